@@ -6,6 +6,7 @@ ProbeError
 |- DumpFormatError    a dump directory or file cannot be read
 |  '- UnreadableFileError  a file holds what no reader expects; commands end with 3
 |- TextError          JSON or YAML text that is none, or too much; also a ValueError. Whoever reads the file adds its name
+|- ArchiveError       a zip archive that is damaged, or made to do harm; also a ValueError. Whoever reads the file adds its name
 |- TransportError     the other end of the online path cannot be reached, refuses, or sends what is no message
 |- SinkError          a sink cannot write (disk full, port taken); training goes on unless strict
 |- MissingExtraError  an optional package is not installed; the message holds the pip command
@@ -50,6 +51,10 @@ class TextError(ProbeError, ValueError):
         self.line = line
         self.column = column
         self.at_end = at_end
+
+
+class ArchiveError(ProbeError, ValueError):
+    """A zip archive that is none, is damaged, or holds what no tool writes. The message has no subject."""
 
 
 class SinkError(ProbeError):

@@ -7,13 +7,13 @@ passes, and what does not passes where the other device errs alike. What cannot 
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 from msprobe_engine.accuracy import standards
@@ -24,9 +24,10 @@ from msprobe_engine.accuracy.result_files import call_of
 from msprobe_engine.accuracy.result_forms import BLANK, bare_api, join
 from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING
 from msprobe_engine.accuracy.three_way import ALGORITHMS, STATUS_COLUMNS, VALUE_COLUMNS, Judged, NoValue, judge_rows
+from msprobe_engine.core.io.csv_text import read_rows
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
-from msprobe_engine.errors import SinkError, UsageError
+from msprobe_engine.errors import SinkError, TextError, UnreadableFileError, UsageError
 from msprobe_engine.log import one_line
 from msprobe_engine.sinks.names import plain_name, safe_cell, utf8
 
@@ -106,16 +107,18 @@ def read_details(path: str | Path) -> list[dict[str, str]]:
     """Rows of a details file.
 
     Raises:
-        UsageError: it cannot be read, or columns are missing.
+        UsageError: it is not there, or columns are missing.
+        UnreadableFileError: it cannot be read.
     """
     shown = one_line(str(path))
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, restval="")
-            rows = [{key: plain_name(cell) for key, cell in row.items() if key is not None} for row in reader]
-            columns = reader.fieldnames or ()
-    except (OSError, UnicodeError, csv.Error) as error:
-        raise UsageError(f"{shown}: cannot be read as a CSV file: {error}") from None
+        lines = filter(None, read_rows(path))
+        columns = next(lines, [])
+        rows = [dict(zip_longest(columns, map(plain_name, line[: len(columns)]), fillvalue="")) for line in lines]
+    except FileNotFoundError as error:
+        raise UsageError(f"{shown}: {error.strerror}; give the details file of a pre-check") from None
+    except (OSError, TextError) as error:
+        raise UnreadableFileError(f"{shown}: cannot be read as a CSV file: {getattr(error, 'strerror', None) or error}") from None
     if missing := [column for column in _NEEDED if column not in columns]:
         raise UsageError(
             f"{shown}: {len(missing)} columns are missing, the first is {missing[0]!r}; give accuracy_checking_details_*.csv, of the "

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import stat
-import zipfile
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,10 +18,13 @@ from typing import Any, BinaryIO, NamedTuple
 from msprobe_engine.checkpoint.inert import Inert, Named, attributes
 from msprobe_engine.checkpoint.plain import plain
 from msprobe_engine.checkpoint.torchpickle import FileTensor, Storage, TorchHooks
+from msprobe_engine.core.io.archives import MEMBER, read_members, stored_begin
+from msprobe_engine.core.io.input_files import open_input
+from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.dump.dtypes import item_size
-from msprobe_engine.dump.ptparts import ZIP_MEMBER, is_size, member_begin, shown
+from msprobe_engine.dump.ptparts import ARCHIVE, is_size, shown
 from msprobe_engine.dump.unpickle import Wrong, load
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.errors import ArchiveError, DumpFormatError
 
 __all__ = [
     "FileTensor",
@@ -152,19 +153,21 @@ def regions(path: Path, spans: Iterable[tuple[int, int]], trust: Collection[str]
 def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
     """The open file and its size; what goes wrong with it becomes an error that names it."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise Wrong("is no regular file")
-        with open(path, "rb") as file:
+        with open_input(path) as file:
             yield file, os.fstat(file.fileno()).st_size
     except _Unknown as error:
         raise UnknownNameError(f"{path}: {error}") from None
     except Wrong as error:
         raise DumpFormatError(f"{path}: {error}") from None
+    except ArchiveError as error:
+        raise DumpFormatError(f"{path}: is no torch file or is damaged: it {error}; was the process killed while it was written?") from None
+    except OddFileError as error:
+        raise DumpFormatError(f"{path}: is no regular file ({error.strerror})") from None
     except FileNotFoundError:
         raise DumpFormatError(f"{path}: is not there; it was removed or never written (disk full, killed run)") from None
     except OSError as error:
         raise DumpFormatError(f"{path}: cannot be read ({error.strerror or error}); check owner and mode") from None
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError, KeyError, OverflowError, MemoryError) as error:
+    except (EOFError, RuntimeError, ValueError, KeyError, OverflowError, MemoryError) as error:
         text = f"{type(error).__name__}: {error}"[:120]
         raise DumpFormatError(f"{path}: is no torch file or is damaged ({text}); was the process killed while it was written?") from None
 
@@ -172,7 +175,7 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
 def _read(file: BinaryIO, path: Path, start: int, length: int, trust: Collection[str], known: dict[bytes, _Known] | None = None) -> Any:
     file.seek(start)
     head = file.read(min(4, length))
-    if head == ZIP_MEMBER:
+    if head == MEMBER:
         return _Zip(file, path, start, length).tree(trust, {} if known is None else known)
     if head[:1] not in (b"\x80", b"(", b"}", b"]", b"c"):
         raise Wrong("begins like no file of torch.save and no pickle; was the file cut off or written by something else?")
@@ -223,8 +226,7 @@ class _Zip:
 
     def __init__(self, file: BinaryIO, path: Path, start: int, length: int) -> None:
         self.file, self.path, self.start, self.length = _Window(file, start, length), path, start, length
-        with zipfile.ZipFile(self.file) as archive:
-            self.members = {info.filename: info for info in archive.infolist()}
+        self.members = read_members(self.file, ARCHIVE)
         self.places: dict[str, tuple[int, int]] = {}
 
     def tree(self, trust: Collection[str], known: dict[bytes, _Known]) -> Any:
@@ -280,9 +282,7 @@ class _Zip:
         if name in self.places:
             return self.places[name]
         info = self.members[name]
-        if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size or info.flag_bits & 1:
-            raise Wrong(f"has a member {name[-80:]!r} that is compressed or encrypted; torch.save writes none")
-        begin = member_begin(self.file, info.header_offset)
+        begin = stored_begin(self.file, info)
         if begin + info.file_size > self.length:
             raise Wrong(f"has a member {name[-80:]!r} that reaches behind the end of the file; it was cut off")
         self.places[name] = begin, info.file_size

@@ -14,27 +14,29 @@ import json
 import os
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from msprobe_engine.config_check import entries, job, pack_file
 from msprobe_engine.config_check.secrets import cleaned, masked_shapes, masked_tree
+from msprobe_engine.core.io.archives import Limits, check_members, read_member
 from msprobe_engine.core.io.damaged_files import guard_reading
+from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.output_files import make_directory, write_file
-from msprobe_engine.errors import DumpFormatError, SinkError, UsageError
+from msprobe_engine.errors import ArchiveError, DumpFormatError, SinkError, UsageError
 from msprobe_engine.log import info, one_line, warn_once, warning
 
 MOST_BYTES = 10 * 2**30
 """Of all entries together, unpacked; the existing tool's limit."""
 MOST_ENTRY_BYTES = 2**30
 """Of one entry; the existing tool's limit."""
-MOST_PACKED = 1100
-"""An entry that unpacks to more than so many times its size, and to more than a few MB, was made to fill a memory: deflate ends at 1032."""
 _OF_TENSORS = ("weights/", "dataset/", "msprobe/weights/", "msprobe/dataset/")
 _OF_DIGESTS = ("random/", "msprobe/random/", "msprobe/ranks/", "msprobe/withheld/", entries.META)
 """Entries of which texts that look generated are digests and names of processes."""
+_MOST_OF_HEAD = 1 << 24
+"""Bytes of an entry that says who wrote the pack: ranks read it while they train."""
 _OWN = ("env", "pip", "hyperparameters/", "dataset/", "weights/", "random/", "msprobe/")
 
 
@@ -111,25 +113,23 @@ class PackWriter:
             pack_file.append(fd, {**self._head(), **made}, None)
             return
         try:
-            with pack_file.opened(fd) as before:
-                why = self._stale(before.zip)
-                if why:
-                    self._say_replaced(fd, why)
-                    pack_file.append(fd, {**self._head(), **made}, None)
-                    return
-                names = set(before.zip.namelist())
-                size = sum(entry.file_size for entry in before.zip.infolist()) + sum(map(len, made.values()))
-                if size > MOST_BYTES:
-                    raise SinkError(
-                        f"the pack {one_line(str(self.path))} would hold {size} bytes; {MOST_BYTES} are the most: collect fewer steps"
-                    )
-                if before.damaged:
-                    warning(f"{one_line(str(self.path))}: a process was ended while it wrote; the {len(names)} entries before are kept")
-                who = entries.of_rank("ranks", self.rank)
-                first = {} if who in names else {who: encode(job.place(self.rank, self.world_size))}
-                pack_file.append(fd, {**first, **made}, before)
-        except zipfile.BadZipFile:
+            before = pack_file.opened(fd)
+        except ArchiveError:
             raise SinkError(f"{one_line(str(self.path))} is there and is no pack; move it away, or name another path") from None
+        why = self._stale(before)
+        if why:
+            self._say_replaced(fd, why)
+            pack_file.append(fd, {**self._head(), **made}, None)
+            return
+        names = {entry.filename for entry in before.entries}
+        size = sum(entry.file_size for entry in before.entries) + sum(map(len, made.values()))
+        if size > MOST_BYTES:
+            raise SinkError(f"the pack {one_line(str(self.path))} would hold {size} bytes; {MOST_BYTES} are the most: collect fewer steps")
+        if before.damaged:
+            warning(f"{one_line(str(self.path))}: a process was ended while it wrote; the {len(names)} entries before are kept")
+        who = entries.of_rank("ranks", self.rank)
+        first = {} if who in names else {who: encode(job.place(self.rank, self.world_size))}
+        pack_file.append(fd, {**first, **made}, before)
 
     def _say_replaced(self, fd: int, why: str) -> None:
         if not self._keep_previous:
@@ -153,18 +153,18 @@ class PackWriter:
         }
         return {entries.META: encode(meta), entries.of_rank("ranks", self.rank): encode(job.place(self.rank, self.world_size))}
 
-    def _stale(self, before: zipfile.ZipFile) -> str:
+    def _stale(self, before: pack_file.Opened) -> str:
         """Why what is there is not this run's pack; empty: it is."""
-        names = set(before.namelist())
-        if not all(name.startswith(_OWN) for name in names):
+        there = {entry.filename: entry for entry in before.entries}
+        if not all(name.startswith(_OWN) for name in there):
             raise SinkError(f"{one_line(str(self.path))} is there and is no pack of a config check; move it away, or name another path")
-        if entries.META not in names:
+        if entries.META not in there:
             return "there was a pack of the existing tool"
         try:
-            run = parse_json(before.read(entries.META)).get("run")
+            run = parse_json(read_member(before.file, there[entries.META], _MOST_OF_HEAD)).get("run")
             who = entries.of_rank("ranks", self.rank)
-            other = parse_json(before.read(who)).get("process") if who in names else job.process()
-        except (ValueError, AttributeError, zipfile.BadZipFile):
+            other = parse_json(read_member(before.file, there[who], _MOST_OF_HEAD)).get("process") if who in there else job.process()
+        except (ValueError, AttributeError):
             return "there was a pack that cannot be read"
         same = run == self._run and (self._known_run or other == job.process())
         return "" if same else "there was the pack of an earlier run"
@@ -252,15 +252,10 @@ class Pack:
         except KeyError:
             raise DumpFormatError(f"{one_line(str(self.path))} has no entry {one_line(name)}") from None
         try:
-            fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                return pack_file.content(fd, entry)
-            finally:
-                os.close(fd)
-        except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+            with open_input(file) as opened:
+                return read_member(opened, entry, MOST_ENTRY_BYTES)
+        except (OSError, ArchiveError) as error:
             raise DumpFormatError(f"{one_line(str(file))}: entry {one_line(name)} cannot be read: {error}; take the pack again") from error
-        except Exception as error:  # zlib.error, lzma.LZMAError and whatever else unpacks
-            raise DumpFormatError(f"{one_line(str(file))}: entry {one_line(name)} is damaged: {error}; take the pack again") from error
 
     def text(self, name: str) -> str:
         """Content of an entry, UTF-8; what is none is shown as escapes."""
@@ -330,32 +325,29 @@ class Pack:
 
     def _read(self, path: Path) -> tuple[dict[str, zipfile.ZipInfo], str]:
         """The entries of one file, and which run wrote it (empty: the existing tool)."""
-        found: dict[str, zipfile.ZipInfo] = {}
-        twice: set[str] = set()
         run = ""
-        with _open(path) as archive:
-            everything = archive.zip.infolist()
-            listed = [entry for entry in everything if entry.filename and not entry.is_dir()]
-            if nameless := sum(not entry.filename for entry in everything):
-                self.problems.append(f"{path.name}: {nameless} entries have no name and are left out; no tool writes such, do not trust it")
-            if len(listed) > pack_file.MOST_ENTRIES:
-                raise DumpFormatError(f"{one_line(str(path))} has {len(listed)} entries; {pack_file.MOST_ENTRIES} are the most")
-            for entry in listed:
-                _refuse(path, entry)
-                if entry.filename in found:
-                    twice.add(entry.filename)
-                found[entry.filename] = entry
-            total = sum(entry.file_size for entry in found.values())
-            if total > MOST_BYTES:
-                raise DumpFormatError(f"{one_line(str(path))} unpacks to {total} bytes; {MOST_BYTES} are the most")
-            if entries.META in found:
-                with contextlib.suppress(Exception):  # said when the entry is asked for
-                    run = str(parse_json(archive.zip.read(found[entries.META]))["run"])
+        try:
+            with open_input(path) as opened:
+                archive = pack_file.opened(opened.fileno())
+                found, nameless, repeated = check_members(
+                    archive.entries, Limits(MOST_ENTRY_BYTES, MOST_BYTES, portable=True, tolerant=True)
+                )
+                if entries.META in found:
+                    with contextlib.suppress(ValueError, TypeError, LookupError):  # said when the entry is asked for
+                        run = str(parse_json(read_member(opened, found[entries.META], _MOST_OF_HEAD))["run"])
+        except OSError as error:
+            raise DumpFormatError(f"cannot read the pack {one_line(str(path))}: {error.strerror or error}") from error
+        except ArchiveError as error:
+            raise DumpFormatError(
+                f"{one_line(str(path))} {error}; packs are written by 'msprobe config_check -d' and by ConfigChecker"
+            ) from error
+        if nameless:
+            self.problems.append(f"{path.name}: {nameless} entries have no name and are left out; no tool writes such, do not trust it")
         if archive.damaged:
             self.problems.append(f"{path.name}: its end is missing; {len(found)} entries before it are read")
-        if twice:
+        if repeated:
             self.problems.append(
-                f"{path.name}: {len(twice)} entries are there more than once ({one_line(sorted(twice)[0])}), as when two runs wrote "
+                f"{path.name}: {len(repeated)} entries are there more than once ({one_line(min(repeated))}), as when two runs wrote "
                 "into one pack; the last of each is taken, and steps of the earlier run may be left over"
             )
         return found, run
@@ -369,35 +361,6 @@ def read_pack(path: str | Path) -> Pack:
     """
     with guard_reading(path, "a pack"):
         return Pack(Path(path))
-
-
-def _refuse(path: Path, entry: zipfile.ZipInfo) -> None:
-    name = entry.filename
-    if name.startswith(("/", "\\")) or "\\" in name or ":" in name or ".." in name.split("/") or "\0" in name:
-        raise DumpFormatError(f"{one_line(str(path))}: the name of entry {one_line(name)!r} leads out of the pack; nothing of it is read")
-    if entry.file_size > MOST_ENTRY_BYTES or (entry.file_size > 2**24 and entry.file_size > MOST_PACKED * max(1, entry.compress_size)):
-        raise DumpFormatError(
-            f"{one_line(str(path))}: entry {one_line(name)} says it unpacks from {entry.compress_size} to {entry.file_size} bytes; "
-            f"{MOST_ENTRY_BYTES} and {MOST_PACKED} times are the most"
-        )
-    if entry.flag_bits & 0x1:
-        raise DumpFormatError(f"{one_line(str(path))}: entry {one_line(name)} is encrypted; packs are not")
-
-
-@contextlib.contextmanager
-def _open(path: Path) -> Iterator[pack_file.Opened]:
-    with contextlib.ExitStack() as stack:
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            stack.callback(os.close, fd)
-            archive = stack.enter_context(pack_file.opened(fd))
-        except OSError as error:
-            raise DumpFormatError(f"cannot read the pack {one_line(str(path))}: {error.strerror or error}") from error
-        except zipfile.BadZipFile as error:
-            raise DumpFormatError(
-                f"{one_line(str(path))} is no zip; packs are written by 'msprobe config_check -d' and by ConfigChecker"
-            ) from error
-        yield archive
 
 
 def _plain(stem: str) -> str:

@@ -15,27 +15,23 @@ import fcntl
 import hashlib
 import io
 import os
-import struct
 import tempfile
 import time
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msprobe_engine.core.io.archives import LOCAL_HEADER, MEMBER, MOST_ENTRIES, read_directory
 from msprobe_engine.core.io.regular_files import explain, open_regular
-from msprobe_engine.errors import SinkError
+from msprobe_engine.errors import ArchiveError, SinkError
 from msprobe_engine.log import one_line
 
 ENTRY_MODE = 0o600
 """Of an entry, for whoever extracts it; as the existing tool has it."""
 PATIENCE = 120.0
 """Seconds to wait for another process' turn."""
-MOST_ENTRIES = 1_000_000
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
-_LOCAL = struct.Struct("<4s5H3L2H")
-"""Header of an entry (PKWARE APPNOTE 4.3.7): signature, version, flags, method, time, date, CRC, two sizes, lengths of name and extra."""
 _SIZES_FOLLOW = 0x8
 _UTF8 = 0x800
 
@@ -144,37 +140,33 @@ class Opened(NamedTuple):
     """A zip for reading.
 
     Attributes:
+        file: its content.
+        entries: all of them, unchecked.
         end: where its last entry ends, and its directory begins.
         damaged: its directory was lost; these are the entries in front of `end` that are whole.
     """
 
-    zip: zipfile.ZipFile
+    file: Any
+    entries: list[zipfile.ZipInfo]
     end: int
     damaged: bool
 
 
-@contextlib.contextmanager
-def opened(fd: int) -> Iterator[Opened]:
-    """The zip behind `fd`.
+def opened(fd: int) -> Opened:
+    """The zip behind `fd`, which stays open as long as the caller reads.
 
     Raises:
-        zipfile.BadZipFile: this is no zip, nor what is left of one.
+        ArchiveError: this is no zip, nor what is left of one.
     """
     size = os.fstat(fd).st_size
     whole: Any = Grown(fd, size)
     try:
-        archive = zipfile.ZipFile(whole)
-        end, damaged = archive.start_dir, False
-    except (zipfile.BadZipFile, struct.error):
+        return Opened(whole, *read_directory(whole), damaged=False)
+    except ArchiveError:
         found, end = _entries(fd, size)
         if not found:
-            raise zipfile.BadZipFile("no entries") from None
-        rest: Any = Grown(fd, end)
-        with zipfile.ZipFile(rest, "w") as directory:
-            directory.filelist.extend(found)
-        archive, damaged = zipfile.ZipFile(rest), True
-    with archive:
-        yield Opened(archive, end, damaged)
+            raise
+        return Opened(whole, found, end, damaged=True)
 
 
 def _entries(fd: int, size: int) -> tuple[list[zipfile.ZipInfo], int]:
@@ -182,14 +174,14 @@ def _entries(fd: int, size: int) -> tuple[list[zipfile.ZipInfo], int]:
     found: dict[str, zipfile.ZipInfo] = {}
     at = 0
     while len(found) < MOST_ENTRIES:
-        head = os.pread(fd, _LOCAL.size, at)
-        if len(head) < _LOCAL.size:
+        head = os.pread(fd, LOCAL_HEADER.size, at)
+        if len(head) < LOCAL_HEADER.size:
             break
-        signature, version, flags, method, _, _, crc, packed, plain, name_length, extra_length = _LOCAL.unpack(head)
-        data = at + _LOCAL.size + name_length + extra_length
-        if signature != b"PK\x03\x04" or flags & _SIZES_FOLLOW or data + packed > size:
+        signature, version, flags, method, _, _, crc, packed, plain, name_length, extra_length = LOCAL_HEADER.unpack(head)
+        data = at + LOCAL_HEADER.size + name_length + extra_length
+        if signature != MEMBER or flags & _SIZES_FOLLOW or data + packed > size:
             break
-        name = os.pread(fd, name_length, at + _LOCAL.size).decode("utf-8" if flags & _UTF8 else "cp437", "replace")
+        name = os.pread(fd, name_length, at + LOCAL_HEADER.size).decode("utf-8" if flags & _UTF8 else "cp437", "replace")
         entry = zipfile.ZipInfo(name)
         entry.header_offset, entry.CRC, entry.compress_size, entry.file_size = at, crc, packed, plain
         entry.compress_type, entry.flag_bits, entry.extract_version = method, flags, version
@@ -197,28 +189,6 @@ def _entries(fd: int, size: int) -> tuple[list[zipfile.ZipInfo], int]:
         found[name] = entry
         at = data + packed
     return list(found.values()), at
-
-
-def content(fd: int, entry: zipfile.ZipInfo) -> bytes:
-    """One entry, without a look at the directory: of a pack of thousands of ranks that is what reading takes long for.
-
-    Raises:
-        zipfile.BadZipFile: it is damaged, or packed in a way that packs are not.
-    """
-    head = os.pread(fd, _LOCAL.size, entry.header_offset)
-    if len(head) < _LOCAL.size or not head.startswith(b"PK\x03\x04"):
-        raise zipfile.BadZipFile("its header is not where the directory says")
-    *_, name_length, extra_length = _LOCAL.unpack(head)
-    packed = os.pread(fd, entry.compress_size, entry.header_offset + _LOCAL.size + name_length + extra_length)
-    if entry.compress_type == zipfile.ZIP_STORED:
-        data = packed
-    elif entry.compress_type == zipfile.ZIP_DEFLATED:
-        data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, entry.file_size + 1)
-    else:
-        raise zipfile.BadZipFile(f"it is packed by method {entry.compress_type}; 0 and 8 (deflate) are allowed")
-    if len(data) != entry.file_size or zlib.crc32(data) != entry.CRC:
-        raise zipfile.BadZipFile("its size or checksum is not that of the directory")
-    return data
 
 
 def append(fd: int, entries: Mapping[str, bytes], before: Opened | None) -> None:
@@ -234,7 +204,7 @@ def append(fd: int, entries: Mapping[str, bytes], before: Opened | None) -> None
     grown: Any = Grown(fd, start)
     with zipfile.ZipFile(grown, "w", zipfile.ZIP_DEFLATED) as archive:
         if before is not None:
-            archive.filelist.extend(entry for entry in before.zip.infolist() if entry.filename not in entries)
+            archive.filelist.extend(entry for entry in before.entries if entry.filename not in entries)
         for name, content in entries.items():
             entry = zipfile.ZipInfo(name, time.localtime()[:6])
             entry.compress_type = zipfile.ZIP_DEFLATED

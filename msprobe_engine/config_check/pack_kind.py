@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from pathlib import Path
+
+from msprobe_engine.core.io.archives import read_directory
+from msprobe_engine.core.io.input_files import open_input
+from msprobe_engine.errors import ArchiveError
 
 _OWN = ("env", "pip", "hyperparameters/", "dataset/", "weights/", "random/", "msprobe/")
 
@@ -24,8 +27,8 @@ def is_pack(path: str | Path) -> bool:
     if os.fspath(path).endswith("zip") and not os.path.isdir(path):
         return True
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (OSError, zipfile.BadZipFile, ValueError):
+        with open_input(path) as file:
+            names = [entry.filename for entry in read_directory(file)[0]]
+    except (OSError, ArchiveError):
         return False
     return bool(names) and all(name.startswith(_OWN) for name in names)

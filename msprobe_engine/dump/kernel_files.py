@@ -8,19 +8,18 @@ Directories are ``rank_{R}/{net}/{graph}/{iteration}``, or ``step{N}/rank{R}/...
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.core.io import csv_text
+from msprobe_engine.errors import DumpFormatError, TextError
 
 STATISTIC, MAPPING = "statistic.csv", "mapping.csv"
 MAX_BYTES = 1 << 30
 """Of a csv file; one of gigabytes is none that MindSpore has written."""
-_MAX_CELL = 1 << 20
 _RANK = re.compile(r"(?:rank_?|device_?)(\d{1,9})", re.ASCII)
 _STEP = re.compile(r"step_?(\d{1,9})", re.ASCII)
 
@@ -145,14 +144,8 @@ def read_rows(path: Path) -> Iterator[list[str]]:
         DumpFormatError: it cannot be read, is larger than `MAX_BYTES`, or is no csv.
     """
     try:
-        size = path.stat().st_size
-        if not path.is_file() or size > MAX_BYTES:
-            raise DumpFormatError(f"{path}: is no file of at most {MAX_BYTES >> 30} GiB ({size} bytes); give the file that MindSpore wrote")
-        with open(path, encoding="utf-8-sig", errors="backslashreplace", newline="") as stream:
-            for row in csv.reader(iter(lambda: stream.readline(_MAX_CELL).replace("\0", "\\0"), "")):
-                if row:
-                    yield row
-    except (OSError, csv.Error) as error:
+        yield from filter(None, csv_text.read_rows(path, most=MAX_BYTES, errors="backslashreplace"))
+    except (OSError, TextError) as error:
         raise DumpFormatError(f"{path}: cannot be read as csv ({error}); give the file that MindSpore wrote") from error
 
 

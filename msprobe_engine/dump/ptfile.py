@@ -7,8 +7,10 @@ the tensor), ``{top}/data/{key}`` (the bytes of its storage) and ``{top}/byteord
 
 from __future__ import annotations
 
+import os
 import zipfile
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -16,10 +18,13 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from msprobe_engine.core.io.archives import read_member, read_members, stored_begin
+from msprobe_engine.core.io.input_files import open_input
+from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.dump.dtypes import Array, decoder, item_size
-from msprobe_engine.dump.ptparts import STORAGES, is_size, is_view, member_begin, reach
+from msprobe_engine.dump.ptparts import ARCHIVE, STORAGES, is_size, is_view, reach
 from msprobe_engine.dump.unpickle import Wrong, load
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.errors import ArchiveError, DumpFormatError
 
 _MAX_PICKLE = 1 << 16  # the description of one tensor takes about 200 bytes
 _REBUILD_V2, _REBUILD_V3 = "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor_v3"
@@ -96,12 +101,9 @@ def locate_pt(file: BinaryIO, path: Path, size: int) -> PlacedTensor:
     Raises:
         DumpFormatError: it is damaged, or holds anything but one plain tensor.
     """
-    with _in_words(path), zipfile.ZipFile(file) as archive:
-        members = {info.filename: info for info in archive.infolist()}
-        described, order, data = _members(archive, members)
-        if data.compress_type != zipfile.ZIP_STORED:
-            raise Wrong("has compressed data; torch.save writes none")
-        start = member_begin(file, data.header_offset)
+    with _in_words(path):
+        described, order, data = _members(file)
+        start = stored_begin(file, data)
         width = item_size(described.dtype) or 1
         if start + data.file_size > size or data.file_size % width:
             raise Wrong(f"has a storage of {data.file_size} bytes, which does not fit elements of {width} bytes or the file")
@@ -115,11 +117,8 @@ def read_pt(path: Path) -> StoredTensor:
     Raises:
         DumpFormatError: it cannot be read, is damaged, holds anything but one plain tensor, or is of a type numpy cannot hold.
     """
-    with _in_words(path):
-        if path.exists() and not path.is_file():
-            raise Wrong("is no regular file")
-        with zipfile.ZipFile(path) as archive:
-            return _read(archive, path.stat().st_size)
+    with _in_words(path), open_input(path) as file:
+        return _read(file, os.fstat(file.fileno()).st_size)
 
 
 @contextmanager
@@ -129,30 +128,38 @@ def _in_words(path: Path) -> Iterator[None]:
         yield
     except Wrong as error:
         raise DumpFormatError(f"{path}: {error}") from None
+    except ArchiveError as error:
+        raise DumpFormatError(
+            f"{path}: is no tensor file or is damaged: it {error}; was the process killed while it was written?"
+        ) from None
+    except OddFileError as error:
+        raise DumpFormatError(f"{path}: is no regular file ({error.strerror})") from None
     except FileNotFoundError:
         raise DumpFormatError(f"{path}: is not there; it was removed or never written (disk full, killed run)") from None
     except OSError as error:
         raise DumpFormatError(f"{path}: cannot be read ({error.strerror or error}); check owner and mode") from None
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError, KeyError, OverflowError) as error:
+    except (RuntimeError, ValueError, KeyError, OverflowError) as error:
         raise DumpFormatError(f"{path}: is no tensor file or is damaged ({error}); was the process killed while it was written?") from None
 
 
-def _members(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo]) -> tuple[_Described, bytes, zipfile.ZipInfo]:
+def _members(file: BinaryIO) -> tuple[_Described, bytes, zipfile.ZipInfo]:
     """The description, the byte order and the member that holds the storage."""
+    members = read_members(file, ARCHIVE)
     pickles = [name for name in members if name.endswith("/data.pkl")]
     if len(pickles) != 1:
         raise Wrong(f"has {len(pickles)} members called data.pkl; a file of torch.save has one")
     top = pickles[0][: -len("data.pkl")]
-    described = _describe(_bytes(archive, members[pickles[0]], _MAX_PICKLE))
-    order = _bytes(archive, members[top + "byteorder"], 16) if top + "byteorder" in members else b"little"
+    described = _describe(read_member(file, members[pickles[0]], _MAX_PICKLE))
+    order = read_member(file, members[top + "byteorder"], 16) if top + "byteorder" in members else b"little"
     data = members.get(f"{top}data/{described.storage.key}")
     if data is None:
         raise Wrong(f"has no member data/{described.storage.key[:80]}, which its description names")
     return described, order, data
 
 
-def _read(archive: zipfile.ZipFile, size: int) -> StoredTensor:
-    described, order, data = _members(archive, {info.filename: info for info in archive.infolist()})
+def _read(file: BinaryIO, size: int) -> StoredTensor:
+    described, order, data = _members(file)
+    begin = stored_begin(file, data)
     found = decoder(described.dtype)
     width = item_size(described.dtype)
     if found is None or width is None:
@@ -161,7 +168,8 @@ def _read(archive: zipfile.ZipFile, size: int) -> StoredTensor:
     if data.file_size % words.itemsize or data.file_size > size:
         raise Wrong(f"has a storage of {data.file_size} bytes, which does not fit elements of {words.itemsize} bytes or the file")
     flat = np.empty(data.file_size // words.itemsize, words)
-    _read_into(archive, data, flat.view(np.uint8).data)
+    file.seek(begin)
+    _read_into(file, data.CRC, flat.view(np.uint8).data)
     if order.strip() == b"big":
         flat = flat.byteswap()
     values = _view(found.values(flat) if found.values is not None else flat, described)
@@ -172,24 +180,15 @@ def _read(archive: zipfile.ZipFile, size: int) -> StoredTensor:
     return StoredTensor(values, f"torch.{described.dtype}")
 
 
-def _bytes(archive: zipfile.ZipFile, member: zipfile.ZipInfo, limit: int) -> bytes:
-    if member.compress_type != zipfile.ZIP_STORED or member.file_size > limit:
-        raise Wrong(f"has a member {member.filename[-80:]!r} that is compressed or of {member.file_size} bytes; torch.save writes no such")
-    return archive.read(member)
-
-
-def _read_into(archive: zipfile.ZipFile, member: zipfile.ZipInfo, buffer: memoryview) -> None:
-    if member.compress_type != zipfile.ZIP_STORED:
-        raise Wrong("has compressed data; torch.save writes none")
+def _read_into(file: BinaryIO, checksum: int, buffer: memoryview) -> None:
     done = 0
-    with archive.open(member) as file:
-        while done < len(buffer):
-            part = file.read(min(1 << 20, len(buffer) - done))
-            if not part:
-                raise Wrong(f"ends after {done} of {len(buffer)} bytes of data; it was cut off")
-            buffer[done : done + len(part)] = part
-            done += len(part)
-        file.read(1)  # at the end zipfile compares the checksum
+    while done < len(buffer):
+        part = file.readinto(buffer[done:])  # type: ignore[attr-defined]
+        if not part:
+            raise Wrong(f"ends after {done} of {len(buffer)} bytes of data; it was cut off")
+        done += part
+    if zlib.crc32(buffer) != checksum:
+        raise Wrong("has data whose checksum is not that of the directory; it is damaged")
 
 
 def _view(flat: Array, described: _Described) -> Array:

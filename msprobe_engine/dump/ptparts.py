@@ -1,16 +1,15 @@
-"""What all readers of ``torch.save`` files need to know of the format: storages, views of them, places of archive members."""
+"""What all readers of ``torch.save`` files need to know of the format: its archive, storages, views of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from io import RawIOBase
-from typing import Any, BinaryIO
+from typing import Any
 
-from msprobe_engine.dump.unpickle import Wrong
+from msprobe_engine.core.io.archives import Limits
 
+ARCHIVE = Limits(member=1 << 62, total=1 << 62)
+"""Members are not unpacked (`stored_begin`), so they are as large as their files at most."""
 MAX_DIMENSIONS = 64
-LOCAL_HEADER = 30  # bytes before the name of a member (APPNOTE.TXT 4.3.7)
-ZIP_MEMBER = b"PK\x03\x04"
 STORAGES = {
     "DoubleStorage": "float64",
     "FloatStorage": "float32",
@@ -50,16 +49,3 @@ def shown(value: Any) -> str:
 def reach(offset: int, shape: Sequence[int], strides: Sequence[int]) -> int:
     """Elements that a storage must have for a view of it."""
     return 0 if any(n == 0 for n in shape) else offset + sum((n - 1) * step for n, step in zip(shape, strides)) + 1
-
-
-def member_begin(file: BinaryIO | RawIOBase, header: int) -> int:
-    """Byte at which the data of an archive's member begin, whose header is at byte `header`.
-
-    Raises:
-        Wrong: there is none.
-    """
-    file.seek(header)
-    head = file.read(LOCAL_HEADER) or b""
-    if len(head) < LOCAL_HEADER or head[:4] != ZIP_MEMBER:
-        raise Wrong("has a member that begins where there is none; it is damaged")
-    return header + LOCAL_HEADER + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")

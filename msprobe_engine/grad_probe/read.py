@@ -3,8 +3,6 @@ sizes checked before memory is taken."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import os
 import stat
@@ -16,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.io.csv_text import read_rows
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.npy_file import map_array
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.errors import DumpFormatError, TextError
 from msprobe_engine.grad_probe import layout
 from msprobe_engine.grad_probe.signs import Bytes, packed_size
 
@@ -70,11 +69,11 @@ class RankFiles:
         path = self.directory / layout.summary_name(step)
         _check_file(path, _MOST_TABLE_BYTES)
         try:
-            lines = csv.reader(io.StringIO(path.read_bytes().decode("utf-8-sig"), newline=""))
+            lines = read_rows(path, most=_MOST_TABLE_BYTES)
             if next(lines, ["param_name"])[:1] != ["param_name"]:
                 raise DumpFormatError(f"{path}: the first column is not 'param_name'; it is no table of task grad_probe")
             return [line[0] for line in lines if line]
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
+        except (OSError, TextError) as error:
             raise DumpFormatError(f"{path}: cannot be read ({error})") from None
 
     def step(self, step: int) -> StepSigns:

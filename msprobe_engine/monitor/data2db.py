@@ -11,7 +11,6 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
-from msprobe_engine.core.io.regular_files import make_directories
-from msprobe_engine.errors import DumpFormatError, SinkError, UsageError
+from msprobe_engine.core.io.regular_files import OddFileError, make_directories
+from msprobe_engine.core.io.sqlite_file import open_database as read_database
+from msprobe_engine.errors import DumpFormatError, SinkError, UnreadableFileError, UsageError
 from msprobe_engine.monitor.places import scan
 from msprobe_engine.monitor.reader import Run, Table, open_run
 from msprobe_engine.monitor.reader_csv import families_of
@@ -31,6 +32,7 @@ from msprobe_engine.progress import bar
 MONITOR_DB, DUMP_DB = "monitor_data.trend.db", "dump_data.trend.db"
 FORMATS = ("auto", "dump", "monitor")
 MAX_PROCESSES = 128
+MOST_MAPPING_BYTES = 64 << 20
 
 
 @dataclass
@@ -88,10 +90,13 @@ def read_mapping(path: Path | str) -> dict[str, str]:
     """Replacements from a JSON file, an object of texts.
 
     Raises:
-        UsageError: it cannot be read or is something else.
+        UsageError: it is not there or is something else.
+        UnreadableFileError: it is no regular file, or too large.
     """
     try:
-        mapping = parse_json(Path(path).read_text(encoding="utf-8"))
+        mapping = parse_json(read_input(path, MOST_MAPPING_BYTES))
+    except OddFileError as error:
+        raise UnreadableFileError(f"mapping {path}: {error.strerror}") from None
     except (OSError, ValueError) as error:
         raise UsageError(f'mapping {path}: cannot be read ({error}); give a JSON file like {{"old": "new"}}') from None
     if not isinstance(mapping, dict) or not all(isinstance(v, str) and k for k, v in mapping.items()):
@@ -166,9 +171,9 @@ def open_database(directory: Path, name: str, data: Path, options: Options, **mo
 
 def _header(path: Path) -> dict[str, str]:
     try:
-        with closing(sqlite3.connect(path)) as db:
+        with read_database(path) as db:
             return dict(db.execute("SELECT what, state FROM imports WHERE what IN ('data', 'options')"))
-    except sqlite3.Error:
+    except (OSError, ValueError, sqlite3.Error):
         return {}
 
 

@@ -6,19 +6,17 @@ infinities here: no other number is beyond 1e9 there.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 
 from msprobe_engine.core.io.damaged_files import DAMAGED
 from msprobe_engine.core.io.json_text import parse_json
+from msprobe_engine.core.io.sqlite_file import open_database
 from msprobe_engine.errors import TextError
 from msprobe_engine.monitor.reader_json import checked_alert, checked_key, number
 from msprobe_engine.monitor.series import Builder, Part, Series, Table, floats, integers, whole
@@ -123,23 +121,12 @@ class SqliteSource:
     def _ask(self, path: Path, job: Callable[[sqlite3.Connection], Any]) -> Any:
         """What `job` gives; None when the file cannot be read, which is then a problem of the file."""
         try:
-            if path.is_symlink():
-                raise OSError("is a link")
-            with closing(sqlite3.connect(f"file:{quote(os.fsencode(path.absolute()))}?mode=ro", uri=True, timeout=10.0)) as db:
-                _no_views(db)
+            with open_database(path) as db:
                 return job(db)
         except (OSError, sqlite3.Error, *DAMAGED) as error:
             what = f"a row names {error}, which is not there" if isinstance(error, KeyError) else str(error)
             self.problems.setdefault(str(path), Counter())[f"cannot be read: {what}"] = 1
             return None
-
-
-def _no_views(db: sqlite3.Connection) -> None:
-    """A view may make rows without an end, and a virtual table may run what it likes; a data base of trends has neither."""
-    query = "SELECT name FROM sqlite_master WHERE type = 'view' OR (type = 'table' AND sql LIKE 'CREATE VIRTUAL%')"
-    found = _column(db, query)
-    if found:
-        raise ValueError(f"{str(found[0])!r} is a view or a virtual table, and a trend data base has plain tables alone")
 
 
 def _column(db: sqlite3.Connection, query: str, *arguments: int) -> list[Any]:

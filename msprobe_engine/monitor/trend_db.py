@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.core.io.regular_files import explain, open_regular, require_regular
+from msprobe_engine.core.io.sqlite_file import BESIDE, require_plain_tables, set_limits
 from msprobe_engine.errors import SinkError
 from msprobe_engine.monitor.series import Floats, Integers, Key
 from msprobe_engine.monitor.trend_tags import Tags, parameter_tags
@@ -84,9 +85,11 @@ class TrendDatabase:
         try:
             # SQLite would take the mode of the process and follow a link, also one in the place of the files that it keeps beside this one.
             os.close(open_regular(path, os.O_RDWR | os.O_CREAT))
-            for ending in ("-journal", "-wal", "-shm"):
+            for ending in BESIDE:
                 require_regular(f"{path}{ending}")
             self._db = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
+            set_limits(self._db)
+            require_plain_tables(self._db)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             with self.transaction():
@@ -97,7 +100,7 @@ class TrendDatabase:
             self._file = os.stat(path).st_ino
         except OSError as error:
             raise SinkError(f"cannot open the data base {error.filename or path}: {explain(error)}") from error
-        except (sqlite3.Error, SinkError) as error:
+        except (sqlite3.Error, ValueError, SinkError) as error:
             raise SinkError(f"cannot open the data base {path}: {error}; remove it or name another place") from error
         self._forget()
 

@@ -25,7 +25,7 @@ from msprobe_engine.accuracy.result_forms import DETAILS_COLUMNS, Form, form_of,
 from msprobe_engine.accuracy.results import CallResult, TensorResult
 from msprobe_engine.accuracy.standards import _forms
 from msprobe_engine.cli.main import main
-from msprobe_engine.errors import UsageError
+from msprobe_engine.errors import UnreadableFileError, UsageError
 
 FIXTURE = Path(__file__).resolve().parents[1] / "fixtures" / "verdicts_existing.json.xz"
 LEFT_OUT = 31
@@ -170,8 +170,10 @@ def test_what_is_no_details_file_is_refused(tmp_path: Path) -> None:
     path.write_text("a,b\n1,2\n")
     with pytest.raises(UsageError, match=r"other.csv.*columns are missing"):
         compare_files(path, path)
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match=r"none\.csv: No such file"):
         compare_files(tmp_path / "none.csv", path)
+    with pytest.raises(UnreadableFileError, match="a directory is where a regular file belongs"):
+        compare_files(tmp_path, path)
     twice = _file(tmp_path / "twice.csv", *(_result("Torch.exp.0.forward.output.0", np.copy),) * 2)
     with pytest.raises(UsageError, match="stands there 2 times"):
         compare_files(twice, twice, "8.1.1")

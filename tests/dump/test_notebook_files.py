@@ -163,7 +163,7 @@ HOSTILE = {
     "empty stack": (b"\x80\x02\x85.", "cut off"),
     "no mark": (b"\x80\x02t.", "cut off"),
     "no stop": (b"\x80\x02N", "damaged|cut off"),
-    "too long": (b"\x80\x02" + b"N0" * 40_000 + b"N.", "compressed or of"),
+    "too long": (b"\x80\x02" + b"N0" * 40_000 + b"N.", "80004 bytes; 65536 are the most"),
     "not a pickle": (b"\xff\xfe\xfd", "damaged"),
     "empty": (b"", "damaged|cut off"),
     "a number": (b"\x80\x02K\x03.", "holds a int, no tensor"),
