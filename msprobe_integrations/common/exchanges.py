@@ -30,7 +30,7 @@ class Exchanges:
         self._connect = make
         self.watched: Sequence[int] = ()
         self.wanted = True
-        self._at_once = False
+        self._at_once = self._left = False
         self._made: dict[tuple[int, ...], Exchange | None] = {}
         self._said: set[tuple[int, ...]] = set()
 
@@ -45,7 +45,7 @@ class Exchanges:
         """The exchange of these global ranks; None (said once) when there can be none. Where not all of the ranks take part it says so, and
         nothing is merged."""
         key = tuple(ranks)
-        if not self.wanted:
+        if not self.wanted or self._left:
             return None
         if self._at_once and key not in self._made:
             self._made[key] = self._make(key)
@@ -69,7 +69,8 @@ class Exchanges:
                 exchange.hurry()
 
     def close(self, *why: str) -> None:
-        """Leave all of them; `why` is for the other ranks, nothing: the probe is closed."""
+        """Leave all of them and make no others; `why` is for the other ranks, nothing: the probe is closed."""
+        self._left = True
         made, self._made = self._made, {}
         for exchange in made.values():
             if exchange is not None:

@@ -88,8 +88,9 @@ class ParameterSide:
                 watch.on_update = attached.on_update
                 watch.replicas = self.replicas
                 self.watches.append(watch)
-        with self._probe.guard(REPLICAS):
-            self.replicas.attach(self.watches)
+        if self._probe.faults.enabled(REPLICAS) and not self._left:
+            with self._probe.guard(REPLICAS):
+                self.replicas.attach(self.watches)
 
     @property
     def without_optimizer(self) -> bool:

@@ -16,6 +16,7 @@ what is under way, and wait for it to come again without exchanging anything.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 from collections import deque
@@ -43,6 +44,8 @@ LONGEST = 1800.0
 """Seconds after which the transport gives up. A rank that writes a checkpoint for minutes is no fault."""
 SILENCE = 0.5
 """Seconds without an answer after which, and every so many from then on, the store is asked whether a rank has left."""
+_FURTHER = 4
+"""So many times the limit may wait in line until it is known which ranks have not come."""
 SLOTS = 8
 """Steps that one agreement is about."""
 CLOSED = "its probe was closed"
@@ -126,6 +129,7 @@ class StepExchange:
         self._flight: Flight | None = None
         self._since = 0.0
         self._absent_at = 0.0
+        self._backlog = 0
         self._why = ""
         self._process_ends = False
         store: Any = distributed_c10d._get_default_store()
@@ -137,21 +141,27 @@ class StepExchange:
     def submit(self, item: Item) -> None:
         """Take `item` into the line."""
         too_old: Any = None
+        too_many = False
         with self._lock:
             missing = self.missing
             if self.failed:
                 return
             if not missing:
                 self._queue.append(item)
-                if self.group is None:
+                waiting = len(self._queue)
+                if self.group is not None:
+                    too_many = waiting > self._limit + self._backlog
+                elif waiting > self._limit:
+                    self._absent_at = min(self._absent_at, time.monotonic())
+                    too_old = self._queue.popleft() if waiting > _FURTHER * self._limit else None
+                else:
                     self._absent_at = self._absent_at or time.monotonic() + ABSENT
-                    too_old = self._queue.popleft() if len(self._queue) > self._limit else None
         if missing:
             self._miss_ranks([item], missing)
             return
         if too_old is not None:
-            self._leave_apart(too_old, f"not all of them had come {self._limit} steps later")
-        if len(self._queue) > self._limit:
+            self._leave_apart(too_old, f"not all of them had come {_FURTHER * self._limit} steps later")
+        if too_many:
             self.fail(f"ranks {self.ranks} did not all answer in {self._limit} steps: is the probe off on one of them?")
         self._wake.set()
 
@@ -242,6 +252,7 @@ class StepExchange:
                     continue
                 with self._lock:
                     self.group, came, self.missing, self._absent_at = group, bool(self.missing), "", 0.0
+                    self._backlog = len(self._queue)
                 if came:
                     _log.info("ranks %s all take part now: what they exchange is whole from here on", self.ranks)
                 return
@@ -389,4 +400,5 @@ def _at_exit() -> None:
     take_apart(last=True)
 
 
+os.register_at_fork(after_in_child=_running.clear)  # the threads are the parent's
 atexit.register(_at_exit)  # before any probe has registered its end, so that this comes last
