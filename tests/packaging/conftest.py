@@ -14,7 +14,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("build_support", "msprobe", "msprobe_engine", "msprobe_integrations", "pyproject.toml", "LICENSE", "README.md", "MANIFEST.in")
+PACKAGES = ("build_support", "msprobe", "msprobe_engine", "msprobe_integrations")
+BESIDE = ("tests", "benchmarks", "docs", "examples", "deploy")
+"""Directories that the source distribution has and the wheel has not."""
+SOURCES = (
+    *PACKAGES,
+    *BESIDE,
+    "pyproject.toml",
+    "LICENSE",
+    "README.md",
+    "README.zh.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "Makefile",
+    "MANIFEST.in",
+)
 NO_COMPILER = "/bin/false"
 
 
@@ -44,17 +58,22 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory.mkdir()
     for name in SOURCES:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+            shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "output"))
         else:
             shutil.copy(ROOT / name, directory / name)
     return directory
 
 
 @pytest.fixture(scope="session")
-def plain_wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source_distribution(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("build_sdist", tree, tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="session")
+def plain_wheel(source_distribution: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel that pip made from the source distribution, on a machine without a C compiler."""
     here = tmp_path_factory.mktemp("plain_wheel")
-    with tarfile.open(build("build_sdist", tree, here / "sdist")) as archive:
+    with tarfile.open(source_distribution) as archive:
         archive.extractall(here / "unpacked", filter="data")
     (unpacked,) = (here / "unpacked").iterdir()
     return pip_wheel(unpacked, here, NO_COMPILER)
