@@ -9,7 +9,7 @@
 #include <Python.h>
 #include <stdint.h>
 
-enum { SECTIONS = 5, FIELDS = 8, MOST_INDICES = 32 };
+enum { SECTIONS = 5, FIELDS = 8, MOST_INDICES = 32, LONGEST_ARGUMENT_TYPE = 8 };
 enum { TYPE, DTYPE, SHAPE, MAX, MIN, MEAN, NORM, REQUIRES_GRAD };
 
 static const char *const section_names[SECTIONS] = {"input_args", "input_kwargs", "input", "parameters", "output"};
@@ -88,6 +88,7 @@ static int tensor(Columns *c, PyObject *prefix, Py_ssize_t index, PyObject *node
         four[i] = PyFloat_AS_DOUBLE(found[MAX + i]);
     }
     if (!PyUnicode_CheckExact(found[TYPE]) || !PyUnicode_CheckExact(found[DTYPE]) || !PyUnicode_GET_LENGTH(found[DTYPE])) return 0;
+    if (PyUnicode_GET_LENGTH(found[TYPE]) <= LONGEST_ARGUMENT_TYPE) return 0; /* may be none of a tensor: Python looks */
     if (!PyList_CheckExact(found[SHAPE])) return 0;
     PyObject *key = PyList_AsTuple(found[SHAPE]);
     if (!key) return -1;

@@ -202,7 +202,7 @@ def _movements(tasks: list[Task], step: int, golden: Mapping[int, Side], problem
 def _whole_steps(
     found: Comparison, tasks: list[Task], mappings: Mappings, step: int, problems: list[str]
 ) -> tuple[dict[int, Side], dict[int, Side]]:
-    """All ranks of a step of both runs, but those that are empty."""
+    """All ranks of a step of both runs."""
     from msprobe_engine.diagnose.load import read_step
     from msprobe_engine.dump.layout import step_of
     from msprobe_engine.dump.reader import open_dump
@@ -210,8 +210,7 @@ def _whole_steps(
     task = next(task for task in tasks if (task.step or 0) == step)
     golden_step = step_of(task.golden.resolve().parent.parent.name)
     one, two = open_dump(found.target), open_dump(found.golden)
-    both = read_step(one, step, problems), read_step(two, step if golden_step is None else golden_step, problems)
-    target, golden = ({rank: side for rank, side in sides.items() if len(side)} for sides in both)
+    target, golden = read_step(one, step, problems), read_step(two, step if golden_step is None else golden_step, problems)
     mappings.apply_all(target, golden)
     return target, golden
 

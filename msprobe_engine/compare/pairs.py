@@ -17,6 +17,7 @@ from msprobe_engine.compare.options import CompareOptions
 from msprobe_engine.compare.side import DEBUG, DIGEST, INPUT, MD5, STATISTICS, STRUCTURE, TENSOR, Side
 from msprobe_engine.compare.statistics_mode import Shown, Statistics, differences
 from msprobe_engine.compare.tensor_mode import TensorRows, metrics, plugin_names
+from msprobe_engine.diagnose import measure, missing_statistics, redacted
 from msprobe_engine.diagnose.in_table import Settled
 from msprobe_engine.errors import DumpFormatError
 
@@ -133,11 +134,20 @@ class _Table:
             begins = None if self.known is None else self.known.begins
             judge = verdict.Judge(self.target, self.golden, self.rows, self.others, self.record, distance, self.moved, begins)
             self._judged = judge.run()
+            self._say_one_sided(judge.one_sided)
             if self._tensors is not None:
                 for at in np.flatnonzero(self._tensors.damaged).tolist():
                     self._judged.set(at, verdict.WARNING, "")  # Err_message has the reason
             for at, text in self.matching.messages.items():
                 self._judged.said[at] = "; ".join(part for part in (self._judged.said.get(at, ""), text) if part)
+        elif self.mode == STATISTICS:
+            both = np.stack((self.rows, self.others), axis=1)[(self.rows >= 0) & (self.others >= 0)]
+            self._say_one_sided(measure.distances(self.target, self.golden, both).one_sided)
+        else:
+            both = np.stack((self.rows, self.others), axis=1)[(self.rows >= 0) & (self.others >= 0)]
+            one_sided = measure.distances(self.target, self.golden, both).one_sided
+            one_sided[:, : missing_statistics.REDACTED] = False  # the table of checksums shows what a side lacks
+            self._say_one_sided(one_sided)
         ends = np.append(np.flatnonzero(np.diff(self.record)) + 1, n)
         start = 0
         while start < n:
@@ -146,13 +156,20 @@ class _Table:
             yield self._block(slice(start, end))
             start = end
 
+    def _say_one_sided(self, one_sided: npt.NDArray[np.bool_]) -> None:
+        for sentence in missing_statistics.sentences(self.target, self.golden, one_sided):
+            self.target.say(sentence)
+
     def _bitwise(self) -> Floats | None:
         """Checksums know no round-off: 0 or inf, NaN where a side has none."""
         if self.mode not in (MD5, DIGEST):
             return None
         both = zip(checksums(self.target, self.rows, self.mode), checksums(self.golden, self.others, self.mode))
         found = (np.nan if UNMATCHED in pair else 0.0 if pair[0] == pair[1] else np.inf for pair in both)
-        return np.fromiter(found, np.float64, len(self.rows))
+        distance = np.fromiter(found, np.float64, len(self.rows))
+        both = np.flatnonzero((self.rows >= 0) & (self.others >= 0))
+        distance[both[redacted.of_other_keys(self.target, self.golden, self.rows[both], self.others[both])[1]]] = np.nan
+        return distance
 
     def _measure(self, part: slice) -> TensorRows:
         found = metrics(self.target, self.golden, list(zip(self.rows[part].tolist(), self.others[part].tolist())), self.options)

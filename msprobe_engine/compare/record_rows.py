@@ -139,6 +139,8 @@ class RowReader:
         if not dtype:
             self._argument(name, node, kind, role, data_name)
             return
+        if kind in _NO_TENSORS:
+            self._leave_out(f"the type of {name[:120]!r}, which is {kind!r} and has a dtype")
         grad = get("requires_grad")
         md5 = get("md5")
         four = (get("Max"), get("Min"), get("Mean"), get("Norm"))
@@ -156,6 +158,8 @@ class RowReader:
         except (KeyError, TypeError):
             return False
         if not (type(a) is type(b) is type(c) is type(d) is _FLOAT and type(kind) is type(dtype) is str and dtype and type(shape) is list):
+            return False
+        if kind in _NO_TENSORS:
             return False
         side = self._side
         side.name.append(name)
@@ -184,11 +188,14 @@ class RowReader:
     def _argument(self, name: str, node: Mapping[str, Any], kind: str, role: int, data_name: str) -> None:
         """An argument that is no tensor: the value stands in place of all four statistics."""
         value = node.get("value")
+        redacted = node.get("redacted")
+        if redacted is not None and value is None:  # equal where the keyed digests are; see diagnose.redacted
+            value = f"redacted {node.get('digest', '')}"
         shape: Any = []
         dtype, shown, md5 = kind, value, node.get("md5")
         if kind == "torch.Size":
             shape, shown = str(value), None
-        elif kind == "slice":
+        elif kind == "slice" and redacted is None:
             shape, shown = str(np.shape(np.array(value, dtype=object))), None
         elif kind == "ellipsis":
             pass
@@ -200,7 +207,9 @@ class RowReader:
             dtype = str(type(value))
         row = self._row(name, role, dtype, shape, (shown, shown, shown, shown), None if md5 is None else str(md5), None, data_name)
         self._side.values[row] = value
-        if kind == "torch.ProcessGroup":
+        if redacted is not None:
+            self._side.facts[row] = {"redacted": redacted}
+        elif kind == "torch.ProcessGroup":
             self._side.facts[row] = dict(node)
         elif dtype != kind and kind != type(value).__name__:  # text that stands for a dtype, a device, ...
             self._side.facts[row] = {"type": kind}
@@ -260,6 +269,8 @@ def _plausible(shape: Any) -> Any:
     return str(shape)[:_LONGEST_SHAPE]
 
 
+_NO_TENSORS = frozenset(("int", "float", "bool", "str", "complex", "NoneType"))
+"""Types of arguments, which have no dtype; none is longer than ``LONGEST_ARGUMENT_TYPE`` of ``_siderows.c``."""
 _PLAIN = itemgetter("type", "dtype", "shape", "Max", "Min", "Mean", "Norm", "requires_grad")
 _COMMON = frozenset(("type", "dtype", "shape", "Max", "Min", "Mean", "Norm", "requires_grad", "md5", "data_name"))
 _WORDS = {
@@ -281,6 +292,11 @@ def _number(value: Any) -> float:
         except OverflowError:
             return float("inf") if value > 0 else -float("inf")
     return _WORDS.get(value, float("nan")) if type(value) is str else float("nan")
+
+
+def is_number(value: Any) -> bool:
+    """A statistic as the file has it is a number, NaN and the infinities among them."""
+    return isinstance(value, (int, float)) or (type(value) is str and value in _WORDS)
 
 
 def _is_gradients(name: str) -> bool:

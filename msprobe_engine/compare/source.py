@@ -14,7 +14,7 @@ from typing import Any
 
 from msprobe_engine.compare import graph_source
 from msprobe_engine.dump import layout
-from msprobe_engine.dump.completeness import missing_ranks
+from msprobe_engine.dump.completeness import missing_ranks, missing_steps
 from msprobe_engine.dump.reader import DumpDirectory, open_dump, parse_json, read_bytes
 from msprobe_engine.errors import DumpFormatError, UsageError
 
@@ -261,6 +261,7 @@ def _add_steps(
 ) -> None:
     for dump in (one, two):
         _note_strays(found, dump)
+        found.lost += missing_steps(dump, steps)
     chosen = [(a, b) for a, b in _steps(found, one, two) if not steps or a in steps]
     if steps - {a for a, _ in chosen}:
         found.lost.append(f"Steps {_listed(sorted(steps - {a for a, _ in chosen}))} were asked for and are not in both dumps.")

@@ -73,8 +73,9 @@ class Comparison:
 
     @property
     def all_problems(self) -> list[str]:
-        """Of the paths and of every task."""
-        return self.problems + [problem for result in self.results for problem in result.problems]
+        """Of the paths, of every task and of the diagnosis."""
+        of_tasks = [problem for result in self.results for problem in result.problems]
+        return list(dict.fromkeys([*self.problems, *of_tasks, *(self.diagnosis.problems if self.diagnosis else ())]))
 
     @property
     def exit_code(self) -> int:

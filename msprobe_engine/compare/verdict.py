@@ -2,8 +2,8 @@
 its record is not off.
 
 * error: the difference begins here, or it is a fact (another argument, NaN that nothing before has made, a shape, a dtype)
-* warning: it is off because of something before it; only one side has it; requires_grad differs; both sides hold NaN or Inf and nothing
-  finite that could be compared
+* warning: it is off because of something before it; only one side has it, or has one of its statistics; requires_grad differs; both sides
+  hold NaN or Inf and nothing finite that could be compared
 * pass: nothing beyond round-off
 
 Distances and limits are those of `diagnose.measure`; differences may grow `origins.GROWTH`-fold within one call before it is to blame.
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from msprobe_engine.compare import codes
 from msprobe_engine.compare.frameworks.common import CommonSide
 from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
-from msprobe_engine.diagnose import facts, measure, recorders
+from msprobe_engine.diagnose import facts, measure, missing_statistics, recorders
 from msprobe_engine.diagnose.divergence import NOISIEST, PRODUCTS
 from msprobe_engine.diagnose.origin import GROWTH
 from msprobe_engine.diagnose.origins import CALIBRATED, CALIBRATED_GROWTH
@@ -89,6 +89,8 @@ class Judge:
         self._bad[self.both] = found.bad_target != found.bad_golden
         self._blind = np.zeros(n, bool)  # NaN or Inf on both sides, and nothing finite beside them
         self._blind[self.both] = found.bad_target & found.bad_golden & ~found.known
+        self.one_sided = np.zeros((n, len(missing_statistics.WHAT)), bool)
+        self.one_sided[self.both] = found.one_sided
         self._random = np.zeros(n, bool)
         count = codes.of_each(golden.shape, measure.elements)[others[self.both]]
         self._random[self.both] = (count >= _MANY) & (found.norm * np.sqrt(count) <= 8 * found.extremes)
@@ -96,6 +98,7 @@ class Judge:
         self.distance[self._alien] = np.inf
         if distance is not None:
             self._blind &= np.isnan(distance)
+            self.one_sided[~np.isnan(distance), : missing_statistics.REDACTED] = False
             self.distance = np.where(np.isnan(distance), self.distance, distance)
         self._measured = moved is not None
         if moved is not None:
@@ -269,6 +272,8 @@ class Judge:
                 judged.set(at, ERROR if made else WARNING, f"dtype {self.target.dtype[i]} against {self.golden.dtype[j]}")
         for at in np.flatnonzero(self._blind).tolist():
             judged.set(at, WARNING, "cannot be compared: NaN or Inf on both sides, and no finite number beside it")
+        for at in np.flatnonzero(self.one_sided.any(1)).tolist():
+            judged.set(at, WARNING, f"not compared whole: {missing_statistics.words(self.one_sided[at])}")
         mine, other = (codes.of_each(side.requires_grad, _sign, np.int8) for side in (self.target, self.golden))
         a, b = mine[self.rows], other[self.others]
         for at in np.flatnonzero(self.both & (a != b) & (a >= 0) & (b >= 0)).tolist():

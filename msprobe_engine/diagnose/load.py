@@ -31,14 +31,20 @@ def numbered(dump: DumpDirectory, step: int) -> Iterator[tuple[int, Path]]:
 
 
 def read_step(dump: DumpDirectory, step: int, problems: list[str]) -> dict[int, Side]:
-    """All ranks of a step that can be read; what cannot is said in `problems`. Directories without a rank get free numbers."""
+    """All ranks of a step that can be read and hold something; what does not is said in `problems`. Directories without a rank get free
+    numbers."""
     sides: dict[int, Side] = {}
     problems += missing_ranks(dump, step)
     for rank, directory in numbered(dump, step):
         try:
-            sides[rank] = read_side(directory / (layout.DUMP if not (directory / layout.DEBUG).exists() else layout.DEBUG))
+            side = read_side(directory / (layout.DUMP if not (directory / layout.DEBUG).exists() else layout.DEBUG))
         except DumpFormatError as error:
             problems.append(str(error))
+            continue
+        if len(side):
+            sides[rank] = side
+        else:
+            problems += side.problems
     return sides
 
 

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from msprobe_engine.compare import codes
 from msprobe_engine.compare.dtypes import kind_of
 from msprobe_engine.compare.side import Side
-from msprobe_engine.diagnose import infinite, recorders
+from msprobe_engine.diagnose import infinite, missing_statistics, recorders, redacted
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -94,7 +94,7 @@ class Distances:
         argument: is no tensor, and differs.
         shape, dtype: differ.
         known: the dump says something that can be compared; of rows that both hold NaN or Inf: `infinite.compared`.
-        exact: known by a checksum only: 0 or inf.
+        one_sided: bool (n, 6), what only one side has, see `missing_statistics`.
     """
 
     distance: Floats
@@ -106,6 +106,7 @@ class Distances:
     shape: Bools
     dtype: Bools
     known: Bools
+    one_sided: Bools
 
 
 def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | codes.Integers) -> Distances:
@@ -153,13 +154,24 @@ def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | code
     distance[shape] = np.inf
     known |= plain | shape
     compared, same = _same_content(target, golden, left, right)
-    compared &= ~plain & ~shape
+    hidden, other_keys = redacted.of_other_keys(target, golden, left, right)
+    compared &= ~plain & ~shape & ~other_keys
     distance[compared & same] = 0.0
     distance[compared & ~same & (~known | (distance < REARRANGED))] = np.inf
     known |= compared
     apart = recorders.unlike(target, golden, left, right)
     distance[apart], known[apart] = 0.0, False
-    return Distances(distance, np.nan_to_num(extremes), np.nan_to_num(norm), bad_a, bad_b, argument, shape, dtype, known)
+    blank = other_keys | (hidden & ~plain & ~compared)  # equal means of two batches do not make them the same
+    known[blank & (plain | (distance == 0))] = False
+    distance[blank & plain] = 0.0
+    for differs in (argument, dtype):
+        differs[blank & plain] = False
+    one_sided = missing_statistics.on_one_side(target, golden, left, right, count)
+    one_sided[bad_a | bad_b | shape | apart] = False
+    one_sided[compared, :4] = False  # a checksum says it all
+    one_sided[hidden] = False
+    one_sided[blank & ~shape & ~apart, missing_statistics.REDACTED] = True
+    return Distances(distance, np.nan_to_num(extremes), np.nan_to_num(norm), bad_a, bad_b, argument, shape, dtype, known, one_sided)
 
 
 def _other_dtypes(target: Side, golden: Side, left: codes.Integers, right: codes.Integers) -> Bools:

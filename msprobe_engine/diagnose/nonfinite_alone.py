@@ -14,6 +14,7 @@ from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.sentences import Sentence
 
 SAME, SAME_BESIDE_NAN = Sentence("All numbers are the same."), Sentence("All numbers beside NaN are the same.")
+SAME_IN_COMMON = Sentence("The numbers that both runs have are the same.")
 _NONFINITE = (findings.NONFINITE, findings.OVERFLOW)
 _WORDS = (b"NaN", b"Infinity")
 """What JSON of Python writes of a number that is not finite."""
@@ -29,7 +30,7 @@ def only_here(found: Diagnosis, target: Path, golden: Path) -> None:
     alone = diagnose_alone(target)
     if alone.finding in _NONFINITE and diagnose_alone(golden).finding == findings.NONE:
         found.finding, found.suspects = alone.finding, alone.suspects
-        found.evidence = [line for line in found.evidence if line not in (SAME, SAME_BESIDE_NAN)] + alone.evidence
+        found.evidence = [line for line in found.evidence if line not in (SAME, SAME_BESIDE_NAN, SAME_IN_COMMON)] + alone.evidence
 
 
 def note_later(found: Diagnosis, target: Path, golden: Path) -> None:

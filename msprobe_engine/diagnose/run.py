@@ -34,10 +34,10 @@ from msprobe_engine.diagnose.divergence import Divergence, diverge
 from msprobe_engine.diagnose.findings import Diagnosis
 from msprobe_engine.diagnose.load import read_step
 from msprobe_engine.diagnose.monitored import diagnose_monitor, diagnose_two_monitors
-from msprobe_engine.diagnose.nonfinite_alone import SAME, SAME_BESIDE_NAN, note_later, only_here
+from msprobe_engine.diagnose.nonfinite_alone import SAME, SAME_BESIDE_NAN, SAME_IN_COMMON, note_later, only_here
 from msprobe_engine.diagnose.origin import ARGUMENT
 from msprobe_engine.diagnose.placed import placed
-from msprobe_engine.diagnose.shared import both_hold, not_compared, strangers
+from msprobe_engine.diagnose.shared import both_hold, not_compared, say_one_sided, strangers
 from msprobe_engine.diagnose.updated import name_parameters
 from msprobe_engine.diagnose.updates import note_update
 from msprobe_engine.dump import layout
@@ -193,6 +193,7 @@ class _Way:
         self._moved, self._begun = moved, begun
         self._called: dict[tuple[int, str], int] = {}  # arguments of another value -> the first step that has them
         self._records = self._recorded = self._hidden = 0
+        self._one_sided = False
         self._ranks: set[int] = set()
 
     @property
@@ -235,6 +236,7 @@ class _Way:
     def _note(self, step: int, a: Mapping[int, Side], walked: Divergence) -> None:
         self._records += sum(walk.compared for walk in walked.walks.values())
         self._hidden += not_compared(walked)
+        self._one_sided = say_one_sided(walked) or self._one_sided
         self._ranks |= set(walked.walks)
         _note_structure(self.found, walked)
         self.found.unseen = self.found.unseen or _nonfinite_alone(a, walked)
@@ -288,7 +290,7 @@ class _Way:
         same = not largest or any(recorders.differ(walker.side, walker.golden.side) for walker in before.walkers.values())
         if same and not found.aligned and (found.renamed or any(found.unmatched.values())):
             found.finding = findings.STRUCTURE  # with round-off between them, or in another framework, the calls are another way to them
-        equal = SAME_BESIDE_NAN if self._hidden else SAME
+        equal = SAME_IN_COMMON if self._one_sided else SAME_BESIDE_NAN if self._hidden else SAME
         found.evidence.append(Sentence("The largest difference is {0}.", _amount(before, largest)) if largest else equal)
 
 

@@ -10,6 +10,7 @@ from msprobe_engine.compare.layout.pieces import subset
 from msprobe_engine.compare.record_rows import COMMUNICATION
 from msprobe_engine.compare.side import Side
 from msprobe_engine.compare.structure import match_structure
+from msprobe_engine.diagnose import missing_statistics
 from msprobe_engine.diagnose.divergence import Divergence
 from msprobe_engine.diagnose.findings import Diagnosis
 from msprobe_engine.sentences import Sentence
@@ -76,6 +77,22 @@ def not_compared(found: Divergence) -> int:
     """Pairs of rows of a step with NaN or Inf on both sides and nothing finite beside them that could be compared."""
     measured = (walker.measured for walker in found.walkers.values())
     return sum(int((m.bad_target & m.bad_golden & ~m.known).sum()) for m in measured)
+
+
+def say_one_sided(found: Divergence) -> bool:
+    """Say on the sides of a step how many rows have what on one side only; those of wholes, which are made of many, are not counted.
+
+    Returns:
+        whether there is something.
+    """
+    said = False
+    for rank, walker in found.walkers.items():
+        one_sided = walker.measured.one_sided
+        if rank not in found.wholes and one_sided.any():
+            said = True
+            for sentence in missing_statistics.sentences(walker.side, walker.golden.side, one_sided):
+                walker.side.say(sentence)
+    return said
 
 
 def _say(evidence: list[str], sentence: str) -> None:

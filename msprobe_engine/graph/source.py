@@ -10,6 +10,7 @@ from pathlib import Path
 from msprobe_engine.compare.source import MIXED, Sources, pair_paths
 from msprobe_engine.diagnose.load import numbered
 from msprobe_engine.dump import layout
+from msprobe_engine.dump.completeness import missing_ranks, missing_steps
 from msprobe_engine.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.graph.options import GraphOptions
@@ -159,6 +160,7 @@ def _alone(target: Path, options: GraphOptions) -> Jobs:
     for step in dump.steps:
         if options.steps and step not in options.steps:
             continue
+        found.lost += missing_ranks(dump, step)
         ranks = dict(numbered(dump, step))
         seen |= ranks.keys()
         for rank, directory in ranks.items():
@@ -166,6 +168,7 @@ def _alone(target: Path, options: GraphOptions) -> Jobs:
                 continue
             file = _file(directory, target.name)
             found.jobs.append(Job(file, None, step, rank))
+    found.lost += missing_steps(dump, options.steps)
     _say_missing(found, dump, options, seen)
     if not found.jobs:
         raise UsageError(f"{target}: nothing is left to draw. {' '.join(found.lost + found.notes)}")

@@ -79,7 +79,7 @@ def _sides(task: Task) -> tuple[Mapping[int, Side], Mapping[int, Side]]:
         sides = read_step(dump, dump.steps[0], problems)
         if problems:
             raise DumpFormatError("; ".join(problems))
-        found.append({rank: side for rank, side in sides.items() if len(side)})
+        found.append(sides)
     return found[0], found[1]
 
 

@@ -1,0 +1,246 @@
+"""A command says "nothing found" only of what it has looked at: two runs that are the same, of which one is then damaged or cut down, give
+exit code 3 and a sentence about what is missing, whichever command reads them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driver_dumps import dump, pair, tensor
+
+from msprobe_engine.cli.main import main
+
+Document = dict[str, Any]
+Change = Callable[[Path, Path], object]
+"""What is done to the two roots, target and golden."""
+
+COMMANDS = {
+    "compare": "compare -tp {target} -gp {golden} -o {out}",
+    "compat": "compare -tp {target} -gp {golden} -o {out} --compat",
+    "first difference": "compare -da -tp {target} -gp {golden} -o {out}",
+    "tables": "compare -tp {target} -gp {golden} -o {out} --no_diagnose",
+    "diagnose two": "diagnose {target} {golden} -o {out}",
+    "diagnose one": "diagnose {target} -o {out}",
+    "nan_analyze": "nan_analyze -i {target} -o {out}",
+    "graph": "graph {target} {golden} -o {out}",
+    "graph of one": "graph {target} -o {out}",
+    "trends": "trends {target} -o {out}.html",
+}
+TWO = ("compare", "compat", "first difference", "tables", "diagnose two")
+ONE = ("diagnose one", "nan_analyze")
+DRAWN = ("graph", "graph of one", "trends")
+
+
+def run(command: str, target: Path, golden: Path, out: Path) -> int:
+    """Exit code of a command of `COMMANDS`."""
+    return main([part.format(target=target, golden=golden, out=out) for part in COMMANDS[command].split()])
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is damaged, who reads it, and what is said."""
+
+    change: Change
+    commands: tuple[str, ...]
+    phrase: str
+    numbers_alike: bool = False
+    """All numbers are there and the same, whatever else is missing."""
+
+
+def _rank(root: Path, rank: int = 0, step: int = 0) -> Path:
+    return root / f"step{step}" / f"rank{rank}"
+
+
+def edited(change: Callable[[Document], object], *, both: bool = False) -> Change:
+    """Change the document of rank 0 of the target, or of both sides."""
+
+    def apply(target: Path, golden: Path) -> None:
+        for root in (target, golden) if both else (target,):
+            file = _rank(root) / "dump.json"
+            document = json.loads(file.read_text())
+            change(document)
+            document["data"] = document.pop("data")  # the header comes first
+            file.write_text(json.dumps(document, indent=1))
+
+    return apply
+
+
+def tensors(change: Callable[[Document], object]) -> Change:
+    """Change every tensor of rank 0 of the target."""
+
+    def walk(node: Any) -> None:
+        if isinstance(node, dict) and "Max" in node:
+            change(node)
+            return
+        for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            walk(child)
+
+    return edited(lambda document: walk(document["data"]))
+
+
+def without(*keys: str) -> Change:
+    return tensors(lambda node: [node.pop(key) for key in keys])
+
+
+def put(**values: Any) -> Change:
+    return tensors(lambda node: node.update(values))
+
+
+def text(change: Callable[[str], str], *, both: bool = False) -> Change:
+    def apply(target: Path, golden: Path) -> None:
+        for root in (target, golden) if both else (target,):
+            file = _rank(root) / "dump.json"
+            file.write_text(change(file.read_text()))
+
+    return apply
+
+
+def _second_data(content: str) -> str:
+    return content.rstrip()[:-1].rstrip() + ',\n "data": {}\n}'
+
+
+def _twice(content: str) -> str:
+    return content.replace("linear.3.", "linear.2.")
+
+
+def _mark(target: Path, _golden: Path) -> None:
+    (_rank(target) / ".incomplete").write_text("{}")
+
+
+def _no_dump_json(target: Path, golden: Path) -> None:
+    for root in (target, golden):
+        (_rank(root, 1) / "dump.json").unlink()
+
+
+def _empty_step(target: Path, _golden: Path) -> None:
+    _rank(target, step=7).mkdir(parents=True)
+
+
+SIDES = {
+    "no Max": Case(without("Max"), TWO, "18 rows have Max on one side only"),
+    "Max is null": Case(put(Max=None), TWO, "18 rows have Max on one side only"),
+    "Max is text": Case(put(Max="17"), TWO, "18 rows have Max on one side only"),
+    "no Norm and no Mean": Case(without("Norm", "Mean"), TWO, "18 rows have Norm on one side only"),
+    "Norm is a list": Case(put(Norm=[1]), TWO, "18 rows have Norm on one side only"),
+    "no statistics": Case(put(Max=None, Min=None, Mean=None, Norm=None), TWO, "18 rows have Mean on one side only"),
+    "no dtype": Case(without("dtype"), TWO, "18 rows have dtype on one side only"),
+    "type of a number": Case(put(type="int"), TWO, "records or values are damaged", numbers_alike=True),
+    "one row": Case(
+        edited(lambda document: document["data"]["Functional.linear.2.forward"]["output"][0].update(Max=None)),
+        TWO,
+        "1 rows have Max on one side only",
+    ),
+}
+CUT_OFF = "the run ended before this step was whole"
+STEPS = {
+    "cut off": Case(edited(lambda document: document.update(complete=False)), (*TWO, *ONE, *DRAWN), CUT_OFF),
+    "cut off on both sides": Case(edited(lambda document: document.update(complete=False), both=True), (*TWO, *ONE), CUT_OFF),
+    "marked": Case(_mark, (*TWO, *ONE, *DRAWN[:2]), CUT_OFF),
+    "lost": Case(
+        edited(lambda document: document.update(lost={"outputs": 3})), (*TWO, *ONE, *DRAWN), "could not keep everything: outputs 3"
+    ),
+    "no dump.json": Case(_no_dump_json, (*TWO, *ONE, *DRAWN), "no dump.json in rank1"),
+    "step without a dump": Case(_empty_step, (*TWO, *ONE, *DRAWN), "no dump.json in the directories of steps 7"),
+    "no record": Case(edited(lambda document: document["data"].clear()), (*TWO, *ONE, "trends"), "no record in it"),
+    "second data": Case(text(_second_data, both=True), (*TWO, *ONE), "stands there more than once"),
+    "second data on one line": Case(text(lambda content: _second_data(content).replace("\n", "")), TWO, "stands there more than once"),
+    "repeated records": Case(text(_twice, both=True), (*TWO, *ONE), "1 records stand more than once"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [(name, command) for name, case in {**SIDES, **STEPS}.items() for command in case.commands],
+)
+def test_what_is_missing_is_said(name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two ranks, the same on both sides; the rest of them is compared and found to be the same, which is not said of what is missing."""
+    case = {**SIDES, **STEPS}[name]
+    target, golden = pair(tmp_path, 2)
+    case.change(target, golden)
+    code = run(command, target, golden, tmp_path / "out")
+    said = "".join(capsys.readouterr())
+    assert code == 3, said
+    assert case.phrase in " ".join(said.split()), said
+    assert name in STEPS or case.numbers_alike or "All numbers are the same" not in said, said
+
+
+@pytest.mark.parametrize("command", [*TWO, *ONE, *DRAWN])
+def test_whole_runs_are_clear(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The runs of the other tests before they are damaged."""
+    target, golden = pair(tmp_path, 2)
+    assert run(command, target, golden, tmp_path / "out") == 0, "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        tensor(1.0) | {"Max": None, "Min": None, "Mean": None, "Norm": None, "uninitialised": True},
+        tensor(1.0) | {"Max": None, "Min": None, "Mean": None, "Norm": None, "ignored": True},
+    ],
+    ids=["uninitialised", "ignored"],
+)
+@pytest.mark.parametrize("command", TWO)
+def test_memory_that_nobody_has_written_is_no_loss(
+    command: str, record: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A side that says so needs no numbers: what the other one has read there is garbage."""
+    target, golden = (dump(tmp_path / side / "step0/rank0") for side in ("target", "golden"))
+    for directory, output in ((target, record), (golden, tensor(7.0))):
+        document = json.loads((directory / "dump.json").read_text())
+        document["data"]["Torch.empty.0.forward"] = {"input_args": [], "input_kwargs": {}, "output": [output]}
+        (directory / "dump.json").write_text(json.dumps(document, indent=1))
+    assert run(command, tmp_path / "target", tmp_path / "golden", tmp_path / "out") == 0, "".join(capsys.readouterr())
+
+
+def _only(side: str, what: str) -> Change:
+    def apply(target: Path, golden: Path) -> None:
+        root = {"target": golden, "golden": target}[side]
+        if what == "rank":
+            shutil.rmtree(_rank(root, 1))
+        elif what == "step":
+            for run in (target, golden):
+                shutil.copytree(run / "step0", run / "step1")
+            shutil.rmtree(root / "step1")
+        else:
+            file = _rank(root) / "dump.json"
+            document = json.loads(file.read_text())
+            del document["data"]["Functional.linear.3.forward"]
+            file.write_text(json.dumps(document, indent=1))
+
+    return apply
+
+
+@pytest.mark.parametrize("side", ["target", "golden"])
+@pytest.mark.parametrize(
+    ("what", "command", "codes", "phrase"),
+    [
+        ("rank", "compare", {3}, "ranks only in the {side}: 1"),
+        ("rank", "diagnose two", {3}, "ranks 1 are on one side only"),
+        ("record", "compare", {1}, "only in the {side}"),
+        ("record", "diagnose two", {1}, "Functional.linear.3.forward"),
+        ("step", "compare", {0}, "Steps only in"),
+        ("step", "diagnose two", {0}, "steps 0"),
+    ],
+)
+def test_what_one_side_alone_has(
+    what: str, command: str, codes: set[int], phrase: str, side: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rank, a step or a record of one side only is said. Another number of steps is no fault: the steps that were compared are named."""
+    target, golden = pair(tmp_path, 2)
+    _only(side, what)(target, golden)
+    code = run(command, target, golden, tmp_path / "out")
+    said = "".join(capsys.readouterr())
+    assert code in codes, said
+    assert phrase.format(side=side) in said, said
+
+
+def test_an_empty_directory_is_nothing_to_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "nothing").mkdir()
+    for command in (*TWO, *ONE, *DRAWN):
+        assert run(command, tmp_path / "nothing", tmp_path / "nothing", tmp_path / "out") == 2, command
+        capsys.readouterr()
