@@ -4,6 +4,7 @@ sign. Suspect are a parameter whose similarity is below 0.97 in its first step, 
 from __future__ import annotations
 
 import argparse
+import sys
 
 MOST = 20
 """Suspects that are printed."""
@@ -14,7 +15,7 @@ examples:
   msprobe grad_probe compare run_a/grad/rank0 run_b/grad/rank0 -o out   one rank
   msprobe grad_probe compare run_a/grad run_b/grad -o out --no-plots    numbers only
 
-exit codes: 0 nothing is suspect, 1 something is, 2 no data or wrong usage"""
+exit codes: 0 nothing is suspect, 1 something is, 2 no data or wrong usage, 3 nothing is suspect in what could be compared"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,18 +30,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 nothing is suspect, 1 something is; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    """0 nothing is suspect, 1 something is, 3 not everything could be compared; errors are raised as `ProbeError`, which the entry point
+    turns into 2."""
     from pathlib import Path
 
-    from msprobe_engine.grad_probe.compare import compare_rank, compare_runs, is_rank_directory, write_result
+    from msprobe_engine.grad_probe.compare import compare_one, compare_runs, is_rank_directory
     from msprobe_engine.log import printable
     from msprobe_engine.progress import progress
 
     first, second, output, plots = Path(args.first), Path(args.second), Path(args.output_path), not args.no_plots
-    if is_rank_directory(first) and is_rank_directory(second):
-        suspects = write_result(compare_rank(first, second, progress), output, None, plots=plots, progress=progress)
-    else:
-        suspects = compare_runs(first, second, output, plots=plots, progress=progress)
+    one = is_rank_directory(first) and is_rank_directory(second)
+    found = (compare_one if one else compare_runs)(first, second, output, plots=plots, progress=progress)
+    suspects = found.suspects
     for suspect in suspects[:MOST]:
         where = f"step {suspect.step}" if suspect.rank is None else f"rank {suspect.rank} step {suspect.step}"
         print(printable(f"{where}: {suspect.parameter}: similarity {suspect.similarity:.4f}, {suspect.why}"))
@@ -52,4 +53,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"The runs part in step {at}: {names} parameter{'s' * (names > 1)} suspect there. Details: {output}")
     else:
         print(f"Nothing is suspect. Details: {output}")
-    return 1 if suspects else 0
+    print(f"Compared: ranks {found.ranks}, steps {found.steps}, parameters {found.parameters}")
+    for line in found.notes:
+        print(printable(f"note: {line}"), file=sys.stderr)
+    for line in found.problems:
+        print(printable(f"warning: {line}"), file=sys.stderr)
+    if suspects:
+        return 1
+    return 3 if found.problems else 0

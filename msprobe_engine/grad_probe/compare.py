@@ -10,6 +10,7 @@ import csv
 import io
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,16 +49,48 @@ class RankResult(NamedTuple):
         steps: that both runs have.
         agreements: parameter to one value per step; None: not in both runs.
         problems: what could not be compared, one line each.
+        notes: steps that one run alone has.
     """
 
     steps: list[int]
     agreements: dict[str, list[signs.Agreement | None]]
     problems: list[str]
+    notes: Sequence[str] = ()
 
     def summary(self) -> list[float]:
         """Per step: share of all elements with the same sign."""
         columns = [[a for a in column if a is not None] for column in zip(*self.agreements.values())]
         return [sum(a.same for a in c) / n if (n := sum(a.count for a in c)) else 0.0 for c in columns]
+
+
+@dataclass
+class Compared:
+    """What a comparison of two runs came to.
+
+    Attributes:
+        suspects: by rank and step.
+        ranks, steps, parameters: how many were compared; of steps and parameters those of the rank that has most.
+        notes: steps that one run alone has.
+        problems: what both runs should have and could not be compared, one line each.
+    """
+
+    suspects: list[Suspect] = field(default_factory=list)
+    ranks: int = 0
+    steps: int = 0
+    parameters: int = 0
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, result: RankResult, suspects: Sequence[Suspect], rank: int | None) -> None:
+        """Take up the result of a rank."""
+        place = "" if rank is None else f"rank {rank}: "
+        self.suspects += suspects
+        self.ranks += 1
+        self.steps = max(self.steps, len(result.steps))
+        compared = sum(any(value is not None for value in values) for values in result.agreements.values())
+        self.parameters = max(self.parameters, compared)
+        self.notes += [f"{place}{note}" for note in result.notes]
+        self.problems += [f"{place}{problem}" for problem in result.problems]
 
 
 class GradComparator:
@@ -74,7 +107,7 @@ class GradComparator:
             UsageError: they have no rank or step in common.
             DumpFormatError: a file is damaged.
         """
-        return compare_runs(Path(path1), Path(path2), Path(output_dir), plots=plots)
+        return _logged(compare_runs(Path(path1), Path(path2), Path(output_dir), plots=plots)).suspects
 
     @staticmethod
     def compare(path1: str | Path, path2: str | Path, output_dir: str | Path, *, plots: bool = True) -> list[Suspect]:
@@ -90,23 +123,44 @@ class GradComparator:
             UsageError: they have no step in common.
             DumpFormatError: a file is damaged.
         """
-        return write_result(compare_rank(Path(path1), Path(path2)), Path(output_dir), None, plots=plots)
+        return _logged(compare_one(Path(path1), Path(path2), Path(output_dir), plots=plots)).suspects
 
 
 def _each(items: Iterable[Any], _what: str) -> Iterable[Any]:
     return items
 
 
-def compare_runs(first: Path, second: Path, output: Path, *, plots: bool = True, progress: Progress = _each) -> list[Suspect]:
+def _logged(found: Compared) -> Compared:
+    for line in (*found.notes, *found.problems):
+        _log.warning("%s", line)
+    return found
+
+
+def compare_runs(first: Path, second: Path, output: Path, *, plots: bool = True, progress: Progress = _each) -> Compared:
     """See `GradComparator.compare_distributed`; `progress` is handed what takes long."""
-    ranks = sorted(_ranks(first) & _ranks(second))
-    if not ranks:
+    here, there = _ranks(first), _ranks(second)
+    if not here & there:
         raise UsageError(f"{first} and {second} have no directory rank{{R}} in common; give dump_path of two runs of task grad_probe")
-    suspects: list[Suspect] = []
-    for rank in ranks:
+    found = Compared()
+    for root, alone in ((first, here - there), (second, there - here)):
+        if alone:
+            found.problems.append(f"ranks only in {root}: {_some(sorted(alone))}")
+    for rank in sorted(here & there):
         result = compare_rank(first / f"rank{rank}", second / f"rank{rank}", progress)
-        suspects += write_result(result, output / f"rank{rank}", rank, plots=plots, progress=progress)
-    return suspects
+        found.add(result, write_result(result, output / f"rank{rank}", rank, plots=plots, progress=progress), rank)
+    return found
+
+
+def compare_one(first: Path, second: Path, output: Path, *, plots: bool = True, progress: Progress = _each) -> Compared:
+    """See `GradComparator.compare`."""
+    found, result = Compared(), compare_rank(first, second, progress)
+    found.add(result, write_result(result, output, None, plots=plots, progress=progress), None)
+    return found
+
+
+def _some(numbers: Sequence[int]) -> str:
+    more = f" and {len(numbers) - 8:,} more" if len(numbers) > 8 else ""
+    return ", ".join(map(str, numbers[:8])) + more
 
 
 def _ranks(path: Path) -> set[int]:
@@ -131,7 +185,7 @@ def compare_rank(first: Path, second: Path, progress: Progress = _each) -> RankR
     tables = [step for step in a.tables if step in b.tables]
     if not tables:
         raise UsageError(f"{first} and {second} have no grad_summary_{{step}}.csv in common; it names the parameters")
-    names = list(dict.fromkeys(name for step in tables for name in a.parameters(step)))
+    names = list(dict.fromkeys(name for step in tables for side in (a, b) for name in side.parameters(step)))
     agreements: dict[str, list[signs.Agreement | None]] = {name: [] for name in names}
     problems: dict[str, int] = {}
     for step in progress(steps, f"comparing {first.name}"):
@@ -142,7 +196,9 @@ def compare_rank(first: Path, second: Path, progress: Progress = _each) -> RankR
         other.close()
     if not any(v is not None for values in agreements.values() for v in values):
         raise UsageError(f"{first} and {second}: no parameter can be compared: {'; '.join(problems)}")
-    return RankResult(steps, agreements, [f"{text} ({n} of {len(steps)} steps)" for text, n in problems.items()])
+    alone = ((path, sorted({*side.steps} - {*steps})) for path, side in ((first, a), (second, b)))
+    notes = [f"steps only in {path}: {_some(only)}" for path, only in alone if only]
+    return RankResult(steps, agreements, [f"{text} ({n} of {len(steps)} steps)" for text, n in problems.items()], notes)
 
 
 def _agreement(name: str, first: Direction | None, second: Direction | None, problems: dict[str, int]) -> signs.Agreement | None:
@@ -218,8 +274,6 @@ def write_result(result: RankResult, output: Path, rank: int | None, *, plots: b
     suspects = find_suspects(result, rank)
     lines = [[s.step, s.parameter, s.similarity, s.why] for s in suspects]
     _write_csv(output / SUSPECTS, [["step", "param_name", "similarity", "why"], *lines])
-    for problem in result.problems:
-        _log.warning("%s", problem)
     if plots:
         try:
             from msprobe_engine.grad_probe.plots import write_plots

@@ -220,3 +220,35 @@ def test_two_seeds_part_at_once(tmp_path: Path) -> None:
     assert GradComparator.compare_distributed(tmp_path / "a", tmp_path / "b", tmp_path / "same", plots=False) == []
     suspects = GradComparator.compare_distributed(tmp_path / "a", tmp_path / "c", tmp_path / "other", plots=False)
     assert suspects[0].step == 0
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize(
+    ("ranks", "gradients", "code", "phrase"),
+    [
+        ((0, 7), ({"w": [P], "v": [P]},) * 2, 3, "ranks only in"),
+        ((0,), ({"w": [P], "v": [P]},) * 3, 0, "steps only in"),
+        ((0,), ({"w": [P]},) * 2, 3, "v: the"),
+    ],
+    ids=["rank", "step", "parameter"],
+)
+def test_nothing_is_suspect_only_of_what_was_compared(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    side: int,
+    ranks: tuple[int, ...],
+    gradients: tuple[dict[str, list[int]], ...],
+    code: int,
+    phrase: str,
+) -> None:
+    """What one run alone has is said; ranks and parameters change the exit code, another number of steps does not."""
+    plain = write(tmp_path / "plain", {step: {"w": [P], "v": [P]} for step in range(2)})
+    other = tmp_path / "other"
+    for rank in ranks:
+        write(other, dict(enumerate(gradients)), rank)
+    sides = (plain, other) if side else (other, plain)
+    assert main(["grad_probe", "compare", *map(str, sides), "-o", str(tmp_path / "out"), "--no-plots"]) == code
+    said = "".join(capsys.readouterr())
+    assert phrase in said, said
+    assert "Nothing is suspect" in said
+    assert "Compared: ranks 1, steps 2" in said
