@@ -23,7 +23,9 @@ from msprobe_engine.rows import (
     MIN,
     NANS,
     NEG_INF,
+    NO_SUMS,
     POS_INF,
+    REDACTED,
     SUM,
     SUMSQ,
     ZEROS,
@@ -46,12 +48,16 @@ def column(rows: Rows, op: str) -> Column:
     taken with one that says what counts as zero (HAS_EPS); `nans` and `infs` are counts; `rms` is norm / sqrt(count); `absmax` is
     the largest absolute value; `kurtosis` is `msprobe_engine.rows.kurtosis`, NaN when there is NaN or Inf; `underflow` is the share
     of elements that are not zero and below the limit of the row. NaN where a row has no elements (counts are 0 there), or was
-    taken without the words that the statistic needs.
+    taken without the words that the statistic needs, or does not tell it (`msprobe_engine.redaction`).
 
     Raises:
         KeyError: `op` is none of `OPS`.
     """
-    return _COLUMNS[op](rows)
+    values = _COLUMNS[op](rows)
+    flags = as_int64(rows)[:, FLAGS]
+    if op not in ("nans", "infs") and (hidden := (flags & (NO_SUMS if op in _OF_SUMS else REDACTED)) != 0).any():
+        values[hidden] = np.nan
+    return values
 
 
 def finite_norm(rows: Rows) -> Column:
@@ -158,6 +164,7 @@ def _infs(rows: Rows) -> Column:
     return (ints[:, POS_INF] + ints[:, NEG_INF]).astype(np.float64)
 
 
+_OF_SUMS = ("norm", "mean", "rms")
 _COLUMNS = {
     "norm": _norm, "min": _min, "max": _max, "mean": _mean, "zeros": _zeros, "nans": _nans, "infs": _infs, "rms": _rms,
     "absmax": _absmax, "kurtosis": _kurtosis, "underflow": _underflow,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from msprobe_engine import redaction
 from msprobe_engine import rows as _rows
 from msprobe_engine.announce import Announcer
 from msprobe_engine.backend import Backend, PendingRows
@@ -199,7 +200,7 @@ class Pipeline:
                     numbers[name] = _mean(rows, value.row)
                 else:
                     numbers[name] = value
-            return Frame(
+            frame = Frame(
                 step=step,
                 rank=rank,
                 rows=rows,
@@ -213,6 +214,7 @@ class Pipeline:
                 lost=lost,
                 parallel=parallel,
             )
+            return redaction.hide_frame(frame)
 
         self._waiting.append(_Waiting(pending, build, edits, early))
         self.advance()

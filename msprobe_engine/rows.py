@@ -20,15 +20,17 @@ word   type      meaning
 10     int64     IMIN     integer and bool tensors: exact smallest value (float64 MIN rounds above 2**53)
 11     int64     IMAX     integer and bool tensors: exact largest value
 12     int64     FLAGS    bit 0: DIGEST is valid, 1: IMIN/IMAX are valid, 2: the row was written, 3: CRC is valid, 4: XOR is valid,
-                          5: SUM3 and SUM4 are valid, 6: BELOW is valid, 7: BELOW is what counts as zero (`monitor.eps`)
+                          5: SUM3 and SUM4 are valid, 6: BELOW is valid, 7: BELOW is what counts as zero (`monitor.eps`),
+                          8: redacted, 9: SUM and SUMSQ are not known (`msprobe_engine.redaction`)
 13     uint64    CRC      CRC-32 (zlib's) of the bytes of the elements in C order; 0 when not asked for
 13     float64   SUM3     with bit 5: sum of the cubes of the finite values
 14     uint64    XOR      XOR of the 64-bit little-endian words of these bytes, the last one filled up with zeros; 0 likewise
 14     float64   SUM4     with bit 5: sum of the fourth powers of the finite values
 15     int64     BELOW    number of elements whose absolute value is below a limit (strictly; zeros too, NaN never); 0 when not asked for
+15     uint64    KEY_ID   with bit 8: which key the digest and the checksums were made with, 0: none
 =====  ========  ==============================================================================
 
-A row has checksums or moments, never both.
+A row has checksums or moments, never both. A redacted row has no smallest and largest value and no zeros; it is written, never merged.
 
 Precision of the kurtosis. The sums are raw (about zero), because only such sums merge without knowing each other's mean. The central
 moments come out of them by cancellation, which costs digits when the mean is large against the spread: with q = |mean| / standard
@@ -53,8 +55,9 @@ from msprobe_engine.errors import UsageError
 WORDS = 16
 COUNT, NANS, POS_INF, NEG_INF, ZEROS, DIGEST = 0, 1, 2, 3, 4, 5
 MIN, MAX, SUM, SUMSQ, IMIN, IMAX, FLAGS, CRC, XOR = 6, 7, 8, 9, 10, 11, 12, 13, 14
-SUM3, SUM4, BELOW = 13, 14, 15
+SUM3, SUM4, BELOW, KEY_ID = 13, 14, 15, 15
 HAS_DIGEST, HAS_INTEGERS, WRITTEN, HAS_CRC, HAS_XOR, HAS_MOMENTS, HAS_BELOW, HAS_EPS = 1, 2, 4, 8, 16, 32, 64, 128
+REDACTED, NO_SUMS = 256, 512
 
 Rows = npt.NDArray[np.float64]
 
@@ -165,6 +168,8 @@ class Statistics(NamedTuple):
     xor: int | None = None
     kurtosis: float | None = None
     below: int | None = None
+    redacted: int | None = None
+    """Values were left out; the number is that of the key of the digests, 0 without one."""
 
     @property
     def nonfinite(self) -> int:
@@ -193,6 +198,8 @@ def read(row: npt.NDArray[np.float64]) -> Statistics:
     crc = int(words[CRC]) & 0xFFFFFFFF if flags & HAS_CRC else None
     xor = int(words[XOR]) & 0xFFFFFFFFFFFFFFFF if flags & HAS_XOR else None
     below = int(words[BELOW]) if flags & HAS_BELOW else None
+    if flags & REDACTED:
+        return _read_redacted(row, count, flags, (digest, crc, xor))
     if count == 0:
         return Statistics(0, 0, 0, 0, None, None, None, None, None, None, None, None, digest, crc, xor, None, below)
     zeros = int(words[ZEROS])
@@ -216,3 +223,11 @@ def read(row: npt.NDArray[np.float64]) -> Statistics:
     bottom = -math.inf if neg else fmin if fmin is not None else math.inf
     mean = math.nan if pos and neg else math.inf if pos else -math.inf
     return Statistics(count, nans, pos + neg, zeros, top, bottom, mean, math.inf, *rest)
+
+
+def _read_redacted(row: npt.NDArray[np.float64], count: int, flags: int, checksums: tuple[int | None, ...]) -> Statistics:
+    mean = norm = None
+    if count and not flags & NO_SUMS:
+        mean, norm = float(row[SUM]) / count, math.sqrt(float(row[SUMSQ]))
+    key_id = int(row.view(np.int64)[KEY_ID]) & 0xFFFFFFFFFFFFFFFF
+    return Statistics(count, 0, 0, 0, None, None, mean, norm, None, None, mean, norm, *checksums[:3], redacted=key_id)

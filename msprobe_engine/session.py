@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine import redaction
 from msprobe_engine.backend import Backend
 from msprobe_engine.guard import Faults
 from msprobe_engine.incident.manager import CaptureRequest, IncidentManager
@@ -48,6 +49,7 @@ class Session:
         from msprobe_engine.sinks.build import build_sinks
         from msprobe_engine.sinks.prometheus import PrometheusSink
 
+        redaction.demand(settings.redact)
         self.settings = settings
         self.backend = backend
         self.faults = Faults(settings.strict)

@@ -28,6 +28,7 @@ OVER_QUOTA = "tensors over max_disk_gb"
 NO_MEMORY = "tensors without host memory"
 NOT_COPIED = "tensors not copied"
 NOT_WRITTEN = "tensor files not written"
+REDACTED = "tensors redacted"
 NO_NAME = "tensor names that cannot be file names"
 
 

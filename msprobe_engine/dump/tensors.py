@@ -25,6 +25,7 @@ from msprobe_engine.dump.stepfiles import (
     NOT_WRITTEN,
     NOTHING,
     OVER_QUOTA,
+    REDACTED,
     WRITTEN,
     Format,
     Payload,
@@ -37,6 +38,7 @@ from msprobe_engine.dump.writerpool import WriterPool
 from msprobe_engine.guard import Faults
 from msprobe_engine.log import get_logger
 from msprobe_engine.records import Entry
+from msprobe_engine.redaction import NOT_SAVED
 
 _BATCH, _BATCH_BYTES = 64, 4 << 20
 _TOGETHER = 1 << 20
@@ -169,6 +171,10 @@ class TensorStore:
         payload.state, payload.why, payload.lost = LOST, why, kind
         files.kept[payload.row] = payload
         return payload
+
+    def redact(self, files: StepFiles, row: int, dtype: str, shape: tuple[int, ...]) -> None:
+        """A tensor that would be placed gets no file because of what it holds; its names are listed in ``not_saved.json``."""
+        self._refuse(files, Payload(row, dtype, shape, 0), REDACTED, NOT_SAVED)
 
     def spoil(self, files: StepFiles, payload: Payload, why: str) -> None:
         """The bytes of a placed payload could not be copied; the caller counts it."""

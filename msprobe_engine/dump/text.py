@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 NUMERIC, BOOLEAN, TAIL, SCALAR, CRC, XOR = 0, 1, 2, 3, 4, 5
 """What an operation writes: the four statistics of a tensor, those of a bool tensor, the additional keys after a tensor's
-other keys (``nan_count``, ``inf_count``, ``digest``; each only when there is something to say), a float scalar, the key ``md5``
-after other keys (CRC-32 as 8 hexadecimal digits), the key ``md5`` in place of statistics (XOR as ``0x`` and 16 digits; null when
+other keys (``nan_count``, ``inf_count``, ``digest``, ``redacted``; each only when there is something to say), a float scalar, the key
+``md5`` after other keys (CRC-32 as 8 hexadecimal digits), the key ``md5`` in place of statistics (XOR as ``0x`` and 16 digits; null when
 there are no elements). ``md5`` is null where the row has no such checksum; the name is the existing format's."""
 
 MAX_DEPTH = 64
@@ -242,4 +242,6 @@ def _tail(stats: _rows.Statistics | None, depth: int) -> str:
         out += f',\n{indent}"inf_count": {stats.infs}'
     if stats.digest is not None:
         out += f',\n{indent}"digest": "{stats.digest:016x}"'
+    if stats.redacted is not None:
+        out += f',\n{indent}"redacted": "{stats.redacted:016x}"' if stats.redacted else f',\n{indent}"redacted": "no key"'
     return out

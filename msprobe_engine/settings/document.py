@@ -48,6 +48,8 @@ Environment:
 | `MSPROBE_LOG_LEVEL` | 0 debug, 1 info, 2 warning, 3 error, 4 nothing; wins over `log_level` |
 | `MONITOR_OUTPUT_DIR` | where CSV files go if `sinks.csv.path` is empty; with a `monitor_config.json` all files (else `./monitor_output`) |
 | `DYNAMIC_MONITOR` | `True`: a `monitor_config.json` is followed while the training runs (`monitor.hot` of `probe.yaml`) |
+| `MSPROBE_REDACT` | `tokens`: as [`redact`](#the-root), also for what has no settings (`ConfigChecker`, `SingleSave`) |
+| `MSPROBE_REDACT_KEY`, `MSPROBE_REDACT_KEY_FILE` | key of the digests of what is redacted, or a file that holds it; at least 16 bytes |
 
 Relative directories are relative to the working directory of the run. In a list with ranges, `"3-6"` means 3, 4, 5 and 6.
 """

@@ -25,6 +25,7 @@ _INSTEAD = {
     "diff_check": "use task 'tensor' with tensor.bench_path",
 }
 _DUMP = {key.name: key for key in keys_of(DumpSettings)}
+_REDACT = next(key for key in keys_of(ProbeSettings) if key.name == "redact")
 _TENSOR_FILES = ("tensor_format", "max_disk_gb", "memory_budget_mb")
 _TOP = (
     "task",
@@ -81,7 +82,7 @@ _SECTION_UNBUILT: dict[str, dict[str, tuple[Any, ...]]] = {
     "overflow_check": {},
     "free_benchmark": {},
 }
-DUMP_KEYS = (*_TOP, *_TOP_UNBUILT, *_WITHOUT_EFFECT, *_SECTIONS, *OTHER_TASKS)
+DUMP_KEYS = (*_TOP, "redact", *_TOP_UNBUILT, *_WITHOUT_EFFECT, *_SECTIONS, *OTHER_TASKS)
 """Top-level keys of ``config.json``."""
 
 
@@ -110,6 +111,8 @@ def dump_settings(node: Any, report: Report) -> ProbeSettings:
             values[name] = convert_task(value, name, report)
         elif name in _TOP:
             values[name] = convert(_DUMP[name], value, name, report)
+        elif name == "redact":
+            pass
         elif name in _OLD:
             if convert(_OLD[name], value, name, report) is not BAD and name in _TOP_UNBUILT:
                 _unbuilt(name, value, _TOP_UNBUILT[name], report)
@@ -120,7 +123,13 @@ def dump_settings(node: Any, report: Report) -> ProbeSettings:
         if section in node:
             values.update(_dump_section(section, node[section], section == task, report))
     _not_read(node, task, values, report)
-    return ProbeSettings(dump=DumpSettings(**{k: v for k, v in values.items() if v is not BAD}))
+    return ProbeSettings(dump=DumpSettings(**{k: v for k, v in values.items() if v is not BAD}), redact=redacted(node, report))
+
+
+def redacted(node: Mapping[str, Any], report: Report) -> tuple[str, ...]:
+    """The key ``redact``, which the existing tool does not have."""
+    words = convert(_REDACT, node["redact"], "redact", report) if "redact" in node else ()
+    return () if words is BAD else tuple(words)
 
 
 def _unknown(name: Any, task: str, report: Report) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from msprobe_engine.settings.legacy import DUMP_KEYS
+from msprobe_engine.settings.legacy import DUMP_KEYS, redacted
 from msprobe_engine.settings.schema import TASKS, GradProbeSettings, ProbeSettings
 from msprobe_engine.settings.tree import BAD, Report, convert, join, keys_of, show
 
@@ -52,7 +52,8 @@ def grad_probe_settings(node: Any, report: Report) -> ProbeSettings:
     bounds = section.get("bounds")
     if isinstance(bounds, list) and values.get("bounds", BAD) is not BAD:
         values["bounds"] = tuple(bounds)  # column names show -1 and -1.0 as they were written
-    return ProbeSettings(grad_probe=GradProbeSettings(**{k: v for k, v in values.items() if v is not BAD}))
+    gradients = GradProbeSettings(**{k: v for k, v in values.items() if v is not BAD})
+    return ProbeSettings(grad_probe=gradients, redact=redacted(node, report))
 
 
 def override(settings: GradProbeSettings, given: Mapping[str, Any], report: Report) -> GradProbeSettings:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from msprobe_engine.settings.legacy import ask
+from msprobe_engine.settings.legacy import ask, redacted
 from msprobe_engine.settings.legacy_alert import alert_rules
 from msprobe_engine.settings.schema import (
     CsvSettings,
@@ -26,7 +26,7 @@ MONITOR_KEYS = (
     *("targets", "xy_distribution", "all_xy", "forward_only", "backward_only", "wg_distribution", "monitor_mbs_grad"),
     *("param_distribution", "mv_distribution", "ur_distribution", "mg_direction", "mg_distribution", "cc_distribution", "stack_info"),
     *("print_struct", "recording_l2_features", "l2_targets", "sa_order", "module_ranks", "start_step", "step_interval", "collect_times"),
-    *("dynamic_on", "ops", "eps", "ndigits", "format", "step_count_per_record", "append_output", "squash_name", "alert"),
+    *("dynamic_on", "ops", "eps", "ndigits", "format", "step_count_per_record", "append_output", "squash_name", "alert", "redact"),
 )
 """Top-level keys of ``monitor_config.json``."""
 
@@ -80,6 +80,7 @@ def monitor_settings(node: Any, report: Report) -> ProbeSettings:
     monitor = _monitor(old)
     return ProbeSettings(
         output_dir=directory,
+        redact=redacted(node, report),
         monitor=monitor,
         sinks=_sinks(old, directory, dump, monitor.ops),
         rules=rules,

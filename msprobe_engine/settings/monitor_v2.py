@@ -10,6 +10,7 @@ from typing import Any
 from msprobe_engine import log
 from msprobe_engine.errors import SettingsError
 from msprobe_engine.settings import text
+from msprobe_engine.settings.legacy import redacted
 from msprobe_engine.settings.legacy_monitor import Old
 from msprobe_engine.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_engine.settings.tree import Report, join
@@ -20,7 +21,7 @@ MONITORS = ("module", "weight_grad", "optimizer", "param", "cc")
 _FRAMEWORKS = {"pytorch": "pytorch", "pt": "pytorch", "torch": "pytorch", "mindspore": "mindspore", "ms": "mindspore"}
 _TOP = (
     *("framework", "output_dir", "rank", "start_step", "stop_step", "step_interval", "collect_times", "step_count_per_record"),
-    *("patch_optimizer_step", "format", "async_write", "monitors"),
+    *("patch_optimizer_step", "format", "async_write", "monitors", "redact"),
 )
 _COMMON = ("enabled", "ops", "eps")
 _KEYS = {
@@ -176,6 +177,7 @@ def _probe(sections: Mapping[str, Old], old: Old, start: int, interval: int) -> 
     )
     return ProbeSettings(
         output_dir=old.get("output_dir", "str", "./"),
+        redact=redacted(node, old.report),
         monitor=monitor,
         sinks=SinkSettings(csv=CsvSettings(enabled=False)),
         incident=IncidentSettings(enabled=False),

@@ -17,6 +17,11 @@ def check(settings: ProbeSettings, report: Report, dump_section: str = "dump") -
                 report.error(f"monitor.collective_sites[{i}]", f"{show(pattern)} {flaw}")
     if settings.dump is not None:
         settings = replace(settings, dump=_dump(settings.dump, dump_section, report))
+    if settings.redact and settings.dump is not None and settings.dump.level == "L2":
+        report.error(
+            "redact",
+            f"{show(list(settings.redact))} at level L2, whose files the device writes itself; use another level or leave out redact",
+        )
     if settings.grad_probe is not None:
         legacy_grad_probe.check(settings.grad_probe, report)
     if settings.monitor is not None and settings.monitor.eps and {"zeros", "underflow"} <= set(settings.monitor.ops):

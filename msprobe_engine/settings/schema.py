@@ -25,6 +25,8 @@ RULES = (
     "dead_activation", "dead_expert", "unchanged_parameter", "gradient_underflow", "loss_scale_collapse", "skipped_updates",
     "replica_mismatch", "outlier_rank", "stalled", "no_progress", "extreme_value", "turbulence", "learned", "condition",
 )  # fmt: skip
+REDACTABLE = ("tokens",)
+"""What settings can keep out of all files, see `msprobe_engine.redaction`."""
 SMALL_FLOATS = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 """Types that a value may underflow in."""
 
@@ -355,6 +357,9 @@ class ProbeSettings:
     strict: bool = _rule(False, "raise instead of disabling a part that failed (tests)")
     log_level: str = _rule("info", "console messages", choices=("debug", "info", "warning", "error", "silent"))
     exit_patience: float = _rule(5.0, "seconds that SIGTERM leaves to finish files; 0: signals are left alone", minimum=0)
+    redact: tuple[str, ...] = _rule(
+        (), "what is never written: tokens, values of integer tensors and of texts and integers among arguments", choices=REDACTABLE
+    )
     dump: DumpSettings | None = _rule(None, "dump directories while training; absent: none", section=DumpSettings)
     monitor: MonitorSettings | None = _rule(None, "always-on samples; absent: none", section=MonitorSettings)
     grad_probe: GradProbeSettings | None = _rule(None, "gradient probe of PrecisionDebugger; absent: none", section=GradProbeSettings)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from msprobe_engine import log
+from msprobe_engine import log, redaction
 from msprobe_engine.errors import NothingCapturedError, UsageError
 from msprobe_engine.guard import Faults, is_of_training
 from msprobe_engine.log import get_logger
@@ -73,6 +73,7 @@ class DumpRun(DumpParts):
         """Take over a configuration; no step is open. May be called again between steps: what the last one made is closed here."""
         dump = settings.dump
         assert dump is not None
+        redaction.demand(settings.redact)
         root = root_of(settings)
         if dump.task == "free_benchmark" or dump.level == "L2":  # these write at other times than a step's
             root = self.files.claim(dump, root)

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msprobe_engine import redaction
 from msprobe_engine.dump.stepfiles import StepFiles
 from msprobe_engine.dump.tensors import TensorStore
 from msprobe_engine.guard import Faults
@@ -52,6 +53,15 @@ class BaseKeeper(ABC):
         """Are the tensors of this record saved?"""
         saves = self.store.options.saves
         return saves is not None and self._step_open and saves(name)
+
+    def _redacted(self, files: StepFiles, ref: TensorRef) -> bool:
+        """Must no file of this tensor be made? Then it is noted as not saved."""
+        about = ref.description
+        if redaction.active() is None or not redaction.is_integer(about.dtype):
+            return False
+        if ref.row >= 0:
+            self.store.redact(files, ref.row, about.dtype, about.shape)
+        return True
 
     def _copy_bytes(self, files: StepFiles, row: int, dtype: str, shape: tuple[int, ...], address: int, nbytes: int) -> None:
         """Keep the `nbytes` bytes at `address` as the tensor of `row`."""

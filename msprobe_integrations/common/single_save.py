@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine import names
+from msprobe_engine import names, redaction
 from msprobe_engine.backend import load_backend
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
@@ -146,6 +146,8 @@ class SingleSave:
         def described(node: Any, name: str) -> Any:
             if self._backend.is_tensor(node):
                 array: npt.NDArray[Any] = self._backend.host_array(node)
+                if redaction.active() is not None and redaction.is_integer(array.dtype.name):
+                    return {"max": None, "min": None, "mean": None, "norm": None, "shape": list(array.shape), "redacted": True}
                 array = array if array.dtype.name in NATIVE else array.astype(np.float32)
                 files[f"{name}.npy"] = _npy(array)
                 return _facts(array)

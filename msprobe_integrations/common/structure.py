@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from msprobe_engine import redaction
 from msprobe_engine.guard import is_of_training
 from msprobe_engine.records import Opaque, TensorRef
 from msprobe_integrations.common.containers import CLASS_KEY, Opened, class_text
@@ -42,6 +43,8 @@ def converter(tensor: type, opened: Opened, other: Other) -> Callable[[Any, Redu
             return None
         if isinstance(value, tensor):
             return reduce(value)
+        if (hides := redaction.active()) is not None:
+            return hides.values(nested(value, reduce, 0, [MAX_VALUES]))
         kind = type(value)
         if kind in (int, float, bool, str):
             return simple(kind, value)

@@ -9,6 +9,7 @@ import mindspore
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine import redaction
 from msprobe_engine.config_check.secrets import cleaned
 from msprobe_engine.digest import digest_array
 from msprobe_integrations.mindspore.autograd import settle
@@ -39,12 +40,15 @@ def weights(cells: Sequence[Any], *, statistics: bool) -> tuple[dict[str, Any], 
 def inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(the existing tool's entry, ours) of what a cell is called with. Raises as `weights`."""
     settle()
+    args, kwargs = redaction.hide_names(args), redaction.hide_names(kwargs)
     ours: dict[str, Any] = {}
     for tag, value in (*_leaves("args", args, 0), *_leaves("kwargs", kwargs, 0)):
         if isinstance(value, (mindspore.Tensor, np.ndarray)):
             ours[tag] = _described(value, samples=True)
+            if (hides := redaction.active()) is not None:
+                ours[tag] = hides.facts(ours[tag]["dtype"], ours[tag])
         elif value is None or isinstance(value, (bool, int, float, str)):
-            ours[tag] = {"value": cleaned(tag.rpartition(".")[2], value)}
+            ours[tag] = redaction.argument_fact(value) or {"value": cleaned(tag.rpartition(".")[2], value)}
         else:
             ours[tag] = {"class": type(value).__name__}
     return {"args": _existing(args, 0), "kwargs": _existing(dict(kwargs), 0)}, ours
@@ -87,6 +91,8 @@ def _existing(value: Any, depth: int) -> Any:
     if isinstance(value, dict) and depth < _DEEPEST:
         return {str(key): _existing(item, depth + 1) for key, item in value.items()}
     if isinstance(value, mindspore.Tensor):
+        if redaction.active() is not None and redaction.is_integer(str(value.dtype)):
+            return ""
         return _statistics(value, as_weight=False) or ""
     return ""
 

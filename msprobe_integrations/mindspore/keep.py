@@ -55,7 +55,7 @@ class Keeper(BaseKeeper):
                 self._lose(NO_DIRECTORY)
             return ref
         ref = backend.reduce_exactly(tensor)
-        if ref.row in files.kept:
+        if ref.row in files.kept or self._redacted(files, ref):
             return ref
         try:
             return self._take(files, tensor, ref)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from msprobe_engine import redaction
 from msprobe_engine import rows as _rows
 from msprobe_engine.config_check.secrets import cleaned
 from msprobe_engine.records import TensorRef
@@ -67,15 +68,17 @@ class TensorCollector:
     def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Collected:
         """What a model is called with. Tags as the existing tool has them: ``args.0``, ``kwargs.labels``, ``kwargs.batch.ids``."""
         values: dict[str, Any] = {}
+        args, kwargs = redaction.hide_names(args), redaction.hide_names(kwargs)
         with quiet():
             for tag, value in (*_leaves("args", args), *_leaves("kwargs", kwargs)):
                 if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
                     value = torch.from_numpy(np.ascontiguousarray(value))
                 if isinstance(value, torch.Tensor):
-                    self._take(tag, value, {}, True)
+                    hidden = redaction.active() is not None and redaction.is_integer(str(value.dtype))
+                    self._take(tag, value, {}, not hidden)
                     self._samples[tag] = self._each(value)
                 elif value is None or isinstance(value, (bool, int, float, str)):
-                    values[tag] = {"value": cleaned(tag.rpartition(".")[2], value)}
+                    values[tag] = redaction.argument_fact(value) or {"value": cleaned(tag.rpartition(".")[2], value)}
                 else:
                     values[tag] = {"class": type(value).__name__}
             samples = self._samples
@@ -123,6 +126,8 @@ class TensorCollector:
         found = {name: {**self._facts[name], "digest": digest(ref)} for name, ref in self._refs.items()}
         for name, refs in (samples or {}).items():
             found[name]["samples"] = [digest(ref) for ref in refs]
+        if (hides := redaction.active()) is not None:
+            found = {name: one if "kind" in one else hides.facts(one["dtype"], one) for name, one in found.items()}
         numbers = _on_host(self._statistics)
         self._refs, self._samples, self._facts, self._statistics = {}, {}, {}, {}
         return found, numbers

@@ -75,7 +75,7 @@ class Keeper(BaseKeeper):
             if self._step_open and ref.row >= 0:
                 self._lose(NO_DIRECTORY)
             return ref
-        if ref.row in files.kept:
+        if ref.row in files.kept or self._redacted(files, ref):
             return ref
         try:
             description = ref.description

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msprobe_engine import redaction
 from msprobe_engine.dump import early
 from msprobe_engine.dump.layout import RERUN
 from msprobe_engine.dump.writer import DumpSink
@@ -32,7 +33,7 @@ def seen_so_far(probe: TorchProbe, extra: Sequence[Sample] = (), scalars: Mappin
     numbers = {name: value for name, value in pipeline._scalars.items() if isinstance(value, float)}
     current = probe.plans.current
     stacks = current.recorder.stacks if current is not None else None
-    return Frame(
+    frame = Frame(
         step=probe.step,
         rank=probe.backend.rank() or 0,
         rows=probe.backend.so_far(),
@@ -42,6 +43,7 @@ def seen_so_far(probe: TorchProbe, extra: Sequence[Sample] = (), scalars: Mappin
         stacks=stacks.texts() if stacks is not None and pipeline.entries else [],
         level=pipeline.level,
     )
+    return redaction.hide_frame(frame)
 
 
 class SecondPass:
@@ -115,6 +117,7 @@ class SecondPass:
             complete=complete,
             lost=seen.lost,
         )
+        frame = redaction.hide_frame(frame)
         found = self._judge.compare(self._first, frame, fired=self._fired)
         machine = (facts or {}).get("machine")
         if machine == "transient" or (machine == "reproduced" and found["verdict"] not in ("reproduced", "differs")):

@@ -148,6 +148,8 @@ class RecordedArguments(ABC):
             return [self._make(child, (*place, n), what, purposes) for n, child in enumerate(item)]
         if not isinstance(item, Mapping):
             raise CannotRun(f"an argument is a {type(item).__name__}")
+        if "redacted" in item:
+            raise CannotRun("the values of an argument were redacted (redact: [tokens])")
         kind = item.get("type")
         if isinstance(item.get("dtype"), str) and "shape" in item:
             return self._tensor(item, place, what, purposes)

@@ -1,0 +1,52 @@
+"""Looks for token ids and texts in everything a run has written: text, binary numbers of every usual width, and what lies compressed."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+_NUMBER = re.compile(rb"(?<![0-9.])-?[0-9]{4,}")
+_DEEPEST = 4
+
+
+def contents(name: str, data: bytes, depth: int = 0) -> Iterator[tuple[str, bytes]]:
+    """The bytes of a file, and those of what is compressed in it."""
+    yield name, data
+    if depth == _DEEPEST:
+        return
+    if data[:4] == b"PK\x03\x04":
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for info in archive.infolist():
+                yield from contents(f"{name}/{info.filename}", archive.read(info), depth + 1)
+    elif data[:2] == b"\x1f\x8b":
+        yield from contents(f"{name}.unpacked", gzip.decompress(data), depth + 1)
+    elif data[:1] == b"\x78":
+        try:
+            yield from contents(f"{name}.inflated", zlib.decompress(data), depth + 1)
+        except zlib.error:
+            return
+
+
+def finds(directory: Path, ids: Sequence[int], texts: Sequence[str]) -> list[str]:
+    """Where any of the ids or texts stands: ``file: what, how``."""
+    wanted, found = set(ids), []
+    kinds = {kind: {np.array(one, kind).tobytes() for one in ids} for kind in ("<i4", ">i4", "<f4", ">f4", "<f8", ">f8")}
+    searches = {kind: re.compile(b"|".join(re.escape(end) for end in {value[-2:] for value in known})) for kind, known in kinds.items()}
+    for path in sorted(path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()):
+        for name, data in contents(str(path.relative_to(directory)), path.read_bytes()):
+            found += [f"{name}: {text}" for text in texts if text.encode() in data]
+            numbers = wanted & {int(match.group()) for match in _NUMBER.finditer(data) if len(match.group()) < 20}
+            found += [f"{name}: {number}, text" for number in sorted(numbers)[:3]]
+            for kind, known in kinds.items():  # an int32 is the lower half of an int64
+                width = np.dtype(kind).itemsize
+                hits = {data[max(match.end() - width, 0) : match.end()] for match in searches[kind].finditer(data)} & known
+                if hits:
+                    found.append(f"{name}: {len(hits)} ids, {kind}")
+    return found
