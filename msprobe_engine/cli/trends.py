@@ -16,7 +16,8 @@ examples:
 The page holds every step and rank where --size allows; else neighbouring steps, then ranks, are put together, and the largest and the
 smallest number of a group stay. NaN and Inf always do.
 
-exit codes: 0 done, 2 no data or wrong usage, 3 done, but something could not be read and is not on the page"""
+exit codes: 0 done, 2 no data or wrong usage, 3 done, but something could not be read and is not on the page,
+or two runs have no numbers in common"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,4 +72,5 @@ def run(args: argparse.Namespace) -> int:
         import webbrowser
 
         webbrowser.open(page.resolve().as_uri())
-    return 3 if any(source.left_out for source in sources) else 0
+    nothing_compared = len(sources) > 1 and not trends.compared
+    return 3 if nothing_compared or any(source.left_out for source in sources) else 0

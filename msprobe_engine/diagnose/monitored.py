@@ -62,6 +62,7 @@ def diagnose_monitor(target: Path) -> Diagnosis:
 
     Raises:
         UsageError: no monitor has written there.
+        NothingCapturedError: it has, and there is no alert and no number.
     """
     run = open_run(target)
     found = Diagnosis()
@@ -79,6 +80,11 @@ def diagnose_monitor(target: Path) -> Diagnosis:
         )
         found.next.append(f"msprobe monitor analyze {shlex.quote(str(target))}")
         return found
+    numbers = _count(run)
+    found.problems += [problem for what, count in run.problems.items() if (problem := f"{what} ({count})") not in found.problems]
+    if not numbers:
+        raise NothingCapturedError(f"{target}: no alert and no number in it" + (f" ({found.problems[0]})" if found.problems else ""))
+    found.looked_at["numbers"] = numbers
     items = list(_not_finite(run))
     if items:
         bad = min(items, key=lambda item: (item.step, item.order, item.rank))
@@ -129,6 +135,8 @@ def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
             Sentence("The largest difference is {0} of a number.", f"{accepted:.1e}") if accepted else Sentence("All numbers are the same.")
         )
     ranks = sorted(set(a.ranks) & set(b.ranks))
+    if alone := sorted(set(a.ranks) ^ set(b.ranks)):
+        found.problems.append(f"ranks {', '.join(map(str, alone[:16]))} are on one side only, not compared")
     steps = sorted(by_step)
     found.looked_at = {"steps": f"{steps[0]} to {steps[-1]}", "ranks": len(ranks), "numbers": len(items)}
     return found
@@ -216,6 +224,16 @@ def _not_finite(run: Run) -> Iterator[_Item]:
                 if len(wrong):
                     step, value = int(series.steps[wrong[0]]), float(series.values[wrong[0]])
                     yield _Item(step, _order(family, key, at), rank, family, key, op, value, math.nan)
+
+
+def _count(run: Run) -> int:
+    """How many tensors and numbers of the step were written, of all ranks and steps."""
+    count = 0
+    for rank in run.ranks:
+        tables: list[Mapping[Any, Series]] = [run.scalars(rank)]
+        tables += [run.series(rank, family, op) for family in run.families(rank) for op in run.ops(rank, family)[:1]]
+        count += sum(len(series.steps) for table in tables for series in table.values())
+    return count
 
 
 def _desynchronised(run: Run) -> list[Odd]:

@@ -30,6 +30,7 @@ COMMANDS = {
     "graph": "graph {target} {golden} -o {out}",
     "graph of one": "graph {target} -o {out}",
     "trends": "trends {target} -o {out}.html",
+    "trends of two": "trends {target} {golden} -o {out}.html",
 }
 TWO = ("compare", "compat", "first difference", "tables", "diagnose two")
 ONE = ("diagnose one", "nan_analyze")
@@ -244,3 +245,49 @@ def test_an_empty_directory_is_nothing_to_read(tmp_path: Path, capsys: pytest.Ca
     for command in (*TWO, *ONE, *DRAWN):
         assert run(command, tmp_path / "nothing", tmp_path / "nothing", tmp_path / "out") == 2, command
         capsys.readouterr()
+
+
+def _monitored(path: Path, steps: range, ranks: int = 1) -> Path:
+    """The JSON lines of a monitored run."""
+    (path / "jsonl").mkdir(parents=True)
+    for rank in range(ranks):
+        frames = [
+            {"step": step, "rank": rank, "time": 1.0, "complete": True, "scalars": {"loss": 1.0 + step}, "samples": [], "alerts": []}
+            for step in steps
+        ]
+        (path / "jsonl" / f"rank{rank}.jsonl").write_text("".join(json.dumps(frame) + "\n" for frame in frames))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("command", "golden", "code", "phrase"),
+    [
+        ("diagnose one", None, 0, "numbers 5"),
+        ("diagnose two", range(5), 0, "numbers 5"),
+        ("diagnose two", range(3), 0, "numbers 3"),
+        ("diagnose two", range(7, 9), 2, "no rank, step and tensor in common"),
+        ("trends of two", range(5), 0, "the runs agree"),
+        ("trends of two", range(7, 9), 3, "nothing was compared"),
+    ],
+)
+def test_monitored_runs(
+    command: str, golden: range | None, code: int, phrase: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was compared is said in numbers; runs without a common step are not the same."""
+    target = _monitored(tmp_path / "target", range(5))
+    other = target if golden is None else _monitored(tmp_path / "golden", golden)
+    assert run(command, target, other, tmp_path / "out") == code
+    said = "".join(capsys.readouterr())
+    assert phrase in said, said
+
+
+def test_a_monitored_run_without_a_number_is_nothing_to_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file without a line: the training was killed before its first step."""
+    assert run("diagnose one", _monitored(tmp_path / "target", range(0)), tmp_path, tmp_path / "out") == 2
+    assert "no alert and no number in it" in "".join(capsys.readouterr())
+
+
+def test_ranks_of_one_monitored_run_alone_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, golden = _monitored(tmp_path / "target", range(5), 2), _monitored(tmp_path / "golden", range(5))
+    assert run("diagnose two", target, golden, tmp_path / "out") == 3
+    assert "ranks 1 are on one side only" in "".join(capsys.readouterr())
