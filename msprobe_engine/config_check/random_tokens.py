@@ -43,7 +43,8 @@ def is_digest_name(name: str) -> bool:
 
 def is_random(word: str) -> bool:
     """Is this word, without spaces, most likely a generated key?"""
-    if len(word) < SHORTEST or _UUID.fullmatch(word) or _FILE.fullmatch(word):
+    word = _UUID.sub("", word)  # names of devices and of runs; those of keys cannot be told from them
+    if len(word) < SHORTEST or _FILE.fullmatch(word):
         return False
     if _HEX.fullmatch(word):
         return len(set(word.lower())) >= 8

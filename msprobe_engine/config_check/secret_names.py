@@ -13,11 +13,13 @@ from typing import Any
 from msprobe_engine.config_check.random_tokens import is_random, looks_generated
 
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-_INNER = ("PASSWORD", "PASSWD", "PASSPHRASE", "PASSCODE", "SECRET", "CREDENTIAL", "APIKEY", "COOKIE", "BEARER", "AUTHORIZATION")
+_INNER = ("PASSKEY", "PASSWORD", "PASSWD", "PASSPHRASE", "PASSCODE", "SECRET", "CREDENTIAL", "APIKEY", "COOKIE", "BEARER", "AUTHORIZATION")
 """Anywhere in a name, its separators left out."""
-_WORDS = frozenset(("JWT", "SK", "TOTP", "OTP", "MFA", "SALT", "DSN", "NETRC", "WEBHOOK", "CREDS", "CRED", "VAULT", "SASL", "PASSKEY"))
+_WORDS = frozenset(
+    ("JWT", "SK", "TOTP", "OTP", "MFA", "SALT", "DSN", "NETRC", "WEBHOOK", "CREDS", "CRED", "VAULT", "SASL", "PASSKEY", "AK")
+)
 """A whole part of a name, wherever it stands."""
-_LAST = frozenset(("AK", "PAT", "PIN", "PWD", "PW", "PASS", "SAS", "PEM", "OAUTH", "AUTH", "SIGNATURE", "SIG", "PSK"))
+_LAST = frozenset(("PAT", "PIN", "PWD", "PW", "PASS", "SAS", "PEM", "OAUTH", "AUTH", "SIGNATURE", "SIG", "PSK"))
 """The last part of a name, or all of it."""
 _LAST_OF_VARIABLE = frozenset(("KEY", "KEYS", "TOKEN", "TOKENS", "PRIVATE", "CERT", "XAUTHORITY", "AUTHENTICATION", "IDENTITY", "SOCK"))
 _ANYWHERE_IN_VARIABLE = frozenset(("KEY", "KEYS", "TOKEN", "AUTH", "OAUTH", "PRIVATE", "SIGNATURE", "PASS", "PWD", "PW", "SAS", "CERT"))
@@ -80,6 +82,8 @@ def secret_setting(name: str, value: Any) -> bool:
         return grade == SURE and value not in (0, 1)
     if grade == NOTHING or _TOKENS_OF_MODELS.fullmatch(text.strip()):
         return False
+    if name.lower().rpartition(".")[2] == "token":
+        return names_token(text)
     return grade == SURE or looks_generated(text.strip()) or is_random(text.strip())
 
 
@@ -116,7 +120,7 @@ def _grade(name: str) -> int:
 
 def _is_of_computing(parts: tuple[str, ...]) -> bool:
     """``forward_pass``, ``cpu_pin``: words that are secrets of nobody."""
-    return parts[-1] in ("PASS", "PIN") and len(parts) > 1 and (parts[-2] in _OF_COMPUTING or parts[-2].isdigit())
+    return parts[-1] in ("PASS", "PIN") and len(parts) > 1 and parts[-2] in _OF_COMPUTING
 
 
 @lru_cache(maxsize=8192)

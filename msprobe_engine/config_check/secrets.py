@@ -55,7 +55,9 @@ _URL_WITH_SLASH = re.compile(r"(://[^\s/@:'\"<>]{1,200}):(?![0-9]{1,5}(?:[/?#,;\
 _USER_AT = re.compile(r"(?<![\w/.@:+-])([\w.+-]{1,64}):([^\s/@:'\"<>,;]{3,200})@(?!sha\d|md5)(?=[\w(\[])")
 
 _NAME = r"(?=(?P<name>[A-Za-z0-9_.-]+))(?P=name)"  # read once: a long word without a sign behind it costs its length
-_ASSIGNED = re.compile(rf"(?<![A-Za-z0-9_.-]){_NAME}(?P<sep>\\{{0,4}}[\"'`]?[\])]{{0,2}}\s{{0,8}}(?:=>|:=|==|=|:(?!//))\s{{0,8}})")
+_ASSIGNED = re.compile(
+    rf"(?<![A-Za-z0-9_.-]){_NAME}(?P<sep>\\{{0,4}}[\"'`]?[\])]{{0,2}}\s{{0,8}}(?:=>|:=|==|=|:[-+?](?=\S)|:(?!//))\s{{0,8}})"
+)
 _OPTION = re.compile(rf"(?<![\w-])--?(?=[A-Za-z_]){_NAME}(?P<sep>(?:\\{{0,4}}[\"'`])?,?\s{{1,8}})(?!-)")
 _VALUE = re.compile(
     r"(?P<quote>\\{0,4}[\"'`])(?P<quoted>(?:(?!(?P=quote))(?:\\.|.))*)"
@@ -64,7 +66,7 @@ _VALUE = re.compile(
 )
 _HOLDERS = ("value", "several")
 """Keys of entries of ours that hold the value of the setting around them."""
-_LONGEST_JUDGED = 512
+_LONGEST_JUDGED = 200
 """Characters of a value that are looked at where its name alone does not decide."""
 
 
@@ -92,7 +94,14 @@ def _hide_shape(found: re.Match[str]) -> str:
     return f"{name}{sign}{HIDDEN}" if sign and len(name) < 24 and plain.replace("_", "").isalpha() else HIDDEN
 
 
-def _by_names(text: str) -> str:
+def values_of_secrets(text: str) -> set[str]:
+    """What stands in a text under names of secrets: a script may use it again under another name."""
+    found: set[str] = set()
+    _by_names(text, found)
+    return found
+
+
+def _by_names(text: str, collected: set[str] | None = None) -> str:
     for pattern in (_ASSIGNED, _OPTION):
         parts: list[str] = []
         done = at = 0
@@ -109,6 +118,8 @@ def _by_names(text: str) -> str:
                 end = start + len(value["bare"].rstrip(")]}"))
             if end > start:
                 parts += [text[done:start], HIDDEN]
+                if collected is not None:
+                    collected.add(text[start:end])
                 done = at = end
         text = "".join([*parts, text[done:]])
     return text
@@ -126,10 +137,8 @@ def _is_secret(text: str, found: re.Match[str], name: str, value: re.Match[str])
     word = name.lower()
     if word in ("token", "key", "auth", "sig") and text[found.start() - 1 : found.start()] in ("?", "&"):
         return len(given) > 3 and secret_setting("password", given)
-    if word == "token":
-        if value["quote"] is None and ":" in found["sep"] and not found["sep"].startswith(("'", '"', "\\")):
-            return False  # a sentence about tokens
-        return names_token(given)
+    if word == "token" and value["quote"] is None and ":" in found["sep"] and not found["sep"].startswith(("'", '"', "\\")):
+        return False  # a sentence about tokens
     if secret_setting(name, given):
         return True
     return name.isupper() and secret_variable(name) and names_token(given)
@@ -179,15 +188,8 @@ def masked_arguments(arguments: Sequence[str], name: str = "") -> list[str]:
         first, equals, value = argument.partition("=")
         if argument.startswith("-") and not (option and secret_setting(option, argument) and " " in argument):
             option = "" if equals else argument.lstrip("-")
-            found.append(f"{first}={cleaned_argument(first.lstrip('-'), value)}" if equals else masked_value(name, argument))
+            found.append(f"{first}={cleaned(first.lstrip('-'), value)}" if equals else masked_value(name, argument))
             continue
-        found.append(cleaned_argument(option or name, argument))
+        found.append(str(cleaned(option or name, argument)))
         option = ""
     return found
-
-
-def cleaned_argument(name: str, value: str) -> str:
-    """The value of an option of a command line; ``--token`` alone is of a service there."""
-    if name.lower() == "token" and names_token(value):
-        return HIDDEN
-    return str(cleaned(name, value))

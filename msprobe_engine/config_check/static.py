@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from msprobe_engine.config_check import tree_files
 from msprobe_engine.config_check.environment import BY_NAME, BY_VALUE
@@ -13,7 +14,7 @@ from msprobe_engine.config_check.named_files import NamedFiles, directories, tre
 from msprobe_engine.config_check.python_args import read_python
 from msprobe_engine.config_check.sbatch import read_sbatch
 from msprobe_engine.config_check.secret_names import secret_setting, secret_variable
-from msprobe_engine.config_check.secrets import cleaned, masked, masked_arguments, masked_value
+from msprobe_engine.config_check.secrets import HIDDEN, cleaned, masked, masked_arguments, masked_value, values_of_secrets
 from msprobe_engine.config_check.shell.context import Context, Started, short
 from msprobe_engine.config_check.shell.evaluate import read_script
 from msprobe_engine.config_check.shell.values import Place, State, Text, shown, unknown_of
@@ -26,6 +27,8 @@ _NOT_SOURCED = frozenset({"activate", "conda.sh", ".bashrc", ".bash_profile", ".
 """Files that set up an interactive shell or a package manager: long, and without settings of a training."""
 _MAX_LAUNCHES = 200
 _MAX_ITEMS = 10_000
+_SHORTEST_KNOWN = 6
+"""Characters of a secret that is looked for inside of other values; a shorter one could be any word."""
 _MAX_CONFLICTS = 20
 """Settings with several values that are noted one by one."""
 
@@ -82,6 +85,7 @@ class _Collector:
         self._environment, self._arguments, self._inherited = environment, arguments, inherited
         self._out = StaticSettings()
         self._secrets: dict[str, set[str]] = {BY_NAME: set(), BY_VALUE: set()}
+        self._known_secrets: set[str] = set()
         self._variables_seen: dict[str, list[str]] = {}
 
     def add(self, path: Path, kind: str) -> None:
@@ -117,24 +121,43 @@ class _Collector:
             if len(values) > 1:
                 shown_values = ", ".join(repr(value) for value in values[:5])
                 out.notes.append(f"commands get several values of {name}: {shown_values}; it is equal to no single one of them")
-        out.notes = [masked(note) for note in dict.fromkeys(out.notes)]
+        out.notes = [self._without_known(masked(note)) for note in dict.fromkeys(out.notes)]
         return out
 
     def _read(self, file: str) -> None:
         if file not in self._out.files:
             self._out.files.append(file)
 
+    def _know(self, text: str) -> None:
+        self._known_secrets |= {secret for secret in values_of_secrets(text) if len(secret) > 3 and not secret.startswith("$")}
+
     def _settings(self, found: Mapping[str, Found]) -> None:
         """Take values over; a key that is there with another value becomes a conflict, and the first counts."""
         out = self._out
         for key, one in found.items():
-            shown_value = cleaned(key, one.value)
+            key = self._shown_key(key)
+            shown_value = self._without_known(cleaned(key, one.value))
             if shown_value != one.value:
                 self._secrets[BY_NAME if secret_setting(key, one.value) else BY_VALUE].add(key)
-            one = _replaced(one, _bounded(shown_value))
+            one = _replaced(one, _bounded(shown_value), self._without_known(masked(one.why)))
             before = out.values.setdefault(key, one)
             if before is not one and (before.value, type(before.value)) != (one.value, type(one.value)):
                 self._conflict(key, one)
+
+    def _shown_key(self, key: str) -> str:
+        """A key as it may be written: a quoted text that begins with dashes is taken for an option."""
+        return str(self._without_known(masked(f"--{key}").removeprefix("--") if " " in key else key))
+
+    def _without_known(self, value: Any) -> Any:
+        """Without what a script has under the name of a secret, too: ``SK=x; torchrun train.py --other $SK``."""
+        if isinstance(value, str):
+            if value in self._known_secrets:
+                return HIDDEN
+            for secret in self._known_secrets:
+                if len(secret) >= _SHORTEST_KNOWN and secret in value:
+                    value = value.replace(secret, HIDDEN)
+            return value
+        return [self._without_known(item) for item in value] if isinstance(value, list) else value
 
     def _conflict(self, key: str, one: Found) -> None:
         places = self._out.conflicts.setdefault(key, [self._out.values[key]])
@@ -153,7 +176,8 @@ class _Collector:
         slurm, given = read_sbatch(text, file)
         self._settings(slurm)
         context = Context(self._environment, {**(self._inherited or {}), **given}, inherits=self._inherited is not None)
-        finder = _Finder(context, self._read)
+        self._know(text)
+        finder = _Finder(context, self._read, self._know)
         arguments = None if self._arguments is None else tuple(self._arguments)
         state = read_script(text, file, context, finder, arguments)
         parsed = [one for one in (parse(started, context.note) for started in context.started if not started.captured) if one is not None]
@@ -193,9 +217,11 @@ class _Collector:
         """Take one command over; the keys that it gives."""
         started = one.started
         argv = tuple(shown(word) for word in started.argv)
-        env = {name: masked_value(name, shown(text)) for name, text in started.env.items() if not secret_variable(name)}
-        hidden = tuple(masked_arguments(argv))
-        condition = masked(started.condition)
+        env = {
+            name: self._without_known(masked_value(name, shown(text))) for name, text in started.env.items() if not secret_variable(name)
+        }
+        hidden = tuple(self._without_known(masked_arguments(argv)))
+        condition = self._without_known(masked(started.condition))
         self._out.launches.append(Launch(one.launcher, masked(one.program), hidden, env, started.at.file, started.at.line, condition))
         if started.condition:
             self._out.notes.append(f"{started.at.file}, line {started.at.line}: this training is started only if {started.condition}")
@@ -208,7 +234,7 @@ class _Collector:
             if options[key].value != from_files[key].value:
                 place = f"{from_files[key].file}, line {from_files[key].line}"
                 self._out.notes.append(f"{place}: '{key}' is given on the command line too, and that counts")
-        together = {**options, **{key: found for key, found in from_files.items() if key not in options}}
+        together = {self._shown_key(key): found for key, found in {**options, **from_files, **options}.items()}
         self._settings(together)
         self._out.notes += named.notes
         return set(together)
@@ -221,14 +247,21 @@ class _Collector:
                 continue
             at = text[0].at if text else Place("", 0)
             unknown = unknown_of(text)
-            value = str(_bounded(masked_value(name, shown(text))))
+            value = str(_bounded(self._without_known(masked_value(name, shown(text)))))
             if value != str(_bounded(shown(text))):
                 self._secrets[BY_VALUE].add(name)
             values = self._variables_seen.setdefault(name, [])
             if value not in values:
                 values.append(value)
             self._out.env[name] = " or ".join(values)  # of several commands: equal to no single one of them
-            found = Found(value, "shell", at.file, at.line, unknown is None, masked(f"{unknown.source} {unknown.why}") if unknown else "")
+            found = Found(
+                value,
+                "shell",
+                at.file,
+                at.line,
+                unknown is None,
+                self._without_known(masked(f"{unknown.source} {unknown.why}")) if unknown else "",
+            )
             self._out.env_found.setdefault(name, found)
 
 
@@ -241,17 +274,16 @@ def _bounded(value: object) -> object:
     return [_bounded(item) for item in value] if isinstance(value, list) else value
 
 
-def _replaced(one: Found, value: object) -> Found:
+def _replaced(one: Found, value: object, why: str) -> Found:
     """The same place with a value as it may be written, its reason too."""
-    why = masked(one.why)
     return one if value == one.value and why == one.why else Found(value, one.where, one.file, one.line, one.known, why)
 
 
 class _Finder:
     """Gives the text of a script that another one sources or starts; says where there is none."""
 
-    def __init__(self, context: Context, read: Callable[[str], None]) -> None:
-        self._context, self._read = context, read
+    def __init__(self, context: Context, read: Callable[[str], None], know: Callable[[str], None]) -> None:
+        self._context, self._read, self._know = context, read, know
 
     def __call__(self, path: str, state: State, at: Place) -> tuple[str, str] | None:
         name = path.rpartition("/")[2]
@@ -268,6 +300,7 @@ class _Finder:
                 self._context.note(at, str(error))
                 return None
             self._read(str(candidate))
+            self._know(text)
             return text, str(candidate)
         self._context.note(at, f"{short(path)} is not here; what it sets or starts is not known")
         return None
