@@ -30,7 +30,8 @@ exit codes:
   0  no difference that matters (harmless ones may be listed); collected
   1  differences
   2  cannot: no pack, a file that cannot be read or written, wrong usage
-  3  no difference in what can be compared, and a variable that may change the numbers cannot be (its value is masked)"""
+  3  no difference in what can be compared, and something cannot be: a variable that may change the numbers (its value is masked), a file
+     that one pack alone has or that is damaged"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

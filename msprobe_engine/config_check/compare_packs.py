@@ -115,6 +115,9 @@ class _Work:
         content = {word: True for word, name in (("data", d.DATASET), ("weights", d.WEIGHTS)) if self._content(name)}
         mine, theirs = self.bench.settings_files(), self.cmp.settings_files()
         files = [(name, name) for name in (STATIC_FILE, DYNAMIC_FILE) if name in mine and name in theirs]
+        for name in sorted(set(mine) ^ set(theirs)) if files else ():
+            who = "bench" if name in mine else "cmp"
+            self.out.problems.append(f"only the {who} pack has {name}, so these settings are not compared")
         for a, b in files or [(mine[-1], theirs[-1])]:
             by_rank = a == b == DYNAMIC_FILE and self.bench.ranks_with_settings() and self.cmp.ranks_with_settings()
             sides = self.bench.settings(a, by_rank), self.cmp.settings(b, by_rank)

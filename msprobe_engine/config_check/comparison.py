@@ -63,8 +63,9 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """0: no difference that matters, 1: differences, 3: none in what can be compared, and something that matters cannot be."""
-        return 1 if not self.equal else 3 if self.unknown else 0
+        """0: no difference that matters, 1: differences, 3: none in what can be compared, and something that matters cannot be read or
+        compared."""
+        return 1 if not self.equal else 3 if self.unknown or self.problems else 0
 
     @property
     def unknown(self) -> list[str]:

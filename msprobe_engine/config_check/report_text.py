@@ -29,6 +29,8 @@ def headline(found: Comparison, lines: Mapping[str, int] | None = None) -> str:
     if found.equal and found.unknown:
         names = ", ".join(found.unknown[:MOST_HARMLESS]) + (", ..." if len(found.unknown) > MOST_HARMLESS else "")
         return f"Cannot tell: {len(found.unknown)} of what may change the numbers cannot be compared ({names}); no difference in the rest."
+    if found.equal and found.problems:
+        return "Cannot tell: not everything can be read or compared, see the problems; no difference in the rest."
     if found.equal and found.not_shown:
         return f"No difference that matters ({harmless}; {found.not_shown} not comparable)."
     if found.equal:

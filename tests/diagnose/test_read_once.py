@@ -11,7 +11,7 @@ import pytest
 from msprobe_engine.compare.api import compare_dumps
 from msprobe_engine.diagnose import alone, findings, load
 from msprobe_engine.diagnose.run import diagnose
-from msprobe_engine.dump import reader
+from msprobe_engine.dump import stream
 
 
 def _tensor(value: float, shape: list[int]) -> dict[str, Any]:
@@ -62,15 +62,15 @@ def test_a_run_alone_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """The search for NaN and the checks across ranks share one reading of each dump.json."""
     target = _run(tmp_path / "target", ranks=2)
     read: list[str] = []
-    real = reader.read_json
+    real = stream.open_records
 
     def counted(path: Path) -> Any:
         read.append(f"{path.parent.name}/{path.name}")
         return real(path)
 
-    monkeypatch.setattr(load, "read_json", counted)
+    monkeypatch.setattr(load, "open_records", counted)
     monkeypatch.setattr("msprobe_engine.compare.side.open_records", lambda _: pytest.fail("read again"))
     found = diagnose(target)
     assert found.finding == findings.NONE
     assert found.looked_at["collectives"] == 0
-    assert sorted(name for name in read if name.endswith("dump.json")) == ["rank0/dump.json", "rank1/dump.json"]
+    assert sorted(read) == ["rank0/dump.json", "rank1/dump.json"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ Document = dict[str, Any]
 Change = Callable[[Path, Path], object]
 """What is done to the two roots, target and golden."""
 
+PACK = Path(__file__).parents[1] / "fixtures/config_packs/ours/megatron_checked_base.zip"
 COMMANDS = {
     "compare": "compare -tp {target} -gp {golden} -o {out}",
     "compat": "compare -tp {target} -gp {golden} -o {out} --compat",
@@ -291,3 +293,18 @@ def test_ranks_of_one_monitored_run_alone_are_said(tmp_path: Path, capsys: pytes
     target, golden = _monitored(tmp_path / "target", range(5), 2), _monitored(tmp_path / "golden", range(5))
     assert run("diagnose two", target, golden, tmp_path / "out") == 3
     assert "ranks 1 are on one side only" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_settings_of_one_pack_alone(swapped: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One pack has the settings that the frameworks resolved, the other those of its script alone."""
+    whole, part = PACK, tmp_path / "part.zip"
+    with zipfile.ZipFile(whole) as source, zipfile.ZipFile(part, "w") as copy:
+        for name in source.namelist():
+            if "hyperparameters" not in name:
+                copy.writestr(name, source.read(name))
+    sides = (part, whole) if swapped else (whole, part)
+    assert main(["config_check", "-c", *map(str, sides), "-o", str(tmp_path / "out")]) == 3
+    said = "".join(capsys.readouterr())
+    assert said.startswith("Cannot tell")
+    assert f"only the {'cmp' if swapped else 'bench'} pack has hyperparameters_dynamic.json" in said
