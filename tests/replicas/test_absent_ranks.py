@@ -57,6 +57,7 @@ class Plan(NamedTuple):
     Attributes:
         attach: step before which its probe is attached; -1: never.
         close: step in which its probe is closed, after the backward pass; -1: at the end.
+        between: it is closed as soon as that step has ended instead.
         fault: step in which a fault switches its parameter monitor off; -1: none.
         unreadable: its settings cannot be read.
     """
@@ -64,12 +65,13 @@ class Plan(NamedTuple):
     attach: int = 0
     close: int = -1
     fault: int = -1
+    between: bool = False
     unreadable: bool = False
 
     def merged(self) -> list[str]:
         """Of every step: ``whole``, ``shard``, or ``?`` where it depends on when a rank hears of another."""
         first = STEPS if self.attach < 0 else self.attach
-        last = min(step for step in (self.close, self.fault, STEPS) if step >= 0)
+        last = min(step for step in (self.close + self.between, self.fault, STEPS) if step >= 0)
         between = "?" if self.attach > 0 else "whole"
         return ["shard"] * first + [between] * (last - first) + ["shard"] * (STEPS - max(first, last))
 
@@ -80,6 +82,7 @@ PLANS = {
     "settings cannot be read": Plan(attach=-1, unreadable=True),
     "attaches late": Plan(attach=3),
     "closes in a step": Plan(close=5),
+    "closes between steps": Plan(close=5, between=True),
     "fault": Plan(fault=3),
 }
 SAID = {
@@ -87,6 +90,7 @@ SAID = {
     "settings cannot be read": "no probe takes part",
     "attaches late": "have nothing of this step",
     "closes in a step": "its probe was closed",
+    "closes between steps": "its probe was closed",
     "fault": "a fault has switched its probe off",
 }
 """In a message of the other ranks of its groups."""
@@ -156,12 +160,14 @@ def train(kind: str, plan: Plan | None) -> Seen:
                 probe.begin_step(number)
             loss = model(pc.data(number)).square().mean()
             loss.backward()
-            if probe is not None and number == mine.close:
+            if probe is not None and number == mine.close and not mine.between:
                 close = _timed_close(probe)
             with _broken_monitor(number == mine.fault):
                 optimizer.step()
                 if probe is not None:
                     probe.end_step({"loss": loss})
+                    if number == mine.close and not probe.closed:
+                        close = _timed_close(probe)
             optimizer.zero_grad()
             bits.append(loss.detach().numpy().tobytes())
             slowest = max(slowest, time.monotonic() - began)
