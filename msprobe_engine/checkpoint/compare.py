@@ -192,7 +192,8 @@ def _only_common(a: npt.NDArray[Any], pieces_a: Sequence[Piece], b: npt.NDArray[
     here = np.zeros((2, *a.shape), bool)
     for k, pieces in enumerate((pieces_a, pieces_b)):
         for piece in pieces:
-            here[(k, *piece.inside)] = True  # of a tensor without dimensions here[k] is a number and takes no item
+            place = (k, *piece.inside)  # of a tensor without dimensions here[k] is a number and takes no item
+            here[place] = True
     nowhere = ~(here[0] & here[1])
     a[nowhere] = 0
     b[nowhere] = 0
