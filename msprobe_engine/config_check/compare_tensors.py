@@ -10,8 +10,11 @@ from typing import Any
 
 from msprobe_engine.config_check.difference import DATASET, HAS_BENCH, HAS_CMP, WEIGHTS, Difference, Sheet, listed, merged, short
 from msprobe_engine.config_check.severity import CHANGES, ERROR, MAY
+from msprobe_engine.redaction import NO_KEY
 
 STATISTICS = ("max", "min", "mean", "norm")
+REDACTED = "redacted"
+"""Key of records whose values were left out: the key that made their digests, see `msprobe_engine.redaction`."""
 MOST_NAMES = 4
 _WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 """Attributes under which torch.compile, FSDP and checkpoint_wrapper keep the module they wrap; DDP's is ``module``."""
@@ -134,6 +137,7 @@ class _Comparison:
         self.digests = bool(bench.ours) and bool(cmp.ours)
         self.unequal: dict[tuple[str, int], dict[int, tuple[Any, Any]]] = {}
         self.shared = False
+        self.hidden: set[str] = set()
         self.everyone = tuple({rank for _, rank in bench.places & cmp.places})
 
     def compared(self) -> Sheet:
@@ -144,6 +148,10 @@ class _Comparison:
             else:
                 self._missing(place)
         self._absent_places()
+        if self.hidden:
+            names = ", ".join(sorted(self.hidden)[:MOST_NAMES]) + (", ..." if len(self.hidden) > MOST_NAMES else "")
+            why = "values are redacted, and both sides do not have digests of one key: they cannot be compared"
+            self.sheet.differences.append(Difference(self.sheet.name, names, names, "", "", MAY, why, level=ERROR))
         if one_sided and not self.shared:
             what = "weights" if self.column == "weight_name" else "inputs"
             why = f"no name of the {what} is on both sides; of two frameworks compare checkpoints (msprobe ckpt diff)"
@@ -174,6 +182,9 @@ class _Comparison:
                 at["ranks"].add(rank)
                 continue
             self.shared = True
+            if not comparable(a[name], b[name]):
+                self.hidden.add(name)
+                continue
             equal = same_tensor(a[name], b[name])
             if not equal:
                 self.unequal.setdefault((name, rank), {})[step] = (a[name], b[name])
@@ -230,6 +241,13 @@ def _unwrapped(name: str) -> str:
     while len(parts) > 1 and parts[0] == "module":
         parts.pop(0)
     return ".".join(parts)
+
+
+def comparable(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Can two records tell whether they are of the same values? Those of redacted ones with digests that one key has made."""
+    if REDACTED not in a and REDACTED not in b:
+        return True
+    return bool(a.get(REDACTED) == b.get(REDACTED) != NO_KEY and a.get("digest") and b.get("digest"))
 
 
 def same_tensor(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
