@@ -26,7 +26,7 @@ def _blocks(language: str) -> list[str]:
 
 def _commands() -> list[list[str]]:
     lines = [line.partition("||")[0] for block in _blocks("bash") for line in block.splitlines()]
-    return [words[1:] for line in lines if (words := shlex.split(line, comments=True))]
+    return [words[1:] for line in lines if (words := shlex.split(line, comments=True)) and words[0] == "msprobe"]
 
 
 def test_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
