@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.dump import layout, packedfiles
 from msprobe_engine.dump.summary import size
@@ -277,9 +278,7 @@ def _incident_text(content: dict[str, Any]) -> str:
 def _read(path: Path) -> dict[str, Any]:
     """The JSON object in a file; {} for anything else, and for a file too large to be opened for a listing."""
     try:
-        if path.stat().st_size > _LARGEST:
-            return {}
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = parse_json(read_input(path, _LARGEST))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -19,6 +19,7 @@ from types import TracebackType
 from msprobe_engine.accuracy.metrics import COLUMNS
 from msprobe_engine.accuracy.result_forms import BLANK, Form, join
 from msprobe_engine.accuracy.results import SKIP, CallResult, Metric, TensorResult
+from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.output_files import WholeFile, write_all
 from msprobe_engine.core.io.regular_files import explain, make_directories, open_regular
 from msprobe_engine.errors import SinkError, UsageError
@@ -228,9 +229,12 @@ def _tensor(name: str, row: dict[str, str]) -> TensorResult:
     )  # fmt: skip
 
 
+_MOST_BYTES = 8 << 30
+
+
 def _lines(path: Path) -> tuple[tuple[str, ...], list[bytes], int]:
     """Header, complete lines without it, and the length of all these in bytes."""
-    raw = path.read_bytes()
+    raw = read_input(path, _MOST_BYTES)
     rows, end = [], len(_BOM) if raw.startswith(_BOM) else 0
     while (match := _RECORD.match(raw, end)) is not None:
         rows.append(match[0])

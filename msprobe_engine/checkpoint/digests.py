@@ -22,6 +22,7 @@ from msprobe_engine.checkpoint.filereads import FileReads
 from msprobe_engine.checkpoint.result import strict
 from msprobe_engine.checkpoint.stored import Checkpoint, StoredTensor
 from msprobe_engine.checkpoint.threads import Job, Plan, Pool
+from msprobe_engine.core.io.input_files import open_input, read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.output_files import write_named
 from msprobe_engine.digest import digest_array, words_per_element
@@ -158,7 +159,7 @@ def write_manifest(path: Path, checkpoint: Checkpoint, found: Sequence[Digest]) 
 def is_manifest(path: Path) -> bool:
     """Is this file a manifest?"""
     try:
-        with open(path, "rb") as file:
+        with open_input(path) as file:
             head = file.read(200)
     except OSError:
         return False
@@ -172,9 +173,7 @@ def read_manifest(path: Path) -> tuple[Checkpoint, dict[str, Digest]]:
         DumpFormatError: it is no manifest of a version that is known, or damaged.
     """
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise DumpFormatError(f"{path}: is larger than {_MOST_BYTES >> 30} GiB; that is no manifest")
-        data = parse_json(path.read_bytes())
+        data = parse_json(read_input(path, _MOST_BYTES))
         if data.get("version") != VERSION:
             raise DumpFormatError(f"{path}: is a manifest of version {data.get('version')!r}; this tool knows version {VERSION}")
         checkpoint = Checkpoint(

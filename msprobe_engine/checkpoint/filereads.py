@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.io.regular_files import open_regular
 from msprobe_engine.errors import DumpFormatError
 
 kernel: Any
@@ -106,7 +107,7 @@ class FileReads:
             return fd
         if len(self._open) >= _OPEN:
             os.close(self._open.popitem(last=False)[1])
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_regular(path, follow=True)
         self._open[path] = fd
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)

@@ -21,6 +21,7 @@ from msprobe_engine.checkpoint.megatron_groups import Parameter, label, members_
 from msprobe_engine.checkpoint.plain import plain
 from msprobe_engine.checkpoint.stored import OPTIMIZER, Index, StoredTensor, whole
 from msprobe_engine.checkpoint.torchpickle import FileTensor
+from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.dump.dtypes import item_size, plain_name
 
 HALF = ("float16", "bfloat16")
@@ -213,7 +214,7 @@ def step_of(value: Any) -> Any:
     form = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}.get(value.dtype)
     if form is None or value.numel != 1:
         return None
-    with open(value.file, "rb") as file:
+    with open_input(value.file) as file:
         file.seek(value.start)
         data = file.read(struct.calcsize(form))
     return struct.unpack(form, data)[0] if len(data) == struct.calcsize(form) else None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 from msprobe_engine.checkpoint.protowire import BYTES, Field, Source, WireError
 from msprobe_engine.checkpoint.safefile import read_safetensors
 from msprobe_engine.checkpoint.stored import Box, Index, flat, whole
+from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.dump.dtypes import decoder, item_size, plain_name
 from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.log import printable
@@ -82,9 +82,7 @@ def read_file(path: Path) -> MindSporeFile:
         notes = [f"{path}: {name} is of a type that is not known; it is compared as bytes" for name in safe.raw]
         return MindSporeFile(path, tensors, notes=notes)
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise DumpFormatError(f"{path}: is no regular file")
-        with open(path, "rb") as opened:
+        with open_input(path) as opened:
             return _read(Source(opened, os.fstat(opened.fileno()).st_size), path)
     except OSError as error:
         raise DumpFormatError(f"{path}: cannot be read ({error.strerror or error}); check owner and mode") from None
@@ -197,7 +195,7 @@ def number_of(held: Held) -> Any:
         return None
     box, dtype = held.boxes[0], np.dtype(known.words)
     try:
-        with open(box.file, "rb") as opened:
+        with open_input(box.file) as opened:
             data = os.pread(opened.fileno(), dtype.itemsize, box.start)
     except OSError:
         return None

@@ -17,6 +17,7 @@ from typing import Any
 from msprobe_engine.checkpoint.protowire import BYTES, Field, Source
 from msprobe_engine.checkpoint.smallfiles import entries, read_json
 from msprobe_engine.checkpoint.stored import Index
+from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.errors import DumpFormatError
 
 _DIRECTORIES = ("strategy", "src_strategy", "src_strategy_list", "strategies")
@@ -110,7 +111,7 @@ def read_strategy(path: Path) -> dict[str, Layout]:
                 )
         return found
     try:
-        with open(path, "rb") as opened:
+        with open_input(path) as opened:
             source = Source(opened, os.fstat(opened.fileno()).st_size)
             return dict(_items(source, path))
     except OSError as error:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from msprobe_engine.checkpoint.smallfiles import entries, read_text
 from msprobe_engine.checkpoint.stored import Checkpoint
 from msprobe_engine.core.io.damaged_files import DAMAGED
+from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.log import one_line
 
@@ -51,7 +52,7 @@ def _any(names: Collection[str], pattern: str) -> bool:
 
 def _head(path: Path, count: int = 4) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open_input(path) as file:
             return file.read(count)
     except OSError:
         return b""

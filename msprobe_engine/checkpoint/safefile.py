@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from msprobe_engine.checkpoint.stored import strides_of
 from msprobe_engine.checkpoint.torchpickle import FileTensor
+from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.json_text import parse_json, unique_keys
+from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.dump.dtypes import item_size
 from msprobe_engine.dump.ptparts import is_size
 from msprobe_engine.errors import DumpFormatError
@@ -87,9 +88,7 @@ def read_safetensors(path: Path) -> SafeFile:
 def _header(path: Path) -> tuple[dict[str, Any], int, int]:
     """The header, the byte at which the data begin, and the bytes of the file."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise DumpFormatError(f"{path}: is no regular file")
-        with open(path, "rb") as file:
+        with open_input(path) as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, _LARGEST_HEADER):
@@ -97,6 +96,8 @@ def _header(path: Path) -> tuple[dict[str, Any], int, int]:
                     f"{path}: has {size} bytes and should have a header of {length}; it is no safetensors file, or was cut off"
                 )
             data = file.read(length)
+    except OddFileError as error:
+        raise DumpFormatError(f"{path}: is no regular file ({error.strerror})") from None
     except FileNotFoundError:
         raise DumpFormatError(f"{path}: is not there; it was removed or never written (disk full, killed run)") from None
     except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def read_arrays(path: Path, problems: list[str]) -> tuple[dict[str, StoredTensor
     """
     found: dict[str, StoredTensor] = {}
     files: list[Path] = []
-    for directory in sorted(entry for entry in path.iterdir() if (entry / ".zarray").is_file()):
+    for directory in sorted(entry for entry in path.iterdir() if os.path.lexists(entry / ".zarray")):
         try:
             tensor = _array(directory, problems)
         except DumpFormatError as error:

@@ -20,6 +20,7 @@ from msprobe_engine.checkpoint.torchfile import FileTensor, plain
 from msprobe_engine.checkpoint.trainer_files import stored
 from msprobe_engine.checkpoint.zero_partitions import in_a_row, of_partitions
 from msprobe_engine.checkpoint.zero_rank_file import listed
+from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.dump.dtypes import decoder, item_size
 
 _MASTER = "master"
@@ -145,7 +146,7 @@ def _first(file: Path, start: int, dtype: str, numel: int) -> npt.NDArray[np.flo
     if form is None or width is None or dtype not in ("float32", "bfloat16", "float16"):
         return None
     try:
-        with open(file, "rb") as opened:
+        with open_input(file) as opened:
             data = os.pread(opened.fileno(), min(numel, _FEW) * width, start)
     except OSError:
         return None

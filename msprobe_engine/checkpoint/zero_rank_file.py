@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.checkpoint.torchfile import FileTensor, Inert, attributes, plain
+from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.errors import DumpFormatError
 
 _FORMS = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
@@ -108,7 +109,7 @@ def scalar(tensor: FileTensor) -> float | int | None:
     if form is None or tensor.numel != 1:
         return None
     try:
-        with open(tensor.file, "rb") as file:
+        with open_input(tensor.file) as file:
             data = os.pread(file.fileno(), struct.calcsize(form), tensor.start)
     except OSError:
         return None

@@ -14,7 +14,8 @@ examples:
 writes DB/monitor_data.trend.db and DB/dump_data.trend.db. NaN, Inf and numbers beyond 1e9, which the tables of the existing tool cannot
 hold, are in the table exact_values.
 
-exit codes: 0 done, 2 nothing to convert, a data base is in the way (--force) or wrong usage"""
+exit codes: 0 done, 2 nothing to convert, a data base is in the way (--force) or wrong usage, 3 done, but something could not be read and is
+not in the data base"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,11 +42,13 @@ def run(args: argparse.Namespace) -> int:
 
     mapping = read_mapping(args.mapping) if args.mapping else {}
     options = Options(mapping, args.micro_step == "true", args.process_num, args.force)
+    left_out = 0
     for done in data2db(args.db, args.data, args.format, options):
+        left_out += done.left_out
         skipped = f", {done.skipped} were there already" if done.skipped else ""
         print(f"{done.path}: {done.rows} rows from {done.units} tables{skipped}")
         for what, count in list(done.problems.items())[:10]:
             print(f"  not read: {what} ({count})")
         if len(done.problems) > 10:
             print(f"  and {len(done.problems) - 10} more problems")
-    return 0
+    return 3 if left_out else 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import errno
 import importlib
 import os
 import sys
@@ -15,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msprobe_engine.cli.arguments import Parser
+from msprobe_engine.cli.file_errors import describe
+from msprobe_engine.core.io.input_files import OddInputError
 from msprobe_engine.errors import ProbeError, UnreadableFileError
 from msprobe_engine.log import printable
 
 DONE, FOUND, WRONG, UNREADABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 3, 130
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Of a disk; the standard output may be a file on it."""
 
 
 class Command(NamedTuple):
@@ -160,6 +159,15 @@ def sub_parser(name: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _names_odd_input(error: BaseException | None) -> bool:
+    """Was a pipe, a device or a directory named, or met, where a file should be read? It is no reader's business to tell exit codes."""
+    while error is not None:
+        if isinstance(error, OddInputError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def version() -> str:
     """The installed version."""
     from importlib.metadata import PackageNotFoundError
@@ -200,6 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _unknown(f"msprobe {name}", given[0], commands, commands)
         name, given = f"{name} {given[0]}", given[1:]
     debug = options.debug
+    args = argparse.Namespace()
     try:
         args = sub_parser(name).parse_args(given)
         debug = debug or args.debug
@@ -210,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         print(printable(f"msprobe {name}: {error}"), file=sys.stderr)
-        return UNREADABLE if isinstance(error, UnreadableFileError) else WRONG
+        return UNREADABLE if isinstance(error, UnreadableFileError) or _names_odd_input(error) else WRONG
     except KeyboardInterrupt:
         print(f"msprobe {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -221,15 +230,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        if isinstance(error, OSError) and error.errno in _FULL:
-            said = f"msprobe {name}: cannot write all of the output ({error.strerror}); make room, or write it elsewhere"
-            print(printable(said), file=sys.stderr)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return WRONG
-        if isinstance(error, OSError) and error.filename is not None:
-            path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else error.filename
-            print(printable(f"msprobe {name}: {str(path)[:1000]}: {error.strerror}; check the name, owner and mode"), file=sys.stderr)
-            return UNREADABLE
+        if (said := describe(error, args)) is not None:
+            print(printable(f"msprobe {name}: {said.text}"), file=sys.stderr)
+            if error.filename is None:  # type: ignore[attr-defined]  # what Python would flush at exit goes nowhere
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return WRONG if said.wrote else UNREADABLE
         print(
             printable(
                 f"msprobe {name}: unexpected {type(error).__name__}: {error}. This is a bug; run again with --debug for the traceback"

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: done, 1: false alarms in a run that was checked."""
+    """0: done, 1: false alarms in a run that was checked, 3: something of the runs could not be read."""
     from msprobe_engine.errors import UsageError
     from msprobe_engine.monitor.learn import alerts_of, check, describe, learn
     from msprobe_engine.progress import progress
@@ -46,6 +46,10 @@ def run(args: argparse.Namespace) -> int:
     learned = learn(args.runs, patience=args.patience, progress=lambda items: progress(items, "learning"))
     save_bands(learned.bands, args.output)
     print("\n".join(describe(learned)))
+    for problem, times in list(learned.unread.items())[:10]:
+        print(f"  not read: {problem} ({times})")
+    if len(learned.unread) > 10:
+        print(f"  and {len(learned.unread) - 10} more problems")
     count = 0
     for path in args.check:
         alarms, known = check(learned.bands, path, progress=lambda items: progress(items, "checking"))
@@ -57,4 +61,4 @@ def run(args: argparse.Namespace) -> int:
         if len(alarms) > 10:
             print(f"  and {len(alarms) - 10} more metrics; learn from this run, too, to widen their bands")
     print(f"written: {args.output}")
-    return 1 if count else 0
+    return 1 if count else 3 if learned.unread_count else 0

@@ -17,12 +17,15 @@ The file is read line by line, and nothing in it is trusted: lines, nodes and so
 
 from __future__ import annotations
 
+import io
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.errors import DumpFormatError
 
 MAX_BYTES = 4 << 30
@@ -80,10 +83,10 @@ def read_nodes(path: Path) -> list[Node]:
         DumpFormatError: it cannot be read, is too large, or has no node in it.
     """
     try:
-        if path.stat().st_size > MAX_BYTES or not path.is_file():
-            raise DumpFormatError(f"{path}: is no file of at most {MAX_BYTES >> 30} GiB; give an IR file that MindSpore wrote")
-        with open(path, encoding="utf-8", errors="backslashreplace", newline="\n") as stream:
-            nodes = list(_parse(stream, path))
+        with open_input(path) as file:
+            if os.fstat(file.fileno()).st_size > MAX_BYTES:
+                raise DumpFormatError(f"{path}: has more than {MAX_BYTES >> 30} GiB; give an IR file that MindSpore wrote")
+            nodes = list(_parse(io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="\n"), path))
     except OSError as error:
         raise DumpFormatError(f"{path}: cannot be read ({error.strerror}); give an IR file that MindSpore wrote (save_graphs)") from error
     if not nodes:

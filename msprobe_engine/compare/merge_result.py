@@ -25,7 +25,7 @@ from msprobe_engine.compare.columns import (
 )
 from msprobe_engine.compare.tables import check_format, unwritable
 from msprobe_engine.compare.tables.reading import Row, read_table
-from msprobe_engine.core.io.input_files import read_input
+from msprobe_engine.core.io.input_files import open_input, read_input
 from msprobe_engine.core.io.output_files import WholeFile
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.io.yaml_text import parse_yaml
@@ -122,7 +122,7 @@ def read_wanted(path: Path) -> Wanted:
 def _tables(directory: Path, notes: list[str]) -> dict[int, list[Path]]:
     """Rank -> its tables. Of several comparisons in the directory the latest of each rank counts."""
     try:
-        names = sorted(entry.name for entry in os.scandir(directory) if entry.is_file())
+        names = sorted(os.listdir(directory))
     except OSError as error:
         raise DumpFormatError(f"{directory}: cannot be listed ({error.strerror}); give the directory of the tables") from None
     found: dict[int, dict[str, list[Path]]] = {}
@@ -150,7 +150,7 @@ def _cut_off(path: Path) -> bool:
     if path.suffix != ".csv":
         return False
     try:
-        with open(path, "rb") as file:
+        with open_input(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 1))
             return file.read(1) not in (b"\n", b"")

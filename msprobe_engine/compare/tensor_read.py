@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.dump.dtypes import decoder, plain_name
 from msprobe_engine.dump.ptfile import locate_pt
 from msprobe_engine.dump.tensor_reader import NPY, SAFETENSORS, TensorFiles, TensorSource
@@ -185,7 +186,7 @@ def join(tensors: Iterable[Elements], axis: int) -> Held:
 def _open(source: TensorSource) -> Elements:
     path = source.path
     try:
-        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
+        file = open_input(path, follow=False)
     except FileNotFoundError:
         raise DumpFormatError(f"{path}: is not there; it was removed or never written (disk full, killed run)") from None
     except (OSError, ValueError) as error:

@@ -6,13 +6,12 @@ Logs are read line by line, so their size does not matter; what is taken out of 
 from __future__ import annotations
 
 import ast
-import os
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.errors import DumpFormatError
 
@@ -36,10 +35,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         DumpFormatError: the log is missing or no regular file.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise DumpFormatError(f"{path}: is no regular file; a log is one")
+        with open_input(path) as file:
             number, cut = 0, False
             while raw := file.readline(MAX_LINE):
                 if not cut:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.compare.side import Side
+from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.diagnose import collectives, findings, replicas
 from msprobe_engine.diagnose.facts import module_path
 from msprobe_engine.diagnose.findings import Diagnosis, Suspect
 from msprobe_engine.diagnose.nan_analyze import nan_analyze
 from msprobe_engine.diagnose.saved import saved_alone
-from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.dump.reader import MOST_BYTES, open_dump
 from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.sentences import Sentence
 
@@ -133,7 +134,7 @@ class _Ranks:
 def _began(found: Diagnosis, target: Path) -> None:
     """What an incident directory says set it off, when its records show nothing."""
     try:
-        document = parse_json((target / "incident.json").read_text(encoding="utf-8"))
+        document = parse_json(read_input(target / "incident.json", MOST_BYTES))
     except (OSError, ValueError):
         return
     began = document.get("began") if isinstance(document, dict) else None

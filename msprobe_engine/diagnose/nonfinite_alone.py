@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.diagnose import findings
 from msprobe_engine.diagnose.findings import Diagnosis
 from msprobe_engine.diagnose.load import numbered
@@ -64,7 +65,7 @@ def _holds(file: Path, words: Sequence[bytes]) -> bool:
     """One of the words stands in the file; a file that cannot be read holds nothing."""
     kept = max(map(len, words)) - 1
     try:
-        with file.open("rb") as stream:
+        with open_input(file) as stream:
             tail = b""
             while piece := stream.read(_PIECE):
                 tail += piece

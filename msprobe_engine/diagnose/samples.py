@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.diagnose.first_bad import Verdict
 from msprobe_engine.diagnose.model import NONFINITE, Call, Trace, flags_of
 from msprobe_engine.diagnose.scan import Origin
+from msprobe_engine.dump.reader import MOST_BYTES
+from msprobe_engine.log import one_line, warning
 
 _FILE = re.compile(r"samples_rank(\d{1,9})\.jsonl")
 _PHASES = (
@@ -33,7 +36,7 @@ def load(directory: Path) -> dict[int, dict[int, Trace]]:
         if hit is None:
             continue
         rank = int(hit.group(1))
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+        for text in _lines(path):
             try:
                 line = parse_json(text)
                 step = line["step"]
@@ -50,6 +53,14 @@ def load(directory: Path) -> dict[int, dict[int, Trace]]:
                 )
                 trace.calls.append(call)
     return dict(sorted(out.items()))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return read_input(path, MOST_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError as error:
+        warning(f"{one_line(str(path))}: cannot be read ({error.strerror or error}); looked at without it")
+        return []
 
 
 def _items(line: Mapping[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:

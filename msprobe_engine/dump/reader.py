@@ -17,18 +17,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.core.io.input_files import open_input
+from msprobe_engine.core.io.input_files import open_input, read_input
 from msprobe_engine.core.io.json_text import parse_json as parse_text
 from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.dump import framelog, layout
 from msprobe_engine.dump.parsed import DumpedEntry, DumpedTensor, EntryParser, StepDump
-from msprobe_engine.errors import DumpFormatError, TextError, UsageError
+from msprobe_engine.dump.stacks import stack_lines
+from msprobe_engine.errors import DumpFormatError, TextError, UnreadableFileError, UsageError
+from msprobe_engine.log import one_line, warning
 
 __all__ = ["DumpDirectory", "DumpedEntry", "DumpedTensor", "StepDump", "load_rank_directory", "open_dump"]
 
 Rank = int | str
 """A rank, or the name of a directory that does not say its rank (``rank``, ``proc{pid}``)."""
 
+MOST_BYTES = 16 << 30
+"""Of a file that is read at once; what is larger is in the layout that `dump.stream` reads in blocks."""
 _LOOKED_INTO = 64
 """Directories looked into where there is no dump, to say which of them has one."""
 _DATA_DIRECTORY = re.compile(rb'"dump_data_dir": *"[^"]*?(proc[0-9]+)/')
@@ -210,7 +214,7 @@ def _process_ranks(found: Mapping[int | None, Mapping[str, Path]]) -> dict[str, 
             if rank is None:
                 continue
             try:
-                with open(path / layout.DUMP, "rb") as file:
+                with open_input(path / layout.DUMP) as file:
                     m = _DATA_DIRECTORY.search(file.read(4096))
             except OSError:
                 continue
@@ -344,17 +348,10 @@ def _parent(node: Any) -> str | None:
 
 
 def _stacks(document: Any, file: Path) -> dict[str, tuple[str, ...]]:
-    """Both layouts: ``{number: [[names], [lines]]}`` and the older ``{name: [lines]}``."""
-    stacks: dict[str, tuple[str, ...]] = {}
-    for key, value in _object(document, file).items():
-        if not isinstance(value, list):
-            raise DumpFormatError(f"{file}: the value of {key[:80]!r} is no list; it must be a list of lines, or of names and lines")
-        if len(value) == 2 and isinstance(value[0], list):
-            lines = tuple(str(line) for line in (value[1] if isinstance(value[1], list) else [value[1]]))
-            stacks.update((str(name), lines) for name in value[0])
-        else:
-            stacks[key] = tuple(str(line) for line in value)
-    return stacks
+    found, odd = stack_lines(_object(document, file))
+    if odd:
+        warning(f"{one_line(str(file))}: {odd:,} stacks are no lists of lines of text and are left out")
+    return {name: tuple(lines) for name, lines in found.items()}
 
 
 def _object(document: Any, file: Path) -> dict[str, Any]:
@@ -385,15 +382,15 @@ def read_bytes(file: Path) -> bytes:
 
     Raises:
         FileNotFoundError: it is not there.
-        DumpFormatError: it cannot be read, or is a pipe or a device, which would never end.
+        UnreadableFileError: it is a pipe or a device, which would never end.
+        DumpFormatError: it cannot be read, or is larger than `MOST_BYTES`.
     """
     try:
-        with open_input(file) as opened:
-            return opened.read()
+        return read_input(file, MOST_BYTES)
     except FileNotFoundError:
         raise
     except OddFileError:
-        raise DumpFormatError(f"{file}: is no regular file; no dump has such a file, do not trust it") from None
+        raise UnreadableFileError(f"{file}: is no regular file; no dump has such a file, do not trust it") from None
     except OSError as error:
         raise DumpFormatError(f"{file}: cannot be read ({error.strerror}); check owner and mode") from None
 

@@ -16,10 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.json_text import parse_json as parse_text
+from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.dump import framelog, layout
-from msprobe_engine.dump.reader import nearby, parse_json, read_bytes
-from msprobe_engine.errors import DumpFormatError, TextError
+from msprobe_engine.dump.reader import MOST_BYTES, nearby, parse_json, read_bytes
+from msprobe_engine.errors import DumpFormatError, TextError, UnreadableFileError
 
 BLOCK = 1 << 20
 """Bytes of the file that are turned into objects at a time; more than the caches of a core hold would cost time, not save some."""
@@ -66,17 +68,20 @@ def open_records(path: Path, block: int = BLOCK) -> Iterator[Records]:
         text = framelog.decode(read_bytes(log), str(log)).dump_json(str(log))
         yield _in_one_piece(text, log, recovered=True)
         return
-    if not path.is_file():
-        raise DumpFormatError(f"{path}: is no regular file; no dump has such a file, do not trust it")
     try:
-        file = open(path, "rb")  # noqa: SIM115 - closed below, after the caller's loop
+        file = open_input(path)
+    except OddFileError:
+        raise UnreadableFileError(f"{path}: is no regular file; no dump has such a file, do not trust it") from None
     except OSError as error:
         raise DumpFormatError(f"{path}: cannot be read ({error.strerror}); check owner and mode") from None
     with file:
         head = file.read(block)
         start = head.find(_DATA, 0, _LONGEST_HEADER)
         if start < 0 or head[start + len(_DATA) : start + len(_DATA) + len(_NAME)] != _NAME:
-            yield _in_one_piece(head + file.read(), path)
+            rest = file.read(MOST_BYTES)
+            if len(rest) == MOST_BYTES:
+                raise DumpFormatError(f"{path}: is no dump with one record after the other, and has more than {MOST_BYTES >> 30} GiB")
+            yield _in_one_piece(head + rest, path)
             return
         header = parse_json(head[:start].rstrip().rstrip(b",") + b"\n}", path)
         if not isinstance(header, dict):

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine import rows as _rows
+from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.incident.files import write_json
-from msprobe_engine.incident.merge import merge
+from msprobe_engine.incident.merge import MOST_BYTES, merge
 from msprobe_engine.records import Frame
 from msprobe_engine.rows import Rows
 from msprobe_engine.rules.base import Alert, Rule
@@ -110,5 +111,5 @@ def note(directory: Path, rank: int, facts: Mapping[str, Any]) -> None:
         OSError, ValueError: the rank file cannot be read or written.
     """
     path = directory / f"rank{rank}.json"
-    write_json(path, {**parse_json(path.read_text(encoding="utf-8")), "rerun": dict(facts)})
+    write_json(path, {**parse_json(read_input(path, MOST_BYTES, follow=False)), "rerun": dict(facts)})
     merge(directory)

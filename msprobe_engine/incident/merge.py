@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.incident.files import write_json, write_text
 from msprobe_engine.log import one_line
@@ -55,6 +56,10 @@ def _state(directory: Path) -> dict[str, tuple[int, int]]:
     return out
 
 
+MOST_BYTES = 64 << 20
+"""Of the file of one rank: several ranks read it while they train."""
+
+
 def read_pieces(directory: Path) -> dict[int, dict[str, Any]]:
     """Rank to rank file. Files that are no rank file of this version are left out."""
     out: dict[int, dict[str, Any]] = {}
@@ -63,7 +68,7 @@ def read_pieces(directory: Path) -> dict[int, dict[str, Any]]:
         if hit is None:
             continue
         try:
-            value = parse_json(path.read_text(encoding="utf-8"))
+            value = parse_json(read_input(path, MOST_BYTES, follow=False))
         except (OSError, ValueError):
             continue
         if isinstance(value, dict) and isinstance(value.get("event"), dict):

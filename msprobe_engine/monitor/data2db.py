@@ -45,6 +45,7 @@ class Imported:
         units: pieces read (a family of a rank, a step of a rank).
         skipped: pieces that were there already.
         problems: what could not be read, to how often.
+        left_out: how much of that is damage, and not in the data base.
     """
 
     path: Path
@@ -52,6 +53,7 @@ class Imported:
     units: int = 0
     skipped: int = 0
     problems: dict[str, int] = field(default_factory=dict)
+    left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,7 @@ def monitor2db(directory: Path, source: Path, options: Options) -> Imported:
     finally:
         database.close()
     done.problems.update(run.problems)
+    done.left_out = max(done.left_out, run.left_out)
     return done
 
 
@@ -314,8 +317,9 @@ def _read(run: Run, units: Sequence[tuple[int, str]], job: Job, options: Options
             return
         context = get_context("forkserver")
         with ProcessPoolExecutor(min(options.process_num, len(units)), context, _begin, (str(run.path),)) as pool:
-            for unit, (result, problems) in zip(units, pool.map(_work, [(job, *unit) for unit in units])):
+            for unit, (result, problems, left_out) in zip(units, pool.map(_work, [(job, *unit) for unit in units])):
                 done.problems.update(problems)
+                done.left_out = max(done.left_out, left_out)
                 yield result
                 advance(_unit(*unit))
 
@@ -328,10 +332,10 @@ def _begin(path: str) -> None:
     _run = open_run(path)
 
 
-def _work(task: tuple[Job, int, str]) -> tuple[Any, dict[str, int]]:
+def _work(task: tuple[Job, int, str]) -> tuple[Any, dict[str, int], int]:
     job, rank, family = task
     assert _run is not None
-    return job(_run, rank, family), _run.problems
+    return job(_run, rank, family), _run.problems, _run.left_out
 
 
 def _table(run: Run, rank: int, family: str) -> Table:

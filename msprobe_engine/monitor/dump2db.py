@@ -50,6 +50,7 @@ def dump2db(directory: Path, source: Path, options: Options) -> Imported:
         _convert(dump, database, options, done)
     finally:
         database.close()
+    done.left_out = len(done.problems)
     return done
 
 

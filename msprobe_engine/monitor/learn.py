@@ -65,6 +65,8 @@ class Learned:
     Attributes:
         counts: what (``grad_reduced norm``, ``scalars``) to number of bands.
         left_out: reason to metrics.
+        unread: what of the files could not be read, to how often.
+        unread_count: how much of that is damage; what is learned lacks it.
         widened: bands that had to be widened to be silent.
         steps: first and last step.
     """
@@ -73,6 +75,8 @@ class Learned:
     steps: tuple[int, int]
     counts: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, list[str]] = field(default_factory=dict)
+    unread: dict[str, int] = field(default_factory=dict)
+    unread_count: int = 0
     widened: int = 0
 
 
@@ -106,6 +110,9 @@ def learn(paths: Sequence[Path], *, patience: int = 3, progress: Progress = lamb
                 out.bands.scalars[metric] = band
     found = relations(runs)
     out.bands.changing, out.bands.finite, out.bands.scale = found
+    for run in runs:
+        out.unread.update(run.problems)
+        out.unread_count += run.left_out
     out.bands.about = {"runs": [str(path) for path in paths], "steps": [first, last], "bands": out.bands.count}
     if not out.bands.count:
         raise UsageError(f"{', '.join(map(str, paths))}: no metric could be learned: {out.left_out}")

@@ -10,6 +10,7 @@ Reading goes as far as it can: what is damaged is left out and counted in `Run.p
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -237,7 +238,7 @@ class CsvSource:
         self._directories: dict[int, list[RankDirectory]] = {}
         for directory in sorted(directories, key=lambda d: (d.began, d.path.name)):
             self._directories.setdefault(directory.rank, []).append(directory)
-            if not directory.info and (file := directory.path / places.RUN_FILE).is_file():
+            if not directory.info and os.path.lexists(file := directory.path / places.RUN_FILE):
                 self.problems[str(file)] = Counter(["no object of JSON that can be used"])
         self._files: dict[int, list[Path]] = {}
 
@@ -274,7 +275,7 @@ class CsvSource:
         out: list[dict[str, Any]] = []
         for directory in self._directories.get(rank, []):
             path = directory.path / ALERTS_FILE
-            if path.exists():
+            if os.path.lexists(path):
                 problems: Problems = Counter()
                 out += read_alerts(path, problems)
                 self._note(path, problems)
@@ -297,6 +298,9 @@ class CsvSource:
                     self.problems[str(directory.path)] = Counter([str(error)])
                     continue
                 mine = [Path(e.path) for e in entries if families_of(e.name) and e.is_file(follow_symlinks=False)]
+                for entry in entries:
+                    if families_of(entry.name) and not entry.is_file(follow_symlinks=False):
+                        self.problems[entry.path] = Counter(["is no regular file (links are not followed)"])
                 files += sorted(mine, key=lambda path: (first_step(path.name), path.name))
             self._files[rank] = files
         return self._files[rank]

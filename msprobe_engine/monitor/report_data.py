@@ -81,7 +81,8 @@ def collect(run: Run, progress: Progress = lambda _: None) -> dict[str, Any]:
     parts = [(rank, family) for rank in run.ranks for family in run.families(rank)]
     steps = _all_steps(run, parts, scalars, alerts)
     if not len(steps):
-        raise UsageError(f"{run.path}: nothing to show: no samples, numbers of steps or alerts were written")
+        problems = "".join(f"; {what}" for what in list(run.problems)[:3])
+        raise UsageError(f"{run.path}: nothing to show: no samples, numbers of steps or alerts were written{problems}")
     starts = np.array([chunk[0] for chunk in np.array_split(steps, min(BINS, len(steps)))], np.int64)
     found = Collected(starts)
     for rank, family in parts:

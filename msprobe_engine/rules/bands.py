@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.errors import UsageError
 from msprobe_engine.records import FAMILIES, Sample
@@ -123,12 +122,7 @@ def load_bands(path: Path) -> Bands:
             the place.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            about = os.fstat(file.fileno())
-            if not stat.S_ISREG(about.st_mode) or about.st_size > MAX_BYTES:
-                raise UsageError(f"{path}: expected a regular file of at most {MAX_BYTES >> 20} MiB, made by msprobe monitor learn")
-            text = file.read(MAX_BYTES + 1)
+        text = read_input(path, MAX_BYTES)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}; msprobe monitor learn makes it") from error
     try:

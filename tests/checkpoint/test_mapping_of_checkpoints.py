@@ -122,8 +122,8 @@ def test_an_alias_bomb_is_refused_before_it_unfolds(tmp_path: Path) -> None:
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
     file = tmp_path / "bomb.yaml"
     file.write_text("\n".join(lines) + "\nnames: *a11\n")
-    with pytest.raises(ProbeError, match="unknown key"):
+    with pytest.raises(ProbeError, match="its aliases stand for 2,345,679,012,358 values"):
         read_mapping(file)
     file.write_text("names:\n" + "\n".join(f"  - {line.partition(': ')[2]}" for line in lines))
-    with pytest.raises(ProbeError, match="needs `a` and `b`"):
+    with pytest.raises(ProbeError, match="its aliases stand for"):
         read_mapping(file)

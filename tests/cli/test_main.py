@@ -50,7 +50,7 @@ def test_only_the_chosen_command_is_imported() -> None:
         "print(sorted(n for n in sys.modules if n.startswith('msprobe_engine.cli.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
-    assert done.stdout.splitlines()[-1] == "['msprobe_engine.cli.arguments', 'msprobe_engine.cli.main', 'msprobe_engine.cli.show']"
+    assert done.stdout.splitlines()[-1] == str([f"msprobe_engine.cli.{name}" for name in ("arguments", "file_errors", "main", "show")])
 
 
 def test_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:

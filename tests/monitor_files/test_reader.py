@@ -140,7 +140,7 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
-    """A link in place of a table or of a rank's directory is left alone."""
+    """A link in place of a table or of a rank's directory is left alone; a table that is not read is said."""
     secret = tmp_path / "secret.csv"
     secret.write_text(f"{HEADER}\n0,w,0,1,1,s,d\n")
     write(tmp_path / "run", "exp_avg_0-9.csv", f"{HEADER}\n0,w,0,1,1,s,d\n")
@@ -148,6 +148,9 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "run" / "Dec04_21-34-40-rank1-0123abcd").symlink_to(tmp_path / "run" / RANK)
     run = open_run(tmp_path / "run")
     assert (run.ranks, run.families(0)) == ([0], ["exp_avg"])
+    link = tmp_path / "run" / RANK / "param_origin_0-9.csv"
+    assert run.problems == {f"{link}: is no regular file (links are not followed)": 1}
+    assert run.left_out == 1
 
 
 def test_stamps() -> None:

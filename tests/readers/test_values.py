@@ -7,6 +7,7 @@ import sqlite3
 import zipfile
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,37 @@ def test_a_row_of_a_data_base_with_another_type_is_left_out(tmp_path: Path, targ
         db.execute(f"UPDATE OR IGNORE {table} SET {column} = ? WHERE {first} = (SELECT max({first}) FROM {table})", (value,))
     found = run(target, tmp_path, "trend/monitor_data.trend.db", made.read_bytes())
     assert found.code == 3, found.said
+
+
+def test_rows_that_a_data_base_lacks(tmp_path: Path) -> None:
+    """data2db ends with 3 when it has left out rows; the rest is in the data base."""
+    file = "monitor/Dec03_21-34-40-rank0-1a2b3c4d/grad_reduced_0-9.csv"
+    good = Attack(BY_NAME["data2db"], tmp_path / "plain").files[file]
+    for processes in ("1", "2"):
+        attack = Attack(BY_NAME["data2db"], tmp_path / processes)
+        attack.target = replace(attack.target, argv=(*attack.target.argv, "--process_num", processes))
+        assert attack.fault({file: good + b"0,layers.1.w,x,1,1,1,0\n0,layers.2.w\n"}) == ""
+        assert attack.code == 3, attack.said
+        assert "24 rows" in attack.said
+        assert "not read" in attack.said
+        assert attack.fault({}) == ""
+        assert attack.code == 0, attack.said
+
+
+def test_lines_that_were_not_learned_from(tmp_path: Path) -> None:
+    """monitor learn ends with 3 and names the file; a last line that is cut, as a killed run leaves it, is no damage."""
+    good = Attack(BY_NAME["learn"], tmp_path / "plain").files["jsonl/rank0.jsonl"]
+    found = run("learn", tmp_path, "jsonl/rank0.jsonl", good + b'{"step": "x"}\n')
+    assert found.code == 3, found.said
+    assert "rank0.jsonl" in found.said
+    assert run("learn", tmp_path / "cut", "jsonl/rank0.jsonl", good + b'{"step": 24, "sam').code == 0
+
+
+def test_stacks_are_read_alike_everywhere(tmp_path: Path) -> None:
+    """What one command leaves out, and says, no other takes for an error of the dump."""
+    found = run("estimate", tmp_path, "a/step0/rank0/stack.json", b'{"0": [["x"], [1]], "y": [2], "z": 3, "good": ["line"]}')
+    assert found.code == 0, found.said
+    assert "3 stacks are no lists of lines of text and are left out" in found.said
 
 
 @pytest.mark.parametrize("key", ["rank", "stamp", "started_unix", "world_size"])

@@ -9,16 +9,24 @@ import errno
 import os
 from typing import BinaryIO
 
-from msprobe_engine.core.io.regular_files import AnyPath, open_regular
+from msprobe_engine.core.io.regular_files import AnyPath, OddFileError, open_regular
+
+
+class OddInputError(OddFileError):
+    """Something else is where a file should be read; commands end with 3."""
 
 
 def open_input(path: AnyPath, *, follow: bool = True) -> BinaryIO:
     """A regular file for reading; the caller closes it.
 
     Raises:
-        OSError: as `open_regular`.
+        OddInputError: it is no regular file.
+        OSError: otherwise as `open_regular`.
     """
-    return os.fdopen(open_regular(path, follow=follow), "rb")
+    try:
+        return os.fdopen(open_regular(path, follow=follow), "rb")
+    except OddFileError as error:
+        raise OddInputError(error.mode, path) from None
 
 
 def read_input(path: AnyPath, most: int, *, follow: bool = True) -> bytes:

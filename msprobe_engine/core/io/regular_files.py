@@ -12,7 +12,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 AnyPath: TypeAlias = "str | bytes | os.PathLike[str]"
 
@@ -40,6 +41,11 @@ class OddFileError(OSError):
         kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "a regular file" if stat.S_ISREG(mode) else "something unknown")
         number = errno.ENOTDIR if directory else errno.ELOOP if stat.S_ISLNK(mode) else errno.EISDIR if stat.S_ISDIR(mode) else errno.EEXIST
         super().__init__(number, f"{kind} is where {needed} belongs: move it away", path)
+        self.mode = mode
+        self._directory = directory
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), directory=self._directory), (self.mode, self.filename)  # OSError would give its own arguments
 
 
 def open_regular(path: AnyPath, flags: int = os.O_RDONLY, *, mode: int = FILE_MODE, dir_fd: int | None = None, follow: bool = False) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import socket
 import stat
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.core.io.input_files import open_input, read_input
+from msprobe_engine.core.io.input_files import OddInputError, open_input, read_input
 from msprobe_engine.core.io.output_files import AppendFile, WholeFile, make_directory, replace_file, write_file, write_plain
 from msprobe_engine.core.io.regular_files import OddFileError, explain, make_directories, open_regular
 from msprobe_engine.errors import SinkError
@@ -51,6 +52,15 @@ def test_what_is_no_file(tmp_path: Path, kind: str, way: str, monkeypatch: pytes
     assert len(os.listdir("/proc/self/fd")) == files
     assert sorted(os.listdir()) == before
     assert (tmp_path / "precious").read_bytes() == b"theirs"
+
+
+def test_the_error_crosses_processes(tmp_path: Path) -> None:
+    """Workers of a pool give it back; one that cannot be read there breaks the pool."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OddInputError) as caught:
+        open_input(tmp_path / "pipe")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), str(again), again.mode) == (OddInputError, str(caught.value), caught.value.mode)
 
 
 def test_a_pipe_with_a_reader(tmp_path: Path) -> None:
