@@ -113,9 +113,12 @@ class Redaction:
         if kind == "slice":
             if not any(isinstance(bound, int) and abs(bound) >= _LARGEST_PLAIN for bound in value):
                 return node
-        elif isinstance(value, bool) or not isinstance(value, (int, str)) or kind == "ellipsis":
-            return node
-        elif isinstance(value, int) and not inside and abs(value) < _LARGEST_PLAIN:
+        elif (
+            isinstance(value, bool)
+            or not isinstance(value, (int, str))
+            or kind == "ellipsis"
+            or (isinstance(value, int) and not inside and abs(value) < _LARGEST_PLAIN)
+        ):
             return node
         return Opaque({"type": kind, "value": None, **self.of_argument(value)})
 
@@ -135,12 +138,12 @@ class Redaction:
         places = np.flatnonzero(hidden)
         if not len(places):
             return rows
-        out = rows.copy()
+        out: Rows = rows.copy()
         out[places] = self._hide(rows[places])
         return out
 
     def _hide(self, rows: Rows) -> Rows:
-        out = rows.copy()
+        out: Rows = rows.copy()
         ints = _rows.as_int64(out)
         flags = ints[:, _rows.FLAGS].copy()
         with np.errstate(all="ignore"):

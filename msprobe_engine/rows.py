@@ -230,4 +230,5 @@ def _read_redacted(row: npt.NDArray[np.float64], count: int, flags: int, checksu
     if count and not flags & NO_SUMS:
         mean, norm = float(row[SUM]) / count, math.sqrt(float(row[SUMSQ]))
     key_id = int(row.view(np.int64)[KEY_ID]) & 0xFFFFFFFFFFFFFFFF
-    return Statistics(count, 0, 0, 0, None, None, mean, norm, None, None, mean, norm, *checksums[:3], redacted=key_id)
+    digest, crc, xor = checksums
+    return Statistics(count, 0, 0, 0, None, None, mean, norm, None, None, mean, norm, digest, crc, xor, redacted=key_id)

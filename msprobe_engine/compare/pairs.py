@@ -167,8 +167,9 @@ class _Table:
         both = zip(checksums(self.target, self.rows, self.mode), checksums(self.golden, self.others, self.mode))
         found = (np.nan if UNMATCHED in pair else 0.0 if pair[0] == pair[1] else np.inf for pair in both)
         distance = np.fromiter(found, np.float64, len(self.rows))
-        both = np.flatnonzero((self.rows >= 0) & (self.others >= 0))
-        distance[both[redacted.of_other_keys(self.target, self.golden, self.rows[both], self.others[both])[1]]] = np.nan
+        paired = np.flatnonzero((self.rows >= 0) & (self.others >= 0))
+        _, other_keys = redacted.of_other_keys(self.target, self.golden, self.rows[paired], self.others[paired])
+        distance[paired[other_keys]] = np.nan
         return distance
 
     def _measure(self, part: slice) -> TensorRows:

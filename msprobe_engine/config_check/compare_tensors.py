@@ -149,9 +149,9 @@ class _Comparison:
                 self._missing(place)
         self._absent_places()
         if self.hidden:
-            names = ", ".join(sorted(self.hidden)[:MOST_NAMES]) + (", ..." if len(self.hidden) > MOST_NAMES else "")
+            hidden = ", ".join(sorted(self.hidden)[:MOST_NAMES]) + (", ..." if len(self.hidden) > MOST_NAMES else "")
             why = "values are redacted, and both sides do not have digests of one key: they cannot be compared"
-            self.sheet.differences.append(Difference(self.sheet.name, names, names, "", "", MAY, why, level=ERROR))
+            self.sheet.differences.append(Difference(self.sheet.name, hidden, hidden, "", "", MAY, why, level=ERROR))
         if one_sided and not self.shared:
             what = "weights" if self.column == "weight_name" else "inputs"
             why = f"no name of the {what} is on both sides; of two frameworks compare checkpoints (msprobe ckpt diff)"
