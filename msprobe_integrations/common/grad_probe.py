@@ -112,6 +112,7 @@ class GradientUpdates:
         self._stepped.clear()
         self._background.close()
         self._conclude()
+        self._outputs.release()
 
     def forked(self) -> None:
         """In a forked child: it is not the training."""

@@ -27,8 +27,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msprobe_engine.incident.notify  # noqa: F401 - these two wait for the end of the process from their import on
-import msprobe_integrations.torch.own_group  # noqa: F401
+import msprobe_engine.core.io.claims
+import msprobe_engine.incident.notify  # noqa: F401 - these wait for the end of the process from their import on
+import msprobe_integrations.torch.step_exchange  # noqa: F401
 
 ROOTS = (
     "torch",
