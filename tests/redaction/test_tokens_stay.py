@@ -40,6 +40,7 @@ CASES = {
     "tensor files": dump("mix", "tensor"),
     "packed tensors": dump("L1", "tensor", tensor_format="packed", summary_mode="md5"),
     "saved by hand": dump("debug", "tensor"),
+    "online pre-check": Case("online", {}),
     "monitor": Case("probe", {"monitor": MONITOR, "sinks": SINKS, "incident": {"enabled": False}}),
     "incident": Case("probe", {"monitor": MONITOR, "sinks": SINKS, "incident": {"level": "mix", "capture_level": "mix", "ring_steps": 5}}),
     "configuration pack": Case("pack", {}),
@@ -66,7 +67,7 @@ def train(out: Path, cases: list[list[Any]]) -> Path:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     redacted = [
         [name, case.way, {**case.settings, "redact": ["tokens"]}, KEY]
-        if case.way in ("debugger", "probe")
+        if case.way in ("debugger", "online", "probe")
         else [name, case.way, case.settings, {**KEY, redaction.WANTED: "tokens"}]
         for name, case in CASES.items()
     ]

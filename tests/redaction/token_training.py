@@ -78,6 +78,22 @@ def debugger_run(settings: dict[str, Any], out: Path, loop: Loop) -> None:
         debugger.step()
 
 
+def online_run(settings: dict[str, Any], out: Path, loop: Loop) -> None:
+    """Calls go to a directory that a benchmark host would read."""
+    shared = out / "shared"
+    shared.mkdir(parents=True)
+    own = {"online_run_ut": True, "nfs_path": str(shared)}
+    config = out.with_suffix(".json")
+    config.write_text(json.dumps({"task": "tensor", "dump_path": str(out), "level": "L1", "tensor": own, **settings}))
+    debugger = PrecisionDebugger(str(config))
+    for number in range(STEPS):
+        debugger.start(loop.model)
+        loop.step(number)
+        debugger.stop()
+        debugger.step()
+    debugger.run.extras.close()
+
+
 def probe_run(settings: dict[str, Any], out: Path, loop: Loop) -> None:
     config = out.with_suffix(".json")
     config.write_text(json.dumps({"output_dir": str(out), **settings}))
@@ -110,7 +126,7 @@ def plain_run(_settings: dict[str, Any], _out: Path, loop: Loop) -> None:
         loop.step(number)
 
 
-WAYS = {"debugger": debugger_run, "probe": probe_run, "pack": pack_run, "saved": saved_run, "plain": plain_run}
+WAYS = {"debugger": debugger_run, "online": online_run, "probe": probe_run, "pack": pack_run, "saved": saved_run, "plain": plain_run}
 
 
 def train(way: str, settings: dict[str, Any], out: Path) -> str:
