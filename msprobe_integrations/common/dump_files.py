@@ -118,6 +118,10 @@ class DumpFiles:
             self.sink = None
             self.writer.sinks.clear()
 
+    def release(self) -> None:
+        """This process writes no dump any more: its directory is free."""
+        self._outputs.release()
+
     def settle_rank(self) -> None:
         """The process group may come up after the first steps: their directories get the name of the rank."""
         rank = self.backend.rank()

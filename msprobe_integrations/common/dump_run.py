@@ -347,6 +347,7 @@ class DumpRun(DumpParts):
             self.extras.close()
             self.pipeline.close()
         self._conclude()
+        self.files.release()
 
     def forked(self) -> None:
         """In a forked child: workers of a data loader are not the training."""

@@ -71,7 +71,7 @@ def read_directory(file: File) -> tuple[list[zipfile.ZipInfo], int]:
         size = file.seek(0, 2)
         if size > MOST_ENTRIES * _SMALLEST_ENTRY and (count := _count_entries(file, size)) > MOST_ENTRIES:
             raise ArchiveError(f"has {count} entries; {MOST_ENTRIES} are the most")
-        with zipfile.ZipFile(file) as archive:  # type: ignore[arg-type]
+        with zipfile.ZipFile(file) as archive:
             return archive.infolist(), archive.start_dir
     except ArchiveError:
         raise
@@ -161,7 +161,7 @@ def read_member(file: File, member: zipfile.ZipInfo, most: int) -> bytes:
 
 def open_member(file: File, member: zipfile.ZipInfo) -> IO[bytes]:
     """A member that is too large to be read at once; reading raises `DAMAGED_ARCHIVE`."""
-    return zipfile.ZipFile(file).open(member)  # type: ignore[arg-type]
+    return zipfile.ZipFile(file).open(member)
 
 
 def _check_member(member: zipfile.ZipInfo, limits: Limits) -> None:
