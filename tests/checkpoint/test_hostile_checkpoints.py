@@ -269,7 +269,11 @@ def test_archives_with_other_members(tmp_path: Path) -> None:
         read_torch(path)
     data = small(path)
     directory = data.index(b"PK\x01\x02")  # the entry of data.pkl: flags at 8, size at 24, place at 42
-    cases = ((8, b"\x01", "encrypted"), (24, b"\xff\xff\xff\x7f", "unpacks from 220 to 2147483647 bytes"), (42, b"\xff\xff\xff\x00", "damaged"))
+    cases = (
+        (8, b"\x01", "encrypted"),
+        (24, b"\xff\xff\xff\x7f", "unpacks from 220 to 2147483647 bytes"),
+        (42, b"\xff\xff\xff\x00", "damaged"),
+    )
     for at, value, message in cases:
         path.write_bytes(replaced(data, directory + at, value))
         with pytest.raises(DumpFormatError, match=message):
