@@ -18,6 +18,10 @@ _INT = frozenset((int,))
 NONFINITE = NAN | INF
 
 
+MOST_LEVELS = 200
+"""Of modules within modules, more than Python can call. Without a bound a damaged file makes the work the square of its records."""
+
+
 class OddTensorError(ValueError):
     """A tensor of a dump whose fields have types that no dump has."""
 
@@ -225,12 +229,12 @@ class Trace:
         return None if name is None else self._by_name.get(name)
 
     def ancestors(self, call: Call, parents: Mapping[str, str | None] | None = None) -> list[str]:
-        """Record names from the direct parent outwards; recorded or not. Stops at a cycle of a damaged file."""
+        """Record names from the direct parent outwards; recorded or not. Stops at a cycle of a damaged file, and after `MOST_LEVELS`."""
         chain: list[str] = []
         seen = {call.name}
         parent = call.parent
         links = self.parents if parents is None else parents
-        while parent and parent not in seen:
+        while parent and parent not in seen and len(chain) < MOST_LEVELS:
             chain.append(parent)
             seen.add(parent)
             parent = links.get(parent)

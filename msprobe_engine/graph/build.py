@@ -22,6 +22,8 @@ _MODULES = ("Module.", "Cell.")
 _WITH_CALLS = (*_MODULES, "Autograd.")
 _FORWARD, _BACKWARD = f".{names.FORWARD}.", f".{names.BACKWARD}."
 _FORWARD_END, _BACKWARD_END, _DEBUG_END = f".{names.FORWARD}", f".{names.BACKWARD}", ".debug"
+_MOST_LEVELS = 200
+"""Of modules within modules; of a name with more no parent is looked for by its path, which would take the square of its length."""
 
 
 def build(side: Side, step: int = 0, rank: int = 0, old: bool = False) -> Graph:
@@ -225,7 +227,7 @@ def _parents_by_paths(order: list[str]) -> dict[str, str]:
     existing = {name for name, _ in modules}
     told = {}
     for name, parsed in modules:
-        above = parsed.path.rpartition(".")[0]
+        above = parsed.path.rpartition(".")[0] if parsed.path.count(".") <= _MOST_LEVELS else ""
         while above and (parsed.kind, above, parsed.direction) not in calls:
             above = above.rpartition(".")[0]
         if not above:

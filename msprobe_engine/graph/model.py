@@ -141,11 +141,11 @@ class Graph:
 
         return items(self, node)
 
-    def ancestors(self, node: int) -> list[int]:
-        """From the root to the parent of the node; empty for the root."""
-        found = []
+    def ancestors(self, node: int, most: int) -> list[int]:
+        """The root, ..., the parent of the node; empty for the root. Of more than `most` the nearest."""
+        found: list[int] = []
         node = self.parents[node]
-        while node >= 0:
+        while node >= 0 and len(found) < most:
             found.append(node)
             node = self.parents[node]
         return found[::-1]
@@ -227,13 +227,6 @@ class Comparison:
     def rank(self) -> int:
         """Of the target."""
         return self.target.rank
-
-    def path_of_partner(self, node: int) -> list[str]:
-        """Names from the golden root to the partner of a target node (``matched_node_link``); empty without a partner."""
-        partner = self.partners[node]
-        if partner < 0:
-            return []
-        return [self.golden.names[one] for one in (*self.golden.ancestors(partner), partner)]
 
     def items(self, node: int) -> tuple[Items, Items]:
         """``input_data`` and ``output_data`` of a target node with the metrics of each row."""

@@ -48,6 +48,7 @@ _INDEXES = (
     "is_distributed",
 )
 _CALL = "Distributed."
+_MOST_LEVELS = 100
 _PAGE = 32768
 """Bytes of a page: a row of 2 KB leaves a quarter of the usual 4 KB empty, or fills a chain of them that every index has to walk."""
 
@@ -185,13 +186,15 @@ def linked(link: Link) -> dict[str, Any]:
 
 
 def partner_path(made: Graph | Comparison, source: str, node: int) -> list[str]:
-    """Names from the root of the other graph to the partner of a node; empty without one."""
+    """Names from the root of the other graph to the partner of a node (``matched_node_link``); empty without one, and for a partner that is
+    more than `_MOST_LEVELS` deep: all paths together would be the square of the dump."""
     if isinstance(made, Graph):
         return []
-    if source == TARGET:
-        return made.path_of_partner(node)
-    partner = made.golden_partners[node]
-    return [] if partner < 0 else [made.target.names[one] for one in (*made.target.ancestors(partner), partner)]
+    graph, partner = (made.golden, made.partners[node]) if source == TARGET else (made.target, made.golden_partners[node])
+    if partner < 0:
+        return []
+    above = graph.ancestors(partner, _MOST_LEVELS + 1)
+    return [] if len(above) > _MOST_LEVELS else [graph.names[one] for one in (*above, partner)]
 
 
 def _rows(source: str, graph: Graph, made: Graph | Comparison, stacks: _Stacks) -> Iterator[tuple[Any, ...]]:

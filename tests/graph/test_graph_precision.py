@@ -18,6 +18,7 @@ from msprobe_engine.graph.build import build
 from msprobe_engine.graph.comparing import compare
 from msprobe_engine.graph.model import API_COLLECTION, Comparison, Graph
 from msprobe_engine.graph.options import NEW, OLD, VIS, GraphOptions
+from msprobe_engine.graph.vis_db import TARGET, partner_path
 
 CASES = {
     "statistics_mix-nan", "statistics_mix-fewer", "statistics_mix-grad_flag", "statistics_L0-bf16", "md5_mix-arguments",
@@ -61,7 +62,7 @@ def test_partners_and_numbers_are_those_of_the_existing_tool(version: str, tmp_p
             numbers = made.index_811 if version == OLD else made.index
             for name, node in pair.npu.items():
                 at = made.target.index[name]
-                assert made.path_of_partner(at) == (node["matched_node_link"] or []), (case.name, name)
+                assert partner_path(made, TARGET, at) == (node["matched_node_link"] or []), (case.name, name)
                 if case.name.startswith("tensor") and made.target.types[at] == API_COLLECTION:
                     continue
                 theirs = node["precision_index"]

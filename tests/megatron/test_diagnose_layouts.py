@@ -113,5 +113,5 @@ def test_a_defect_has_its_node_in_the_whole(name: str, layout: str, dumps: Path)
     node = node_of(found.target, first.rank, first.record)
     assert node is not None
     assert found.suspect == node
-    around = [found.target.names[one] for one in (*found.target.ancestors(node), node)]
+    around = [found.target.names[one] for one in (*found.target.ancestors(node, 100), node)]
     assert any(re.search(rf"Module\.{case.module}\.", label) for label in around), around
