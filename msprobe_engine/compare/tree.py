@@ -16,6 +16,8 @@ from msprobe_engine.compare.dtypes import plain
 from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS_GRAD, Side
 
 ROOT = -1
+MOST_LEVELS = 200
+"""Of modules within modules; Python cannot call so many."""
 Kind = tuple[str, ...]
 _DIRECTIONS = ("forward", "backward")
 _MIX, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
@@ -255,8 +257,10 @@ def _kind(name: str) -> Kind:
 
 
 def _without_circles(parents: list[int]) -> list[int]:
-    """A construct.json that was edited may say that two records enclose each other: such records hang below the root."""
+    """A construct.json that was edited may say that two records enclose each other, or nest without an end, which would make the work the
+    square of the records: such records hang below the root."""
     state = bytearray(len(parents))  # 1: on the way up from here, 2: known to end at the root
+    depth = [0] * len(parents)
     for start in range(len(parents)):
         way = []
         op = start
@@ -266,6 +270,9 @@ def _without_circles(parents: list[int]) -> list[int]:
             op = parents[op]
         if op != ROOT and state[op] == 1:
             parents[op] = ROOT
-        for op in way:
+        for op in reversed(way):
             state[op] = 2
+            depth[op] = 0 if parents[op] == ROOT else depth[parents[op]] + 1
+            if depth[op] > MOST_LEVELS:
+                parents[op], depth[op] = ROOT, 0
     return parents

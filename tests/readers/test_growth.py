@@ -15,6 +15,8 @@ import pytest
 from attack import Attack
 from targets import Target
 
+from msprobe_engine.compare.tree import MOST_LEVELS, ROOT, _without_circles
+
 A, B = "{in}/a", "{in}/b"
 COMMANDS = {
     "compare": ("compare", A, B, "-o", "{out}", "--csv"),
@@ -72,3 +74,13 @@ def test_a_dump_that_would_take_the_square(sample: str, command: str, tmp_path: 
 
     attack = Attack(Target(sample, make, COMMANDS[command], ("*/a/*/dump.json",)), tmp_path)
     assert attack.fault({}) == ""
+
+
+def test_records_that_enclose_each_other_without_an_end() -> None:
+    """What is deeper than Python can call hangs below the root, so that a walk up from every record is no square."""
+    parents = _without_circles([ROOT, *range(8000)])
+    depth: list[int] = []
+    for parent in parents:
+        depth.append(0 if parent == ROOT else depth[parent] + 1)
+    assert max(depth) == MOST_LEVELS
+    assert parents.count(ROOT) == 8001 // (MOST_LEVELS + 1) + 1
