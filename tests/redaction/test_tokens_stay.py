@@ -16,7 +16,7 @@ from token_training import IDS, PROMPT
 
 from msprobe_engine import redaction
 
-pytestmark = pytest.mark.framework
+pytestmark = [pytest.mark.framework, pytest.mark.timeout(900)]
 PROGRAM = Path(__file__).with_name("token_training.py")
 KEY = {redaction.KEY: "a key that was made by chance 7f3c"}
 MONITOR = {"activations": True, "parameters": True, "collectives": True, "ops": ["norm", "min", "max", "mean", "zeros", "digest"]}
@@ -36,7 +36,6 @@ CASES = {
     "L0": dump("L0", summary_mode="digest"),
     "L1": dump("L1", summary_mode="md5"),
     "mix": dump("mix"),
-    "xor": dump("L1", summary_mode="xor"),
     "tensor files": dump("mix", "tensor"),
     "packed tensors": dump("L1", "tensor", tensor_format="packed", summary_mode="md5"),
     "saved by hand": dump("debug", "tensor"),
@@ -77,7 +76,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(*both, (root / "open" / "plain.bits").read_text())
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", CASES)
 def test_no_token_is_written(name: str, runs: Runs) -> None:
     """Nothing with the setting, something without; the same bits."""

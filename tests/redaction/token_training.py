@@ -23,7 +23,7 @@ from msprobe.pytorch import PrecisionDebugger, SingleSave, TorchProbe
 VOCABULARY = 120_000
 IDS = tuple(108_231 + 13 * i for i in range(64))
 PROMPT = "the-prompt-nobody-may-read"
-STEPS = 3
+STEPS = 2
 
 
 class Model(nn.Module):
