@@ -277,7 +277,7 @@ def test_saved_tensors_that_cannot_be_read_are_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [10**299, -(10**299), True, "text", None, [1, 2]])
 def test_odd_numbers_in_a_dump_are_compared(value: Any, tmp_path: Path) -> None:
-    """Statistics that no dump should have break nothing and make no numbers; integers of more than 300 digits are refused when the file is read."""
+    """Statistics that no dump should have break nothing and make no numbers. Integers of more than 300 digits are refused by the reader."""
     odd = tensor(Max=value, Norm=value)
     made = _both(tmp_path, {ADD: call([number(value)], [odd])}, {ADD: call([number(3)], [tensor()])}, _options())
     made.metrics(made.target.index[ADD])
