@@ -237,5 +237,5 @@ def test_snapshot_of_another_rank(tmp_path: Path, kind: str) -> None:
     setup = replace(settings(tmp_path / "out", "none"), sinks=SinkSettings(prometheus=PrometheusSettings(enabled=True, port=0)))
     with planted(tmp_path / "out", "prometheus/node0/rank1.json", KINDS[kind]) as path:
         done = pr.run(scraped, setup, ranks=2, directory=tmp_path)
-    assert "msprobe_snapshots_missing 1.0" in done[0].value
+    assert "msprobe_snapshots_unreadable 1.0" in done[0].value
     assert done[1].lines(str(path), KINDS[kind].for_file, "move it away", "training goes on"), done[1].log

@@ -40,7 +40,7 @@ def test_modes_of_a_run(tmp_path: Path, run: str, umask: int) -> None:
     root.mkdir()
     pr.run(work, run, root, umask, directory=tmp_path)
     found = [path for path in root.rglob("*") if path.name != "config.json"]
-    assert len([path for path in found if path.is_file()]) > 2
+    assert any(path.is_file() for path in found)
     for path in found:
         allowed = 0o750 if path.is_dir() else TEXTFILE if path.suffix == ".prom" else 0o640
         mode = stat.S_IMODE(path.stat().st_mode)

@@ -198,7 +198,7 @@ DIGITS = "1" * 400
         ('{"rank":1,"written":1,"families":[5]}', 0, 1),
         ('{"rank":1,"written":1,"families":[["evil_metric",[]],[["msprobe_step"],[]],["msprobe_\\ud800",[]]]}', 0, 3),
         ('{"rank":1,"written":1,"families":[["msprobe_step",[["",[["le{","1"]],1],["",[],NaN],["_evil",[],1]]]]}', 0, 3),
-        (f'{{"rank":1,"written":1,"families":[["msprobe_loss",[["",[["rank","1"]],{DIGITS}],["",[["rank","1"]],2]]]]}}', 0, 1),
+        (f'{{"rank":1,"written":1,"families":[["msprobe_loss",[["",[["rank","1"]],{DIGITS}],["",[["rank","1"]],2]]]]}}', 1, 0),
         ('{"rank":1,"written":1,"families":[["msprobe_scalar",[["",[["name","\\ud800"]],1]]]]}', 0, 0),
     ],
     ids=range(12),

@@ -98,7 +98,7 @@ def test_runs_with_nothing_in_common_do_not_agree(tmp_path: Path, capsys: pytest
     """Where no step of one run is one of the other, nothing was compared, which is another thing than no difference."""
     for name in ("a", "b"):
         _run(tmp_path / name, ("w",))
-    assert main(["trends", str(tmp_path / "a"), str(tmp_path / "b"), "--shift", "10", "-o", str(tmp_path / "ab.html")]) == 0
+    assert main(["trends", str(tmp_path / "a"), str(tmp_path / "b"), "--shift", "10", "-o", str(tmp_path / "ab.html")]) == 3
     out = capsys.readouterr().out
     assert "no numbers in common: nothing was compared" in out
     assert "agree" not in out
