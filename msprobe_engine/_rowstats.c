@@ -90,10 +90,12 @@ static inline uint64_t splitmix64(uint64_t x) {
     return x ^ (x >> 31);
 }
 
+static inline int is_aligned(const uint8_t *p, int code) { return ((uintptr_t)p & (uintptr_t)(ALIGNED[code] - 1)) == 0; }
+
 /* Memory of elements at p, or a copy of it where p is not aligned for their type: torch.frombuffer and fields of numpy records give any
  * address, and what reads elements one by one may not. Called for a chunk, so that the copy stays in the cache. */
 static inline const uint8_t *aligned_chunk(const uint8_t *p, size_t bytes, int code, uint8_t *stage) {
-    if (((uintptr_t)p & (uintptr_t)(ALIGNED[code] - 1)) == 0) return p;
+    if (is_aligned(p, code)) return p;
     memcpy(stage, p, bytes);
     return stage;
 }
@@ -1063,18 +1065,37 @@ static void K(statistics)(const uint8_t *p, size_t m, int code, Acc *a, int want
     }
 }
 
+static void K(run_copies)(const uint8_t *p, size_t n, int code, Acc *a, int want, uint64_t index0);
+
+/* Elements of a chunk that begins at element `index0`: chunks end where blocks end. */
+static inline size_t K(chunk)(size_t n, int item, uint64_t index0) {
+    size_t chunk = CHUNK_BYTES / (size_t)item < CHUNK_MAX ? CHUNK_BYTES / (size_t)item : CHUNK_MAX;
+    chunk -= (size_t)(index0 % BLOCK);
+    return chunk < n ? chunk : n;
+}
+
 /* Statistics first: they take long enough for the chunk to arrive, and the checksums find it in the cache. */
 static void K(run)(const uint8_t *p, size_t n, int code, Acc *a, int want, uint64_t index0) {
+    int item = ITEM[code];
+    if (__builtin_expect(!is_aligned(p, code), 0)) {
+        K(run_copies)(p, n, code, a, want, index0);
+        return;
+    }
+    for (size_t m; n; n -= m, p += m * (size_t)item, index0 += m) {
+        m = K(chunk)(n, item, index0);
+        if (!(want & ONLY)) K(statistics)(p, m, code, a, want);
+        if (want & WANT_DIGEST) a->digest += K(digest)(p, m, item, index0);
+        if (want & (WANT_CRC | WANT_XOR)) K(checksums)(p, m * (size_t)item, a, want);
+    }
+}
+
+/* The same chunks, each copied to where elements may be read from. Apart, so that the usual way has no room for copies on its stack. */
+static __attribute__((noinline)) void K(run_copies)(const uint8_t *p, size_t n, int code, Acc *a, int want, uint64_t index0) {
     uint8_t stage[CHUNK_BYTES] __attribute__((aligned(64)));
     int item = ITEM[code];
-    size_t chunk = CHUNK_BYTES / (size_t)item < CHUNK_MAX ? CHUNK_BYTES / (size_t)item : CHUNK_MAX, m;
-    for (; n; n -= m, p += m * (size_t)item, index0 += m) {
-        m = chunk - (size_t)(index0 % BLOCK); /* chunks end where blocks end */
-        if (m > n) m = n;
-        const uint8_t *q = aligned_chunk(p, m * (size_t)item, code, stage);
-        if (!(want & ONLY)) K(statistics)(q, m, code, a, want);
-        if (want & WANT_DIGEST) a->digest += K(digest)(q, m, item, index0);
-        if (want & (WANT_CRC | WANT_XOR)) K(checksums)(q, m * (size_t)item, a, want);
+    for (size_t m; n; n -= m, p += m * (size_t)item, index0 += m) {
+        m = K(chunk)(n, item, index0);
+        K(run)(aligned_chunk(p, m * (size_t)item, code, stage), m, code, a, want, index0);
     }
 }
 
