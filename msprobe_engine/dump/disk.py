@@ -46,7 +46,7 @@ class Space(NamedTuple):
 def existing(path: Path) -> Path:
     """`path` or the nearest directory above it that exists."""
     path = path.absolute()
-    while not path.is_dir() and path != path.parent:
+    while not os.path.isdir(path) and path != path.parent:  # Path.is_dir raises where a name is too long
         path = path.parent
     return path
 

@@ -73,7 +73,7 @@ def csv2tensorboard_by_step(
     if not units:
         raise UsageError(f"{run.path}: has none of the families {', '.join(data_type_list or FAMILIES)}")
     tasks = [(str(monitor_path), time_start, time_end, rank, family, str(output)) for rank, family in units]
-    problems: dict[str, int] = {}
+    problems = run.problems
     with bar("converting", len(tasks)) as advance:
         if process_num == 1 or len(tasks) == 1:
             for task in tasks:

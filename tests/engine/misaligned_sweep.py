@@ -20,7 +20,8 @@ ITEM = (4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8, 1, 8, 16, 1, 1, 1, 1, 1)
 PAIRS = (0, 1, 2, 3)
 DIFFED = 18
 EVERYTHING = 1 | 4 | 8
-MOMENTS = 16 | 32 | 1 << 8
+SLOT = 4095  # of the kernel's limits: the last one, which nobody else of the process has
+MOMENTS = 16 | 32 | SLOT << 8
 
 
 def load(directory: Path, name: str) -> ModuleType:
@@ -96,7 +97,7 @@ def differences(rowstats: ModuleType, tensordiff: ModuleType, rng: np.random.Gen
 def sweep(rowstats: ModuleType, tensordiff: ModuleType, rounds: int, seed: int) -> list[str]:
     """What differs in `rounds` random calls of each type."""
     rng = np.random.default_rng(seed)
-    rowstats.set_limit(1, 1e-3)
+    rowstats.set_limit(SLOT, 1e-3)
     found = []
     for _ in range(rounds):
         for code in range(len(ITEM)):

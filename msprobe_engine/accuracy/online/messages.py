@@ -104,6 +104,10 @@ def read(header: Mapping[str, Any], payload: memoryview) -> Run | Calls | Step:
     )
 
 
+MAX_DEPTH = 950
+"""Levels of nesting in a message, near the most that Python's parser takes: a record that is nested too deep costs its own row only."""
+
+
 def _calls(header: Mapping[str, Any], payload: memoryview) -> Calls:
     size = _number(header, "calls")
     if size > len(payload):
@@ -156,7 +160,7 @@ def _checked(data: Mapping[str, Any]) -> dict[str, str]:
 
 def _json(text: memoryview) -> dict[str, Any]:
     try:
-        document = parse_json(bytes(text))
+        document = parse_json(bytes(text), levels=MAX_DEPTH)
     except ValueError as error:
         raise DumpFormatError(f"a message is no JSON ({type(error).__name__}: {str(error)[:120]})") from None
     if not isinstance(document, dict):

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.accuracy.online import messages
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.dump import layout
 from msprobe_engine.errors import DumpFormatError
@@ -23,7 +24,7 @@ def document(path: str, _session: str) -> dict[str, Any]:
         OSError: it is gone.
     """
     with open(path, "rb") as file:
-        found: dict[str, Any] = parse_json(file.read())
+        found: dict[str, Any] = parse_json(file.read(), levels=messages.MAX_DEPTH)
     return found
 
 

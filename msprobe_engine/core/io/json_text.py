@@ -25,20 +25,21 @@ _TOO_MANY = b"0" * (MAX_DIGITS + 1)
 Pairs = Callable[[list[tuple[str, Any]]], Any]
 
 
-def parse_json(data: bytes | str, pairs: Pairs | None = None) -> Any:
+def parse_json(data: bytes | str, pairs: Pairs | None = None, *, levels: int = MAX_DEPTH) -> Any:
     """Plain data of JSON text.
 
     Args:
         data: UTF-8 (also UTF-16 and UTF-32, which JSON allows), or text.
         pairs: makes an object of its keys and values, see `json.loads`; `unique_keys` is one.
+        levels: of nesting that are allowed.
 
     Raises:
         TextError: it is no JSON, or beyond the limits.
     """
     try:
         raw = data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")
-        if _is_too_deep(raw):
-            raise TextError(f"it is nested too deeply: {MAX_DEPTH} levels are the most")
+        if _is_too_deep(raw, levels):
+            raise TextError(f"it is nested too deeply: {levels} levels are the most")
         # To be called for every integer is dear; most files have no row of digits that is too long, not even in a text.
         digits = _integer if b"\0" in raw[:4] or _TOO_MANY in raw.translate(_DIGITS) else None
         return json.loads(data, object_pairs_hook=pairs, parse_int=digits)
@@ -84,7 +85,7 @@ def _syntax(error: json.JSONDecodeError) -> str:
     return error.msg
 
 
-def _is_too_deep(data: bytes) -> bool:
+def _is_too_deep(data: bytes, levels: int) -> bool:
     """Innermost pairs of brackets are taken away until none is left: for files as they are, a few passes over little text."""
     brackets = data.translate(None, _NO_BRACKETS)
     for _ in range(_QUICK_PASSES):
@@ -92,11 +93,11 @@ def _is_too_deep(data: bytes) -> bool:
         if len(fewer) == len(brackets):
             break
         brackets = fewer
-    if len(brackets) <= MAX_DEPTH:
+    if len(brackets) <= levels:
         return False
     depth = 0  # what is left may stand in texts: now exactly
     for bracket in _TEXT.sub(b"", data).translate(None, _NO_BRACKETS):
         depth += 1 if bracket in b"[{" else -1
-        if depth > MAX_DEPTH:
+        if depth > levels:
             return True
     return False
