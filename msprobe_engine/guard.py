@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import traceback
 from types import TracebackType
 
@@ -20,8 +21,20 @@ def of_training(error: Exception) -> Exception:
 
 
 def is_of_training(error: BaseException) -> bool:
-    """Was the error marked by `of_training`?"""
-    return getattr(error, _MARK, False) is True
+    """Was the error marked by `of_training`, or raised by a signal handler of the program, which may run in the midst of the probe?"""
+    if getattr(error, _MARK, False) is True:
+        return True
+    return not isinstance(error, RecursionError) and _is_of_handler(error)  # at the limit of calls none is left to look
+
+
+def _is_of_handler(error: BaseException) -> bool:
+    codes = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 class Faults:
@@ -67,6 +80,12 @@ class Faults:
         what = "is switched off" if disable else "lost data"
         advice = hint or "set strict: true to stop here with the full traceback"
         name = part if part in self._whose else f"{part}{self._whose}"
+        try:
+            self._say(name, what, error, advice)
+        except RecursionError:  # too deep in calls of the training to say anything: the part is off, and `disabled` has the reason
+            return
+
+    def _say(self, name: str, what: str, error: BaseException, advice: str) -> None:
         _log.error("%s %s, training goes on: %s: %s (%s)", name, what, type(error).__name__, error, advice)
         _log.debug("%s", "".join(traceback.format_exception(type(error), error, error.__traceback__)))
 

@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert and say what was done."""
+    from msprobe_engine.log import printable
     from msprobe_engine.monitor.data2db import Options, data2db, read_mapping
 
     mapping = read_mapping(args.mapping) if args.mapping else {}
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         skipped = f", {done.skipped} were there already" if done.skipped else ""
         print(f"{done.path}: {done.rows} rows from {done.units} tables{skipped}")
         for what, count in list(done.problems.items())[:10]:
-            print(f"  not read: {what} ({count})")
+            print(printable(f"  not read: {what} ({count})"))
         if len(done.problems) > 10:
             print(f"  and {len(done.problems) - 10} more problems")
     return 3 if left_out else 0

@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0: the page is written, 3: without what could not be read; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    from msprobe_engine.log import printable
     from msprobe_engine.monitor.reader import open_run
     from msprobe_engine.monitor.report import write_report
     from msprobe_engine.progress import bar
@@ -40,16 +41,16 @@ def run(args: argparse.Namespace) -> int:
         f"{page}: {_count(len(data['ranks']), 'rank')}, steps {data['first']} to {data['last']}, {_count(len(data['pictures']), 'picture')}"
     )
     for rule, count in sorted(data["rules"].items()):
-        print(f"  {_count(count, 'alert')} of rule {rule}")
+        print(printable(f"  {_count(count, 'alert')} of rule {rule}"))
     for w in data["worst"][:5]:
         bad = (
             f"NaN or Inf at step {w['first_bad']}"
             if w["first_bad"] is not None
             else f"{'1/' if w['below'] else ''}{w['jump']:g}{' of' if w['below'] else ' times'} its median at step {w['jump_step']}"
         )
-        print(f"  {w['layer']} ({w['family']}): {bad}")
+        print(printable(f"  {w['layer']} ({w['family']}): {bad}"))
     for what, count in data["problems"].items():
-        print(f"  not read: {what} ({count})")
+        print(printable(f"  not read: {what} ({count})"))
     return 3 if opened.left_out else 0
 
 

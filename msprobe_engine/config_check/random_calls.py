@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from msprobe_engine import redaction
+
 Replace = Callable[[Any, str, Callable[[Any], Any]], None]
 """``replace(owner, name, wrap)``: put ``wrap(function)`` in place of ``owner.name``, if there is one."""
 
@@ -180,8 +182,10 @@ class RandomCalls:
         """Each line with ``name``, ``count``, ``where`` (file, line and function of the program's innermost frame), ``arguments`` of the
         first call, and for seeding functions ``seeds``, the arguments of all."""
         found = []
+        hides = redaction.active()
         for key, line in list(self._lines.items()):
-            one = {"name": key[0], "count": line.count, "where": _where(line.stack), "arguments": line.arguments}
+            arguments = line.arguments if hides is None else " ".join(("redacted", *hides.of_argument(line.arguments).values()))
+            one = {"name": key[0], "count": line.count, "where": _where(line.stack), "arguments": arguments}
             found.append({**one, "seeds": list(line.seeds)} if line.seeds else one)
         return found
 

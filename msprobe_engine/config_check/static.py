@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,16 @@ _MAX_LAUNCHES = 200
 _MAX_ITEMS = 10_000
 _SHORTEST_KNOWN = 6
 """Characters of a secret that is looked for inside of other values; a shorter one could be any word."""
+_NUMBER = re.compile(r"[-+0-9.eE_]+")
+_WORDS = frozenset(("cosine", "linear", "constant", "disabled", "enabled", "default"))
 _MAX_CONFLICTS = 20
 """Settings with several values that are noted one by one."""
+
+
+def _can_be_secret(value: str) -> bool:
+    """Is a value under the name of a secret one that betrays it where it stands again? A number or a short word (``--password 1234``,
+    ``--hub-token none``) is also that of settings that have to be compared."""
+    return len(value) >= _SHORTEST_KNOWN and not value.startswith("$") and not _NUMBER.fullmatch(value) and value.lower() not in _WORDS
 
 
 def collect_static(
@@ -129,7 +138,7 @@ class _Collector:
             self._out.files.append(file)
 
     def _know(self, text: str) -> None:
-        self._known_secrets |= {secret for secret in values_of_secrets(text) if len(secret) > 3 and not secret.startswith("$")}
+        self._known_secrets |= {secret for secret in values_of_secrets(text) if _can_be_secret(secret)}
 
     def _settings(self, found: Mapping[str, Found]) -> None:
         """Take values over; a key that is there with another value becomes a conflict, and the first counts."""

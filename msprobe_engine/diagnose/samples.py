@@ -10,7 +10,7 @@ from typing import Any
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.diagnose.first_bad import Verdict
-from msprobe_engine.diagnose.model import NONFINITE, Call, Trace, flags_of
+from msprobe_engine.diagnose.model import NONFINITE, Call, OddTensorError, Trace, flags_of
 from msprobe_engine.diagnose.scan import Origin
 from msprobe_engine.dump.reader import MOST_BYTES
 from msprobe_engine.log import one_line, warning
@@ -47,7 +47,10 @@ def load(directory: Path) -> dict[int, dict[int, Trace]]:
             trace = out.setdefault(step, {}).setdefault(rank, Trace(step, rank, [], path=str(path)))
             for family, name, item in _items(line):
                 direction = "optimizer" if family in _WITHOUT_CALLS[2:] else "backward" if "grad" in family else "forward"
-                flags = flags_of(item)
+                try:
+                    flags = flags_of(item)
+                except OddTensorError:
+                    continue
                 call = Call(
                     len(trace.calls), f"{family}/{name}", "sample", direction, family, [], None, [("", item)], 0, 0, flags, None, {}
                 )

@@ -36,7 +36,10 @@ def read_input(path: AnyPath, most: int, *, follow: bool = True) -> bytes:
         OSError: as `open_regular`; ``EFBIG`` for a file of more than `most` bytes.
     """
     with open_input(path, follow=follow) as file:
-        data = file.read(most + 1)
+        # Asked for by its size: a read of the limit would reserve as much memory. What has grown since, or has no size (/proc), by blocks.
+        data = file.read(min(os.fstat(file.fileno()).st_size, most) + 1)
+        while len(data) <= most and (more := file.read(min(1 << 20, most + 1 - len(data)))):
+            data += more
     if len(data) > most:
         raise OSError(errno.EFBIG, f"it has more than {most} bytes, and no such file is that large; it is damaged or something else", path)
     return data
