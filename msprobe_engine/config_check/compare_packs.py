@@ -135,6 +135,8 @@ class _Work:
                 sheet.compared = max(sheet.compared, settled.compared)
                 self.out.derived.update(settled.derived)
                 self.out.notes += [note for note in settled.notes if note not in self.out.notes]
+                sheet.unknown = tuple(sorted({*sheet.unknown, *settled.unknown}))
+                sheet.not_shown = len(sheet.unknown)
             sheet.differences += merged(found, tuple(both))
         return sheet
 

@@ -16,6 +16,7 @@ from difflib import SequenceMatcher
 
 from msprobe_engine.config_check import derive, plain, schedule
 from msprobe_engine.config_check.difference import ONLY_BENCH, ONLY_CMP, SETTINGS, Difference
+from msprobe_engine.config_check.secret_names import names_secret
 from msprobe_engine.config_check.severity import CHANGES, HARMLESS, MAY
 from msprobe_engine.config_check.side import DEFAULT, DERIVED, NOT_KNOWN, Quantity, Setting, Side, last_parts
 from msprobe_engine.config_check.terms import Term
@@ -27,6 +28,9 @@ _LOSS_SCALE = "loss_scale"
 _PATH = re.compile(r"\s*(?:[0-9.]+\s+)?(?:~|\.{0,2})/\S.*", re.DOTALL)
 
 
+_MOST_NAMES = 10
+
+
 @dataclass
 class Settled:
     """What comparing the settings gave.
@@ -35,12 +39,14 @@ class Settled:
         differences: rows of the sheet; also the harmless ones.
         derived: every computed quantity of both sides: term -> (bench, cmp, equal).
         notes: what could not be compared.
+        unknown: names of settings that are masked on a side although their names say of no secret: they may change the numbers.
         compared: how many settings have been held against something.
     """
 
     differences: list[Difference] = field(default_factory=list)
     derived: dict[str, tuple[str, str, bool]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    unknown: set[str] = field(default_factory=set)
     compared: int = 0
 
 
@@ -83,6 +89,11 @@ class _Comparison:
                 self._alone(name, one, side, other)
         for who, side in (("bench", self.bench), ("cmp", self.cmp)):
             self.out.notes += [f"{who}: {text}; the first counts" for text in side.conflicts.values()]
+        masked = self.bench.masked | self.cmp.masked
+        self.out.unknown = {name for name in masked if not names_secret(name.rpartition(".")[2])}
+        if masked:
+            names = ", ".join(sorted(masked)[:_MOST_NAMES]) + (", ..." if len(masked) > _MOST_NAMES else "")
+            self.out.notes.append(f"settings that are masked, and so were not compared: {len(masked)} ({names})")
         if self.lost:
             self.out.notes.append(f"{self.lost} settings of {self.file} are null in a pack of the existing tool, which cannot hold them")
         if self.dropped:

@@ -82,9 +82,12 @@ class Side:
     ) -> None:
         self.terms = known_terms()
         self.settings: dict[str, Setting] = {}
+        self.masked: set[str] = set()  # names of settings whose values look like secrets
         for one in settings:
             for name, value in _flat(one.name, secrets.cleaned(one.name, one.value)):
-                if value != secrets.HIDDEN:
+                if value == secrets.HIDDEN:
+                    self.masked.add(name)
+                else:
                     self.settings.setdefault(key(name), Setting(name, value, one.origin, one.where, one.framework))
         self.world_size = world_size
         self.versions = versions or {}

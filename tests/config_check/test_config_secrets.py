@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msprobe_engine.cli.main import main
 from msprobe_engine.config_check import entries, environment
 from msprobe_engine.config_check.by_rank import NO_RANK
 from msprobe_engine.config_check.compare_env import compare_env
@@ -231,3 +232,20 @@ def test_resolved_settings_hide_secrets_by_their_name() -> None:
     )
     assert found["hub_token"]["value"] == HIDDEN
     assert found["lr"]["value"] == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "code"),
+    [
+        ("--seed 1234 --password 1234", "--seed 4321 --password 4321", 1),  # what is no secret of its own is compared
+        (f"--cache-id {'3f786850e387550fdab836ed7e6dc881de23001b'}", f"--cache-id {'aa786850e387550fdab836ed7e6dc881de23001b'}", 3),
+        ("--hub-token x8Kd93hfKQ1mz", "--hub-token pl20dkEJw8273", 0),  # by its name no setting of the numbers
+    ],
+)
+def test_a_masked_setting_is_no_all_clear(a: str, b: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A setting that is masked is named as not compared, and "cannot tell" unless its name says that it is a secret."""
+    for name, options in (("a", a), ("b", b)):
+        (tmp_path / f"{name}.sh").write_text(f"python train.py --lr 1e-3 {options}\n")
+        assert main(["config_check", "-d", str(tmp_path / f"{name}.sh"), "-o", str(tmp_path / f"{name}.zip")]) == 0
+    assert main(["config_check", "-c", str(tmp_path / "a.zip"), str(tmp_path / "b.zip"), "-o", str(tmp_path / "r")]) == code
+    assert "settings that are masked, and so were not compared" in capsys.readouterr().out
