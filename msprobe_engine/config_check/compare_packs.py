@@ -76,7 +76,7 @@ class _Work:
             )
         if self.out.unknown:
             names = ", ".join(self.out.unknown)
-            self.out.problems.append(f"variables of the environment that may change the numbers cannot be compared, see the note: {names}")
+            self.out.problems.append(f"what may change the numbers cannot be compared, see the notes: {names}")
         for who, side in (("bench", self.bench), ("cmp", self.cmp)):
             self.out.problems += [f"{who}: {problem}" for problem in side.problems]
             self.out.sides[who] = {"path": os.fspath(side.pack.path), "ours": side.pack.ours, **_described(side)}

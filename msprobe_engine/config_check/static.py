@@ -163,8 +163,7 @@ class _Collector:
             if value in self._known_secrets:
                 return HIDDEN
             for secret in self._known_secrets:
-                if len(secret) >= _SHORTEST_KNOWN and secret in value:
-                    value = value.replace(secret, HIDDEN)
+                value = value.replace(secret, HIDDEN)
             return value
         return [self._without_known(item) for item in value] if isinstance(value, list) else value
 
