@@ -46,7 +46,7 @@ def describe(error: BaseException, options: argparse.Namespace) -> FileError | N
     wrote = max(named, key=lambda each: len(each[0]))[1] if named else None  # of an output within an input the output counts
     if error.errno in _FULL and (wrote is not False or error.errno != errno.EFBIG):  # also of the standard output, which may be a file
         where = f": {path[:1000]}" if path else ""
-        return FileError(f"cannot write all of the output{where} ({error.strerror}); make room, or write it elsewhere", wrote=True)
+        return FileError(f"cannot write all of the output{where}: {explain(error)}", wrote=True)
     if path is None or wrote is None:
         return None
     if wrote:

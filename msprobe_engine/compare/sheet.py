@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import explain
 from msprobe_engine.errors import MissingExtraError, SinkError
 from msprobe_engine.sinks.names import safe_cell
 
@@ -30,7 +31,7 @@ def write_sheet(path: Path, header: Sequence[str], rows: Sequence[Sequence[Cell]
     try:
         write_file(path, [data])
     except OSError as error:
-        raise SinkError(f"cannot write {path}: {error.strerror or error}; name another output directory or free some space") from error
+        raise SinkError(f"cannot write {path}: {explain(error, 'name another output directory', path=path)}") from error
 
 
 def check_format(name: str) -> None:

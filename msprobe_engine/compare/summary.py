@@ -10,6 +10,7 @@ from typing import Any
 
 from msprobe_engine.compare.work import MOST_NAMES, Result
 from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import explain
 from msprobe_engine.diagnose import renames, two_frameworks
 from msprobe_engine.diagnose.findings import NONE, Diagnosis, finite_json
 from msprobe_engine.errors import SinkError
@@ -157,7 +158,7 @@ class Comparison:
                 place = path.with_name(f"{path.stem.replace('compare_summary', 'api_mapping')}.yaml")
                 self.functions = two_frameworks.write(self.diagnosis, place)
         except OSError as error:
-            raise SinkError(f"cannot write {path}: {error.strerror or error}; name another output directory or free some space") from error
+            raise SinkError(f"cannot write {path}: {explain(error, 'name another output directory', path=path)}") from error
         self.summary = path
 
 

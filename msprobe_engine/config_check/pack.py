@@ -9,7 +9,6 @@ pack.json("env"), pack.ranks, pack.problems
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import time
@@ -25,6 +24,7 @@ from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.output_files import make_directory, write_file
+from msprobe_engine.core.io.regular_files import explain
 from msprobe_engine.errors import ArchiveError, DumpFormatError, SinkError, UsageError
 from msprobe_engine.log import info, one_line, warn_once, warning
 
@@ -105,8 +105,8 @@ class PackWriter:
             try:
                 self._append(fd, made)
             except OSError as error:
-                advice = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "is the disk still there?"
-                raise SinkError(f"cannot write the pack {one_line(str(self.path))}: {error.strerror or error}; {advice}") from error
+                why = explain(error, "name another path", path=self.path)
+                raise SinkError(f"cannot write the pack {one_line(str(self.path))}: {why}") from error
 
     def _append(self, fd: int, made: dict[str, bytes]) -> None:
         if os.fstat(fd).st_size == 0:

@@ -16,6 +16,7 @@ from typing import Any
 
 from msprobe_engine.core.io.output_files import WholeFile
 from msprobe_engine.core.io.regular_files import explain
+from msprobe_engine.core.io.sqlite_file import explain_database
 from msprobe_engine.errors import SinkError
 from msprobe_engine.graph import vis_texts
 from msprobe_engine.graph.items import saved_tensors, texts
@@ -140,8 +141,8 @@ class VisDbWriter:
             self._connection.close()
         self._whole.abort()
 
-    def _failed(self, error: Exception) -> SinkError:
-        why = explain(error) if isinstance(error, OSError) else f"{error}; is the disk full?"
+    def _failed(self, error: OSError | sqlite3.Error) -> SinkError:
+        why = explain_database(error, self._whole.temporary) if isinstance(error, sqlite3.Error) else explain(error, path=self._path)
         return SinkError(f"cannot write {self._path}: {why}")
 
 

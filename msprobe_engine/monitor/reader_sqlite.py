@@ -122,6 +122,11 @@ class SqliteSource:
         """What `job` gives; None when the file cannot be read, which is then a problem of the file."""
         try:
             with open_database(path) as db:
+                if db.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
+                    self.problems.setdefault(str(path), Counter())[
+                        "its run has written nothing to it: it began just now, or was killed before its first step"
+                    ] = 1
+                    return None
                 return job(db)
         except (OSError, sqlite3.Error, *DAMAGED) as error:
             what = f"a row names {error}, which is not there" if isinstance(error, KeyError) else str(error)

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.core.io.regular_files import explain, open_regular, require_regular
-from msprobe_engine.core.io.sqlite_file import BESIDE, require_plain_tables, set_limits
+from msprobe_engine.core.io.sqlite_file import BESIDE, explain_database, require_plain_tables, set_limits
 from msprobe_engine.errors import SinkError
 from msprobe_engine.monitor.series import Floats, Integers, Key
 from msprobe_engine.monitor.trend_tags import Tags, parameter_tags
@@ -100,8 +100,12 @@ class TrendDatabase:
             self._file = os.stat(path).st_ino
         except OSError as error:
             raise SinkError(f"cannot open the data base {error.filename or path}: {explain(error)}") from error
-        except (sqlite3.Error, ValueError, SinkError) as error:
-            raise SinkError(f"cannot open the data base {path}: {error}; remove it or name another place") from error
+        except SinkError:
+            raise  # its first transaction has told what is wrong
+        except sqlite3.Error as error:
+            raise SinkError(f"cannot open the data base {path}: {explain_database(error, path)}") from error
+        except ValueError as error:
+            raise SinkError(f"cannot open the data base {path}: {error}; move it away or name another place") from error
         self._forget()
 
     @property
@@ -123,11 +127,14 @@ class TrendDatabase:
             yield
             self._db.execute("COMMIT")
         except BaseException as error:
+            why = explain_database(error, self.path) if isinstance(error, sqlite3.Error) else ""  # a rollback may shrink a file
             with suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
             self._forget()  # ids that were given in it are gone
-            if isinstance(error, sqlite3.Error):
-                raise SinkError(f"cannot write {self.path}: {error}; free some space; what is written stays") from error
+            if why:
+                raise SinkError(
+                    f"cannot write {self.path}: {why}; nothing of this write is in it, what was written before stays"
+                ) from error
             raise
 
     def _there(self) -> None:

@@ -34,7 +34,7 @@ CASES: dict[str, tuple[int, str, int, str]] = {
     "below an output": (errno.EACCES, "a/out/page.html", 2, "page.html: Permission denied; no permission"),
     "a name that begins alike": (errno.EACCES, "ab/dump.json", 3, "This is a bug"),
     "a path of ours": (errno.ENOENT, "elsewhere/module.js", 3, "This is a bug"),
-    "a full disk at an output": (errno.ENOSPC, "a/out/page.html", 2, "page.html (No space left on device); make room"),
+    "a full disk at an output": (errno.ENOSPC, "a/out/page.html", 2, "page.html: No space left on device; the disk is full ("),
     "a full disk elsewhere": (errno.ENOSPC, "tmp/part", 2, "cannot write all of the output"),
     "an input that is too large": (errno.EFBIG, "b/dump.json", 3, "dump.json: File too large; check the name"),
     "a quota": (errno.EDQUOT, "a/out/page.html", 2, "cannot write all of the output"),

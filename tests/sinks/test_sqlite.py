@@ -171,3 +171,28 @@ def test_tags() -> None:
         ("parameters.weight", "index"), ("parameters", "default"), ("Module", "default"), ("fc.Linear", "module"),
     }  # fmt: skip
     assert record_tags("a.b") == set()
+
+
+@pytest.mark.parametrize("statements", [(), ("PRAGMA journal_mode=WAL",)], ids=["opened", "before its first transaction"])
+def test_a_run_that_was_killed_before_its_first_step_has_written_nothing(tmp_path: Path, statements: tuple[str, ...]) -> None:
+    """Readers say so; it is no damaged file."""
+    path = tmp_path / "trend" / "rank0.trend.db"
+    path.parent.mkdir()
+    path.touch()
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        for statement in statements:
+            db.execute(statement)
+    run = open_run(tmp_path)
+    assert run.ranks == []
+    assert [said.removeprefix(f"{path}: ")[:32] for said in run.problems] == ["its run has written nothing to i"]
+
+
+@pytest.mark.parametrize("content", [b"no data base at all" * 100, b"SQLite format 3\x00" + b"\xff" * 5000], ids=["text", "damaged"])
+def test_what_is_no_data_base_is_to_be_moved_away(tmp_path: Path, content: bytes) -> None:
+    """It is not removed, and nobody is told to remove it."""
+    path = tmp_path / "trend" / "rank0.trend.db"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(SinkError, match=r"cannot open the data base .*rank0.trend.db: .*: move the file away or name another place"):
+        sink(tmp_path)
+    assert path.read_bytes() == content

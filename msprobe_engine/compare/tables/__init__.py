@@ -113,4 +113,4 @@ def output_directory(path: str | Path) -> Path:
 
 def unwritable(path: Path, error: OSError) -> SinkError:
     """The error of a file that cannot be written."""
-    return SinkError(f"cannot write {path}: {explain(error, 'name another output directory')}")
+    return SinkError(f"cannot write {path}: {explain(error, 'name another output directory', path=path)}")

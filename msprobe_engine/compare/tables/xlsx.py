@@ -18,7 +18,6 @@ import numpy as np
 from msprobe_engine.compare.columns import COLOUR
 from msprobe_engine.compare.tables import Block, unwritable
 from msprobe_engine.core.io.output_files import WholeFile
-from msprobe_engine.errors import SinkError
 
 MOST_ROWS = 1_048_576
 """Of a sheet, with the header (limits of Excel)."""
@@ -93,7 +92,8 @@ class XlsxTable:
         try:
             self._book.close()
         except xlsxwriter.exceptions.FileCreateError as error:
-            raise SinkError(f"cannot write {self._path}: {error}; name another output directory or free some space") from error
+            cause = error.args[0] if error.args else error  # the system's error, or that the table is too large for the format
+            raise unwritable(self._path, cause if isinstance(cause, OSError) else OSError(0, str(cause))) from error
 
     def close(self) -> None:
         """Finish the files."""

@@ -167,7 +167,7 @@ def replace_file(path: Path, data: bytes, mode: int = FILE_MODE) -> None:
     try:
         write_file(path, [data], mode)
     except OSError as error:
-        raise SinkError(f"cannot write {path}: {explain(error)}") from error
+        raise SinkError(f"cannot write {path}: {explain(error, path=path)}") from error
 
 
 class AppendFile:
@@ -210,7 +210,7 @@ class AppendFile:
         except OSError as error:
             if done:
                 os.ftruncate(self._fd, self._size)
-            raise SinkError(f"cannot write {self.path}: {error.strerror or error}; free some space; what is written stays") from error
+            raise SinkError(f"cannot write {self.path}: {explain(error, path=self.path)}; what is written stays") from error
         self._size += len(block)
 
     def sync(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import stat
 from functools import partial
 from typing import Any, TypeAlias
@@ -143,26 +144,61 @@ def require_directory(path: str) -> None:
     raise OddFileError(found.st_mode, path, directory=True)
 
 
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _ADVICE = {
-    errno.ENOSPC: "the disk is full: free some space or {elsewhere}",
-    errno.EDQUOT: "the disk quota is used up: free some space or {elsewhere}",
+    errno.ENOSPC: "the disk is full{free}: free some space there or {elsewhere}",
+    errno.EDQUOT: "the disk quota is used up{free}: free some space there or {elsewhere}",
     errno.EACCES: "no permission: check the owner and mode of the directory or {elsewhere}",
     errno.EPERM: "no permission: check the owner and mode of the directory or {elsewhere}",
     errno.EROFS: "the file system is read-only: {elsewhere}",
-    errno.ENOTDIR: "a file is where a directory is needed: remove it or {elsewhere}",
+    errno.ENOENT: "the directory is not there: make it again or {elsewhere}",
+    errno.ENOTDIR: "a file is where a directory is needed: move it away or {elsewhere}",
     errno.EISDIR: "a directory is where a regular file belongs: move it away or {elsewhere}",
-    errno.ELOOP: "links are not followed: remove it or {elsewhere}",
+    errno.ELOOP: "links are not followed: move it away or {elsewhere}",
     errno.ENAMETOOLONG: "the path is too long: {elsewhere} with a shorter path",
 }
 
 
-def explain(error: OSError, elsewhere: str = "name another place") -> str:
+def explain(error: OSError, elsewhere: str = "name another place", *, path: AnyPath | None = None) -> str:
     """What went wrong and what to do.
 
     Args:
         elsewhere: how the user chooses another place, ``set dump_path to another one``.
+        path: what is written, when the error does not name it; says how much is free there.
     """
     if isinstance(error, OddFileError):
         return f"{error.strerror}, or {elsewhere}"
+    if error.errno == errno.EFBIG:
+        return f"{error.strerror}; {_explain_file_limit(elsewhere)}"
+    place = error.filename if path is None else path
+    free = _free_space(place) if error.errno in _DISK_FULL and isinstance(place, (str, bytes, os.PathLike)) else ""
     advice = _ADVICE.get(error.errno or 0, "is the directory still there and writable? free some space or {elsewhere}")
-    return f"{error.strerror or error}; {advice.format(elsewhere=elsewhere)}"
+    return f"{error.strerror or error}; {advice.format(elsewhere=elsewhere, free=free)}"
+
+
+def file_size_limit() -> int:
+    """Bytes that a file of this process may have; -1: the system sets no limit."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return -1 if limit == resource.RLIM_INFINITY else limit
+
+
+def _explain_file_limit(elsewhere: str) -> str:
+    limit = file_size_limit()
+    if limit < 0:
+        return f"the file system takes no larger file: {elsewhere}"
+    return f"a file of this process may have {limit:,} bytes and no more: raise that limit (`ulimit -f unlimited` before the start)"
+
+
+def _free_space(path: AnyPath) -> str:
+    """How much is free where `path` lies or would lie; empty when the system does not say."""
+    place = os.path.abspath(os.fsdecode(path))
+    while not os.path.isdir(place) and os.path.dirname(place) != place:
+        place = os.path.dirname(place)
+    try:
+        disk = os.statvfs(place)
+    except OSError:
+        return ""
+    inodes = ", and no further file fits" if disk.f_files and not disk.f_favail else ""
+    return (
+        f" ({disk.f_bavail * disk.f_frsize / 2**20:,.1f} of {disk.f_blocks * disk.f_frsize / 2**20:,.1f} MiB are free at {place}{inodes})"
+    )

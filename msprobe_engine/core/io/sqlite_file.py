@@ -6,6 +6,7 @@ schema may take any memory. What runs beside the training (a sink that goes on w
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from contextlib import closing, contextmanager
 from urllib.parse import quote
 
 from msprobe_engine.core.io.input_files import open_input
-from msprobe_engine.core.io.regular_files import AnyPath, require_regular
+from msprobe_engine.core.io.regular_files import AnyPath, explain, file_size_limit, require_regular
 
 BESIDE = ("-journal", "-wal", "-shm")
 """Endings of the files that SQLite keeps beside a data base, and opens with it."""
@@ -82,6 +83,41 @@ def require_plain_tables(db: sqlite3.Connection) -> None:
     if (odd := db.execute(f"SELECT type, name FROM sqlite_master WHERE {unusual}").fetchone()) is not None:
         kind = odd[0] if odd[0] in ("view", "trigger") else "virtual table"
         raise ValueError(f"{str(odd[1])[:120]!r} is a {kind}, and such a data base has plain tables alone")
+
+
+def explain_database(error: sqlite3.Error, path: AnyPath, elsewhere: str = "name another place") -> str:
+    """What went wrong while a data base was written, and what to do; as `regular_files.explain`, since SQLite keeps the system's error
+    to itself. To be asked before the data base is closed: the files beside it tell whether one of them has come to the limit of size."""
+    code = error.sqlite_errorcode & 0xFF if getattr(error, "sqlite_errorcode", None) is not None else -1
+    text = str(error)
+    if code == _FULL or text == "database or disk is full":
+        return explain(OSError(errno.ENOSPC, text), elsewhere, path=path)
+    if code == _IO_ERROR or text == "disk I/O error":
+        name = os.fspath(path)
+        if (limit := file_size_limit()) >= 0 and max(_size(f"{os.fsdecode(name)}{e}") for e in ("", *BESIDE)) + _SLACK > limit:
+            return explain(OSError(errno.EFBIG, text), elsewhere)
+        if _is_full(name):
+            return explain(OSError(errno.ENOSPC, text), elsewhere, path=path)
+        return f"{text}: is the disk still there? or {elsewhere}"
+    if "locked" in text:
+        return f"{text}: another program writes in it; end that one or {elsewhere}"
+    if "readonly" in text or "read-only" in text:
+        return explain(OSError(errno.EACCES, text), elsewhere)
+    return f"{text}: move the file away or {elsewhere}"
+
+
+_FULL, _IO_ERROR = 13, 10  # SQLITE_FULL, SQLITE_IOERR
+_SLACK = 1 << 16
+"""SQLite grows its files by pages (of 64 KiB at most) and by 32 KiB: nearer to a limit it can have been the cause."""
+
+
+def _is_full(path: AnyPath) -> bool:
+    """Could a block of SQLite's no longer be had? It says "disk I/O error" of the file that it maps into memory (``-shm``)."""
+    try:
+        disk = os.statvfs(os.path.dirname(os.path.abspath(path)))
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _SLACK
 
 
 def _size(path: str) -> int:
