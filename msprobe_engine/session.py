@@ -117,7 +117,7 @@ class Session:
         if not parts:
             _log.warning("the probe has nothing to do: the settings have no monitor, dump or incident.level section")
             return
-        ports = {s: getattr(s, "port", None) for s in self.writer.sinks}
+        ports = {s: getattr(s, "port", None) for s in (*self.writer.sinks, *self.writer.dump_sinks)}
         sinks = ", ".join(f"{s.name} on port {port}" if port else s.name for s, port in ports.items())
         _log.info("msprobe is on: %s; writing to %s%s", ", ".join(parts), self.output_dir, f" ({sinks or 'no sink'})")
 
@@ -190,4 +190,4 @@ class Session:
             _log.warning("capture of level %s armed for step %d", request.level, request.first_step)
 
     def _submit(self, job: Any, what: str) -> None:
-        self.writer.call(job, what)
+        self.writer.call_dump(job, what)  # frames of an incident are written as dumps

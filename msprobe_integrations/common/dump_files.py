@@ -103,7 +103,7 @@ class DumpFiles:
         sink: Sink = ReportedSink(self.sink, self._wrote)
         if self._front is not None:
             sink = self._front(sink, self.sink, self.tensors, self.backend.rank)
-        self.writer.sinks[:] = [sink]
+        self.writer.dump_sinks[:] = [sink]
 
     def wait(self) -> None:
         """Return when every finished step is written."""
@@ -116,7 +116,7 @@ class DumpFiles:
             self.wait()
             self.sink.close()
             self.sink = None
-            self.writer.sinks.clear()
+            self.writer.dump_sinks.clear()
 
     def release(self) -> None:
         """This process writes no dump any more: its directory is free."""

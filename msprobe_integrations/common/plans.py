@@ -197,7 +197,7 @@ class Plans:
             options["tensors"] = self._keeper.store if self._keeper is not None else None
         sink = DumpSink(root, level=level, framework=self._session.backend.framework, rank=rank, **options)
         self._sinks.append((sink, wanted))
-        self._session.writer.sinks.append(SelectSink(sink, wanted))
+        self._session.writer.dump_sinks.append(SelectSink(sink, wanted))
 
     def _sinks_of(self, step: int) -> list[DumpSink]:
         return [sink for sink, wanted in self._sinks if wanted(step)]

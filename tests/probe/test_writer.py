@@ -1,4 +1,4 @@
-"""The writer thread: bounded waiting, forks, and a sink that fails."""
+"""The writer's threads: bounded waiting, forks, a sink that fails, a thread that dies; the same for the monitor's queue and the dump's."""
 
 from __future__ import annotations
 
@@ -44,11 +44,35 @@ def frame(step: int) -> Frame:
     return Frame(step=step, rank=0, rows=rows.empty(0))
 
 
-def test_a_failing_sink_loses_its_frames_only(tmp_path: Path) -> None:
+class Heard(Faults):
+    """Keeps what was said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def fail(self, part: str, error: BaseException, *, disable: bool = True, hint: str = "") -> None:
+        self.said.append(f"{part}: {error} ({hint})")
+        super().fail(part, error, disable=disable, hint=hint)
+
+
+QUEUES = {"sinks": "writer queue", "dump_sinks": "dump queue"}
+each_queue = pytest.mark.parametrize("kind", QUEUES)
+
+
+def make(kind: str, sinks: Sequence[Sink], faults: Faults) -> Writer:
+    """A writer with these sinks in one of its queues."""
+    made = Writer([], faults)
+    getattr(made, kind).extend(sinks)
+    return made
+
+
+@each_queue
+def test_a_failing_sink_loses_its_frames_only(tmp_path: Path, kind: str) -> None:
     """A sink that fails in some steps loses these, which is counted; other sinks and steps do not notice."""
     one, two = Sink(tmp_path / "one", bad=(1, 3)), Sink(tmp_path / "two")
     faults = Faults()
-    under_test = Writer([one, two], faults)
+    under_test = make(kind, [one, two], faults)
     for step in range(5):
         under_test.submit(frame(step), [])
     under_test.close()
@@ -60,34 +84,66 @@ def test_a_failing_sink_loses_its_frames_only(tmp_path: Path) -> None:
     assert faults.enabled("sink test")
 
 
-def test_hanging_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sink that hangs holds neither the training nor the end of the run for longer than the bounds; what is dropped is counted."""
+@each_queue
+def test_hanging_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A sink that hangs holds neither the training nor the end of the run for longer than the bounds; what is dropped is counted, and
+    the other queue's sink gets every frame."""
     monkeypatch.setattr(writer, "PATIENCE_SECONDS", 0.05)
     monkeypatch.setattr(writer, "CLOSE_SECONDS", 0.1)
     monkeypatch.setattr(writer, "QUEUE_LENGTH", 4)
     gate = threading.Event()
-    under_test = Writer([Sink(tmp_path / "steps", gate=gate)], Faults())
+    under_test = make(kind, [Sink(tmp_path / "hangs", gate=gate)], Faults())
+    (other,) = set(QUEUES) - {kind}
+    written = threading.Semaphore(0)
+    works = Sink(tmp_path / "works")
+    monkeypatch.setattr(works, "write", lambda *_: written.release())
+    getattr(under_test, other).append(works)
     started = time.monotonic()
     for step in range(10):
         under_test.submit(frame(step), [])
+        assert written.acquire(timeout=20)
     under_test.close()
+    assert time.monotonic() - started < 10
     gate.set()
-    assert time.monotonic() - started < 5
-    assert under_test.lost["writer queue"] >= 5
+    assert set(under_test.lost) == {QUEUES[kind]}
+    assert under_test.lost[QUEUES[kind]] >= 5
 
 
-def test_strict_error_reaches_the_training(tmp_path: Path) -> None:
+def test_full_queues_hold_the_training_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where both queues hang, a step waits as long as for one of them."""
+    monkeypatch.setattr(writer, "QUEUE_LENGTH", 1)
+    monkeypatch.setattr(writer, "CLOSE_SECONDS", 0.1)
+    gate = threading.Event()
+    under_test = Writer([Sink(tmp_path / "one", gate=gate)], Faults())
+    under_test.dump_sinks.append(Sink(tmp_path / "two", gate=gate))
+    monkeypatch.setattr(writer, "PATIENCE_SECONDS", 0.05)
+    for step in range(3):
+        under_test.submit(frame(step), [])
+    monkeypatch.setattr(writer, "PATIENCE_SECONDS", 4.0)
+    before = dict(under_test.lost)
+    started = time.monotonic()
+    under_test.submit(frame(3), [])
+    assert 4.0 <= time.monotonic() - started < 7.0
+    assert under_test.lost == {name: count + 1 for name, count in before.items()}
+    assert len(before) == 2
+    gate.set()
+    under_test.close()
+
+
+@each_queue
+def test_strict_error_reaches_the_training(tmp_path: Path, kind: str) -> None:
     """With strict settings the error of a sink is raised at the next call on the training thread."""
-    under_test = Writer([Sink(tmp_path / "steps", bad=(0,))], Faults(strict=True))
+    under_test = make(kind, [Sink(tmp_path / "steps", bad=(0,))], Faults(strict=True))
     under_test.submit(frame(0), [])
     under_test.flush()
     with pytest.raises(OSError, match="no room"):
         under_test.submit(frame(1), [])
 
 
-def test_forked_child_writes_with_its_own_thread(tmp_path: Path) -> None:
-    """In a forked child the writer starts a thread of its own instead of waiting for the parent's."""
-    under_test = Writer([Sink(tmp_path / "steps")], Faults())
+def test_forked_child_writes_with_its_own_threads(tmp_path: Path) -> None:
+    """In a forked child the writer starts threads of its own instead of waiting for the parent's."""
+    under_test = Writer([Sink(tmp_path / "monitor")], Faults())
+    under_test.dump_sinks.append(Sink(tmp_path / "dump"))
     under_test.submit(frame(0), [])
     under_test.flush()
     child = os.fork()
@@ -101,4 +157,37 @@ def test_forked_child_writes_with_its_own_thread(tmp_path: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
     under_test.submit(frame(2), [])
     under_test.close()
-    assert (tmp_path / "steps").read_text().split() == ["0", "1", "2"]
+    for name in ("monitor", "dump"):
+        assert (tmp_path / name).read_text().split() == ["0", "1", "2"]
+
+
+@each_queue
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_thread_that_died_is_replaced(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sink may end its thread (a library that calls sys.exit): that frame is lost, which is said and counted, and the next ones are
+    written; the training hears nothing of it. Who waits for a thread that dies is told how long he has waited."""
+    gate = threading.Event()
+    sink = Sink(tmp_path / "steps", gate=gate)
+    write = sink.write
+
+    def end_thread(given: Frame, alerts: Sequence[Alert]) -> None:
+        write(given, alerts)
+        if given.step == 1:
+            raise SystemExit(1)
+
+    monkeypatch.setattr(sink, "write", end_thread)
+    faults = Heard()
+    under_test = make(kind, [sink], faults)
+    under_test.submit(frame(0), [])
+    under_test.submit(frame(1), [])
+    threading.Timer(0.2, gate.set).start()  # while `flush` waits
+    under_test.flush()
+    (said,) = faults.said
+    assert float(said.split("within ")[1].split(" s")[0]) < writer.CLOSE_SECONDS / 2, said
+    assert "has ended" in said
+    for step in (2, 3):
+        under_test.submit(frame(step), [])
+    under_test.close()
+    assert (tmp_path / "steps").read_text().split() == ["0", "1", "2", "3"]
+    assert under_test.lost == {QUEUES[kind]: 2}  # the wait, and the frame
+    assert "another one goes on" in faults.said[1]
