@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import itertools
 import signal
 import traceback
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import Any
 
 from msprobe_engine.errors import ProbeError
 from msprobe_engine.log import get_logger
@@ -27,14 +31,53 @@ def is_of_training(error: BaseException) -> bool:
     return not isinstance(error, RecursionError) and _is_of_handler(error)  # at the limit of calls none is left to look
 
 
+def raise_of_training(error: BaseException) -> None:
+    """Raise `error` again if it is the training's (`is_of_training`). Called first by whoever catches more than its own errors in code
+    that may run on the training's thread."""
+    if is_of_training(error):
+        raise error
+
+
+class suppress_faults:  # named like contextlib.suppress, in whose place it is
+    """Context manager: an exception inside has no effect, unless it is the training's (`is_of_training`)."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        return isinstance(error, Exception) and not is_of_training(error)
+
+
 def _is_of_handler(error: BaseException) -> bool:
-    codes = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
+    """Has a frame of a signal handler raised it? Also of one that has left its place to another before it raised: its arguments tell."""
+    codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     trace = error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code in codes:
+        frame = trace.tb_frame
+        if frame.f_code in codes or _is_called_for_signal(frame):
             return True
         trace = trace.tb_next
     return False
+
+
+def _code(handler: Any) -> Any:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return getattr(handler if hasattr(handler, "__code__") else vars(type(handler)).get("__call__"), "__code__", None)
+
+
+def _is_called_for_signal(frame: FrameType) -> bool:
+    """Are the number of a signal and the calling frame two arguments, one after the other?"""
+    caller, code = frame.f_back, frame.f_code
+    varargs = bool(code.co_flags & inspect.CO_VARARGS)
+    if caller is None or code.co_argcount + 2 * varargs < 2:
+        return False
+    given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if varargs:
+        given += frame.f_locals.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount]) or ()
+    return any(after is caller and isinstance(value, int) for value, after in itertools.pairwise(given))
 
 
 class Faults:

@@ -45,6 +45,15 @@ class _StderrHandler(_StreamHandler):
     def stream(self) -> TextIO:  # type: ignore[override]
         return sys.stderr
 
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A line that cannot be written costs nothing; an exception of the program's signal handler passes."""
+        from msprobe_engine.guard import raise_of_training  # which logs
+
+        error = sys.exc_info()[1]
+        if error is not None:
+            raise_of_training(error)
+        super().handleError(record)
+
 
 def printable(text: str) -> str:
     """Text for a terminal: names come from models and files, and what a terminal would obey is shown as an escape. Lines stay."""

@@ -94,6 +94,21 @@ def empty(n: int) -> Rows:
     return rows
 
 
+def is_written(row: npt.NDArray[np.float64]) -> bool:
+    """Has somebody put numbers into this row ([16] float64)? What is in another one is not known."""
+    return bool(int(row.view(np.int64)[FLAGS]) & WRITTEN)
+
+
+def keep_nonfinite(rows: Rows) -> Rows:
+    """Rows of what is certain of a whole tensor when these are those of a part of it: the NaN and Inf that were seen. A row without
+    any becomes one that nothing is written into."""
+    out, ints, seen = empty(len(rows)), as_int64(rows), [NANS, POS_INF, NEG_INF]
+    as_int64(out)[:, seen] = ints[:, seen]
+    as_int64(out)[:, COUNT] = ints[:, seen].sum(1)
+    as_int64(out)[:, FLAGS] = np.where(as_int64(out)[:, COUNT] > 0, WRITTEN, 0)
+    return out
+
+
 def merge(a: Rows, b: Rows) -> Rows:
     """Row-wise union of two sets of elements: what one pass over both would have given (DIGEST mod 2**64). CRC and XOR depend on
     the order of the elements and on how many bytes they have, which a row does not know: the union has none, unless one side is

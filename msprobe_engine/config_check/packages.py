@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from importlib.metadata import distributions
 
+from msprobe_engine.guard import raise_of_training
+
 
 @functools.lru_cache(maxsize=1)
 def installed() -> tuple[tuple[str, str], ...]:
@@ -14,7 +16,8 @@ def installed() -> tuple[tuple[str, str], ...]:
     for one in distributions():
         try:
             name, version = one.metadata["Name"], one.version
-        except Exception:  # a broken installation: metadata that is gone, or no metadata at all
+        except Exception as error:  # a broken installation: metadata that is gone, or no metadata at all
+            raise_of_training(error)
             continue
         if name and version:
             found[str(name), str(version)] = None

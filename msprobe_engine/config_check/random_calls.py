@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine import redaction
+from msprobe_engine.guard import raise_of_training
 
 Replace = Callable[[Any, str, Callable[[Any], Any]], None]
 """``replace(owner, name, wrap)``: put ``wrap(function)`` in place of ``owner.name``, if there is one."""
@@ -131,7 +132,8 @@ class RandomCalls:
                 line = self._first(tuple(key), seeds, args, kwargs, frame)
             if line is not None:
                 line.count += 1
-        except Exception:  # of what is described for the record; the call itself is the program's
+        except Exception as error:  # of what is described for the record; the call itself is the program's
+            raise_of_training(error)
             self.left_out += 1
 
     def _look_at(self, code: CodeType) -> tuple[CodeType, bool]:

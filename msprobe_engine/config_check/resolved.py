@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from msprobe_engine.config_check.secret_names import secret_setting
 from msprobe_engine.config_check.secrets import HIDDEN, cleaned
+from msprobe_engine.guard import raise_of_training
 
 DEFAULT, FLAG, FILE, ENVIRONMENT, CODE = "default", "flag", "file", "environment", "code"
 ORIGINS = (DEFAULT, FLAG, FILE, ENVIRONMENT, CODE)
@@ -122,7 +123,8 @@ def _named(value: Any, depth: int) -> Any:
         if callable(make) and not isinstance(value, type):
             try:
                 made = make()
-            except Exception:
+            except Exception as error:
+                raise_of_training(error)
                 continue
             if isinstance(made, Mapping):
                 return plain_data(made, depth + 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.errors import ProbeError
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.incident.event import Event
 from msprobe_engine.incident.notify import Notifier
 from msprobe_engine.incident.ring import Ring
@@ -44,7 +45,7 @@ class CaptureRequest:
 
 
 Submit = Callable[[Callable[[], None], str], None]
-"""Runs a job later on the writer thread: `msprobe_engine.writer.Writer.call`."""
+"""Runs a job later on the thread that writes dumps: `msprobe_engine.writer.Writer.call_dump`."""
 
 
 class IncidentManager:
@@ -221,6 +222,7 @@ class IncidentManager:
                     rank_info=self._rank_info,
                 )
             except Exception as error:
+                raise_of_training(error)
                 self.lost += 1
                 _log.error(
                     "incident %s could not be written on rank %d, training goes on: %s: %s",
@@ -235,5 +237,6 @@ class IncidentManager:
         try:
             self._submit(write, f"incident {event.id}")
         except Exception as error:
+            raise_of_training(error)
             self.lost += 1
             _log.error("incident %s was not written: %s: %s", event.id, type(error).__name__, error)

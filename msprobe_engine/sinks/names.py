@@ -80,9 +80,12 @@ class Names:
         return [s if (name := shown[s.name]) == s.name else s._replace(name=name) for s in samples]
 
     def by_family(self, samples: list[Sample]) -> dict[str, list[Sample]]:
-        """`samples` by the family whose file they belong in; what no family is for is ``other``."""
+        """`samples` by the family whose file they belong in; what no family is for is ``other``. Without those that the frame counts as
+        lost because nobody knows their numbers (scope ``unknown``): a NaN in their place would be taken for one of the training."""
         families: dict[str, list[Sample]] = {}
         for sample in self.samples(samples):
+            if sample.ref.row < 0 and sample.extra.get("scope") == "unknown":
+                continue
             families.setdefault(sample.family if sample.family in FAMILIES else "other", []).append(sample)
         return families
 

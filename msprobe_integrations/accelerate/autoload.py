@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_integrations.autoload.imports import after_import
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def _clip(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         if observer is not None and observer.in_step:
             observer.note(_told(norm))
     except Exception as error:
+        raise_of_training(error)
         failed(observer, "the gradient norm", error)
     return norm
 
@@ -72,6 +74,7 @@ def _observer() -> LoopObserver | None:
     try:
         return owner.current()
     except Exception as error:
+        raise_of_training(error)
         failed(None, "Accelerate", error)
         return None
 

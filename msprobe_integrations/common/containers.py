@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from msprobe_engine.guard import raise_of_training
+
 CLASS_KEY = "class_type"
 """Key under which the class of an opened object is written, as the existing tool does for point-to-point operations."""
 
@@ -59,7 +61,8 @@ def finder(tensor: type, opened: Opened) -> Callable[..., None]:
         else:
             try:
                 inside = opened(value)
-            except Exception:  # the object's own code
+            except Exception as error:  # the object's own code
+                raise_of_training(error)
                 return
             if inside is not None:
                 members = inside.values()

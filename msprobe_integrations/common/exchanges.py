@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.log import get_logger
 from msprobe_integrations.common.gradients import Exchange
 
@@ -80,5 +81,6 @@ class Exchanges:
         try:
             return self._connect(ranks)
         except Exception as error:
+            raise_of_training(error)
             _log.error("statistics of sharded tensors stay those of this rank's shard (marked scope: shard): %s", error)
             return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.records import TensorRef
 
 MAX_NODES = 20_000
@@ -214,6 +215,7 @@ class Begin:
             try:
                 watch.begin()
             except Exception as error:
+                raise_of_training(error)
                 watch.active = False
                 watch.failed(error)
 

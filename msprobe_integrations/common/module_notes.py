@@ -18,6 +18,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.core.io.output_files import make_directory, replace_file
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.records import TensorDescription, TensorRef
 from msprobe_engine.sinks.names import safe_cell
 from msprobe_integrations.common.gradient_watch import GradientWatch
@@ -119,6 +120,7 @@ class ModuleNotes:
                         self._structs.setdefault(name, {})["input"] = self._shown(tensors)
                         self._started.append((name, *self._edges(tensors)))
             except Exception as error:
+                raise_of_training(error)
                 self._fail(error)
 
         return pre
@@ -140,6 +142,7 @@ class ModuleNotes:
                         if watch.start(edges, outputs, since):
                             self._watches.append(watch)
             except Exception as error:
+                raise_of_training(error)
                 self._fail(error)
 
         return post

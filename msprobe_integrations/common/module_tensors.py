@@ -11,6 +11,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from msprobe_engine.guard import raise_of_training
+
 Found = list[tuple[str, Any]]
 
 MOST_NESTED = 256
@@ -78,7 +80,8 @@ def tensor_names(
         else:
             try:
                 members = (opened(value) or {}).items()
-            except Exception:  # the object's own code
+            except Exception as error:  # the object's own code
+                raise_of_training(error)
                 return
         for key, member in itertools.islice(members, MOST_NESTED):
             if isinstance(member, tensor):

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 def note_norms(probe: Probe, given: Mapping[str, Any]) -> None:
     """Note ``update_norm``, ``param_norm`` and ``grad_norm`` of the step that ends, over the parameters of this rank: whole ones where
-    the rows of shards are merged. Numbers that are there already stay, and those that are `given` come. To be called behind all other
-    edits of the step.
+    the rows of shards are merged, and none where they should have been and could not be. Numbers that are there already stay, and those
+    that are `given` come. To be called behind all other edits of the step.
 
     ``param_norm`` is of parameters after the update, ``grad_norm`` of gradients before clipping and without the loss scale.
     """
@@ -56,6 +56,8 @@ def _norm(row: int, places: Sequence[int], divisor: TensorRef | float | None, ro
         norm = math.nan
     elif ints[:, _rows.POS_INF].any() or ints[:, _rows.NEG_INF].any():
         norm = math.inf
+    elif (ints[:, _rows.FLAGS] & _rows.WRITTEN == 0).any():
+        return  # a part is not known, so there is no norm of the whole
     if isinstance(divisor, TensorRef):
         divisor = _rows.read(rows[divisor.row]).mean if divisor.row >= 0 else None
     set_values(rows, np.array([row]), np.array([norm / divisor if divisor else norm]))

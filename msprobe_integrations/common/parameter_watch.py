@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.guard import Guard
+from msprobe_engine.guard import Guard, raise_of_training
 from msprobe_engine.records import FINER_COPY, Sample
 from msprobe_integrations.common.gradients import ACCUMULATED, LOCAL, REDUCED, Get, Piece, Pieces, Row
 from msprobe_integrations.common.parameter_updates import Updates
@@ -146,6 +146,7 @@ class ParameterWatch:
                     ref, histogram = self._pieces.reduce("grad_unreduced", piece, gradient, part)
                     self._pieces.add("grad_unreduced", piece, ref, phase=phase, micro_step=number, part=part, histogram=histogram)
             except Exception as error:
+                raise_of_training(error)
                 self._micro_on = False
                 self._probe.faults.fail(MICRO, error)
 
@@ -166,6 +167,7 @@ class ParameterWatch:
                         self._changed = True
                     self._noted[piece] = self._pieces.reduce("grad_unreduced", piece, gradient, part), phase, micro_step, part
             except Exception as error:
+                raise_of_training(error)
                 self._unreduced_on = False
                 self._probe.faults.fail(UNREDUCED, error)
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from msprobe_engine import rows as _rows
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.log import get_logger
 from msprobe_engine.rules.replica_mismatch import Mismatch, replica_rule, short_ranks
 from msprobe_integrations.common.replica_channel import Channel, Difference, Mask, Ranks, Words
@@ -171,6 +172,7 @@ class ReplicaCheck:
                 try:
                     self._channels[ranks] = self._ranks.channel(ranks, groups[ranks].contents())
                 except Exception as error:
+                    raise_of_training(error)
                     self._say(ranks, str(error))
 
     # in a step

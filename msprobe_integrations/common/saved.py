@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from msprobe_engine import log
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.names import DebugName
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import Entry, Opaque, TensorDescription, TensorRef
@@ -117,6 +118,7 @@ class SavedVariables(ABC):
                 with self.unseen():
                     holder[key] = self._reduce(gradient)
             except Exception as error:  # the framework would raise it out of the user's backward pass
+                raise_of_training(error)
                 self._broken(error)
 
         try:

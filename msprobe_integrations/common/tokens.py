@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from msprobe_engine.errors import UsageError
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.log import get_logger
 from msprobe_engine.settings.schema import SliceSettings
 
@@ -80,6 +81,7 @@ class TokenWindow:
                 self._close()
                 _log.info("Current token id: %d, exceed token_range, early stop dump infer token.", call)
         except Exception as error:
+            raise_of_training(error)
             self._broken(error)
 
 

@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_integrations.autoload import imports, request
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def _initialize(module: ModuleType) -> None:
 
                 patches.choose(result)
             except Exception as error:
+                raise_of_training(error)
                 _failed(error)
         return result
 
@@ -78,6 +80,7 @@ def _asked(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
         _observe()
         return True
     except Exception as error:
+        raise_of_training(error)
         from msprobe_engine.errors import ProbeError
 
         if isinstance(error, ProbeError):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from msprobe_engine.errors import SettingsError
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.settings.tree import nearest
 from msprobe_integrations.autoload import request
 
@@ -131,5 +132,6 @@ def _read(given: Any) -> tuple[Any, str]:
             with open(name, encoding="utf-8") as stream:
                 return hjson.load(stream), str(name)
         return hjson.loads(base64.urlsafe_b64decode(name).decode("utf-8")), ""
-    except Exception:
+    except Exception as error:
+        raise_of_training(error)
         return None, ""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_integrations.autoload.imports import after_import, forget
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def _current(kind: str, engine: Any) -> EngineObserver | None:
         trains = kind == "train_batch" or (kind in ("forward", "backward") and torch.is_grad_enabled() and engine.module.training)
         return _find() if trains else None
     except Exception as error:
+        raise_of_training(error)
         from msprobe_engine.log import get_logger
 
         restore()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msprobe_engine.guard import raise_of_training
+
 _ASKED = (
     ("dp", ("get_data_parallel_rank",)),
     ("tp", ("get_tensor_model_parallel_rank", "get_slice_parallel_rank", "get_model_parallel_rank")),
@@ -40,7 +42,8 @@ def rank_info(engine: Any) -> dict[str, int]:
 def _asked(ask: Any) -> int | None:
     try:
         return int(ask())
-    except Exception:  # a unit of the user's own, half made
+    except Exception as error:  # a unit of the user's own, half made
+        raise_of_training(error)
         return None
 
 

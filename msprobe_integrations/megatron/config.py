@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.config_check.resolved import CODE, DEFAULT, Resolved, flags_of, told
+from msprobe_engine.guard import raise_of_training
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.config_sources import Reach
@@ -84,7 +85,8 @@ def _parser() -> argparse.ArgumentParser | None:
         if add is not None:
             try:
                 made = add(argparse.ArgumentParser(allow_abbrev=False))
-            except Exception:  # a version whose groups need more; then nothing is known to be a default
+            except Exception as error:  # a version whose groups need more; then nothing is known to be a default
+                raise_of_training(error)
                 return None
             return made if isinstance(made, argparse.ArgumentParser) else None
     return None

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.log import get_logger
 from msprobe_integrations.autoload import request
 from msprobe_integrations.autoload.imports import after_import, forget
@@ -358,7 +359,8 @@ def _iteration(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         from megatron.training.global_vars import get_args
 
         found = getattr(get_args(), "curr_iteration", None)
-    except Exception:
+    except Exception as error:
+        raise_of_training(error)
         return None
     return found if isinstance(found, int) else None
 
@@ -397,6 +399,7 @@ def _quietly(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        raise_of_training(error)
         if what not in _failed:
             _failed.add(what)
             _log.error("Megatron's %s is not followed, training goes on: %s: %s", what, type(error).__name__, error)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from msprobe_engine.errors import ProbeError
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.log import get_logger
 from msprobe_integrations.autoload import request
 from msprobe_integrations.megatron import flags
@@ -47,6 +48,7 @@ def isolated(method: _Method) -> _Method:
         try:
             return method(*args, **kwargs)
         except Exception as error:
+            raise_of_training(error)
             if not _failed:
                 _failed.append(error)
                 _log.error("the probe is no feature of MindSpeed, training goes on: %s: %s", type(error).__name__, error)

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from msprobe_engine.guard import raise_of_training
+
 if TYPE_CHECKING:
     from msprobe_engine.settings.schema import ProbeSettings
     from msprobe_integrations.mindspeed.fsdp2_observer import Fsdp2Observer
@@ -142,6 +144,7 @@ def _begun(trainer: Any) -> Fsdp2Observer | None:
                 observer.begin(observer.done(trainer))
         return observer
     except Exception as error:
+        raise_of_training(error)
         from msprobe_integrations.torch.trainer_loop import failed
 
         failed(_current(), f"the {type(trainer).__name__} of MindSpeed", error)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.log import get_logger
 from msprobe_integrations.autoload.imports import after_import, forget
 from msprobe_integrations.megatron import patches
@@ -127,6 +128,7 @@ def _safely(action: Callable[[], None]) -> None:
     try:
         action()
     except Exception as error:
+        raise_of_training(error)
         if "" not in _said:
             _said.add("")
             _log.error("the probe may miss events of the training, which goes on: %s: %s", type(error).__name__, error)

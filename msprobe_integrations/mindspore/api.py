@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.records import NODE_ONLY, Entry
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.filters import ALWAYS
@@ -111,6 +112,7 @@ class ApiCapture:
             call.watch = False
             return Note(call, (prefix, api, args, kwargs))
         except Exception as error:
+            raise_of_training(error)
             self._inside = False
             self._fail(error)
             self._inside = True
@@ -126,6 +128,7 @@ class ApiCapture:
                 else:
                     self.waiting.finish(note.call, *note.collective, result)
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
         finally:
             self._inside = False

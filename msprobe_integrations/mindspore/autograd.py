@@ -18,7 +18,7 @@ from typing import Any
 import mindspore
 
 from msprobe_engine import log
-from msprobe_engine.guard import of_training
+from msprobe_engine.guard import of_training, raise_of_training
 from msprobe_integrations.common.gradient_watch import MAX_NODES, Action, Begin, GradientWatch, share_out
 from msprobe_integrations.mindspore import environment
 
@@ -58,6 +58,7 @@ def settle() -> None:
     try:
         executor.sync()
     except Exception as error:
+        raise_of_training(error)
         raise of_training(error) from None
 
 
@@ -222,6 +223,7 @@ class _Hook:
                     grad_inputs = _spread(grad_inputs, self.gaps)
                 watch.arrived(self.todo, grad_inputs, grad_outputs)
             except Exception as error:  # it would come out of the user's backward pass
+                raise_of_training(error)
                 watch.active = False
                 watch.failed(error)
 

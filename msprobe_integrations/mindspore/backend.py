@@ -14,7 +14,7 @@ import numpy as np
 
 from msprobe_engine import hostkernel, log
 from msprobe_engine.dump.savedfile import load_numpy
-from msprobe_engine.guard import is_of_training
+from msprobe_engine.guard import is_of_training, raise_of_training
 from msprobe_engine.records import TensorDescription, TensorRef
 from msprobe_engine.rows import DIGEST, FLAGS, HAS_DIGEST, Rows
 from msprobe_integrations.common.descriptions import intern
@@ -86,6 +86,7 @@ class MindSporeBackend(PairRows, Wanted, Job):
                 return self._reduce_there(tensor, description, numel, want)
             _owner, pointer, strides = place_of(tensor, description.device)
         except Exception as error:
+            raise_of_training(error)
             return self._failed(tensor, error)
         if code < 0 or numel < 0 or not (pointer or numel == 0):
             return self._without(description, _why(description, numel, pointer))
@@ -109,6 +110,7 @@ class MindSporeBackend(PairRows, Wanted, Job):
             step.seen[key] = (made, words)
             return made
         except Exception as error:
+            raise_of_training(error)
             if row >= 0:
                 step.host.clear(row)
             return self._without(description, f"{type(error).__name__}: {str(error)[:80]}")

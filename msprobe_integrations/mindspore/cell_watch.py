@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mindspore
 
 from msprobe_engine import histograms
-from msprobe_engine.guard import is_of_training
+from msprobe_engine.guard import is_of_training, raise_of_training
 from msprobe_engine.log import warn_once
 from msprobe_engine.records import Sample, TensorRef
 from msprobe_integrations.common.containers import opened
@@ -99,6 +99,7 @@ class CellWatch:
                 try:
                     self._begin(site, args, kwargs)
                 except Exception as error:
+                    raise_of_training(error)
                     self._fail(error)
 
         def post(_cell: Any, _args: Any, _kwargs: Any, result: Any) -> None:
@@ -106,6 +107,7 @@ class CellWatch:
                 try:
                     self._end(site, result)
                 except Exception as error:
+                    raise_of_training(error)
                     self._fail(error)
 
         return pre, post

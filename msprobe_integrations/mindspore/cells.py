@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.doors import Doors
 from msprobe_integrations.common.modules import ModuleInfo, NamedModules
@@ -130,6 +131,7 @@ class CellCapture(NamedModules[CellInfo]):
         try:
             args, kwargs = recorder.tap_inputs(call, args, kwargs)
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
         try:
             result = following(cell, *args, **kwargs)
@@ -140,6 +142,7 @@ class CellCapture(NamedModules[CellInfo]):
         try:
             return recorder.tap_output(call, result)
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
             return result
 
@@ -151,6 +154,7 @@ class CellCapture(NamedModules[CellInfo]):
                 info.inside = True
             return call
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
             return None
 
@@ -158,6 +162,7 @@ class CellCapture(NamedModules[CellInfo]):
         try:
             call.edges = self._recorder.edges(args, kwargs, False)
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
 
     def _end(self, call: Call | None, result: Any, failed: bool = False) -> None:
@@ -167,6 +172,7 @@ class CellCapture(NamedModules[CellInfo]):
             self._recorder.pop(call)
             self._recorder.end(call, result, models_of.parameters_of(call.owner.module), failed=failed)
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
 
     def _watch_parameters(self, info: CellInfo) -> None:
@@ -182,6 +188,7 @@ class CellCapture(NamedModules[CellInfo]):
                 if self._collecting():
                     self.gradient(info, name, gradient)
             except Exception as error:
+                raise_of_training(error)
                 self._fail(error)
 
         return hook

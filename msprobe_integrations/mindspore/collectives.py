@@ -15,6 +15,7 @@ from typing import Any
 from mindspore import mint
 from mindspore.communication import comm_func
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.records import Entry
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.doors import Doors
@@ -99,6 +100,7 @@ class Waiting:
             try:
                 self._recorder.finished(entry, output)
             except Exception as error:
+                raise_of_training(error)
                 self._fail(error)
         return result
 
@@ -152,5 +154,6 @@ def described(prefix: str, api: str, args: Any, kwargs: Mapping[str, Any]) -> di
 def _ranks(group: Any) -> tuple[int, ...]:
     try:
         return tuple(mint.distributed.get_process_group_ranks(group))
-    except Exception:  # groups are not set up, or this version does not tell
+    except Exception as error:  # groups are not set up, or this version does not tell
+        raise_of_training(error)
         return ()

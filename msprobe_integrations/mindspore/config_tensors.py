@@ -12,6 +12,7 @@ import numpy.typing as npt
 from msprobe_engine import redaction
 from msprobe_engine.config_check.secrets import cleaned
 from msprobe_engine.digest import digest_array
+from msprobe_engine.guard import raise_of_training
 from msprobe_integrations.mindspore.autograd import settle
 from msprobe_integrations.mindspore.models import named_parameters
 
@@ -76,6 +77,7 @@ def _described(tensor: Any, samples: bool = False) -> dict[str, Any]:
             several = data.ndim > 0 and 0 < data.shape[0] <= _MOST_SAMPLES
             found["samples"] = [f"{digest_array(one):016x}" for one in data] if several else []
     except Exception as error:  # a parameter that is not initialised yet, a type without a copy on the host
+        raise_of_training(error)
         found["unread"] = type(error).__name__
     return found
 
@@ -104,7 +106,8 @@ def _statistics(tensor: Any, *, as_weight: bool) -> dict[str, float] | None:
         data = tensor.float() if as_weight or not _is_float(tensor) else tensor
         values = data.max(), data.min(), data.mean(), data.norm()
         return dict(zip(("max", "min", "mean", "norm"), (float(one.float().asnumpy()) for one in values)))
-    except Exception:
+    except Exception as error:
+        raise_of_training(error)
         return None
 
 

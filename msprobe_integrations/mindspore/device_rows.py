@@ -18,6 +18,7 @@ from mindspore.ops import operations as P
 
 from msprobe_engine import hostkernel
 from msprobe_engine import rows as _rows
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.log import warn_once
 from msprobe_engine.rows import Rows
 from msprobe_integrations.mindspore import environment
@@ -69,6 +70,7 @@ def _problem(dtype: Any, integers: bool) -> str:
         with environment.no_grad():
             made = np.asarray(_piece(_cast(mindspore.Tensor([0.0, 1.0, 1.0]), dtype), integers, 0).asnumpy())
     except Exception as error:  # no such kernel
+        raise_of_training(error)
         return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
     right = np.zeros(_WORDS)
     right[_ZEROS], right[_MAX], right[_SUM], right[_SUMSQ], right[_LIMITS + 3] = 1, 1, 2, 2, int(integers)

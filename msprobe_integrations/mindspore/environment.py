@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from msprobe_engine.errors import MissingExtraError, ProbeError
+from msprobe_engine.guard import raise_of_training
 
 _LAST_FOR_NUMPY_1 = (2, 10)
 """Newest version known to be compiled for numpy 1, whatever its package says."""
@@ -83,7 +84,8 @@ def adapter() -> bool:
 def _made_by_mindspore(torch: Any, mindspore: Any) -> bool:
     try:
         return isinstance(torch.tensor(0.0), mindspore.Tensor)
-    except Exception:  # whatever calls itself torch
+    except Exception as error:  # whatever calls itself torch
+        raise_of_training(error)
         return False
 
 

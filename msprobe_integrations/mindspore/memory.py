@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from msprobe_engine import hostkernel
 from msprobe_engine.errors import UsageError
-from msprobe_engine.guard import of_training
+from msprobe_engine.guard import of_training, raise_of_training
 from msprobe_engine.records import TensorDescription
 from msprobe_integrations.common.descriptions import LIMIT, intern
 from msprobe_integrations.mindspore import environment
@@ -69,6 +69,7 @@ def describe(tensor: Any) -> TensorDescription:
     try:
         return look(tensor)[0]
     except Exception as error:
+        raise_of_training(error)
         if isinstance(tensor, mindspore.Tensor):
             raise of_training(error) from None
         return intern(TYPE, str(getattr(tensor, "dtype", "")), (), None, "")
@@ -87,6 +88,7 @@ def training_errors(tensor: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        raise_of_training(error)
         raise attributed(tensor, error) from None
 
 
@@ -108,11 +110,13 @@ def attributed(tensor: Any, error: Exception) -> Exception:
         return error
     try:
         description = look(tensor)[0]
-    except Exception:  # the result of an operator that failed
+    except Exception as error:  # the result of an operator that failed
+        raise_of_training(error)
         return of_training(error)
     try:
         place_of(tensor, description.device)
-    except Exception:
+    except Exception as error:
+        raise_of_training(error)
         return error
     return of_training(error)
 

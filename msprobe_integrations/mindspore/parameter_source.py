@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import mindspore
 import numpy as np
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.log import warn_once
 from msprobe_integrations.common.gradients import ACCUMULATED, LOCAL, Piece
 from msprobe_integrations.common.parameter_watch import MICRO, UNREDUCED
@@ -159,6 +160,7 @@ class CellSource:
                 if monitor.micro_batch_gradients:
                     watch.micro_gradient(piece, gradient, LOCAL)
             except Exception as error:
+                raise_of_training(error)
                 faults.fail(MICRO, error)
             try:
                 if monitor.unreduced_gradients and watch.active:
@@ -166,6 +168,7 @@ class CellSource:
                     # the program adds up what several backward passes give; the last one is not their sum
                     watch.unreduced(piece, gradient, LOCAL if number else ACCUMULATED, number or -1)
             except Exception as error:
+                raise_of_training(error)
                 faults.fail(UNREDUCED, error)
 
         return hook

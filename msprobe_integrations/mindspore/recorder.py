@@ -8,7 +8,7 @@ from typing import Any
 
 import mindspore
 
-from msprobe_engine.guard import is_of_training
+from msprobe_engine.guard import is_of_training, raise_of_training
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import Entry, TensorRef
 from msprobe_integrations.common.calls import Call
@@ -114,6 +114,7 @@ class Recorder(CallRecorder):
             for watch in sorted(left, key=lambda w: -w.tag.since):  # what is inside a call has begun after it
                 watch.report()
         except Exception as error:
+            raise_of_training(error)
             self._broken(error)
 
     def end_step(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import mindspore
 from mindspore.ops.operations import _inner_ops
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_integrations.common.doors import Doors
 from msprobe_integrations.common.gradient_watch import Action, GradientWatch
 from msprobe_integrations.mindspore import environment
@@ -98,6 +99,7 @@ class TapWatch(GradientWatch):
                 try:
                     self.arrived(todo, gradients, gradients)
                 except Exception as error:
+                    raise_of_training(error)
                     self.active = False
                     self.failed(error)
 

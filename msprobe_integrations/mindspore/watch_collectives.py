@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_integrations.common.collective_samples import PART, CollectiveSamples, Site, group_label
 from msprobe_integrations.common.doors import Doors
 from msprobe_integrations.mindspore import frames, job
@@ -121,6 +122,7 @@ class CollectiveWatch(CollectiveSamples):
             facts = described(prefix, api, args, kwargs)
             call = self._begin(api, facts, args, kwargs, written(prefix, api, len(args)), in_place(prefix))
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
             return None
         self._inside = True  # functions are made of operators
@@ -155,6 +157,7 @@ class CollectiveWatch(CollectiveSamples):
             ranks = self._probe.parameters.ranks.members(getattr(operator, "group", ""))
             return self._begin(name, {"group_ranks": ranks}, args, kwargs, -1, False)
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
             return None
 
@@ -194,6 +197,7 @@ class CollectiveWatch(CollectiveSamples):
                 self._waits.add(next(c for c in kind.__mro__ if "wait" in vars(c)), "wait", self._waited)
             self._open.setdefault(id(handle), []).append((handle, call, outputs))
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
 
     def _waited(self, following: Callable[..., Any], handle: Any, *args: Any, **kwargs: Any) -> Any:
@@ -202,6 +206,7 @@ class CollectiveWatch(CollectiveSamples):
             try:
                 self._take(call, "post", outputs)
             except Exception as error:
+                raise_of_training(error)
                 self._fail(error)
         return result
 

@@ -18,6 +18,7 @@ import torch
 from torch.autograd import function as autograd_function
 from torch.overrides import TorchFunctionMode
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.records import NODE_ONLY, Entry
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.custom_api import record_call
@@ -141,6 +142,7 @@ class ApiCapture(TorchFunctionMode):
         try:
             inside = not self._on() or self in torch.overrides._get_current_function_mode_stack()
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
             inside = True
         if inside:
@@ -155,6 +157,7 @@ class ApiCapture(TorchFunctionMode):
             if self.sees() and not cls.__module__.startswith(_PLUMBING) and not called_internally(sys._getframe(2)):
                 call = self.begin("Autograd", cls.__name__, args, kwargs)
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
         try:
             result = apply(cls, *args, **kwargs)
@@ -194,6 +197,7 @@ class ApiCapture(TorchFunctionMode):
                             form = as_called(func, args, kwargs or {}, caller)
                             call = self.begin(prefix, api, *form, ignored_argument(api, args, kwargs or {}))
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
             how = _AS_IT_IS
         if how == _AS_IT_IS:
@@ -228,6 +232,7 @@ class ApiCapture(TorchFunctionMode):
                         if result is None and call is not None:  # what it has written is what it gives
                             call.watch, given = False, written
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
         self.end(call, given)
         return result
@@ -241,6 +246,7 @@ class ApiCapture(TorchFunctionMode):
         try:
             self._recorder.written(tensors)
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
 
     def _launched(self, name: str, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
@@ -301,6 +307,7 @@ class ApiCapture(TorchFunctionMode):
             recorder.begin(call, args, kwargs, _DEPTH, ignored)
             return call
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
             return None
 
@@ -314,6 +321,7 @@ class ApiCapture(TorchFunctionMode):
                 del calls[calls.index(call) :]
             self._recorder.end(call, result, None, failed=failed)
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:

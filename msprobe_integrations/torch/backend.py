@@ -16,6 +16,7 @@ from msprobe_engine import hostkernel, log
 from msprobe_engine import rows as _rows
 from msprobe_engine.core.io.output_files import WholeFile
 from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.records import TensorDescription, TensorRef
 from msprobe_engine.rows import Rows
 from msprobe_integrations.common.descriptions import intern
@@ -162,8 +163,8 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
                 made: TensorRef = _new(TensorRef, (row, description))
                 step.seen[id(tensor)] = (weak(tensor), version, made, pointer, size, _sample(pointer, size))
                 return made
-        except Exception:
-            pass
+        except Exception as error:
+            raise_of_training(error)
         return self._reduce_any(step, tensor)
 
     def _marked(self, step: Step, key: int, tensor: Any) -> TensorRef:
@@ -189,6 +190,7 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
                 self._launch(step, data, row, index0)
                 return TensorRef(row, description)
             except Exception as error:
+                raise_of_training(error)
                 if row >= 0:
                     step.host.clear(row)
                 return self._without(description, f"{type(error).__name__}: {str(error)[:80]}")
@@ -219,8 +221,8 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
                 size = size if tensor.is_contiguous() else _span(tensor)
                 step.seen[key] = (weak(tensor), version, made, begin, size, _sample(begin, size))
                 return made
-        except Exception:
-            pass
+        except Exception as error:
+            raise_of_training(error)
         return self._reduce_any_part(step, tensor, part_of)
 
     def _reduce_any_part(self, step: Step, tensor: Any, part_of: PartOf) -> TensorRef:
@@ -246,6 +248,7 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
                     step.seen[~id(tensor)] = (weak(tensor), tensor._version, made, *_memory_of(tensor, data))
                 return made
         except Exception as error:
+            raise_of_training(error)
             if row >= 0:
                 step.host.clear(row)
             return self._without(self._described(tensor), f"{type(error).__name__}: {str(error)[:80]}")
@@ -273,6 +276,7 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
                     step.seen[id(tensor)] = (weak(tensor), tensor._version, made, *_memory_of(tensor, data))
                 return made
         except Exception as error:
+            raise_of_training(error)
             if row >= 0:
                 step.host.clear(row)
             return self._without(self._described(tensor), f"{type(error).__name__}: {str(error)[:80]}")
@@ -356,6 +360,7 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
                     staging = step.staging.get(key) or step.staging.setdefault(key, Staging(data))
                 staging.take(data, row)
         except Exception as error:
+            raise_of_training(error)
             why = f"checksum: {type(error).__name__}: {str(error)[:80]}"
             self.unsupported[why] = self.unsupported.get(why, 0) + 1
 

@@ -11,6 +11,8 @@ import ctypes
 import threading
 from pathlib import Path
 
+from msprobe_engine.guard import suppress_faults
+
 _RELAXED = 2  # in all three libraries
 _FUNCTIONS = {
     "libcudart": "cudaThreadExchangeStreamCaptureMode",
@@ -30,7 +32,7 @@ def relax_capture_mode() -> None:
     _local.relaxed = True
     if not threading.current_thread().name.startswith(_OURS):
         return
-    with contextlib.suppress(Exception):
+    with suppress_faults():
         for path in _loaded_libraries():
             for library, function in _FUNCTIONS.items():
                 if Path(path).name.startswith(library):

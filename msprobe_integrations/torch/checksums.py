@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from msprobe_engine import hostkernel
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.log import warn_once
 from msprobe_integrations.torch.streams import side_stream, wait_for
 from msprobe_integrations.torch.stretches import stretch
@@ -150,6 +151,7 @@ class _Block:
                 for tensor, at, n in self.parts:
                     tensor.crc = hostkernel.crc32(host.data_ptr() + at, n, tensor.crc)
         except Exception as error:
+            raise_of_training(error)
             self.error = f"{type(error).__name__}: {str(error)[:80]}"
         self.memory = self._host = self._event = None
         self.done.set()

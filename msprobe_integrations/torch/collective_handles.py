@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from msprobe_integrations.torch.collective_work import Open, Operation
+from msprobe_engine.guard import raise_of_training
+from msprobe_integrations.torch.collective_work import Open, Operation, has_failed
 from msprobe_integrations.torch.distributed_calls import from_engine
 from msprobe_integrations.torch.graph_tasks import current_graph_task
 
@@ -113,9 +114,7 @@ class Handles:
             for work, begun in owned:
                 on_host = any(t.device.type == "cpu" for _, open_ in begun for t in open_.written)
                 if not on_host or _is_done(work):
-                    for observer, _ in begun:
-                        with _isolated(observer):
-                            observer.waited(work)
+                    self._tell_state(work)
 
     def _wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
         original = vars(owner).get(name)  # what a class inherits is wrapped where it is defined
@@ -129,9 +128,23 @@ class Handles:
                 with _isolated(observer):
                     observer.waited(key)
 
+    def _tell_failed(self, key: Any) -> None:
+        with _no_torch_function():
+            for observer in self._observers():
+                with _isolated(observer):
+                    observer.failed(key)
+
+    def _tell_state(self, key: Any) -> None:
+        """It is complete, well or not."""
+        (self._tell_failed if has_failed(key) else self._tell)(key)
+
     def _waits(self, original: Any) -> Any:
         def wait(handle: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(handle, *args, **kwargs)
+            try:
+                result = original(handle, *args, **kwargs)
+            except Exception:
+                self._tell_failed(handle)
+                raise
             self._tell(handle)
             return result
 
@@ -141,7 +154,7 @@ class Handles:
         def is_completed(handle: Any) -> Any:
             result = original(handle)
             if result:
-                self._tell(handle)
+                self._tell_state(handle)
             return result
 
         return is_completed
@@ -162,7 +175,7 @@ class Handles:
                 return original(future, callback)
 
             def call(done: Any) -> Any:
-                self._tell(future)  # before the callback can change what is there
+                self._tell_state(future)  # before the callback can change what is there
                 return callback(done)
 
             return original(future, call)
@@ -200,7 +213,7 @@ class Handles:
             finally:
                 works, self._waited_for = self._waited_for, None
                 for work in works:
-                    self._tell(work)
+                    self._tell_state(work)
 
         return broadcast_coalesced
 
@@ -218,6 +231,7 @@ def _isolated(observer: CollectiveObserver) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        raise_of_training(error)
         observer.fail(error)
 
 
@@ -225,6 +239,7 @@ def _waits_for(observer: CollectiveObserver, future: Any) -> bool:
     try:
         return bool(observer.waits_for(future))
     except Exception as error:
+        raise_of_training(error)
         observer.fail(error)
         return False
 
@@ -233,7 +248,8 @@ def _is_done(work: Any) -> bool:
     """Are the results there? Gloo completes the future, which the reducer waits for, a moment before the work."""
     try:
         return bool(work.get_future().done())
-    except Exception:  # not every backend has one
+    except Exception as error:  # not every backend has one
+        raise_of_training(error)
         return bool(work.is_completed())
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_integrations.torch.collective_backends import METHODS, Backends, facts, tensors_of
 from msprobe_integrations.torch.collective_handles import Handles
 from msprobe_integrations.torch.collective_work import Open, Operation, flat
@@ -142,6 +143,7 @@ class Kernels:
                         operation = self._operation(name, args, kwargs, arguments, at_group, at_in, at_out, recorded)
                         begun = _start(observers, operation)
             except Exception as error:
+                raise_of_training(error)
                 begun = self._failed(error)
             result = self._call(op, keys, args, kwargs, begun)
             if begun and operation is not None:
@@ -150,6 +152,7 @@ class Kernels:
                     # a Work unboxed is the very object the caller gets
                     self._handles.follow(None if work is None else dist.Work.unbox(work), args[at_group], begun, operation)
                 except Exception as error:
+                    raise_of_training(error)
                     self._failed(error)
             return result
 
@@ -169,7 +172,8 @@ class Kernels:
         """What is about to run; None when nobody knows its group. Without `recorded` only what it writes to."""
         try:
             group = dist.ProcessGroup.unbox(args[at_group])
-        except Exception:
+        except Exception as error:
+            raise_of_training(error)
             return None
         outputs = flat(args[at_out]) if at_out is not None else []
         if not recorded:
@@ -229,6 +233,7 @@ class Kernels:
                         operation = Operation(name, None, False, inputs, [] if nothing else None, tags, visible(sys._getframe()))
                         begun = _start(observers, operation)
             except Exception as error:
+                raise_of_training(error)
                 begun = self._failed(error)
             result = self._call(op, keys, args, kwargs, begun)
             for observer, open_ in begun:
@@ -248,12 +253,14 @@ class Kernels:
                     operation = _of_backend(backend, method, args, kwargs)
                     begun = _start(observers, operation)
         except Exception as error:
+            raise_of_training(error)
             begun = self._failed(error)
         work = self._guarded(run, begun)
         if begun and operation is not None:
             try:
                 self._handles.follow(work, None, begun, operation)
             except Exception as error:
+                raise_of_training(error)
                 self._failed(error)
         return work
 
@@ -300,6 +307,7 @@ class Kernels:
         try:
             call = distributed_call(sys._getframe()) if observers else None
         except Exception as error:
+            raise_of_training(error)
             self._failed(error)
             return
         if call is not None and call.name != _BARRIER and call.name not in OF_OBJECTS:
@@ -337,7 +345,8 @@ def _named(group: Any) -> list[int] | None:
         if isinstance(group, str):
             return list(dist.get_process_group_ranks(torch._C._distributed_c10d._resolve_process_group(group)))  # type: ignore[arg-type]
         return list(dist.get_process_group_ranks(dist.ProcessGroup.unbox(group)))
-    except Exception:
+    except Exception as error:
+        raise_of_training(error)
         return None
 
 
@@ -368,7 +377,8 @@ def _reduce_name(value: Any) -> str:
             return _REDUCE_OPS[int(value)]  # type: ignore[call-overload]  # pybind enumerations are numbers
         plain = isinstance(value, dist.ReduceOp) or not hasattr(value, "op")  # else boxed
         return _REDUCE_OPS[int(value.__getstate__()[0] if plain else value.op())]
-    except Exception:
+    except Exception as error:
+        raise_of_training(error)
         return "unknown"
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.records import TensorRef
 from msprobe_integrations.torch.distributed_calls import DistributedCall
 
@@ -88,9 +89,28 @@ class Waiting:
             work = self.keys[0]
             if isinstance(work, torch.Tensor) or not all(open_.untouched() for open_ in self.opens):
                 return False
-            return bool(work.is_completed())
-        except Exception:
+            return bool(work.is_completed()) and not has_failed(work)
+        except Exception as error:
+            raise_of_training(error)
             return False
+
+
+def has_failed(handle: Any) -> bool:
+    """Has an operation ended with an error, as a `Work` or a future of it says? What its outputs hold is undefined then. Never waits.
+    False too for work that has no future; that it has failed is known as soon as somebody waits for it."""
+    try:
+        future = handle if isinstance(handle, torch._C.Future) else handle.get_future()
+        if not future.done():
+            return False
+    except Exception as error:
+        raise_of_training(error)
+        return False
+    try:
+        future.value()
+    except Exception as error:
+        raise_of_training(error)
+        return True
+    return False
 
 
 def identity(key: Any) -> int:
@@ -102,5 +122,6 @@ def storage(tensor: torch.Tensor) -> int:
     """Identity of a tensor's memory; of the tensor itself where it has none of its own (sparse)."""
     try:
         return int(tensor.untyped_storage()._cdata)
-    except Exception:
+    except Exception as error:
+        raise_of_training(error)
         return id(tensor)

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 
 from msprobe_engine.diagnose.facts import WRITE_ONLY, normal_op
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.records import Entry, Opaque, TensorRef
 from msprobe_integrations.torch.collective_kernels import kernels
 from msprobe_integrations.torch.collective_work import Open, Operation, Waiting, identity, storage
@@ -39,9 +40,10 @@ from msprobe_integrations.torch.describe import describe
 from msprobe_integrations.torch.distributed_calls import DistributedCall
 from msprobe_integrations.torch.structure import convert
 
-__all__ = ["LOST", "CollectiveObserver"]
+__all__ = ["FAILED", "LOST", "CollectiveObserver"]
 
 LOST = "outputs of collectives, not complete when the step ended"
+FAILED = "outputs of collectives that failed"
 _BATCH = "batch_isend_irecv"
 _NOT_OUTPUT = ("isend",)  # its tensor is the sender's again only when it was waited for
 
@@ -57,6 +59,7 @@ def _kept(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return method(self, *args, **kwargs)
         except Exception as error:
+            raise_of_training(error)
             self.fail(error)
             return None
 
@@ -155,6 +158,7 @@ class CollectiveObserver:
             if cut and self._outputs and self._lose is not None:
                 self._lose(LOST, len(cut))
         except Exception as error:
+            raise_of_training(error)
             self.fail(error)
 
     def started(self, operation: Operation) -> Open | None:
@@ -172,6 +176,7 @@ class CollectiveObserver:
             # HCCL has one operation for a whole batch, other backends one for each message
             return self._message(operation, call) if call.name == _BATCH == operation.name else self._call(operation, call)
         except Exception as error:
+            raise_of_training(error)
             self.fail(error)
             return None
 
@@ -181,6 +186,7 @@ class CollectiveObserver:
             if self.record and call.name != _BATCH:
                 self._call(Operation(call.name, call, False, [], [], lambda: {"group_ranks": []}, caller), call)
         except Exception as error:
+            raise_of_training(error)
             self.fail(error)
 
     @_kept
@@ -238,17 +244,33 @@ class CollectiveObserver:
             for open_ in waiting.opens:
                 self.complete(open_)
 
+    @_kept
+    def failed(self, key: Any) -> None:
+        """The operation of `key` has ended with an error: what its outputs hold is undefined, so they have no statistics."""
+        with self._lock:
+            waiting = self._pending.get(identity(key))
+            if waiting is None:
+                return
+            for one in waiting.keys:
+                self._pending.pop(identity(one), None)
+            lost = {id(open_.sections): None for open_ in waiting.opens if open_.sections is not None and open_.left > 0}
+            for open_ in waiting.opens:
+                self.raised(open_)
+            if lost and self._outputs and self._lose is not None:
+                self._lose(FAILED, len(lost))
+
     def complete(self, open_: Open) -> None:
         """One operation of `open_` is complete."""
         if self.broken is None:
             try:
                 self._complete(open_)
             except Exception as error:
+                raise_of_training(error)
                 self.fail(error)
 
     @_kept
     def raised(self, open_: Open) -> None:
-        """The operation of `open_` has failed to start."""
+        """The operation of `open_` has failed."""
         open_.left = 0
         if open_.tags is not None:
             open_.tags["raised"] = True

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.autograd.function import BackwardCFunction
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.log import get_logger
 from msprobe_integrations.common.doors import Door
 from msprobe_integrations.torch import modestack
@@ -203,12 +204,14 @@ class CompiledCode:
             if callable(callback) and not inside:
                 self._enter(caller)
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
         result = original(callback)  # from here on a function of ours would be compiled
         if inside and self._local.caller == id(caller):
             try:
                 self._leave()
             except Exception as error:
+                raise_of_training(error)
                 self._fail(error)
         return result
 

@@ -14,6 +14,7 @@ from msprobe_engine.config_check import entries
 from msprobe_engine.config_check.background import BackgroundWriter
 from msprobe_engine.config_check.micro_steps import MicroSteps
 from msprobe_engine.errors import ProbeError, UsageError
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.log import error, info, one_line, warn_once, warning
 from msprobe_integrations.common import at_exit, exits
 from msprobe_integrations.common.run_config import collected_environment
@@ -127,6 +128,7 @@ class TorchConfigChecker:
             if self._micro_steps.last(step):
                 self._remove()
         except Exception as fault:
+            raise_of_training(fault)
             self._fail(fault)
 
     def _collect(self, step: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from msprobe_engine.config_check import resolved
 from msprobe_engine.config_check.resolved import CODE, DEFAULT, Resolved, plain_data
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.log import one_line, warn_once
 
 OURS = {
@@ -118,6 +119,7 @@ def collect(reach: Reach) -> dict[str, Resolved]:
         try:
             parts.append(importlib.import_module(module).resolved(reach))
         except Exception as error:
+            raise_of_training(error)
             warn_once(
                 f"settings of {root}",
                 f"config check: settings of {root} are left out: {type(error).__name__}: {one_line(str(error)[:200])}",
@@ -126,6 +128,7 @@ def collect(reach: Reach) -> dict[str, Resolved]:
     try:
         parts.append(of_torch(reach, optimizers=not said & _OPTIMIZER_SAID))
     except Exception as error:
+        raise_of_training(error)
         warn_once(
             "settings of torch", f"config check: settings of torch are left out: {type(error).__name__}: {one_line(str(error)[:200])}"
         )

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from msprobe_engine.config_check import entries, job, packages, resolved, system
 from msprobe_engine.config_check.environment import Environment
 from msprobe_engine.config_check.pack import PackWriter
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.log import debug
 from msprobe_integrations.torch import config_sources, config_system
 
@@ -34,6 +35,7 @@ def run_token() -> str | None:
             token: bytes = store.compare_set(_KEY, "", uuid.uuid4().hex)
             return token.decode()
         except Exception as error:  # a store that cannot compare, or none
+            raise_of_training(error)
             debug(f"config check: no common name for the run ({type(error).__name__}: {error})")
     return None
 

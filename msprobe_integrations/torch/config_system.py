@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from msprobe_engine.guard import raise_of_training, suppress_faults
 from msprobe_integrations.torch.devices import modules
 
 _BACKENDS = {
@@ -40,7 +40,8 @@ def flags() -> dict[str, Any]:
     def note(name: str, read: Callable[[], Any]) -> None:
         try:
             value = read()
-        except Exception:  # not in this version, or two ways to set it were mixed, which torch refuses to read
+        except Exception as error:  # not in this version, or two ways to set it were mixed, which torch refuses to read
+            raise_of_training(error)
             return
         if not callable(value):
             found[name] = value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
@@ -74,7 +75,7 @@ def versions() -> dict[str, Any]:
     if torch.backends.cudnn.is_available():
         found["cudnn"] = torch.backends.cudnn.version()
     if found.get("cuda") and torch.distributed.is_available() and torch.distributed.is_nccl_available():
-        with contextlib.suppress(Exception):  # a build without it
+        with suppress_faults():  # a build without it
             found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     found["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
     found["mkl"] = torch.backends.mkl.is_available()

@@ -14,6 +14,7 @@ import torch
 
 from msprobe_engine import histograms, hostkernel, pairs
 from msprobe_engine import rows as _rows
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.records import TensorDescription, TensorRef
 from msprobe_integrations.common.descriptions import intern
 from msprobe_integrations.common.update_pairs import Pair, ratio_pair, update_pair
@@ -125,8 +126,8 @@ class PairRows:
                 want = pairkernels.pair_want(self._want)
                 pairs.reduce(op, at_a, code_a, at_b, code_b, numel, self._step.host.address(row), want, c)
                 return TensorRef(row, description)
-        except Exception:
-            pass
+        except Exception as error:
+            raise_of_training(error)
         return self._reduce_any_pair(pair)
 
     def _pair_on_device(self, pair: Pair, at_a: int, at_b: int, description: TensorDescription) -> TensorRef:
@@ -176,6 +177,7 @@ class PairRows:
                         self._learn_pair(a, b, description, -1)
                 return TensorRef(row, description)
         except Exception as error:
+            raise_of_training(error)
             if row >= 0:
                 step.host.clear(row)
             return self._without(self._described(pair.a), f"pair: {type(error).__name__}: {str(error)[:80]}")
@@ -235,6 +237,7 @@ class PairRows:
                     pairkernels.histogram_device(part, kind, takers)
                 return first
         except Exception as error:
+            raise_of_training(error)
             for row in range(first, first + n if first >= 0 else first):
                 step.host.clear(row)
             return self._without(self._described(tensors[0]), f"histogram: {type(error).__name__}: {str(error)[:80]}").row

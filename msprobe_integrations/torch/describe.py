@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch._C import _functorch
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.records import TensorDescription
 from msprobe_integrations.common.descriptions import LIMIT, intern
 from msprobe_integrations.torch import npu_formats, quantized
@@ -46,8 +47,8 @@ def describe(tensor: Tensor) -> TensorDescription:
         if found is not None:
             tensor.data_ptr()  # raises for sparse tensors and functorch wrappers, which look plain otherwise
             return found
-    except Exception:
-        pass
+    except Exception as error:
+        raise_of_training(error)
     cls = type(tensor)
     if quantized.is_quantized(cls):  # `resolve` would make its values
         with torch._C.DisableTorchFunction():
@@ -67,6 +68,7 @@ def resolve(tensor: Tensor) -> tuple[Tensor | None, TensorDescription, str]:
         try:
             return _resolve(tensor, cls)
         except Exception as error:
+            raise_of_training(error)
             return (
                 None,
                 intern(class_name(cls), str(getattr(tensor, "dtype", "")), (), None, ""),
@@ -191,6 +193,7 @@ def _wrapper(tensor: Tensor, text: str) -> tuple[Tensor | None, TensorDescriptio
             data, _, why = resolve(made)
             return data, description, why
         except Exception as error:  # what Transformer Engine keeps by columns alone has no way back
+            raise_of_training(error)
             return None, description, f"no values: {text}, {type(error).__name__}: {str(error)[:80]}"
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is not None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from msprobe_engine import rows as _rows
+from msprobe_engine.guard import raise_of_training
 from msprobe_integrations.torch import device_trust
 from msprobe_integrations.torch.pending import quiet
 from msprobe_integrations.torch.statistics import DeviceRows
@@ -90,7 +91,8 @@ class Batch:
                 return device_trust.by_kernel(
                     launcher.device, what, "small tensors", check, lambda: launch_lines(launcher, aligned, lines), "a launch each"
                 )
-            except Exception:  # no memory for the table
+            except Exception as error:  # no memory for the table
+                raise_of_training(error)
                 return False
 
     def _alone(self, launcher: Launcher, aligned: int, line: Numbers, rows: DeviceRows) -> None:
@@ -101,6 +103,7 @@ class Batch:
                 raise RuntimeError("the compiled kernel has been given up, or the stream is captured")
             launcher.start(direct, (data, *pair[:1]), n, row, launcher.numbers(line), self._stream)
         except Exception as error:
+            raise_of_training(error)
             launcher.failed(error)
             rows.cancel(row)
             self._lost(f"launch: {type(error).__name__}: {str(error)[:80]}")

@@ -11,6 +11,7 @@ import torch
 
 from msprobe_engine import histograms, hostkernel, pairs
 from msprobe_engine import rows as _rows
+from msprobe_engine.guard import raise_of_training
 from msprobe_integrations.torch import device_batch, device_histogram, device_pair_launch, pairkernels
 from msprobe_integrations.torch import device_launch as _launch
 from msprobe_integrations.torch.device_kernel import KINDS, WORDS_WANTED
@@ -63,6 +64,7 @@ def _check_direct(tensor: torch.Tensor, want: int, expected: Any) -> None:
         if not np.array_equal(row.cpu().numpy().view(np.int64), expected.view(np.int64)):
             _launch.distrust(tensor.device.type, "it gives another row for known numbers")
     except Exception as error:
+        raise_of_training(error)
         _launch.distrust(tensor.device.type, f"{type(error).__name__}: {str(error)[:200]}")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.log import warn_once
 
 TRUSTED: dict[tuple[Hashable, ...], bool] = {}
@@ -51,6 +52,7 @@ def by_kernel(
             launch()
         return trusted
     except Exception as error:
+        raise_of_training(error)
         if isinstance(error, torch.cuda.OutOfMemoryError) or "out of memory" in str(error):  # torch_npu has no class of its own for it
             raise  # the copy of a strided tensor had no room; no reason to doubt the kernel, and operators need more
         if _is_passing(error) and _failed.setdefault(name, 0) < _TRIES:
@@ -80,7 +82,8 @@ def waits_allowed(kind: str) -> Iterator[None]:
     module: Any = getattr(torch, kind, None)
     try:
         mode = module.get_sync_debug_mode()
-    except Exception:  # no such function, or no such device in this process
+    except Exception as error:  # no such function, or no such device in this process
+        raise_of_training(error)
         mode = 0
     if not mode:
         yield

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from msprobe_engine.errors import UsageError
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.log import warn_once
 from msprobe_engine.records import Sample
 from msprobe_engine.settings.schema import LayerFeatureSettings
@@ -80,6 +81,7 @@ class LayerFeatures:
                     with _plain():
                         take(named, args, kwargs)
             except Exception as error:
+                raise_of_training(error)
                 self._probe.faults.fail(part, error)
 
         return pre
@@ -93,6 +95,7 @@ class LayerFeatures:
                     with _plain():
                         take(named, result)
             except Exception as error:
+                raise_of_training(error)
                 self._probe.faults.fail(part, error)
 
         return post

@@ -5,13 +5,13 @@ lay there before.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from msprobe_engine.guard import raise_of_training, suppress_faults
 from msprobe_integrations.torch.devices import is_capturing
 from msprobe_integrations.torch.streams import record_event
 
@@ -45,7 +45,7 @@ class HostCopies:
         """A call of one of `CALLS` has returned. Never raises."""
         if kwargs.get("non_blocking") is not True and not any(each is True for each in args):
             return
-        with contextlib.suppress(Exception):  # what is no tensor, has no memory, or no version
+        with suppress_faults():  # what is no tensor, has no memory, or no version
             for target, source in _pairs(api, args, kwargs, result):
                 target, source = _local(target), _local(source)
                 if not target.is_cpu or source.is_cpu or is_capturing(source.device.type):
@@ -90,7 +90,8 @@ class HostCopies:
                 del self.known[key]
                 copy = None
             return copy
-        except Exception:
+        except Exception as error:
+            raise_of_training(error)
             return None
 
 

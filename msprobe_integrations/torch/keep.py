@@ -21,7 +21,7 @@ from msprobe_engine.dump.hostmemory import PINNED, PLAIN
 from msprobe_engine.dump.pttemplate import PtTemplate, Sample, split
 from msprobe_engine.dump.stepfiles import NOT_COPIED, Payload, StepFiles
 from msprobe_engine.dump.tensors import TensorStore
-from msprobe_engine.guard import Faults
+from msprobe_engine.guard import Faults, raise_of_training
 from msprobe_engine.records import TensorRef
 from msprobe_integrations.common.keep import NO_DIRECTORY, BaseKeeper
 from msprobe_integrations.torch import describe as _describe
@@ -94,6 +94,7 @@ class Keeper(BaseKeeper):
                 return ref
             return self._take_any(files, tensor, ref)
         except Exception as error:
+            raise_of_training(error)
             self._lose(NOT_COPIED)
             self._faults.fail("tensor copies", error, disable=False, hint="the tensor has no file, its statistics are there")
             return ref

@@ -21,7 +21,7 @@ from msprobe_engine import names
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.errors import UsageError
-from msprobe_engine.guard import Faults
+from msprobe_engine.guard import Faults, raise_of_training
 from msprobe_engine.log import get_logger
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.writer import Writer
@@ -257,6 +257,7 @@ def _repeat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Repeat
         with torch.random.fork_rng(devices, device_type=kind), torch.enable_grad():
             return _Repeated(_tensors(func(*own[0], **own[1])), inputs)
     except Exception as error:  # whatever the function has against a second call
+        raise_of_training(error)
         _log.debug("%s cannot be repeated: %s", func, error)
         return None
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.log import get_logger
 from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_integrations.autoload import request
@@ -238,6 +239,7 @@ class LoopObserver:
             else:
                 yield
         except Exception as error:
+            raise_of_training(error)
             if self.settings.strict:
                 raise
             if not self._said:  # also of an observer that is closed: something of it may still be on

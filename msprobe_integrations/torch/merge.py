@@ -23,6 +23,7 @@ from msprobe_engine import rows as _rows
 from msprobe_engine.errors import UsageError
 from msprobe_engine.log import get_logger
 from msprobe_engine.rows import Rows
+from msprobe_engine.rules.replica_mismatch import short_ranks
 from msprobe_integrations.torch.own_group import OwnGroup
 from msprobe_integrations.torch.step_exchange import CLOSED, Flight, StepExchange
 
@@ -38,6 +39,7 @@ _SUMS = (_rows.SUM, _rows.SUMSQ, _rows.SUM3, _rows.SUM4)
 _FLAGS = (_rows.HAS_DIGEST, _rows.HAS_INTEGERS, _rows.WRITTEN, _rows.HAS_MOMENTS, _rows.HAS_BELOW, _rows.HAS_EPS)
 """Those that a merged row may have: checksums do not merge."""
 _FAR = 1 << 62
+_LEFT_OUT = "statistics of sharded tensors are left out (scope: unknown, complete: false)"
 _log = get_logger()
 
 
@@ -81,7 +83,7 @@ class RowExchange(StepExchange):
             step: the step they belong to.
             names: what the rows are, in order; has to be the same list on every rank of the group.
             places: row index of each name in this step's buffer.
-            extras: the samples' `extra`; ``scope`` becomes ``shard`` in each when the merge fails.
+            extras: the samples' `extra`; ``scope`` becomes ``unknown`` in each when the merge fails, and their numbers are left out.
         """
         return RowMerge(self, step, names, places, extras)
 
@@ -99,22 +101,17 @@ class RowExchange(StepExchange):
         """Say once that rows of some steps are not merged."""
         if not self._said:
             self._said = True
-            _log.warning(
-                "statistics of sharded tensors stay those of this rank's shard (marked scope: shard) where ranks %s do not all have the "
-                "same rows: %s; said once",
-                self.ranks,
-                why,
-            )
+            _log.warning("%s where ranks %s do not all have the same rows: %s; said once", _LEFT_OUT, self.ranks, why)
 
     def say_missing(self, who: str) -> None:
         """Say, once for the same ranks, that rows are not merged because these take no part."""
         if who not in self._missed:
             self._missed.add(who)
             _log.warning(
-                "ranks %s cannot merge their rows: %s. Statistics of sharded tensors are those of this rank's shard (marked scope: shard) "
-                "as long as that lasts; switch the probe on, with the same settings, on all ranks",
+                "ranks %s cannot merge their rows: %s. As long as that lasts %s; all of them need the probe, with the same settings",
                 self.ranks,
                 who,
+                _LEFT_OUT,
             )
 
     def _start(self, items: Sequence[RowMerge]) -> Flight:
@@ -228,6 +225,8 @@ class RowMerge:
         self._exchange = exchange
         self._places = np.asarray(places, np.int64)
         self._extras = extras
+        self.unknown: dict[int, str] = {}
+        """Rows that have no numbers, see `msprobe_engine.pending_steps.RowsEdit`."""
         self._deadline = 0.0
         self.number = max(-_FAR, min(_FAR, step))
         self.identity = _identity([f"step {step}", *names])
@@ -259,8 +258,15 @@ class RowMerge:
         while not self.ready() and time.monotonic() < end:
             time.sleep(0.001)
 
+    def leave_out(self, rows: Rows) -> dict[int, str]:
+        """Take out of `rows` what is not known without the other ranks, and say which rows have no numbers then, and why."""
+        rows[self._places] = left = _rows.keep_nonfinite(rows[self._places])
+        empty = self._places[_rows.as_int64(left)[:, _rows.COUNT] == 0].tolist()
+        return dict.fromkeys(empty, f"statistics of sharded tensors, not merged over ranks {short_ranks(self._exchange.ranks)}")
+
     def __call__(self, rows: Rows) -> None:
-        """Put the merged rows in place. Where there are none the samples say so, and it is logged once.
+        """Put the merged rows in place. Where there are none, those of this rank's part would be taken for the whole: all that is left of
+        them are NaN and Inf, the samples say so, and it is logged once.
 
         Raises:
             MergeFailed: once, when nothing can be merged any more.
@@ -269,14 +275,16 @@ class RowMerge:
         if self.merged is not None:
             rows[self._places] = self.merged
             return
+        self.unknown = self.leave_out(rows)
         for extra in self._extras:
-            extra["scope"] = "shard"
+            extra["scope"] = "unknown"
+            extra.pop("histogram", None)
         if self.missing:
             exchange.say_missing(self.apart)
         elif exchange.failed:
             quiet, exchange.told = exchange.told, True
             if not quiet:
-                raise MergeFailed(f"statistics of sharded tensors stay those of this rank's shard: {exchange.failed}")
+                raise MergeFailed(f"{_LEFT_OUT}: {exchange.failed}")
         else:
-            late = f"not all of them sent theirs in {exchange._patience:.0f} s or before the end; is the probe off on one of them?"
-            exchange.say_apart(self.apart or late)
+            late = f"not all of them sent theirs in {exchange._patience:.0f} s or before the end: one is late, stands still or has ended"
+            exchange.say_apart(self.apart or exchange.trouble or late)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_integrations.common.modules import ModuleInfo as _ModuleInfo
 from msprobe_integrations.common.modules import NamedModules
 from msprobe_integrations.torch.backward import is_stand_in
@@ -170,6 +171,7 @@ class ModuleCapture(NamedModules[ModuleInfo]):
                 if call.inside:
                     info.inside = True
             except Exception as error:
+                raise_of_training(error)
                 self._fail(error)
 
         def post(_module: nn.Module, _args: tuple[Any, ...], _kwargs: dict[str, Any], result: Any) -> None:
@@ -184,6 +186,7 @@ class ModuleCapture(NamedModules[ModuleInfo]):
                 # torch calls this hook with result None when the forward raised (or was stopped early in a recomputation)
                 recorder.end(call, result, parameters, failed=result is None and sys.exc_info()[1] is not None)
             except Exception as error:
+                raise_of_training(error)
                 self._fail(error)
 
         return pre, post
@@ -204,6 +207,7 @@ class ModuleCapture(NamedModules[ModuleInfo]):
                     if self._collecting():
                         self._parameter_gradient(info, name, p)
                 except Exception as error:
+                    raise_of_training(error)
                     self._fail(error)
 
             self._handles.append(parameter.register_post_accumulate_grad_hook(hook))

@@ -11,6 +11,8 @@ import sys
 
 import torch
 
+from msprobe_engine.guard import raise_of_training
+
 _BASE = frozenset((-1, 0, 1, 2, 30))
 """`aclFormat` of memory that is as torch describes it: undefined, NCHW, NHWC, ND, NCDHW."""
 _ND = 2
@@ -29,5 +31,6 @@ def cast_to_nd(tensor: torch.Tensor) -> tuple[torch.Tensor | None, str]:
     try:
         made: torch.Tensor = torch_npu.npu_format_cast(tensor.detach(), _ND)
     except Exception as error:
+        raise_of_training(error)
         return None, f"private format: {torch_npu.get_npu_format(tensor)}, {type(error).__name__}: {str(error)[:80]}"
     return made, ""

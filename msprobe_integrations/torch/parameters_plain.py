@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.log import get_logger
 from msprobe_integrations.common.algorithms import algorithm_of
 from msprobe_integrations.common.gradients import ACCUMULATED, LOCAL, Piece, layer_numbers, layer_of
@@ -211,6 +212,7 @@ class PlainSource:
                 if local is not None:
                     watch.micro_gradient(piece, local, LOCAL, -1, piece.sharded)
             except Exception as error:
+                raise_of_training(error)
                 faults.fail(MICRO, error)
 
         return hook
@@ -231,6 +233,7 @@ class PlainSource:
                 if gradient is not None:
                     watch.unreduced(piece, gradient, ACCUMULATED, -1, piece.sharded)
             except Exception as error:
+                raise_of_training(error)
                 faults.fail(UNREDUCED, error)
 
         return hook
@@ -246,6 +249,7 @@ class PlainSource:
         try:
             return self._at_update(watch, args, kwargs)
         except Exception as error:
+            raise_of_training(error)
             self._probe.faults.fail(_PART, error)
         return None
 

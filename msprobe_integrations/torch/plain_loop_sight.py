@@ -12,13 +12,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 from torch.optim import optimizer as optim
 
+from msprobe_engine.guard import is_of_training, raise_of_training, suppress_faults
 from msprobe_integrations.autoload.imports import after_import
 from msprobe_integrations.common.doors import Door, shared_door
 from msprobe_integrations.torch.plain_loop_models import parameters_of, trains
@@ -327,7 +328,7 @@ class Sight:
             except Exception as error:  # the others come off all the same
                 failed.append(error)
         if failed:
-            raise failed[0]
+            raise next(filter(is_of_training, failed), failed[0])
 
     @contextmanager
     def _safely(self) -> Iterator[None]:
@@ -335,8 +336,9 @@ class Sight:
         try:
             yield
         except Exception as error:
+            raise_of_training(error)
             observer, told = self.observer, self.stood_back
-            with suppress(Exception):
+            with suppress_faults():
                 self.stand_back()
             if observer is not None and observer.settings.strict:
                 raise

@@ -5,13 +5,13 @@ members are Transformer Engine's.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import Any
 
 import torch
 
 from msprobe_engine import rows as _rows
+from msprobe_engine.guard import suppress_faults
 from msprobe_engine.rows import Rows
 from msprobe_integrations.torch import statistics
 
@@ -37,7 +37,7 @@ def facts(tensor: Any) -> tuple[tuple[str, Any], ...]:
             found.append((member[1:], str(kind).removeprefix("DType.k").removeprefix("torch.")))
     if (quantizer := getattr(tensor, "_quantizer", None)) is not None:
         found.append(("quantizer", type(quantizer).__name__))
-        with contextlib.suppress(Exception):  # older versions have no such method, a recipe of one's own may have no class
+        with suppress_faults():  # older versions have no such method, a recipe of one's own may have no class
             found.append(("recipe", quantizer._get_compatible_recipe().__name__))
     return tuple(found)
 

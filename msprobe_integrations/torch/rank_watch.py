@@ -13,6 +13,7 @@ import numpy as np
 import torch.distributed as dist
 
 from msprobe_engine import rows as _rows
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.log import get_logger
 from msprobe_engine.records import Frame, Sample
 from msprobe_engine.rules.base import Alert, Rule
@@ -66,6 +67,7 @@ class RankWatch:
             merge.start(self._rows(frame))
             self._pending.append((frame.step, merge))
         except Exception as error:
+            raise_of_training(error)
             self.failed = str(error) or type(error).__name__
             self._exchange.close("a fault has switched its rule outlier_rank off")
             _log.warning("rule outlier_rank: numbers of the ranks are not compared any more, training goes on: %s", self.failed)

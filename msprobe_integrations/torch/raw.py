@@ -12,7 +12,6 @@ operators that are declared to write, modules and functions of autograd end it f
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import weakref
 from collections.abc import Iterable, Sequence
@@ -20,6 +19,8 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
+
+from msprobe_engine.guard import raise_of_training, suppress_faults
 
 _MAKERS = frozenset(("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"))
 _BETA = {"baddbmm": 0, "addmm": 0, "addbmm": 0, "addmv": 0, "addr": 0, "baddbmm_": 0, "addmm_": 0, "addbmm_": 0, "addmv_": 0, "addr_": 0}
@@ -86,7 +87,7 @@ class RawMemory:
 
     def add(self, tensor: torch.Tensor, frame: FrameType | None = None) -> None:
         """`tensor` has just been made without values, by a function that runs in `frame` (None: not known). Never raises."""
-        with contextlib.suppress(Exception):  # sparse and wrapped tensors have no storage, inference tensors no version
+        with suppress_faults():  # sparse and wrapped tensors have no storage, inference tensors no version
             key = _storage(tensor)
             known = self.known
 
@@ -99,7 +100,7 @@ class RawMemory:
     def alias(self, tensor: torch.Tensor) -> None:
         """`tensor` shares memory with another and counts its own versions (``.data``): writes through it end rawness too."""
         if self.known:
-            with contextlib.suppress(Exception):
+            with suppress_faults():
                 found = self.known.get(_storage(tensor))
                 if found is not None:
                     found.witnesses.append((weakref.ref(tensor), tensor._version))
@@ -107,7 +108,7 @@ class RawMemory:
     def forget(self, tensor: torch.Tensor) -> None:
         """The memory of `tensor` has been written to, or may have been, without a new version (a collective, a kernel)."""
         if self.known:
-            with contextlib.suppress(Exception):
+            with suppress_faults():
                 self.known.pop(_storage(tensor), None)
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -123,7 +124,8 @@ class RawMemory:
                     self.known.pop(key, None)
                     return False
             return True
-        except Exception:
+        except Exception as error:
+            raise_of_training(error)
             return False
 
     def maker_runs(self, tensor: torch.Tensor) -> bool:
@@ -143,10 +145,11 @@ def share_memory(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> bool:
     """Is one of `others` the tensor itself or another view of its memory? Never raises."""
     try:
         key = _storage(tensor)
-    except Exception:
+    except Exception as error:
+        raise_of_training(error)
         return False
     for other in others:
-        with contextlib.suppress(Exception):
+        with suppress_faults():
             if _storage(other) == key:
                 return True
     return False

@@ -19,7 +19,7 @@ from msprobe_engine import names
 from msprobe_engine.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.dump.tensor_reader import TensorFiles
 from msprobe_engine.errors import DumpFormatError, ProbeError, UsageError
-from msprobe_engine.guard import Faults
+from msprobe_engine.guard import Faults, raise_of_training
 from msprobe_engine.log import get_logger
 from msprobe_engine.settings.schema import LoadSettings
 from msprobe_engine.window import Window
@@ -153,6 +153,7 @@ class Replay:
                 with torch._C.DisableTorchFunction():  # a dump at level L1 or mix must not see these calls
                     return self._arguments(name, args, kwargs)
             except Exception as error:
+                raise_of_training(error)
                 self.close()
                 self._faults.fail(_PART, error)
                 return None

@@ -13,6 +13,7 @@ from msprobe_engine import redaction
 from msprobe_engine.dump import early
 from msprobe_engine.dump.layout import RERUN
 from msprobe_engine.dump.writer import DumpSink
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.incident import again
 from msprobe_engine.incident.event import Event
 from msprobe_engine.records import Frame, Sample
@@ -139,6 +140,7 @@ class SecondPass:
                 sink.close()
                 again.note(directory, rank, facts)
             except Exception as error:
+                raise_of_training(error)
                 faults.fail("second run", error, disable=False, hint=f"the incident {directory} may lack its rerun directory")
 
         writer = self._probe.session.writer

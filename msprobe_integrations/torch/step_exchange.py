@@ -111,6 +111,7 @@ class StepExchange:
     Attributes:
         failed: why nothing is exchanged any more; empty as long as it may be.
         missing: which ranks take no part now, and why; empty as long as all do, or may be about to.
+        trouble: what the transport has said, until it is known whether a rank has left; then it goes on, or has failed.
         leader: this is the first of the ranks.
     """
 
@@ -119,6 +120,7 @@ class StepExchange:
         self.ranks = list(ranks)
         self.failed = ""
         self.missing = ""
+        self.trouble = ""
         self.leader = dist.get_rank() == self.ranks[0]
         self.group: OwnGroup | None = None
         self._place = self.ranks.index(dist.get_rank())
@@ -222,7 +224,7 @@ class StepExchange:
                 if self.group is not None:
                     self._drive(self.group)
         except Exception as error:
-            self.fail(str(error) or type(error).__name__)
+            self.fail(_first_words(error))
         try:
             if self._members.leave(self._why or self.failed) and self.group is None and not self._process_ends:
                 self.group = self._connect()  # the others build it too, and this rank was counted
@@ -292,7 +294,7 @@ class StepExchange:
             except UsageError:
                 raise
             except Exception as problem:
-                moved, error = False, str(problem) or type(problem).__name__
+                moved, error = False, _first_words(problem)
             now = time.monotonic()
             if self._flight is None:
                 pause = None
@@ -302,11 +304,13 @@ class StepExchange:
                 asked = now
             if error or now > asked + SILENCE:
                 asked = now
+                if error:
+                    self.trouble = f"one of the ranks {self.ranks} has ended or cannot be reached ({error})"
                 if self._has_left(1.0 if error else 0.0):
                     self._part()
                     return
                 if error:
-                    raise RuntimeError(f"one of the ranks {self.ranks} has ended or cannot be reached ({error.split('. ')[0]})")
+                    raise RuntimeError(self.trouble)
 
     def _has_left(self, seconds: float) -> bool:
         """Has a member left? What it has sent before may be on its way still, so its answers are waited for a little."""
@@ -369,6 +373,12 @@ class StepExchange:
         group, self.group = self.group, None
         if group is not None:
             group.close([] if flight is None else [flight])
+
+
+def _first_words(error: Exception) -> str:
+    """What the transport or the store says, without the trace of its own code and what it advises."""
+    text = str(error).strip()
+    return text.split("\n", 1)[0].split(". ", 1)[0].split(" Exception raised from ", 1)[0] or type(error).__name__
 
 
 class _Agreement(Flight):

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.log import get_logger
 from msprobe_integrations.reliance import Reliance, check
 from msprobe_integrations.torch.loop import LoopObserver
@@ -150,6 +151,7 @@ def quietly(observer: LoopObserver | None, what: str, method: str, *args: Any) -
         if observer is not None:
             getattr(observer, method)(*args)
     except Exception as error:
+        raise_of_training(error)
         failed(observer, what, error)
 
 
@@ -169,6 +171,7 @@ def isolated(method: Hook) -> Hook:
         try:
             method(self, *args, **kwargs)
         except Exception as error:
+            raise_of_training(error)
             failed(self.observer, method.__name__, error)
 
     return call  # type: ignore[return-value]  # hooks of Trainers return nothing
@@ -181,6 +184,7 @@ def shielded(what: str, manager: Callable[[], AbstractContextManager[Any]], obse
     try:
         stack.enter_context(manager())
     except Exception as error:
+        raise_of_training(error)
         failed(observer, what, error)
     try:
         yield
@@ -195,6 +199,7 @@ def _leave(stack: ExitStack, what: str, observer: LoopObserver | None, raised: B
     try:
         stack.__exit__(*(sys.exc_info() if raised is not None else (None, None, None)))
     except Exception as error:
+        raise_of_training(error)
         if error is not raised:
             failed(observer, what, error)
 

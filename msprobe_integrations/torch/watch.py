@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from msprobe_engine import histograms
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.records import Sample, TensorRef
 from msprobe_integrations.common.module_tensors import Found, tensor_names
 from msprobe_integrations.common.targets import Named, matches
@@ -131,6 +132,7 @@ class TensorWatch:
                 else:
                     begin(args, kwargs, again)
             except Exception as error:
+                raise_of_training(error)
                 self._fail(error)
 
         def begin(args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> None:
@@ -152,6 +154,7 @@ class TensorWatch:
                 else:
                     end(result)
             except Exception as error:
+                raise_of_training(error)
                 self._fail(error)
 
         def end(result: Any) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_integrations.torch.node_hooks import LightHook
 
 if TYPE_CHECKING:
@@ -64,5 +65,6 @@ class ViewHook(LightHook):
                     gradient = None if whole is None else whole.as_strided(*self.place)
                 watch.arrived(self.todo, (gradient,), (gradient,))
             except Exception as error:
+                raise_of_training(error)
                 watch.active = False
                 watch.failed(error)

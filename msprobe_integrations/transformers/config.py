@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.config_check.resolved import CODE, DEFAULT, FILE, Resolved, flags_of, flattened, plain_data, told
+from msprobe_engine.guard import raise_of_training
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.config_sources import Reach
@@ -78,7 +79,8 @@ def _of_model(config: Any) -> dict[str, Resolved]:
     values = {name: value for name, value in plain_data(config.to_dict()).items() if name not in _NOT}
     try:
         defaults = plain_data(type(config)().to_dict())
-    except Exception:  # a configuration of several models has none
+    except Exception as error:  # a configuration of several models has none
+        raise_of_training(error)
         defaults = {}
     where = getattr(config, "_name_or_path", "") or ""
     found = told(flattened({"model": values}), "transformers", defaults=flattened({"model": defaults}))

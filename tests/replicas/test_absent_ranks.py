@@ -69,11 +69,11 @@ class Plan(NamedTuple):
     unreadable: bool = False
 
     def merged(self) -> list[str]:
-        """Of every step: ``whole``, ``shard``, or ``?`` where it depends on when a rank hears of another."""
+        """Of every step: ``whole``, ``unknown``, or ``?`` where it depends on when a rank hears of another."""
         first = STEPS if self.attach < 0 else self.attach
         last = min(step for step in (self.close + self.between, self.fault, STEPS) if step >= 0)
         between = "?" if self.attach > 0 else "whole"
-        return ["shard"] * first + [between] * (last - first) + ["shard"] * (STEPS - max(first, last))
+        return ["unknown"] * first + [between] * (last - first) + ["unknown"] * (STEPS - max(first, last))
 
 
 PLANS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 from msprobe_engine.accuracy.online.events import DROPPING, FAULT, RECOVERED, REFUSED, Counts, Event, OnEvent
 from msprobe_engine.accuracy.online.frames import MESSAGE_HEADER_BYTES, encode_header
 from msprobe_engine.accuracy.online.options import BLOCK, ClientOptions
+from msprobe_engine.guard import raise_of_training, suppress_faults
 
 Buffer = bytes | bytearray | memoryview
 
@@ -31,7 +31,7 @@ class Message(NamedTuple):
 
 def tell(on_event: OnEvent, event: Event) -> None:
     """Call `on_event`; what it raises is its own affair."""
-    with contextlib.suppress(Exception):
+    with suppress_faults():
         on_event(event)
 
 
@@ -69,6 +69,7 @@ class Outbox:
         try:  # the thread that sends is not in a forked child, and the lock may be held by a thread that is not there either
             taken = os.getpid() == self._process and self._offer(header, buffers, done, important)
         except Exception as error:
+            raise_of_training(error)
             with self._room:
                 self._offered += 1
                 self._dropped += 1
@@ -270,5 +271,5 @@ def _bytes(buffer: Buffer) -> memoryview:
 
 def _finish(done: Callable[[], None] | None) -> None:
     if done is not None:
-        with contextlib.suppress(Exception):
+        with suppress_faults():
             done()

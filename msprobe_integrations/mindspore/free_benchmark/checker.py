@@ -18,7 +18,7 @@ import numpy as np
 from msprobe_engine.accuracy.free_benchmark import perturb
 from msprobe_engine.accuracy.free_benchmark.judge import judge
 from msprobe_engine.accuracy.free_benchmark.perturb import Unperturbed
-from msprobe_engine.guard import Faults, of_training
+from msprobe_engine.guard import Faults, of_training, raise_of_training
 from msprobe_integrations.common.free_benchmark.choice import PART, Choice
 from msprobe_integrations.mindspore import autograd, environment
 from msprobe_integrations.mindspore.api_names import Api
@@ -121,6 +121,7 @@ class Checker:
                 again = [tensor for tensor in tensors_of(api.function(*args, **kwargs)) if kind(tensor)]
                 found = [values_of(tensor) for tensor in again]
             except Exception as error:
+                raise_of_training(error)
                 _forget()
                 raise Unperturbed(f"no second run ({type(error).__name__})") from None
         if len(results) != len(again):
@@ -181,6 +182,7 @@ class Checker:
         except Unperturbed:
             raise
         except Exception as error:
+            raise_of_training(error)
             _forget()
             raise Unperturbed(f"no second run ({type(error).__name__})") from None
         self._table.looked(f"{api.prefix}.{api.name}").checked += 1
@@ -212,6 +214,7 @@ class Checker:
         except Unperturbed as error:
             looked.skip(str(error))
         except Exception as error:
+            raise_of_training(error)
             _forget()
             looked.skip(f"no gradients ({type(error).__name__})")
 
@@ -225,6 +228,7 @@ def _settled(structure: Any) -> list[Any]:
         for tensor in found:
             values_of(tensor)
     except Exception as error:
+        raise_of_training(error)
         raise of_training(error) from None
     return found
 
@@ -234,7 +238,8 @@ def _forget() -> None:
     for _ in range(3):
         try:
             autograd.executor.sync()
-        except Exception:
+        except Exception as error:
+            raise_of_training(error)
             continue
         return
 

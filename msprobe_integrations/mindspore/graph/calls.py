@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_engine.records import Entry, TensorRef
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.descriptions import intern
@@ -86,6 +87,7 @@ class GraphCalls:
             with self._lock:
                 return self._begin(self.cells[cell], arguments) if self._on() else NO_TOKEN
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
             return NO_TOKEN
 
@@ -97,6 +99,7 @@ class GraphCalls:
                 if call is not None:
                     self._see(call, notes.place_of(place), value)
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
 
     def end(self, token: int, result: int) -> None:
@@ -107,6 +110,7 @@ class GraphCalls:
                 if call is not None:
                     self._end(call, result)
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
 
     def parameter_gradient(self, parameter: int, value: Any) -> None:
@@ -116,6 +120,7 @@ class GraphCalls:
                 if self._calls and self._recorder.backward:
                     self._parameter(parameter, value)
         except Exception as error:
+            raise_of_training(error)
             self._fail(error)
 
     def _begin(self, info: CellInfo, arguments: int) -> int:

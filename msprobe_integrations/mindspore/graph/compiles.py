@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from mindspore import _c_expression, nn
 
+from msprobe_engine.guard import raise_of_training
 from msprobe_integrations.common.doors import Doors
 from msprobe_integrations.mindspore.environment import api_module
 
@@ -84,6 +85,7 @@ class CompileWatch:
                     self._instrument.put_on(backward)
                     made = make()
                 except Exception as error:
+                    raise_of_training(error)
                     refused = refused or error
                     continue
                 finally:

@@ -12,7 +12,7 @@ from torch import nn
 
 from msprobe_engine.accuracy.compile_report import CompareResult, ModuleDiff, text, write_csv
 from msprobe_engine.errors import UsageError
-from msprobe_engine.guard import Faults
+from msprobe_engine.guard import Faults, raise_of_training
 from msprobe_engine.log import get_logger
 from msprobe_integrations.torch.compile_check.graphs import Backend, Graphs
 from msprobe_integrations.torch.compile_check.passes import Pass, compare, exact_passes, one_pass
@@ -221,6 +221,7 @@ class PrecisionChecker:
             try:
                 truth, changed = exact_passes(fn, model, names, state, unit, list(targets))
             except Exception as error:  # the program makes float32 tensors of its own, or an operation has no float64
+                raise_of_training(error)
                 problem = f"SKIP: no float64 run: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
         self.install(model)
         try:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from msprobe_engine.accuracy.compile_report import FAILED, ModuleDiff, TensorDiff
-from msprobe_engine.guard import Faults, Guard
+from msprobe_engine.guard import Faults, Guard, raise_of_training
 from msprobe_integrations.torch.compile_check.graphs import Graphs, uncompiled
 from msprobe_integrations.torch.compile_check.runs import Call, Outcome, run
 from msprobe_integrations.torch.compile_check.taker import Taker
@@ -124,11 +124,13 @@ class Watched:
         try:
             again = run(self.compiled, self.module, call, gradients)
         except Exception as error:
+            raise_of_training(error)
             diff.note = f"FAIL: compiled code cannot be run again: {_short(error)}"
             return diff
         try:
             eager = self._eager(call, gradients)
         except Exception as error:
+            raise_of_training(error)
             diff.note = f"FAIL: uncompiled code raises: {_short(error)}"
             return diff
         truth: Outcome | None = None
@@ -138,6 +140,7 @@ class Watched:
             try:
                 truth, changed = exact(self.module, call, gradients)
             except Exception as error:  # of any operation that float64 does not have
+                raise_of_training(error)
                 problem = f"no float64 run: {_short(error)}"
         if self.graphs.runs == runs:
             problem = "SKIP: no part of it was compiled"

@@ -16,7 +16,7 @@ import torch
 from msprobe_engine.accuracy.free_benchmark import perturb
 from msprobe_engine.accuracy.free_benchmark.perturb import Unperturbed
 from msprobe_engine.accuracy.free_benchmark.reference import Agreement
-from msprobe_engine.guard import Faults
+from msprobe_engine.guard import Faults, raise_of_training
 from msprobe_integrations.common.free_benchmark.choice import PART, Choice
 from msprobe_integrations.torch.free_benchmark.calls import apart
 from msprobe_integrations.torch.free_benchmark.cpu import compare
@@ -120,6 +120,7 @@ class Gradients:
         except Unperturbed:
             raise
         except Exception as error:
+            raise_of_training(error)
             raise Unperturbed(f"no gradients ({type(error).__name__})") from None
         pairs = {at: (old, new) for at, (old, new) in enumerate(zip(before, after)) if old is not None and new is not None}
         if not pairs:

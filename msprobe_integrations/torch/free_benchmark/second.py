@@ -9,6 +9,7 @@ import torch
 
 from msprobe_engine.accuracy.free_benchmark import perturb
 from msprobe_engine.accuracy.free_benchmark.perturb import Unperturbed
+from msprobe_engine.guard import raise_of_training
 from msprobe_integrations.torch.free_benchmark.calls import Autocast, RandomState, Versions, apart, autocast_of
 from msprobe_integrations.torch.free_benchmark.sliced import pieces
 from msprobe_integrations.torch.free_benchmark.values import FLOATS, HIGHER, change_of, changed, copied, kind, mapped, tensors_of
@@ -227,4 +228,5 @@ def _made(func: Callable[..., Any], arguments: tuple[tuple[Any, ...], Mapping[st
     try:
         return outputs_of(func(*args, **kwargs), arguments)
     except Exception as error:  # whatever an operator has against a second call: no kernel of this type, no memory
+        raise_of_training(error)
         raise Unperturbed(f"no second run ({type(error).__name__})") from None
