@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     paths = parser.add_argument_group("what is compared")
     paths.add_argument("target", metavar="RUN", nargs="?", help="the same as -tp RUN -gp GOLDEN, as msprobe diagnose has it")
     paths.add_argument("golden", metavar="GOLDEN", nargs="?", help="the run that is right")
-    paths.add_argument("-tp", "--target_path", metavar="PATH", help="the run in question: dump.json, rank, step, or root of a dump")
+    paths.add_argument("-tp", "--target_path", metavar="PATH", help="the run in question: its output directory, or (part of) its dump")
     paths.add_argument("-gp", "--golden_path", metavar="PATH", help="a run that is right, of the same kind")
     paths.add_argument("-i", "--input_path", metavar="JSON", help="as 8.1.1: a json with npu_path, bench_path, stack_path")
     paths.add_argument("--step", metavar="N,N-M", help="only these steps")

@@ -21,7 +21,7 @@ exit codes: 0 nothing found, 1 found, 2 no data or wrong usage, 3 nothing found,
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One or two runs, and where the page goes."""
     parser.add_argument(
-        "target", metavar="RUN", help="dump root, step directory, rank directory or dump.json; an incident directory; monitor output"
+        "target", metavar="RUN", help="output directory, dump root, step, rank or dump.json; an incident directory; monitor output"
     )
     parser.add_argument("golden", metavar="GOLDEN", nargs="?", help="a run that is right, of the same kind")
     parser.add_argument(

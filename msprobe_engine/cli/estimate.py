@@ -22,7 +22,7 @@ exit codes: 0 fits, 1 does not fit, 2 wrong usage, settings or input"""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of ``msprobe estimate``."""
     add = parser.add_argument
-    add("path", type=Path, help="dump of at least one step: root, step directory, rank directory or frame log")
+    add("path", type=Path, help="dump of at least one step: output directory of its run, root, step, rank or frame log")
     add("-c", "--config", type=Path, metavar="FILE", help="settings of the dump to come: config.json or probe.yaml; flags override it")
     add("--steps", type=int, metavar="N", help="how many steps will be dumped (default: those the settings list, else 1)")
     add("--ranks", type=int, metavar="N", help="how many ranks will dump (default: those the settings list, else those of the dump)")

@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit codes: see the epilog; errors are raised as `ProbeError`, which the entry point turns into 2."""
-    from msprobe_engine.diagnose.outputs import dump_of
     from msprobe_engine.errors import UsageError
     from msprobe_engine.graph.options import NEW, OLD
 
@@ -49,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     old = args.rules == OLD or (args.rules is None and bool(args.input_path))
     return draw(
         args,
-        dump_of(target),
-        dump_of(golden) if golden else None,
+        target,
+        golden or None,
         generation=OLD if old else NEW,
         formats=formats_of(args, ("html", "vis") if args.input_path else ("html", "db")),
         fuzzy=args.fuzzy_match,

@@ -18,7 +18,7 @@ exit codes: 0 nothing found, 1 found, 2 no data or wrong usage, 3 nothing found,
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the existing tool: -i, -o."""
     parser.add_argument(
-        "-i", "--input_path", required=True, metavar="DIR", help="dump root, step directory (with rank directories) or incident directory"
+        "-i", "--input_path", required=True, metavar="DIR", help="output directory of a run, dump root, step, or incident directory"
     )
     parser.add_argument(
         "-o", "--output_path", default="./output", metavar="DIR", help="where anomaly_analyze_<time>.json goes (default: ./output)"

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-i", "--config_input", metavar="FILE", help="config_op.json, with the keys of the existing tool")
     add("-o", "--api_output_path", required=True, metavar="DIR", help="where the script goes, and its tensors")
-    add("--dump", metavar="PATH", help="dump.json, or a directory of a dump, in place of -i")
+    add("--dump", metavar="PATH", help="dump.json, a directory of a dump or of its run, in place of -i")
     add("--api", action="append", default=[], metavar="NAME", help="Torch.matmul.0: this call; matmul: all of its API; may be repeated")
     add("--step", type=int, metavar="N", help="of the dump, where it has several")
     add("--rank", type=int, metavar="R", help="of the dump, where it has several")

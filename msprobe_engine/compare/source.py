@@ -1,7 +1,7 @@
 """What the paths of a comparison mean: which dump file of the target belongs to which of the golden run.
 
-A path is a dump.json (debug.json), the directory of a rank, of a step, the root of a dump, or a root with the folders of a mixed dump
-(``graph``, ``pynative``; 26.2.0). Ranks and steps go by number, ``rank2`` before ``rank10``.
+A path is a dump.json (debug.json), the directory of a rank, of a step, the root of a dump, the output directory of a run, or a root with
+the folders of a mixed dump (``graph``, ``pynative``; 26.2.0). Ranks and steps go by number, ``rank2`` before ``rank10``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from msprobe_engine.compare import graph_source
 from msprobe_engine.dump import layout
-from msprobe_engine.dump.completeness import missing_ranks, missing_steps
+from msprobe_engine.dump.completeness import missing_ranks, missing_steps, steps_on_one_side
 from msprobe_engine.dump.reader import DumpDirectory, open_dump, parse_json, read_bytes
 from msprobe_engine.errors import DumpFormatError, UsageError
 
@@ -230,7 +230,8 @@ def _present(path: str | Path) -> Path:
         raise DumpFormatError(f"{str(path)[:200]}: cannot be looked at ({error.strerror})") from None
     if not there:
         raise DumpFormatError(
-            f"{path}: there is no such file or directory; give a dump.json, the directory of a rank or a step, or the root of a dump"
+            f"{path}: there is no such file or directory; give a dump.json, the directory of a rank or a step, the root of a dump, or the "
+            "output directory of a run"
         )
     if not found.is_dir() and not found.is_file():
         raise DumpFormatError(f"{path}: is no regular file; no dump has such a file, do not trust it")
@@ -262,6 +263,7 @@ def _add_steps(
     for dump in (one, two):
         _note_strays(found, dump)
         found.lost += missing_steps(dump, steps)
+    found.lost += steps_on_one_side(one, two, steps)
     chosen = [(a, b) for a, b in _steps(found, one, two) if not steps or a in steps]
     if steps - {a for a, _ in chosen}:
         found.lost.append(f"Steps {_listed(sorted(steps - {a for a, _ in chosen}))} were asked for and are not in both dumps.")
@@ -277,10 +279,6 @@ def _steps(found: Sources, one: DumpDirectory, two: DumpDirectory) -> list[tuple
         if one.steps != two.steps:
             found.notes.append(f"Step {one.steps[0]} is compared with step {two.steps[0]} of the golden dump: each has one step only.")
         return [(one.steps[0], two.steps[0])]
-    for dump, others in ((one, two), (two, one)):
-        alone = sorted(set(dump.steps) - set(others.steps))
-        if alone:
-            found.notes.append(f"Steps only in {dump.root}: {_listed(alone)}.")
     return [(step, step) for step in one.steps if step in set(two.steps)]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msprobe_engine.checkpoint.open import locate, reader_of
 from msprobe_engine.config_check.pack_kind import is_pack
-from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.dump.find_dumps import holds_dump
 from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.monitor.reader import open_run
 
@@ -33,9 +33,9 @@ def kind_of(path: Path) -> str:
         raise DumpFormatError(f"{path}: there is no such file or directory; give a dump, an incident directory or monitor output")
     if path.is_dir() and ((path / "incident.json").is_file() or any(_SAMPLES.fullmatch(entry.name) for entry in path.iterdir())):
         return INCIDENT
-    if _opens(open_dump, path, DumpFormatError):
+    if holds_dump(path):
         return DUMP
-    if _opens(open_run, path, UsageError):
+    if is_monitored(path):
         return MONITOR
     if path.is_file() and is_pack(path):
         return CONFIG
@@ -53,10 +53,11 @@ def _is_checkpoint(path: Path) -> bool:
     return True
 
 
-def _opens(opener: object, path: Path, refusal: type[Exception]) -> bool:
+def is_monitored(path: Path) -> bool:
+    """Has a monitor written here?"""
     try:
-        opener(path)  # type: ignore[operator]
-    except refusal:
+        open_run(path)
+    except UsageError:
         return False
     return True
 

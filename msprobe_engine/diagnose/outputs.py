@@ -15,12 +15,11 @@ from msprobe_engine.config_check.pack_kind import NAME as PACK
 from msprobe_engine.diagnose import findings, kinds
 from msprobe_engine.diagnose.findings import Diagnosis
 from msprobe_engine.diagnose.started import pack_beside
-from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.dump.find_dumps import IN_RUN, holds_dump
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError, ProbeError, UsageError
-from msprobe_engine.monitor.reader import open_run
 from msprobe_engine.sentences import Sentence
 
-DUMPS, INCIDENTS = "dump", "incidents"
+INCIDENTS = "incidents"
 MOST_INCIDENTS = 8
 _INCIDENT = re.compile(r"step(\d{1,18})-.+", re.DOTALL)
 
@@ -82,7 +81,8 @@ def parts(path: Path) -> Parts:
         return Parts(path, path if kind in (kinds.DUMP, kinds.INCIDENT) else None, path if kind == kinds.MONITOR else None, (), pack)
     dump = path if kind == kinds.DUMP else dump_in(path)
     pack = path / PACK if kind == kinds.CHECKPOINT else pack_beside(path)  # what lies beside a checkpoint is not known to be of its run
-    return Parts(path, dump, path if _is_monitored(path) else None, incidents(path), pack if pack is not None and pack.is_file() else None)
+    monitor = path if kinds.is_monitored(path) else None
+    return Parts(path, dump, monitor, incidents(path), pack if pack is not None and pack.is_file() else None)
 
 
 def incidents(run: Path) -> tuple[Path, ...]:
@@ -95,29 +95,7 @@ def incidents(run: Path) -> tuple[Path, ...]:
 
 def dump_in(directory: Path) -> Path | None:
     """The dump of an output directory, None when it has none."""
-    return directory / DUMPS if _is_dump(directory / DUMPS) else None
-
-
-def dump_of(path: str) -> str:
-    """The dump that is meant where the output directory of a run is given; the path itself where that is none."""
-    inside = None if _is_dump(Path(path)) else dump_in(Path(path))
-    return path if inside is None else str(inside)
-
-
-def _is_dump(path: Path) -> bool:
-    try:
-        open_dump(path)
-    except DumpFormatError:
-        return False
-    return True
-
-
-def _is_monitored(path: Path) -> bool:
-    try:
-        open_run(path)
-    except UsageError:
-        return False
-    return True
+    return directory / IN_RUN if holds_dump(directory / IN_RUN) else None
 
 
 def look_at_all(target: Parts, golden: Parts | None, look: Look) -> Diagnosis:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from msprobe_engine.core.io.input_files import open_input, read_input
 from msprobe_engine.core.io.json_text import parse_json as parse_text
 from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.dump import framelog, layout
+from msprobe_engine.dump.find_dumps import describe_content, find_dump, nearby
 from msprobe_engine.dump.parsed import DumpedEntry, DumpedTensor, EntryParser, StepDump
 from msprobe_engine.dump.stacks import stack_lines
 from msprobe_engine.errors import DumpFormatError, TextError, UnreadableFileError, UsageError
@@ -33,28 +33,12 @@ Rank = int | str
 
 MOST_BYTES = 16 << 30
 """Of a file that is read at once; what is larger is in the layout that `dump.stream` reads in blocks."""
-_LOOKED_INTO = 64
-"""Directories looked into where there is no dump, to say which of them has one."""
 _DATA_DIRECTORY = re.compile(rb'"dump_data_dir": *"[^"]*?(proc[0-9]+)/')
 
 
-def nearby(path: Path) -> str:
-    """For the message of a path that is not there: where a dump lies instead (``step0/proc123/dump.json`` for ``step0/rank0/dump.json``);
-    empty where there is none."""
-    one = path.suffix == ".json"
-    step = path.parent.parent if one else path.parent
-    try:
-        found = sorted(step.glob(f"*/{layout.DUMP}"))[:3]
-    except OSError:
-        return ""
-    if not found:
-        return ""
-    places = ", ".join(str(each if one else each.parent) for each in found)
-    return f"; there is {places}"
-
-
 def open_dump(root: Path | str) -> DumpDirectory:
-    """Open a dump by any of its paths: the root, a step directory, a rank directory, or its dump.json or debug.json.
+    """Open a dump by any of its paths: the output directory of a run, the root of a dump, a step directory, a rank directory, or its
+    dump.json or debug.json.
 
     Raises:
         DumpFormatError: there is no dump at this path.
@@ -64,61 +48,13 @@ def open_dump(root: Path | str) -> DumpDirectory:
         path = path.parent
     if not path.is_dir():
         what = "is no directory and no dump.json" if path.exists() else f"there is no such file or directory{nearby(Path(root))}"
-        raise DumpFormatError(f"{root}: {what}; give a dump.json, the directory of a rank or a step, or the root of a dump")
-    found = _found(path)
-    if not _holds_dump(found):
-        children = sorted(_children(path))
-        listing = ", ".join(p.name for p in children[:8]) or "nothing"
         raise DumpFormatError(
-            f"{root}: no dump here; expected step{{N}}/rank{{R}}/dump.json, found directories: {listing}{_below(children)}"
+            f"{root}: {what}; give a dump.json, the directory of a rank or a step, the root of a dump, or the output directory of a run"
         )
-    return DumpDirectory(path, found)
-
-
-def _found(path: Path) -> dict[int | None, dict[str, Path | None]]:
-    """Step to ranks, by their names; None in place of a directory that holds no dump."""
-    found: dict[int | None, dict[str, Path | None]] = {}
-    if _has_dump(path):
-        step = layout.step_of(path.resolve().parent.name)
-        found[step] = {path.resolve().name if not layout.is_rank_directory(path.name) else path.name: path}
-    elif any(layout.is_rank_directory(p.name) for p in _children(path)):
-        found[layout.step_of(path.resolve().name)] = _ranks(path)
-    else:
-        for child in _children(path):
-            step = layout.step_of(child.name)
-            if step is not None:
-                found[step] = _ranks(child)
-    return {step: ranks for step, ranks in found.items() if ranks}
-
-
-def _holds_dump(found: Mapping[int | None, Mapping[str, Path | None]]) -> bool:
-    return any(path is not None for ranks in found.values() for path in ranks.values())
-
-
-def _below(children: Sequence[Path]) -> str:
-    """For the message of a directory without a dump: which of those in it, or output directories in it, have one."""
-    found: list[str] = []
-    for child in children[:_LOOKED_INTO]:
-        with contextlib.suppress(DumpFormatError):  # one that must not be listed
-            found += [str(place) for place in (child, child / "dump") if place.is_dir() and _holds_dump(_found(place))][:1]
-    if len(found) == 1:
-        return f"; give {found[0]}"
-    return f"; give one of them: {', '.join(found[:3])}" if found else ""
-
-
-def _children(path: Path) -> list[Path]:
-    try:
-        return [Path(entry.path) for entry in os.scandir(path) if entry.is_dir()]
-    except OSError as error:
-        raise DumpFormatError(f"{path}: cannot be listed ({error.strerror}); check owner and mode") from None
-
-
-def _has_dump(path: Path) -> bool:
-    return any((path / name).exists() for name in (layout.DUMP, layout.DEBUG, layout.FRAME_LOG, layout.MARKER))
-
-
-def _ranks(path: Path) -> dict[str, Path | None]:
-    return {p.name: p if _has_dump(p) else None for p in _children(path) if layout.is_rank_directory(p.name)}
+    found = find_dump(path)
+    if found is None:
+        raise DumpFormatError(f"{root}: no dump here; expected step{{N}}/rank{{R}}/dump.json, found {describe_content(path)}")
+    return DumpDirectory(*found)
 
 
 class DumpDirectory:
@@ -135,12 +71,16 @@ class DumpDirectory:
         found = {step: ranks for step, ranks in found.items() if ranks}
         process_ranks = _process_ranks(found)
         self._found: dict[int | None, dict[Rank, Path]] = {}
+        self._repeated: dict[int | None, list[str]] = {}
         for step, ranks in found.items():
-            self._found[step] = {}
-            for name, path in ranks.items():
+            places = self._found[step] = {}
+            for name, path in sorted(ranks.items()):
                 rank = layout.rank_of(name)
-                key: Rank = name if rank is None else rank
-                self._found[step][process_ranks.get(name, key) if rank is None else key] = path
+                key: Rank = process_ranks.get(name, name) if rank is None else rank
+                if key in places:
+                    self._repeated.setdefault(step, []).append(f"{places[key].name} and {name}")
+                    continue
+                places[key] = path
 
     @property
     def steps(self) -> list[int]:
@@ -163,6 +103,10 @@ class DumpDirectory:
     def empty_ranks(self, step: int) -> list[str]:
         """Names of directories of ranks of a step that hold no dump."""
         return self._empty[None] if step == 0 and None in self._empty else self._empty.get(step, [])
+
+    def repeated_ranks(self, step: int) -> list[str]:
+        """Names of directories that are of one rank of a step (``rank0 and rank00``), the one that is read first."""
+        return self._repeated.get(None if step == 0 and None in self._found else step, [])
 
     def _ranks(self, step: int) -> dict[Rank, Path]:
         if step in self._found:

@@ -7,7 +7,6 @@ of it.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -186,10 +185,6 @@ def _dump(root: Path, wanted: Wanted) -> Source:
     from msprobe_engine.dump.reader import open_dump
     from msprobe_engine.trends.dumps import DumpSource
 
-    for place in (root, root / "dump"):
-        if place == root or place.is_dir():
-            with contextlib.suppress(DumpFormatError):
-                return DumpSource(open_dump(place), wanted, root)
     return DumpSource(open_dump(root), wanted, root)
 
 
