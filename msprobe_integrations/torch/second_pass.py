@@ -144,5 +144,5 @@ class SecondPass:
                 faults.fail("second run", error, disable=False, hint=f"the incident {directory} may lack its rerun directory")
 
         writer = self._probe.session.writer
-        writer.call(write, f"second run of step {frame.step}")
+        writer.call_dump(write, f"second run of step {frame.step}")
         writer.flush()  # a job with such a fault often ends here, and its launcher kills the ranks that are not the first to exit
