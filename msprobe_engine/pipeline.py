@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msprobe_engine import redaction
 from msprobe_engine import rows as _rows
 from msprobe_engine.announce import Announcer
-from msprobe_engine.backend import Backend, PendingRows
+from msprobe_engine.backend import Backend
 from msprobe_engine.errors import UsageError
 from msprobe_engine.guard import Faults
+from msprobe_engine.pending_steps import PendingStep, RowsEdit, SaveFrame, StepSaver
 from msprobe_engine.records import Entry, Frame, Sample, TensorRef
 from msprobe_engine.rules.base import Alert, Rule
 from msprobe_engine.writer import Writer
 
 FrameListener = Callable[[Frame, Sequence[Alert]], None]
-RowsEdit = Callable[[_rows.Rows], None]
-"""Changes the rows of a step after they have arrived: used to put merged rows of several ranks in place of local ones. An edit may
-have `start(rows)`, called once when the rows are on the host, `ready()`, asked at step boundaries until it says True, and
-`wait(seconds)`, called at the end of the run; then the frame waits for it and the training does not."""
 
 CLOSE_PATIENCE = 4.0
 """Seconds that `Pipeline.close` waits for the next edit to come, unless `Pipeline.patience` says otherwise."""
@@ -35,42 +33,6 @@ class Seen(NamedTuple):
     edits: list[RowsEdit]
     lost: dict[str, int]
     level: str
-
-
-class _Waiting:
-    """A step whose rows, or whose edits, are not there yet."""
-
-    __slots__ = ("build", "early", "edits", "pending", "rows", "then")
-
-    def __init__(
-        self, pending: PendingRows, build: Callable[[_rows.Rows], Frame], edits: list[RowsEdit], early: Sequence[Alert] = ()
-    ) -> None:
-        self.pending = pending
-        self.build = build
-        self.edits = edits
-        self.early = early
-        self.rows: _rows.Rows | None = None
-        self.then: list[Callable[[], Any]] = []
-
-    def arrive(self, wait: bool) -> bool:
-        """Take the rows over if they are there; True when they are."""
-        if self.rows is None:
-            if not (wait or self.pending.ready()):
-                return False
-            self.rows = self.pending.rows()
-            for edit in self.edits:
-                if (start := getattr(edit, "start", None)) is not None:
-                    start(self.rows)
-        return True
-
-    def edited(self, wait: bool, until: float) -> bool:
-        """True when every edit can be called without a wait, or has been waited for until then."""
-        for edit in self.edits:
-            if wait and (finish := getattr(edit, "wait", None)) is not None:
-                finish(max(0.0, until - time.monotonic()))
-            elif (ready := getattr(edit, "ready", None)) is not None and not ready():
-                return False
-        return True
 
 
 class Pipeline:
@@ -98,7 +60,8 @@ class Pipeline:
         self.lost: dict[str, int] = {}
         self._edits: list[RowsEdit] = []
         self._scalars: dict[str, TensorRef | float] = {}
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[PendingStep] = []
+        self._saver = StepSaver(faults)
         self._advancing = False
         self._early: list[Alert] = []
         self._step_started = time.monotonic()
@@ -191,11 +154,13 @@ class Pipeline:
         framework = self.backend.framework
         pending = self.backend.finish_step()
 
-        def build(rows: _rows.Rows) -> Frame:
+        def build(rows: _rows.Rows, unknown: Mapping[int, str]) -> Frame:
+            missing = Counter(lost)
+            missing.update(unknown[s.ref.row] for s in samples if s.ref.row in unknown)
             numbers = {"step_seconds": seconds}
             for name, value in scalars.items():
                 if isinstance(value, TensorRef):
-                    if value.row < 0:
+                    if value.row < 0 or not _rows.is_written(rows[value.row]):
                         continue
                     numbers[name] = _mean(rows, value.row)
                 else:
@@ -205,18 +170,18 @@ class Pipeline:
                 rank=rank,
                 rows=rows,
                 entries=entries,
-                samples=samples,
+                samples=_without_rows(samples, unknown) if unknown else samples,
                 scalars=numbers,
                 stacks=stacks or [],
                 level=level,
                 framework=framework,
-                complete=complete,
-                lost=lost,
+                complete=complete and not unknown,
+                lost=dict(missing),
                 parallel=parallel,
             )
             return redaction.hide_frame(frame)
 
-        self._waiting.append(_Waiting(pending, build, edits, early))
+        self._waiting.append(PendingStep(pending, build, edits, early))
         self.advance()
         self.cost["seconds"] += time.monotonic() - now
 
@@ -233,19 +198,29 @@ class Pipeline:
                     if not step.arrive(wait):
                         break
                 head = self._waiting[0]
-                if head.rows is None or not head.edited(wait, until):
-                    return
+                if head.rows is None or not head.edited(wait, until) or not head.lock.acquire(wait, self.patience if wait else -1):
+                    return  # the last means that its frame is being saved
                 if time.monotonic() < until:  # it came; one that was waited for in vain has used up the patience for all
                     until = time.monotonic() + self.patience
                 del self._waiting[0]
-                for edit in head.edits:
-                    with self.faults.guard("merge over ranks"):
-                        edit(head.rows)
-                self._finish(head.build(head.rows), head.early)
+                try:
+                    head.make_frame(self.faults, self._saver.saves)
+                finally:
+                    head.lock.release()
+                if head.error is not None:
+                    raise head.error
+                if head.frame is not None:
+                    self._finish(head.frame, head.early)
                 for action in head.then:
                     action()
         finally:
             self._advancing = False
+            if self._waiting:
+                self._saver.watch(self._waiting)
+
+    def save_early(self, save: SaveFrame) -> None:
+        """Call `save` with each frame as soon as it is there, before its alerts are known and on any thread, see `StepSaver`."""
+        self._saver.saves.append(save)
 
     def afterwards(self, action: Callable[[], Any]) -> None:
         """Call `action` when the frames of all steps closed by now are with the writer: at once where none waits for its rows."""
@@ -257,6 +232,9 @@ class Pipeline:
     def close(self) -> None:
         """Finish all steps, flush and close the sinks."""
         self.advance(wait=True)
+        self._saver.close()
+        if self._waiting:
+            self.writer.lose("steps that were still being saved", len(self._waiting))
         self.writer.close()
 
     def _finish(self, frame: Frame, early: Sequence[Alert] = ()) -> None:
@@ -274,6 +252,10 @@ class Pipeline:
                 listener(frame, alerts)
         with self.faults.guard("writer"):
             self.writer.submit(frame, alerts)
+
+
+def _without_rows(samples: Sequence[Sample], unknown: Mapping[int, str]) -> list[Sample]:
+    return [s._replace(ref=s.ref._replace(row=-1)) if s.ref.row in unknown else s for s in samples]
 
 
 def _mean(rows: _rows.Rows, row: int) -> float:

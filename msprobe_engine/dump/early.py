@@ -1,4 +1,4 @@
-"""The two early calls of a dump sink, made on the training thread so that a killed process loses no finished step.
+"""The two early calls of a dump sink, at the begin of a step and as soon as its frame is there: a killed process loses no finished step.
 
 Both only add safety. What they cannot write, `DumpSink.write` tries again on the writer thread, where a failure is counted and said.
 """

@@ -37,7 +37,7 @@ class DumpSink:
     """The sink that writes ``{root}/step{N}/rank{R}/{dump.json, stack.json, construct.json}``.
 
     A step may pass through three calls: `begin_step` when its capture starts (the directory gets its marker), `write_log` at its
-    end (optional, on the training thread: from then on a killed process loses nothing), `write` (on the writer thread: the files).
+    end (optional, before rules see it: from then on a killed process loses nothing), `write` (on the writer thread: the files).
     Only `write` is needed. A directory that an earlier run left is replaced, which is said once.
 
     Args:
@@ -213,7 +213,8 @@ class DumpSink:
 
     def write_log(self, frame: Frame) -> None:
         """Save the frame in raw form by one write, at once; `write` makes the files of it later. Cheap enough for the training
-        thread. After a kill the reader makes dump.json, stack.json and construct.json from it.
+        thread. After a kill the reader makes dump.json, stack.json and construct.json from it. A step may be saved again, by a frame that
+        knows more.
 
         Raises:
             SinkError: it cannot be written; nothing partial stays.
@@ -228,16 +229,26 @@ class DumpSink:
             self._packed = packed
         file = f"{path}/{layout.FRAME_LOG}"
         parts = framelog.encode(packed[2], frame.step, frame.rank, ready.head, ready.slots, ready.floats, ready.rows)
+        if frame.step in self._prepared:
+            try:
+                write_file(file, parts)  # the log that is there stays until this one is whole
+            except OSError as error:
+                raise DumpWriteError(error, file) from error
+        else:
+            self._write_first_log(file, parts)
+        with self._lock:
+            self._prepared[frame.step] = ready
+            while len(self._prepared) > 64:  # the writer dropped frames; they are in their logs
+                del self._prepared[next(iter(self._prepared))]
+
+    @staticmethod
+    def _write_first_log(file: str, parts: Sequence[bytes | memoryview]) -> None:
         try:
             write_plain(file, parts)
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.unlink(file)
             raise DumpWriteError(error, file) from error
-        with self._lock:
-            self._prepared[frame.step] = ready
-            while len(self._prepared) > 64:  # the writer dropped frames; they are in their logs
-                del self._prepared[next(iter(self._prepared))]
 
     def _prepare(self, frame: Frame, saved: Saved | None) -> Prepared:
         where: dict[str, object] = {"dump_data_dir": None}

@@ -50,7 +50,8 @@ class DumpFiles:
     def __init__(self, backend: RankedBackend, faults: Faults) -> None:
         self.backend = backend
         self.writer = Writer([], faults)
-        self.pipeline = Pipeline(backend, [], self.writer, faults, [self._log_frame])
+        self.pipeline = Pipeline(backend, [], self.writer, faults, [self._count_lost])
+        self.pipeline.save_early(self._log_frame)
         self.tally = Tally()
         self.dump = DumpSettings()
         self.root = Path()
@@ -157,7 +158,9 @@ class DumpFiles:
         self.tally.wrote(frame.step, len(frame.entries), sizes, frame.complete)
         self.say("%s is at %s", Path(main).name, main)
 
-    def _log_frame(self, frame: Frame, _alerts: Sequence[Alert]) -> None:
+    def _count_lost(self, frame: Frame, _alerts: Sequence[Alert]) -> None:
         self.tally.lose(frame.lost)
+
+    def _log_frame(self, frame: Frame) -> None:
         if self.sink is not None:
             early.log(self.sink, frame)

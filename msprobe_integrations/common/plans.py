@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ from msprobe_engine import log
 from msprobe_engine.dump import early
 from msprobe_engine.dump.writer import DumpSink
 from msprobe_engine.records import Frame
-from msprobe_engine.rules.base import Alert
 from msprobe_engine.session import Session
 from msprobe_engine.settings.schema import DumpSettings
 from msprobe_engine.settings.selection import selection
@@ -48,7 +47,6 @@ class Plans:
         self.current: Any = None
         self._kept: Any = None
         self._sinks: list[tuple[DumpSink, Callable[[int], bool]]] = []
-        session.pipeline.listeners.append(self._log_frame)
         settings = session.settings
         if settings.incident.enabled and settings.incident.level:
             self._ring = self._make_capture(settings.incident.level, record_collectives=True, optimizer_calls=False)
@@ -196,13 +194,15 @@ class Plans:
             options["selection"] = selection(dump)
             options["tensors"] = self._keeper.store if self._keeper is not None else None
         sink = DumpSink(root, level=level, framework=self._session.backend.framework, rank=rank, **options)
+        if not self._sinks:
+            self._session.pipeline.save_early(self._log_frame)
         self._sinks.append((sink, wanted))
         self._session.writer.dump_sinks.append(SelectSink(sink, wanted))
 
     def _sinks_of(self, step: int) -> list[DumpSink]:
         return [sink for sink, wanted in self._sinks if wanted(step)]
 
-    def _log_frame(self, frame: Frame, _alerts: Sequence[Alert]) -> None:
+    def _log_frame(self, frame: Frame) -> None:
         if frame.entries:
             for sink in self._sinks_of(frame.step):
                 early.log(sink, frame)

@@ -7,13 +7,19 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import probe_ranks as pr
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard  # takes seconds: once here, not in every forked rank
 
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.dump.writer import DumpSink
+from msprobe_engine.errors import ProbeError
 from msprobe_engine.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings
 from msprobe_integrations.torch.probe import TorchProbe
 
@@ -44,10 +50,7 @@ def dumped(root: Path, rank: int | None) -> set[int]:
     return {step for step in dump.steps if dump.load(step, name).complete}
 
 
-def train(root: str, task: str) -> None:
-    """Files of the dump are stuck from the first one on, as on a file system that hangs."""
-    DumpSink.write = lambda *_: threading.Event().wait() and None
-    job = pr.gpt.Job(pr.TINY)
+def make_probe(root: str, task: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> TorchProbe:
     probe = TorchProbe(
         ProbeSettings(
             output_dir=root,
@@ -57,7 +60,15 @@ def train(root: str, task: str) -> None:
             incident=IncidentSettings(enabled=False),
         )
     )
-    probe.attach(job.model, job.optimizer)
+    probe.attach(model, optimizer)
+    return probe
+
+
+def train(root: str, task: str) -> None:
+    """Files of the dump are stuck from the first one on, as on a file system that hangs."""
+    DumpSink.write = lambda *_: threading.Event().wait() and None
+    job = pr.gpt.Job(pr.TINY)
+    probe = make_probe(root, task, job.model, job.optimizer)
     for step in range(STEPS):
         probe.begin_step(step)
         job.forward().backward()
@@ -73,3 +84,51 @@ def test_monitor_does_not_wait_for_dump(tmp_path: Path, task: str) -> None:
     assert outcome.code == -signal.SIGKILL, outcome.log
     assert monitored(tmp_path) == set(range(STEPS))
     assert dumped(tmp_path, None) == set(range(STEPS))
+
+
+def train_sharded(root: str, late: bool) -> None:
+    """FSDP2: rows of shards are merged over ranks. No step follows the last one; `late`: rank 1 does not come to the end of that one."""
+    rank = dist.get_rank()
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 4))
+    for part in (model[0], model[2], model):
+        fully_shard(part)
+    optimizer = torch.optim.AdamW(model.parameters())
+    probe = make_probe(root, "statistics", model, optimizer)
+    last = STEPS - 1
+
+    def is_saved() -> bool:
+        with suppress(ProbeError):  # a file that is being written
+            dump = open_dump(Path(root, "dump"))
+            return all(dump.load(last, r).entries for r in ((0,) if late else (0, 1)))
+        return False
+
+    for step in range(STEPS):
+        probe.begin_step(step)
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if not (late and step == last and rank == 1):
+            probe.end_step()
+    die_when(is_saved)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_sharded_step_is_saved_without_the_next_one(tmp_path: Path, late: bool) -> None:
+    """The dump of a finished step is whole before another one ends, on both ranks; where the rows of another rank do not come, the step is
+    there without the numbers that need them, and says so."""
+    outcomes = pr.run(train_sharded, str(tmp_path), late, ranks=2, directory=tmp_path, fails=True, timeout=3 * BOUND)
+    assert [o.code for o in outcomes] == 2 * [-signal.SIGKILL], outcomes
+    dump = open_dump(tmp_path / "dump")
+    whole = set(range(STEPS - late))
+    for rank in (0, 1):
+        assert dumped(tmp_path, rank) == whole
+        assert not any(dump.load(step, rank).header.get("lost") for step in whole)
+    if late:
+        before, last = dump.load(STEPS - 2, 0), dump.load(STEPS - 1, 0)
+        assert set(last.entries) == set(before.entries)
+        ((reason, count),) = last.header["lost"].items()
+        assert reason == "statistics of sharded tensors, not merged over ranks 0-1"
+        assert count > 0
+        own = last.entries["Module.1.ReLU.forward.0"].tensors()
+        assert [t.max is not None for _, t in own] == [True, True]
