@@ -19,6 +19,8 @@ import pytest
 from cell_notes import cells, pytest_runtest_makereport
 from hypothesis import HealthCheck, settings
 
+from msprobe_engine.core.variables import VARIABLES
+
 __all__ = ["cells", "pytest_runtest_makereport"]  # what a test proves of docs/integrations.md: a fixture and its hook
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job: programs that tests interrupt would inherit it
@@ -73,8 +75,7 @@ def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    ours = ("MSPROBE_CONFIG", "MSPROBE_SET", "MSPROBE_AUTOLOAD", "MSPROBE_CHILDREN", "MSPROBE_OWNER", "MSPROBE_LOG_LEVEL")
-    for name in (*ours, "MONITOR_OUTPUT_DIR", "DYNAMIC_MONITOR"):
+    for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     yield
     os.environ.pop("MSPROBE_OWNER", None)  # of a probe that a test has left open

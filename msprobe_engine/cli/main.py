@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from msprobe_engine.cli.arguments import Parser
 from msprobe_engine.cli.file_errors import describe
 from msprobe_engine.core.io.input_files import OddInputError
+from msprobe_engine.core.variables import warn_unknown_variables
 from msprobe_engine.errors import ProbeError, UnreadableFileError
 from msprobe_engine.log import printable
 
@@ -207,6 +208,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given[0] not in commands:
             return _unknown(f"msprobe {name}", given[0], commands, commands)
         name, given = f"{name} {given[0]}", given[1:]
+    if name != "run":  # the training that it starts says it
+        warn_unknown_variables()
     debug = options.debug
     args = argparse.Namespace()
     try:

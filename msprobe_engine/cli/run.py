@@ -93,6 +93,7 @@ def prepared(config: str | None, changes: list[str], output_dir: str | None = No
     Raises:
         SettingsError, UsageError: the settings are wrong, or there are none.
     """
+    from msprobe_engine.core.variables import warn_unknown_variables
     from msprobe_engine.rules.build import build_rules
     from msprobe_engine.settings.load import read_settings, recognise
     from msprobe_engine.settings.text import read_file
@@ -101,6 +102,7 @@ def prepared(config: str | None, changes: list[str], output_dir: str | None = No
         config = os.environ.get("MSPROBE_CONFIG", "")
         changes = [line for line in os.environ.get("MSPROBE_SET", "").split("\n") if line.strip()] + changes
     if not config:
+        warn_unknown_variables()
         raise UsageError("no settings file: add --config FILE, or set MSPROBE_CONFIG")
     environment = dict(os.environ)
     if output_dir is not None:

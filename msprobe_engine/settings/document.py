@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from msprobe_engine.core.variables import VARIABLES
 from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_engine.settings.tree import Key, keys_of
 
@@ -42,22 +43,18 @@ sinks:
 
 Environment:
 
-| variable | meaning |
-| --- | --- |
-| `MSPROBE_CONFIG` | the settings file, where none is named in the code or on the command line |
-| `MSPROBE_LOG_LEVEL` | 0 debug, 1 info, 2 warning, 3 error, 4 nothing; wins over `log_level` |
-| `MONITOR_OUTPUT_DIR` | where CSV files go if `sinks.csv.path` is empty; with a `monitor_config.json` all files (else `./monitor_output`) |
-| `DYNAMIC_MONITOR` | `True`: a `monitor_config.json` is followed while the training runs (`monitor.hot` of `probe.yaml`) |
-| `MSPROBE_REDACT` | `tokens`: as [`redact`](#the-root), also for what has no settings (`ConfigChecker`, `SingleSave`) |
-| `MSPROBE_REDACT_KEY`, `MSPROBE_REDACT_KEY_FILE` | key of the digests of what is redacted, or a file that holds it; at least 16 bytes |
-
+{variables}
 Relative directories are relative to the working directory of the run. In a list with ranges, `"3-6"` means 3, 4, 5 and 6.
 """
 
 
 def page() -> str:
     """The whole page, Markdown."""
-    return _INTRODUCTION + "".join(_section(ProbeSettings, ""))
+    return _INTRODUCTION.replace("{variables}\n", _variables()) + "".join(_section(ProbeSettings, ""))
+
+
+def _variables() -> str:
+    return "| variable | meaning |\n| --- | --- |\n" + "".join(f"| `{name}` | {meaning} |\n" for name, meaning in VARIABLES.items()) + "\n"
 
 
 def key_paths(cls: type[Any] = ProbeSettings, path: str = "") -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine import log
+from msprobe_engine.core.variables import warn_unknown_variables
 from msprobe_engine.errors import SettingsError
 from msprobe_engine.settings import legacy, legacy_grad_probe, legacy_monitor, rules_between_keys, text, tree
 from msprobe_engine.settings.changes import changed
@@ -39,13 +40,14 @@ def load_settings(
 
     The environment has the last word on two values: ``MSPROBE_LOG_LEVEL`` (0..4), and ``MONITOR_OUTPUT_DIR`` where no CSV
     directory is given. Relative directories stay relative to the working directory of the run. The console takes the level
-    from the settings, and remarks (accepted keys without effect) are logged once each; `read_settings` does neither.
+    from the settings, and remarks (accepted keys and mistyped variables without effect) are logged once each; `read_settings` does neither.
 
     Raises:
         SettingsError: all mistakes, one line each.
     """
     settings, warnings = read_settings(path, kind=kind, changes=changes, task=task, dump_path=dump_path, level=level, step=step, rank=rank)
     log.set_level(settings.log_level)
+    warn_unknown_variables()
     for line in warnings:
         log.warn_once(f"settings: {line}", line)
     return settings
