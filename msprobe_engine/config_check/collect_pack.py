@@ -11,7 +11,7 @@ from typing import Any
 from msprobe_engine.config_check import entries, environment, packages, system
 from msprobe_engine.config_check.found import StaticSettings
 from msprobe_engine.config_check.pack import PackWriter
-from msprobe_engine.config_check.secret_names import secret_variable
+from msprobe_engine.config_check.secret_names import judged_name, secret_variable
 from msprobe_engine.config_check.secrets import cleaned, masked_value
 from msprobe_engine.config_check.shell.context import ONLY_A_RUN_KNOWS
 from msprobe_engine.config_check.static import collect_static
@@ -76,9 +76,11 @@ def _inherited() -> dict[str, str]:
 def static_entries(found: StaticSettings, *, added: Sequence[str] = (), key: bytes = b"") -> dict[str, Any]:
     """The entries of settings that were read from files: the existing tool's, and ours with file and line of each. Of the variables that
     scripts set the same is written as of those of a process."""
-    values = {name: {**asdict(one), "value": cleaned(name, one.value)} for name, one in found.values.items()}
+    plain = {name: one.value for name, one in found.values.items()}
+    judged = {name: judged_name(name, plain) for name in plain}
+    values = {name: {**asdict(one), "value": cleaned(judged[name], one.value)} for name, one in found.values.items()}
     for name, places in found.conflicts.items():
-        values[name]["several"] = [cleaned(name, one.value) for one in places]
+        values[name]["several"] = [cleaned(judged[name], one.value) for one in places]
     variables = environment.collect(found.env, added=added, key=key)
     ours = {
         "values": values,
@@ -91,5 +93,5 @@ def static_entries(found: StaticSettings, *, added: Sequence[str] = (), key: byt
         "files": found.files,
         "notes": found.notes,
     }
-    existing = {name: cleaned(name, value) for name, value in found.existing_shape().items()}
+    existing = {name: cleaned(judged[name], value) for name, value in found.existing_shape().items()}
     return {entries.STATIC: existing, entries.STATIC_SETTINGS: ours}

@@ -16,7 +16,6 @@ from difflib import SequenceMatcher
 
 from msprobe_engine.config_check import derive, plain, schedule
 from msprobe_engine.config_check.difference import ONLY_BENCH, ONLY_CMP, SETTINGS, Difference
-from msprobe_engine.config_check.secret_names import names_secret
 from msprobe_engine.config_check.severity import CHANGES, HARMLESS, MAY
 from msprobe_engine.config_check.side import DEFAULT, DERIVED, NOT_KNOWN, Quantity, Setting, Side, last_parts
 from msprobe_engine.config_check.terms import Term
@@ -90,7 +89,7 @@ class _Comparison:
         for who, side in (("bench", self.bench), ("cmp", self.cmp)):
             self.out.notes += [f"{who}: {text}; the first counts" for text in side.conflicts.values()]
         masked = self.bench.masked | self.cmp.masked
-        self.out.unknown = {name for name in masked if not names_secret(name.rpartition(".")[2])}
+        self.out.unknown = {name for name, says_so in masked.items() if not says_so}
         if masked:
             names = ", ".join(sorted(masked)[:_MOST_NAMES]) + (", ..." if len(masked) > _MOST_NAMES else "")
             self.out.notes.append(f"settings that are masked, and so were not compared: {len(masked)} ({names})")

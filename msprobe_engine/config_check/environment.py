@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.config_check.env_rules import environment_rules
-from msprobe_engine.config_check.secret_names import secret_variable
+from msprobe_engine.config_check.secret_names import is_free_text, secret_variable
 from msprobe_engine.config_check.secrets import HIDDEN, masked_value
 from msprobe_engine.errors import UsageError
 
@@ -109,7 +109,7 @@ def collect(environ: Mapping[str, str] | None = None, *, added: Sequence[str] = 
             continue
         if secret_variable(name):
             withheld[name] = Withheld(BY_NAME, digest(key, name, value))
-        elif not rules.is_known(name) and not any(fnmatchcase(name, pattern) for pattern in added):
+        elif (is_free_text(name) or not rules.is_known(name)) and not any(fnmatchcase(name, pattern) for pattern in added):
             withheld[name] = Withheld(NOT_KNOWN, digest(key, name, value))
         else:
             shown = masked_value(name, value)

@@ -13,6 +13,7 @@ from msprobe_engine.config_check.compare_tensors import Place, Tensors, flat_tag
 from msprobe_engine.config_check.environment import Environment, of_entries
 from msprobe_engine.config_check.pack import Pack
 from msprobe_engine.config_check.plain import Several
+from msprobe_engine.config_check.secret_names import judged_name
 from msprobe_engine.config_check.secrets import cleaned
 from msprobe_engine.config_check.side import NOT_KNOWN, Setting, Side
 from msprobe_engine.errors import DumpFormatError
@@ -122,8 +123,9 @@ class PackSide:
     def _static(self) -> list[Setting]:
         values = self.static.get("values")
         if isinstance(values, dict) and values:
-            return [_found(name, one) for name, one in values.items()]
-        return [Setting(name, _each(cleaned(name, value))) for name, value in self._mapping(entries.STATIC).items()]
+            return [_found(name, judged_name(name, values), one) for name, one in values.items()]
+        values = self._mapping(entries.STATIC)
+        return [Setting(name, _each(cleaned(judged_name(name, values), value))) for name, value in values.items()]
 
     def tensors(self, part: str) -> Tensors:
         """``weights`` or ``dataset``, of the existing tool and ours."""
@@ -217,14 +219,18 @@ def _resolved(entry: Mapping[str, Any]) -> list[Setting]:
     ]
 
 
-def _found(name: str, one: Any) -> Setting:
-    """Our entry of a static collection: ``{"value", "where", "file", "line", "known"}``."""
+def _found(name: str, judged: str, one: Any) -> Setting:
+    """Our entry of a static collection: ``{"value", "where", "file", "line", "known"}``.
+
+    Args:
+        judged: the name that says whether it is a secret.
+    """
     if not isinstance(one, Mapping):
         return Setting(name, one)
     line = one.get("line")
     several = one.get("several")
     place = str(one.get("file", ""))
-    value = Several.of(cleaned(name, several)) if isinstance(several, list) and several else one.get("value")
+    value = Several.of(cleaned(judged, several)) if isinstance(several, list) and several else one.get("value")
     return Setting(name, value, str(one.get("where", "")) if one.get("known", True) else NOT_KNOWN, f"{place}:{line}" if line else place)
 
 

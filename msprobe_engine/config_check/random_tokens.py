@@ -1,7 +1,8 @@
 """Does a word look as if a generator of keys had made it? The second look at values whose names say nothing.
 
 Words of people change between lower case, upper case and digits rarely; a random one does at most characters. Digests of files and commits
-look random and are no secrets: they are told by what stands before them, or by the name they have.
+look random and are no secrets: they are told by what stands before them, or by the name they have. Letters alone are judged by how well
+they follow each other, measured against the words of our own tables of settings.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from functools import lru_cache
+from importlib.resources import files
 from itertools import pairwise
 
 SHORTEST = 20
 """Characters; what is shorter cannot be told from names and numbers of versions."""
 _HEX = re.compile(r"(?:[0-9a-f]{32,}|[0-9A-F]{32,})")
-_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_UUID = re.compile(UUID)
 _WORD = re.compile(r"[A-Za-z0-9+/_=.~-]{20,}")
 _DIGEST_BEFORE = re.compile(
     r"(?:sha\d{0,3}|md5|blake\w{0,3}|crc\w{0,3}|digest|checksum|etag|commit|revision|rev|git|tree|blob|blobs|resolve|raw|archive|snapshots|"
@@ -68,6 +72,44 @@ def looks_generated(word: str) -> bool:
         and not _FILE.fullmatch(word)
         and not _PATH.match(word)
     )
+
+
+_LETTERS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+_FEWEST_LETTERS = 8
+_MOST_BITS = 4.9
+"""Of 2,069 words of eight letters and more in our documentation 0.5 percent need more; of as many letters drawn by chance 95 percent."""
+_RARE = 0.2
+"""How often a pair of letters that was never seen counts as seen."""
+
+
+@lru_cache(maxsize=1024)
+def reads_as_words(text: str) -> bool:
+    """Are the letters of `text` those of words, as far as so few can tell? Short pieces always are."""
+    return all(len(piece) < _FEWEST_LETTERS or _bits_of_word(piece.lower()) < _MOST_BITS for piece in _LETTERS.findall(text[:4096]))
+
+
+def _bits_of_word(word: str) -> float:
+    """Bits a letter, were each drawn as it follows the one before in `words_of_settings`."""
+    pairs, firsts = _letter_pairs()
+    counted = [(pairs[pair] + _RARE) / (firsts[pair[0]] + _RARE * 27) for pair in zip("^" + word, word + "$")]
+    return -sum(map(math.log2, counted)) / len(counted)
+
+
+@lru_cache(maxsize=1)
+def _letter_pairs() -> tuple[Counter[tuple[str, str]], Counter[str]]:
+    pairs = Counter(pair for word in words_of_settings() for pair in zip("^" + word, word + "$"))
+    firsts: Counter[str] = Counter()
+    for (first, _), count in pairs.items():
+        firsts[first] += count
+    return pairs, firsts
+
+
+@lru_cache(maxsize=1)
+def words_of_settings() -> frozenset[str]:
+    """Words of three letters and more in the tables of settings and variables, in lower case."""
+    tables = files("msprobe_engine.config_check")
+    text = "".join((tables / name).read_text("utf-8") for name in ("terms.yaml", "env_rules.yaml"))
+    return frozenset(re.findall("[a-z]{3,}", text.lower()))
 
 
 def masked_random(text: str, hidden: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msprobe_engine.config_check import plain, secrets
+from msprobe_engine.config_check.secret_names import judged_name, names_secret
 from msprobe_engine.config_check.terms import ANY, FRAMEWORKS, Alias, Term, default_of, key, known_terms
 
 SET, DERIVED, DEFAULT = "set", "derived", "default"
@@ -82,11 +83,14 @@ class Side:
     ) -> None:
         self.terms = known_terms()
         self.settings: dict[str, Setting] = {}
-        self.masked: set[str] = set()  # names of settings whose values look like secrets
+        self.masked: dict[str, bool] = {}  # settings whose values look like secrets: does the name say that it is one?
+        settings = list(settings)
+        values = {one.name: one.value for one in settings}
         for one in settings:
-            for name, value in _flat(one.name, secrets.cleaned(one.name, one.value)):
+            judged = judged_name(one.name, values)
+            for name, value in _flat(one.name, secrets.cleaned(judged, one.value)):
                 if value == secrets.HIDDEN:
-                    self.masked.add(name)
+                    self.masked[name] = names_secret((name if judged == one.name else judged).rpartition(".")[2])
                 else:
                     self.settings.setdefault(key(name), Setting(name, value, one.origin, one.where, one.framework))
         self.world_size = world_size

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from msprobe_engine.config_check.launchers import DISTRIBUTED, STARTING_RANKS, P
 from msprobe_engine.config_check.named_files import NamedFiles, directories, tree_settings
 from msprobe_engine.config_check.python_args import read_python
 from msprobe_engine.config_check.sbatch import read_sbatch
-from msprobe_engine.config_check.secret_names import secret_setting, secret_variable
+from msprobe_engine.config_check.secret_names import is_betrayed_by_use, judged_name, secret_setting, secret_variable
 from msprobe_engine.config_check.secrets import HIDDEN, cleaned, masked, masked_arguments, masked_value, values_of_secrets
 from msprobe_engine.config_check.shell.context import Context, Started, short
 from msprobe_engine.config_check.shell.evaluate import read_script
@@ -28,18 +28,8 @@ _NOT_SOURCED = frozenset({"activate", "conda.sh", ".bashrc", ".bash_profile", ".
 """Files that set up an interactive shell or a package manager: long, and without settings of a training."""
 _MAX_LAUNCHES = 200
 _MAX_ITEMS = 10_000
-_SHORTEST_KNOWN = 6
-"""Characters of a secret that is looked for inside of other values; a shorter one could be any word."""
-_NUMBER = re.compile(r"[-+0-9.eE_]+")
-_WORDS = frozenset(("cosine", "linear", "constant", "disabled", "enabled", "default"))
 _MAX_CONFLICTS = 20
 """Settings with several values that are noted one by one."""
-
-
-def _can_be_secret(value: str) -> bool:
-    """Is a value under the name of a secret one that betrays it where it stands again? A number or a short word (``--password 1234``,
-    ``--hub-token none``) is also that of settings that have to be compared."""
-    return len(value) >= _SHORTEST_KNOWN and not value.startswith("$") and not _NUMBER.fullmatch(value) and value.lower() not in _WORDS
 
 
 def collect_static(
@@ -115,8 +105,10 @@ class _Collector:
         self._out.notes += [*notes, *named.notes]
 
     def result(self) -> StaticSettings:
-        """All that was found, without secrets and with each note once."""
+        """All that was found, without secrets and with each note once. What one place shows to be a secret is masked where it stands again:
+        ``SK=x; torchrun train.py --other $SK``, or the other way round, ``P=x; torchrun train.py --login $P``."""
         out = self._out
+        self._mask_known()
         for why, names in self._secrets.items():
             if names:
                 out.notes.append(f"{len(names)} values are left out or masked; of each: {why} ({', '.join(sorted(names))})")
@@ -133,32 +125,57 @@ class _Collector:
         out.notes = [self._without_known(masked(note)) for note in dict.fromkeys(out.notes)]
         return out
 
+    def _mask_known(self) -> None:
+        out, hide = self._out, self._without_known
+        for key, one in out.values.items():
+            if hide(one.value) != one.value:
+                self._secrets[BY_VALUE].add(hide(key))
+        out.values = {hide(key): self._hide_in(one) for key, one in out.values.items()}
+        out.conflicts = {hide(key): [self._hide_in(one) for one in places] for key, places in out.conflicts.items()}
+        self._secrets[BY_VALUE] |= {name for name, value in out.env.items() if hide(value) != value}
+        out.env = {name: hide(value) for name, value in out.env.items()}
+        out.env_found = {name: self._hide_in(one) for name, one in out.env_found.items()}
+        out.launches = [
+            replace(
+                one,
+                argv=tuple(map(hide, one.argv)),
+                env={name: hide(value) for name, value in one.env.items()},
+                condition=hide(one.condition),
+            )
+            for one in out.launches
+        ]
+
+    def _hide_in(self, one: Found) -> Found:
+        return _replaced(one, self._without_known(one.value), self._without_known(one.why))
+
     def _read(self, file: str) -> None:
         if file not in self._out.files:
             self._out.files.append(file)
 
     def _know(self, text: str) -> None:
-        self._known_secrets |= {secret for secret in values_of_secrets(text) if _can_be_secret(secret)}
+        self._known_secrets |= {secret for secret in values_of_secrets(text) if is_betrayed_by_use(secret)}
 
     def _settings(self, found: Mapping[str, Found]) -> None:
         """Take values over; a key that is there with another value becomes a conflict, and the first counts."""
         out = self._out
+        values = {key: one.value for key, one in found.items()}
         for key, one in found.items():
+            name = judged_name(key, values)
             key = self._shown_key(key)
-            shown_value = self._without_known(cleaned(key, one.value))
+            shown_value = cleaned(name, one.value)
             if shown_value != one.value:
-                self._secrets[BY_NAME if secret_setting(key, one.value) else BY_VALUE].add(key)
-            one = _replaced(one, _bounded(shown_value), self._without_known(masked(one.why)))
+                self._secrets[BY_NAME if shown_value == HIDDEN and secret_setting(name, one.value) else BY_VALUE].add(key)
+                self._known_secrets |= {text for text in _hidden_texts(one.value, shown_value) if is_betrayed_by_use(text)}
+            one = _replaced(one, _bounded(shown_value), masked(one.why))
             before = out.values.setdefault(key, one)
             if before is not one and (before.value, type(before.value)) != (one.value, type(one.value)):
                 self._conflict(key, one)
 
     def _shown_key(self, key: str) -> str:
         """A key as it may be written: a quoted text that begins with dashes is taken for an option."""
-        return str(self._without_known(masked(f"--{key}").removeprefix("--") if " " in key else key))
+        return masked(f"--{key}").removeprefix("--") if " " in key else key
 
     def _without_known(self, value: Any) -> Any:
-        """Without what a script has under the name of a secret, too: ``SK=x; torchrun train.py --other $SK``."""
         if isinstance(value, str):
             if value in self._known_secrets:
                 return HIDDEN
@@ -225,11 +242,9 @@ class _Collector:
         """Take one command over; the keys that it gives."""
         started = one.started
         argv = tuple(shown(word) for word in started.argv)
-        env = {
-            name: self._without_known(masked_value(name, shown(text))) for name, text in started.env.items() if not secret_variable(name)
-        }
-        hidden = tuple(self._without_known(masked_arguments(argv)))
-        condition = self._without_known(masked(started.condition))
+        env = {name: masked_value(name, shown(text)) for name, text in started.env.items() if not secret_variable(name)}
+        hidden = tuple(masked_arguments(argv))
+        condition = masked(started.condition)
         self._out.launches.append(Launch(one.launcher, masked(one.program), hidden, env, started.at.file, started.at.line, condition))
         if started.condition:
             self._out.notes.append(f"{started.at.file}, line {started.at.line}: this training is started only if {started.condition}")
@@ -255,7 +270,7 @@ class _Collector:
                 continue
             at = text[0].at if text else Place("", 0)
             unknown = unknown_of(text)
-            value = str(_bounded(self._without_known(masked_value(name, shown(text)))))
+            value = str(_bounded(masked_value(name, shown(text))))
             if value != str(_bounded(shown(text))):
                 self._secrets[BY_VALUE].add(name)
             values = self._variables_seen.setdefault(name, [])
@@ -268,7 +283,7 @@ class _Collector:
                 at.file,
                 at.line,
                 unknown is None,
-                self._without_known(masked(f"{unknown.source} {unknown.why}")) if unknown else "",
+                masked(f"{unknown.source} {unknown.why}") if unknown else "",
             )
             self._out.env_found.setdefault(name, found)
 
@@ -280,6 +295,13 @@ def _bounded(value: object) -> object:
     if isinstance(value, list) and len(value) > _MAX_ITEMS:
         return [*(_bounded(item) for item in value[:_MAX_ITEMS]), f"... ({len(value)} values)"]
     return [_bounded(item) for item in value] if isinstance(value, list) else value
+
+
+def _hidden_texts(value: Any, shown_value: Any) -> list[str]:
+    """Texts of a setting that are masked as a whole."""
+    if isinstance(value, list) and isinstance(shown_value, list) and len(value) == len(shown_value):
+        return [text for pair in zip(value, shown_value) for text in _hidden_texts(*pair)]
+    return [value] if isinstance(value, str) and shown_value == HIDDEN else []
 
 
 def _replaced(one: Found, value: object, why: str) -> Found:
