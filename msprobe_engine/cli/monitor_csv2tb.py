@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 EPILOG = """\
 examples:
@@ -10,7 +11,7 @@ examples:
   msprobe monitor csv2tb monitor_output --time_start Dec03_21-34-40 --time_end Jan02_08-00-00 --process_num 4
   msprobe monitor csv2tb monitor_output --data_type_list grad_reduced,param_updated -o curves
 
-exit codes: 0 done, 2 nothing to convert or wrong usage"""
+exit codes: 0 done, 2 nothing to convert or wrong usage, 3 rows, records or files were left out, see the messages"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert and print where the result is."""
-    from msprobe_engine.monitor.csv2tb import csv2tensorboard_by_step
+    from msprobe_engine.monitor.csv2tb import convert
 
     families = [f.strip() for f in args.data_type_list.split(",")] if args.data_type_list else None
-    print(csv2tensorboard_by_step(args.monitor_path, args.time_start, args.time_end, args.process_num, families, args.output_dirpath))
-    return 0
+    done = convert(args.monitor_path, args.time_start, args.time_end, args.process_num, families, args.output_dirpath)
+    print(done.path)
+    if not done.left_out:
+        return 0
+    print(f"msprobe monitor csv2tb: {done.left_out:,} rows, records or files could not be read and are not in the result", file=sys.stderr)
+    return 3

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,18 @@ from msprobe_engine.sinks.events import EventFile, tag_bytes
 
 MAX_PROCESSES = 128
 _log = get_logger()
+
+
+class Converted(NamedTuple):
+    """What `convert` made.
+
+    Attributes:
+        path: directory of the event files.
+        left_out: rows, records and files that are damaged and are not in it.
+    """
+
+    path: Path
+    left_out: int
 
 
 def csv2tensorboard_by_step(
@@ -57,6 +70,18 @@ def csv2tensorboard_by_step(
         MissingExtraError: the package tensorboard is not installed.
         SinkError: the result cannot be written.
     """
+    return convert(monitor_path, time_start, time_end, process_num, data_type_list, output_dirpath).path
+
+
+def convert(
+    monitor_path: str | Path,
+    since: str | None = None,
+    until: str | None = None,
+    process_num: int = 1,
+    data_type_list: Sequence[str] | None = None,
+    output_dirpath: str | Path | None = None,
+) -> Converted:
+    """`csv2tensorboard_by_step`, and how much of the files could not be converted."""
     if isinstance(process_num, bool) or not isinstance(process_num, int) or not 1 <= process_num <= MAX_PROCESSES:
         raise UsageError(f"process_num is {process_num!r}; allowed: an int from 1 to {MAX_PROCESSES}")
     if data_type_list is not None:
@@ -64,7 +89,7 @@ def csv2tensorboard_by_step(
             raise UsageError(f"data_type_list is {data_type_list!r}; allowed: a list of families: {', '.join(FAMILIES)}")
         if unknown := [f for f in data_type_list if f not in FAMILIES]:
             raise UsageError(f"data_type_list: {unknown[0]!r} is no family; allowed: {', '.join(FAMILIES)}")
-    run = open_run(monitor_path, since=time_start, until=time_end)
+    run = open_run(monitor_path, since=since, until=until)
     now = time.localtime()
     stamp = f"{MONTHS[now.tm_mon - 1]}{time.strftime('%d_%H-%M-%S', now)}"
     output = Path(output_dirpath) if output_dirpath is not None else run.path / f"{stamp}-csv2tensorboard_by_step"
@@ -72,28 +97,32 @@ def csv2tensorboard_by_step(
     units = [(r, family) for r in run.ranks for family in run.families(r) if data_type_list is None or family in data_type_list]
     if not units:
         raise UsageError(f"{run.path}: has none of the families {', '.join(data_type_list or FAMILIES)}")
-    tasks = [(str(monitor_path), time_start, time_end, rank, family, str(output)) for rank, family in units]
-    problems = run.problems
+    tasks = [(str(monitor_path), since, until, rank, family, str(output)) for rank, family in units]
+    problems, damage = run.problems, run.damage
     with bar("converting", len(tasks)) as advance:
         if process_num == 1 or len(tasks) == 1:
             for task in tasks:
-                problems |= _convert(task)
+                said, lost = _convert(task)
+                problems |= said
+                damage |= lost
                 advance(f"rank {task[3]} {task[4]}")
         else:
             with ProcessPoolExecutor(min(process_num, len(tasks)), get_context("forkserver")) as pool:
-                for task, found in zip(tasks, pool.map(_convert, tasks)):
-                    problems |= found
+                for task, (said, lost) in zip(tasks, pool.map(_convert, tasks)):
+                    problems |= said
+                    damage |= lost
                     advance(f"rank {task[3]} {task[4]}")
     for what, count in list(problems.items())[:10]:
         _log.warning("csv2tensorboard_by_step: not read: %s (%d)", what, count)
     _log.info("csv2tensorboard_by_step: %d tables are in %s", len(tasks), output)
-    return output
+    return Converted(output, sum(damage.values()))
 
 
 _Task = tuple[str, str | None, str | None, int, str, str]
 
 
-def _convert(task: _Task) -> dict[str, int]:
+def _convert(task: _Task) -> tuple[dict[str, int], dict[str, int]]:
+    """Convert a table of a rank; what was not read of it, and what of that is damage."""
     path, since, until, rank, family, output = task
     run = open_run(path, since=since, until=until)
     table = run.table(rank, family)
@@ -103,7 +132,7 @@ def _convert(task: _Task) -> dict[str, int]:
         for old in directory.glob("events.out.tfevents.*.csv2tb.*"):
             old.unlink()
         write_table(table, directory)
-    return run.problems
+    return run.problems, run.damage
 
 
 def write_table(table: Table, directory: Path) -> None:

@@ -85,8 +85,13 @@ class Run:
 
     @property
     def left_out(self) -> int:
+        """How many rows, records and files were left out so far: the sum of `damage`."""
+        return sum(self.damage.values())
+
+    @property
+    def damage(self) -> dict[str, int]:
         """Of `problems` what is damage: rows, records and files that were left out. A last line that is cut is none."""
-        return sum(n for counts in self._source.problems.values() for what, n in counts.items() if what != CUT)
+        return {f"{file}: {what}": n for file, counts in self._source.problems.items() for what, n in counts.items() if what != CUT}
 
     def info(self, rank: int) -> dict[str, Any]:
         """What the run said about itself (run.json): rank, world_size, rank_info, version, monitor, ...; ``{}`` when it did not."""

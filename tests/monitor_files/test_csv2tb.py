@@ -129,3 +129,27 @@ def test_command_and_existing_name(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.strip() == str(out)
     assert (out / "rank0" / "grad_reduced").is_dir()
     assert main(["monitor", "csv2tb", str(tmp_path / "nowhere")]) == 2
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_what_is_left_out_is_counted_and_the_code_says_so(tmp_path: Path, processes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows that are damaged, in two families; a last line that was cut when the writer was killed is no damage."""
+    one = sink(tmp_path)
+    for step in range(3):
+        one.write(frame_of({"w": [1.0]}, step=step), [])
+        one.write(frame_of({"w": [1.0]}, step=step, family="param_origin", phase=""), [])
+    one.close()
+    files = sorted(tmp_path.rglob("*_*-*.csv"))
+    assert len(files) == 2
+    command = ["monitor", "csv2tb", str(tmp_path), "--process_num", processes, "-o"]
+    for path in files:
+        path.write_text(path.read_text() + "vpp_sta")
+    assert main([*command, str(tmp_path / "cut")]) == 0
+    for path in files:
+        head, *rows = path.read_text().splitlines()[:-1]
+        path.write_text("\n".join([head, rows[0].replace("w", "w,x,y,z", 1), *rows[1:], ""]))
+    capsys.readouterr()
+    assert main([*command, str(tmp_path / "o")]) == 3
+    said = capsys.readouterr()
+    assert "2 rows, records or files could not be read and are not in the result" in said.err
+    assert said.out.strip() == str(tmp_path / "o")
