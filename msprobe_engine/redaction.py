@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine import rows as _rows
-from msprobe_engine.core.io.input_files import read_input
+from msprobe_engine.core.user_key import KEY, KEY_FILE, read_key
 from msprobe_engine.errors import UsageError
 from msprobe_engine.log import get_logger
 from msprobe_engine.records import Entry, Frame, Opaque, Sample, TensorRef, leaves
@@ -30,11 +30,6 @@ from msprobe_engine.rows import Rows
 from msprobe_engine.settings.schema import REDACTABLE
 
 WANTED = "MSPROBE_REDACT"
-KEY = "MSPROBE_REDACT_KEY"
-KEY_FILE = "MSPROBE_REDACT_KEY_FILE"
-SHORTEST_KEY = 16
-"""Bytes: a shorter key could be guessed as the tokens could."""
-_LARGEST_KEY = 1 << 16
 FEWEST = 16
 _SPREAD = 8.0
 _LARGEST_PLAIN = 16
@@ -54,7 +49,7 @@ class Redaction:
     """What is done to values before they are written.
 
     Args:
-        key: of the digests, at least `SHORTEST_KEY` bytes; empty: there are no digests of integer tensors.
+        key: of the digests, at least `user_key.SHORTEST` bytes; empty: there are no digests of integer tensors.
 
     Attributes:
         key_id: tells which key it was, 0 without one. Two dumps can be compared when they have the same.
@@ -234,19 +229,9 @@ def _read_environment() -> None:
 
 
 def _read_key() -> bytes:
-    """The key as the user gave it; empty when there is none that can be used, which is said: without a key nothing is given away."""
-    text, path = os.environ.get(KEY, ""), os.environ.get(KEY_FILE, "")
-    key = text.encode()
-    if path and not text:
-        try:
-            key = read_input(path, _LARGEST_KEY).strip()
-        except (OSError, UsageError) as error:
-            _log.warning(
-                "%s: cannot read %s (%s); integer tensors get no digests", KEY_FILE, path, getattr(error, "strerror", None) or error
-            )
-            return b""
-    if key and len(key) < SHORTEST_KEY:
-        where = KEY if text else KEY_FILE
-        _log.warning("%s has %d bytes; allowed: at least %d, made by chance. Integer tensors get no digests", where, len(key), SHORTEST_KEY)
+    """The user's key; empty when there is none that can be used, which is said: without a key nothing is given away."""
+    try:
+        return read_key()
+    except UsageError as error:
+        _log.warning("%s. Integer tensors get no digests", error)
         return b""
-    return key

@@ -45,8 +45,8 @@ class ConfigChecker:
             existing tool does.
         evaluation: forward passes of evaluation count as well (the model is in eval mode, without gradients).
         environment: names and patterns (``MY_*``) of variables whose values are collected beside those that are known to matter.
-        key_file: holds a key; values that are not collected are compared by digests then. None: ``MSPROBE_CONFIG_KEY`` or
-            ``MSPROBE_CONFIG_KEY_FILE`` of the environment, else no digests.
+        key_file: holds a key; values that are not collected are compared by digests then. None: ``MSPROBE_KEY`` or
+            ``MSPROBE_KEY_FILE`` of the environment, else no digests.
         statistics: False: digests of weights without the existing tool's statistics, which take four more passes over them.
 
     Raises:

@@ -27,9 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the resolved settings."""
+    """Print the resolved settings, without passwords and keys in them: people show this to others."""
     import yaml
 
+    from msprobe_engine.config_check.secrets import cleaned
     from msprobe_engine.errors import SettingsError
     from msprobe_engine.rules.build import build_rules
     from msprobe_engine.settings.load import read_settings
@@ -43,6 +44,6 @@ def run(args: argparse.Namespace) -> int:
     except SettingsError as error:
         where = args.path or os.environ["MSPROBE_CONFIG"]
         raise SettingsError("\n".join(f"{where}: {line}" for line in str(error).splitlines())) from error
-    tree = to_tree(settings)
+    tree = cleaned("", to_tree(settings))
     print(json.dumps(tree, indent=2) if args.json else yaml.safe_dump(tree, sort_keys=False).rstrip())
     return 0

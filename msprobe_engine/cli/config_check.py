@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--env", nargs="+", default=[], metavar="NAME", help="collect the values of these variables too; patterns like 'MY_*' are allowed"
     )
     do.add_argument(
-        "--key-file", metavar="FILE", help="a key: values that are not collected are compared by digests (or MSPROBE_CONFIG_KEY[_FILE])"
+        "--key-file", metavar="FILE", help="a key: values that are not collected are compared by digests (or MSPROBE_KEY[_FILE])"
     )
     out = parser.add_argument_group("what comes out")
     out.add_argument(
@@ -130,7 +130,7 @@ def _outputs(args: argparse.Namespace) -> None:
 
 def _collect(args: argparse.Namespace) -> int:
     from msprobe_engine.config_check.collect_pack import collect
-    from msprobe_engine.config_check.environment import read_key
+    from msprobe_engine.core.user_key import read_key
 
     path, notes = collect(args.dump, args.output or PACK, _script_arguments(args), added=args.env, key=read_key(args.key_file))
     print(f"Pack: {path}")
@@ -150,9 +150,9 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from msprobe_engine.config_check.environment import read_key
     from msprobe_engine.config_check.pack_kind import pack_of
     from msprobe_engine.config_check.verify import verify
+    from msprobe_engine.core.user_key import read_key
 
     good, *pack = map(pack_of, args.verify)
     key = b"" if pack else read_key(args.key_file)

@@ -13,19 +13,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 from msprobe_engine.config_check.env_rules import environment_rules
 from msprobe_engine.config_check.secret_names import is_free_text, secret_variable
 from msprobe_engine.config_check.secrets import HIDDEN, masked_value
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.user_key import KEY
 
 LONGEST = 32768
 """Characters of one value; longer ones are cut, with a note of their length."""
-KEY, KEY_FILE = "MSPROBE_CONFIG_KEY", "MSPROBE_CONFIG_KEY_FILE"
-SHORTEST_KEY, LONGEST_KEY = 16, 4096
-"""Characters; what is shorter could be found by trying."""
 _NOISE = frozenset(("_", "LS_COLORS", "LESSOPEN", "LESSCLOSE", "PS1", "PS2", "PROMPT_COMMAND", "TERMCAP", KEY))
 
 NOT_KNOWN = "no library of the training is known to read it"
@@ -99,7 +95,7 @@ def collect(environ: Mapping[str, str] | None = None, *, added: Sequence[str] = 
 
     Args:
         added: names and patterns (``MY_*``) whose values are collected, too.
-        key: see `read_key`; empty: values that are not collected cannot be compared.
+        key: see `core.user_key`; empty: values that are not collected cannot be compared.
     """
     rules = environment_rules()
     values: dict[str, str] = {}
@@ -149,31 +145,3 @@ def key_id(key: bytes) -> str:
 
 def _hmac(key: bytes, *texts: str) -> str:
     return hmac.new(key, "\0".join(texts).encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
-
-
-def read_key(file: str | Path | None = None, environ: Mapping[str, str] | None = None) -> bytes:
-    """The user's key: of `file`, else of the variable `KEY`, else of the file that the variable `KEY_FILE` names; empty: there is none.
-
-    Raises:
-        UsageError: the file cannot be read, or the key is too short or too long.
-    """
-    variables = os.environ if environ is None else environ
-    text, where = variables.get(KEY, "").strip(), f"the variable {KEY}"
-    file = file or ("" if text else variables.get(KEY_FILE, ""))
-    if file:
-        where = f"the key file {file}"
-        try:
-            fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            with open(fd, "rb") as opened:
-                text = opened.read(LONGEST_KEY + 2).decode("utf-8", "surrogateescape").strip()
-        except OSError as error:
-            raise UsageError(
-                f"{where} cannot be read: {error.strerror or error}; values of other variables would not be compared"
-            ) from error
-    if not text and not file:
-        return b""
-    if not SHORTEST_KEY <= len(text) <= LONGEST_KEY:
-        raise UsageError(
-            f"{where} holds {len(text)} characters; {SHORTEST_KEY} to {LONGEST_KEY} are allowed: 'openssl rand -hex 32' makes a key"
-        )
-    return text.encode("utf-8", "surrogateescape")

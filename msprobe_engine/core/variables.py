@@ -19,10 +19,8 @@ VARIABLES = {
     "MONITOR_OUTPUT_DIR": "where CSV files go if `sinks.csv.path` is empty; with a `monitor_config.json` all (else `./monitor_output`)",
     "DYNAMIC_MONITOR": "`True`: a `monitor_config.json` is followed while the training runs (`monitor.hot` of `probe.yaml`)",
     "MSPROBE_REDACT": "`tokens`: as [`redact`](#the-root), also for what has no settings (`ConfigChecker`, `SingleSave`)",
-    "MSPROBE_REDACT_KEY": "key of the digests of what is redacted; at least 16 bytes",
-    "MSPROBE_REDACT_KEY_FILE": "a file that holds that key",
-    "MSPROBE_CONFIG_KEY": "key of the digests of configuration values that are not collected ([config_check](config-check.md))",
-    "MSPROBE_CONFIG_KEY_FILE": "a file that holds that key",
+    "MSPROBE_KEY": "key, 16 to 4096 bytes, of digests of what is redacted, and of configuration values that are not collected",
+    "MSPROBE_KEY_FILE": "a file that holds that key",
     "MSPROBE_TLS_PASSPHRASE": "passphrase of the keys of hosts ([online pre-check](online-transport.md))",
     "MSPROBE_CA_PASSPHRASE": "passphrase of the key of the certificate authority (`msprobe certs`)",
 }

@@ -346,7 +346,7 @@ class ConfigCheckSettings:
     )
     weights: bool = _rule(True, "digests of the weights before the first step, too: they are read once")
     environment: tuple[str, ...] = _rule((), "variables whose values are collected beside those known to matter; patterns like MY_*")
-    key_file: str = _rule("", "key for digests of the values that are not collected; empty: MSPROBE_CONFIG_KEY[_FILE], else no digests")
+    key_file: str = _rule("", "key for digests of the values that are not collected; empty: MSPROBE_KEY[_FILE], else no digests")
 
 
 @dataclass(frozen=True, kw_only=True)

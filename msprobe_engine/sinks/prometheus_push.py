@@ -67,4 +67,7 @@ class Pusher:
         self.errors += 1
         if not self._said:
             self._said = True
-            _LOG.warning("prometheus sink: push to %s failed (%s); %s", self._target["gateway"], error, hint)
+            from msprobe_engine.config_check.secrets import masked_shapes  # a gateway may have a password in its address
+
+            said = masked_shapes(f"push to {self._target['gateway']} failed ({error})")
+            _LOG.warning("prometheus sink: %s; %s", said, hint)

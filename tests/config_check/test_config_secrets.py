@@ -20,6 +20,7 @@ from msprobe_engine.config_check.report_text import headline
 from msprobe_engine.config_check.resolved import Resolved, entry
 from msprobe_engine.config_check.secret_names import secret_setting, secret_variable
 from msprobe_engine.config_check.secrets import HIDDEN, cleaned, masked, masked_arguments
+from msprobe_engine.core import user_key
 from msprobe_engine.errors import UsageError
 
 _B64 = base64.urlsafe_b64encode(b"x" * 30).decode().rstrip("=")
@@ -177,16 +178,16 @@ def test_keys_come_from_a_file_or_the_environment_and_short_ones_are_refused(tmp
     """The given file, else the variable, else the file that a variable names; the variables of the key are never collected."""
     file = tmp_path / "key"
     file.write_text("f" * 32 + "\n")
-    assert environment.read_key(file, {environment.KEY: "e" * 32}) == b"f" * 32
-    assert environment.read_key(None, {environment.KEY: "e" * 32}) == b"e" * 32
-    assert environment.read_key(None, {environment.KEY_FILE: str(file)}) == b"f" * 32
-    assert environment.read_key(None, {}) == b""
+    assert user_key.read_key(file, {user_key.KEY: "e" * 32}) == b"f" * 32
+    assert user_key.read_key(None, {user_key.KEY: "e" * 32}) == b"e" * 32
+    assert user_key.read_key(None, {user_key.KEY_FILE: str(file)}) == b"f" * 32
+    assert user_key.read_key(None, {}) == b""
     file.write_text("short")
-    for source, variables in ((file, {}), (None, {environment.KEY: "short"}), (tmp_path / "none", {}), (tmp_path, {})):
-        with pytest.raises(UsageError, match=r"characters|cannot be read"):
-            environment.read_key(source, variables)
-    found = environment.collect({environment.KEY: "e" * 32, "A": "b"}, key=b"e" * 32)
-    assert environment.KEY not in {*found.values, *found.withheld}
+    for source, variables in ((file, {}), (None, {user_key.KEY: "short"}), (tmp_path / "none", {}), (tmp_path, {})):
+        with pytest.raises(UsageError, match=r"bytes|cannot be read"):
+            user_key.read_key(source, variables)
+    found = environment.collect({user_key.KEY: "e" * 32, "A": "b"}, key=b"e" * 32)
+    assert user_key.KEY not in {*found.values, *found.withheld}
 
 
 def test_a_masked_variable_that_matters_is_no_all_clear(tmp_path: Path) -> None:
@@ -249,3 +250,34 @@ def test_a_masked_setting_is_no_all_clear(a: str, b: str, code: int, tmp_path: P
         assert main(["config_check", "-d", str(tmp_path / f"{name}.sh"), "-o", str(tmp_path / f"{name}.zip")]) == 0
     assert main(["config_check", "-c", str(tmp_path / "a.zip"), str(tmp_path / "b.zip"), "-o", str(tmp_path / "r")]) == code
     assert "settings that are masked, and so were not compared" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_resolved_settings_of_the_probe_are_printed_without_passwords(
+    as_json: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """People show what ``check-config`` prints to others."""
+    path = tmp_path / "probe.yaml"
+    path.write_text(
+        f"output_dir: {tmp_path}\nsinks: {{prometheus: {{enabled: true, mode: push, push_url: 'http://me:tr0ub4dor@gateway:9091'}}}}\n"
+    )
+    assert main(["check-config", str(path), *as_json]) == 0
+    said = capsys.readouterr().out
+    assert "tr0ub4dor" not in said
+    assert "***@gateway:9091" in said
+
+
+@pytest.mark.parametrize("url", ["http://me:tr0ub4dor@127.0.0.1:1", "http://me:tr0ub4dor@127.0.0.1:no-port"])
+def test_a_gateway_that_fails_is_named_without_its_password(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The address, and what the library says of it."""
+    pytest.importorskip("prometheus_client")
+    from prometheus_client import CollectorRegistry
+
+    from msprobe_engine.sinks.prometheus_push import Pusher
+
+    pusher = Pusher(url, "job", 0, CollectorRegistry())
+    with caplog.at_level("WARNING", logger="msprobe.prometheus"):
+        pusher.close()
+    said = [record.getMessage() for record in caplog.records if "push to" in record.getMessage()]
+    assert said
+    assert not any("tr0ub4dor" in text for text in said)

@@ -26,6 +26,7 @@ from msprobe_engine.cli.main import main
 from msprobe_engine.config_check import entries, environment
 from msprobe_engine.config_check.pack import PackWriter, read_pack
 from msprobe_engine.config_check.secrets import HIDDEN, cleaned, masked_arguments, masked_value
+from msprobe_engine.core import user_key
 
 _GENERATED = re.compile(r"\{(word|mixed|hex32|hex40|hex64|base64|digits|upper|uuid)\}")
 _random = random.Random(7)
@@ -104,7 +105,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     with pytest.MonkeyPatch.context() as patch, _Printed() as printed:
         for case in _of("variable"):
             patch.setenv(case.name, case.value)
-        patch.setenv(environment.KEY, "k" * 40)
+        patch.setenv(user_key.KEY, "k" * 40)
         patch.setattr(sys, "argv", ["train.py", *options, *glued])
         patch.chdir(place)
         for other, lr in (("a", "1"), ("b", "2")):

@@ -29,7 +29,7 @@ def test_no_token_is_written(level: str, tmp_path: Path) -> None:
         }
         run = subprocess.run(
             [sys.executable, str(HERE / "token_program.py"), json.dumps(settings), str(tmp_path / name)],
-            env={**os.environ, "MSPROBE_REDACT_KEY": "a key that was made by chance"},
+            env={**os.environ, "MSPROBE_KEY": "a key that was made by chance"},
             capture_output=True,
             text=True,
             check=False,

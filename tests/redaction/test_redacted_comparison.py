@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.redaction import KEY
+from msprobe_engine.core.user_key import KEY
 
 pytestmark = pytest.mark.framework
 PROGRAM = """

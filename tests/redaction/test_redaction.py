@@ -135,10 +135,10 @@ def test_what_cannot_be_is_an_error(settings: dict[str, object], message: str) -
     ("environment", "key_id", "said"),
     [
         ({"MSPROBE_REDACT": "tokens"}, False, "no key"),
-        ({"MSPROBE_REDACT": "tokens", "MSPROBE_REDACT_KEY": "short"}, False, "at least 16"),
-        ({"MSPROBE_REDACT": "tokens", "MSPROBE_REDACT_KEY_FILE": "missing"}, False, "missing"),
-        ({"MSPROBE_REDACT": "tokens", "MSPROBE_REDACT_KEY_FILE": "key"}, True, "keyed"),
-        ({"MSPROBE_REDACT": "names", "MSPROBE_REDACT_KEY": "sixteen bytes or more"}, True, "allowed: tokens"),
+        ({"MSPROBE_REDACT": "tokens", "MSPROBE_KEY": "short"}, False, "16 to 4096"),
+        ({"MSPROBE_REDACT": "tokens", "MSPROBE_KEY_FILE": "missing"}, False, "missing"),
+        ({"MSPROBE_REDACT": "tokens", "MSPROBE_KEY_FILE": "key"}, True, "keyed"),
+        ({"MSPROBE_REDACT": "names", "MSPROBE_KEY": "sixteen bytes or more"}, True, "allowed: tokens"),
     ],
 )
 def test_keys(environment: dict[str, str], key_id: bool, said: str, tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from artifact_search import finds
 from token_training import IDS, PROMPT
 
 from msprobe_engine import redaction
+from msprobe_engine.core import user_key
 
 pytestmark = [pytest.mark.framework, pytest.mark.timeout(900)]
 PROGRAM = Path(__file__).with_name("token_training.py")
-KEY = {redaction.KEY: "a key that was made by chance 7f3c"}
+KEY = {user_key.KEY: "a key that was made by chance 7f3c"}
 MONITOR = {"activations": True, "parameters": True, "collectives": True, "ops": ["norm", "min", "max", "mean", "zeros", "digest"]}
 SINKS = {name: {"enabled": True} for name in ("csv", "jsonl", "sqlite", "tensorboard")}
 
