@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msprobe_engine.config_check.secrets import masked
+from msprobe_engine.core.io.input_files import read_input
 
 MOST_FILES = 100_000
 """An index of more entries is not looked through."""
 MOST_BYTES = 2**20
 """A file whose time stamp has changed is hashed up to this size; a larger one counts as changed."""
+MOST_OF_GIT = 2**26
+"""Of a file of git's own: an index of `MOST_FILES`, references of a large repository."""
 SHOWN = 50
 """Changed files that are named."""
 _ENTRY = struct.Struct(">10I20sH")
@@ -49,32 +52,36 @@ def state(of: str | os.PathLike[str]) -> dict[str, Any]:
     return found
 
 
+def _text(path: Path) -> str:
+    return read_input(path, MOST_OF_GIT).decode("utf-8", "replace")
+
+
 def _directory(root: Path) -> Path:
     """Of a worktree and of a submodule ``.git`` is a file that says where."""
     git = root / ".git"
     if git.is_dir():
         return git
-    name = git.read_text("utf-8", "replace").partition("gitdir:")[2].strip()
+    name = _text(git).partition("gitdir:")[2].strip()
     return (root / name).resolve()
 
 
 def _common(git: Path) -> Path:
     try:
-        return (git / (git / "commondir").read_text("utf-8").strip()).resolve()
+        return (git / _text(git / "commondir").strip()).resolve()
     except OSError:
         return git
 
 
 def _head(git: Path) -> tuple[str, str]:
-    text = (git / "HEAD").read_text("utf-8", "replace").strip()
+    text = _text(git / "HEAD").strip()
     if not text.startswith("ref:"):
         return text, ""
     name = text[4:].strip()
     for place in dict.fromkeys((git, _common(git))):
         if ".." not in name and (place / name).is_file():
-            return (place / name).read_text("utf-8", "replace").strip(), name.removeprefix("refs/heads/")
+            return _text(place / name).strip(), name.removeprefix("refs/heads/")
     packed = _common(git) / "packed-refs"
-    for line in packed.read_text("utf-8", "replace").splitlines() if packed.is_file() else ():
+    for line in _text(packed).splitlines() if packed.is_file() else ():
         commit, _, ref = line.partition(" ")
         if ref.strip() == name:
             return commit, name.removeprefix("refs/heads/")
@@ -83,7 +90,7 @@ def _head(git: Path) -> tuple[str, str]:
 
 def _remote(git: Path) -> str:
     section = ""
-    for line in (git / "config").read_text("utf-8", "replace").splitlines():
+    for line in _text(git / "config").splitlines():
         line = line.strip()
         if line.startswith("["):
             section = line
@@ -113,14 +120,17 @@ def _changed(root: Path, git: Path) -> list[str] | None:
 def _differs(path: Path, entry: _Indexed, size: int) -> bool:
     if size > MOST_BYTES:
         return True
-    data = os.fsencode(os.readlink(path)) if entry.mode >> 12 == _LINK else path.read_bytes()
+    try:
+        data = os.fsencode(os.readlink(path)) if entry.mode >> 12 == _LINK else read_input(path, MOST_BYTES, follow=False)
+    except OSError:
+        return True  # something else is in its place, or it may not be read
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).digest() != entry.sha
 
 
 def _index(path: Path) -> list[_Indexed] | None:
     if not path.is_file():
         return []
-    data = path.read_bytes()
+    data = read_input(path, MOST_OF_GIT)
     signature, version, count = struct.unpack_from(">4s2I", data)
     if signature != b"DIRC" or version not in (2, 3, 4) or count > MOST_FILES:
         return None

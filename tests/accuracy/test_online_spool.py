@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -271,6 +272,7 @@ def test_a_record_of_any_depth_is_skipped(tmp_path: Path) -> None:
     header = {"kind": "calls", "rank": 0, "step": 0, "number": 0, "calls": len(text)}
     for call in spool.add(Peer(SESSION, 0, 1), header, memoryview(text)):
         assert "nested too deep" in call.message().get("skip", "nested too deep")
+    assert [call.name for call in Spool(tmp_path / "spool").recover()] == ["Torch.exp.0"], "also after a restart"
 
 
 def test_versions_must_agree(tmp_path: Path) -> None:
@@ -289,3 +291,22 @@ def test_steps_are_found_by_what_stands_in_them(tmp_path: Path) -> None:
     found = Spool(tmp_path / "spool").recover()
     assert [(call.name, call.step.number) for call in found] == [("Torch.exp.0", 1)]
     assert isinstance(found[0].step, SpoolStep)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "directory"])
+@pytest.mark.parametrize("place", ["step0/rank0/.calls-00000.json", f"step0/rank0/{SpoolStep.SESSION}"])
+def test_odd_files_in_a_spool_are_not_waited_for(tmp_path: Path, place: str, kind: str) -> None:
+    """What an earlier run has left may lie where others write: nothing is read from a pipe, and no link is followed; that step is lost, the
+    others are found."""
+    first = Spool(tmp_path / "spool")
+    put(first, 1, calls(0, FORWARD, BACKWARD))
+    put(first, 2, calls(0, FORWARD, BACKWARD, step=1))
+    path = tmp_path / "spool" / place
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    assert [(call.name, call.step.number) for call in Spool(tmp_path / "spool").recover()] == [("Torch.exp.0", 1)]

@@ -17,8 +17,9 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msprobe_engine.accuracy.online.certificate import Certificate, read_certificate, read_revocations, require_cryptography
+from msprobe_engine.accuracy.online.certificate import LARGEST, Certificate, read_certificate, read_revocations, require_cryptography
 from msprobe_engine.accuracy.online.tls import CLIENT, PASSPHRASE, SERVER
+from msprobe_engine.core.io.input_files import open_input, read_input
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.errors import UsageError
@@ -141,7 +142,7 @@ class Authority:
         """Put ca.crt and crl.pem into a host's directory."""
         made = []
         for name in ("ca.crt", "crl.pem"):
-            write_file(output / name, [(self.directory / name).read_bytes()])  # a server that runs looks at these files
+            write_file(output / name, [read_input(self.directory / name, LARGEST)])  # a server that runs looks at these files
             made.append(output / name)
         return made
 
@@ -173,7 +174,7 @@ class Authority:
         signer = self._key()
         now = datetime.now(timezone.utc)
         with self._locked():
-            authority = x509.load_pem_x509_certificate((self.directory / "ca.crt").read_bytes())
+            authority = x509.load_pem_x509_certificate(read_input(self.directory / "ca.crt", LARGEST))
             builder = x509.CertificateRevocationListBuilder().issuer_name(authority.subject)
             builder = builder.last_update(now - _BACK).next_update(now + timedelta(days=days))
             builder = builder.add_extension(x509.CRLNumber(int(time.time())), critical=False)
@@ -215,7 +216,7 @@ class Authority:
 
         path = self.directory / "ca.key"
         try:
-            data = path.read_bytes()
+            data = read_input(path, LARGEST)
             given = os.environ.get(CA_PASSPHRASE, "")
             key = load_pem_private_key(data, given.encode() if given and b"ENCRYPTED" in data else None)
         except OSError as error:
@@ -238,7 +239,7 @@ class Authority:
         from cryptography import x509
         from cryptography.x509.oid import ExtendedKeyUsageOID
 
-        issuer = x509.load_pem_x509_certificate((self.directory / "ca.crt").read_bytes()).subject
+        issuer = x509.load_pem_x509_certificate(read_input(self.directory / "ca.crt", LARGEST)).subject
         use = ExtendedKeyUsageOID.CLIENT_AUTH if role == CLIENT else ExtendedKeyUsageOID.SERVER_AUTH
         more: list[tuple[x509.ExtensionType, bool]] = [(x509.ExtendedKeyUsage([use]), True)]
         if role == SERVER:
@@ -249,7 +250,7 @@ class Authority:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """The books are for one at a time."""
-        with open(self.directory / "ca.crt", "rb") as file:
+        with open_input(self.directory / "ca.crt") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 

@@ -11,12 +11,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.errors import MissingExtraError, SettingsError
 
 if TYPE_CHECKING:
     from cryptography import x509
 
-_LARGEST = 1 << 20
+LARGEST = 1 << 20
+"""Bytes of a file with a key, a certificate or a list of revoked ones."""
 _Parsed = TypeVar("_Parsed")
 
 
@@ -88,8 +90,7 @@ def read_revocations(path: Path) -> RevocationList:
 def _read(path: Path, kind: str, parse: Callable[[bytes], _Parsed], damaged: str) -> _Parsed:
     require_cryptography()
     try:
-        with open(path, "rb") as file:
-            data = file.read(_LARGEST)
+        data = read_input(path, LARGEST)
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read ({error.strerror}); is tls_path right?") from None
     begin = data.find(f"-----BEGIN {kind}-----".encode())

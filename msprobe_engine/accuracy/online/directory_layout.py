@@ -1,6 +1,6 @@
 """Names and small files of a shared directory.
 
-``DIRECTORY/rank{rank}-{session}/`` belongs to one life of one training process. In it: ``{sequence:012d}[.step{step}].msg``, a frame of
+``DIRECTORY/rank{rank}-{session}/`` belongs to one start of one training process. In it: ``{sequence:012d}[.step{step}].msg``, a frame of
 `online.frames` each, with CRC-32; ``alive.json``, written anew at every heartbeat; ``end.json`` once this was all; and
 ``{sequence:012d}.refused`` for what the server could not use. A file is made under a name that begins with a dot, then renamed, so a
 name that is there has all of its contents. No clock of any host plays a part: a client lives as long as ``alive.json`` goes on changing.
@@ -28,7 +28,7 @@ _LARGEST_NOTE = 64 << 10
 
 
 def folder_name(rank: int, session: str) -> str:
-    """Of one life of one training process."""
+    """Of one start of one training process."""
     return f"rank{rank}-{session}"
 
 

@@ -165,7 +165,7 @@ class Reception:
         here = {state.peer.session for state in states}
         going = [state for state in states if not self._ended(state)]
         left = [t for t in list(self._spool.trainings.values()) if not t.over and t.session not in here]
-        for training in left:  # of an earlier life of this host
+        for training in left:  # of an earlier start of this host
             if time.monotonic() - self._began > self._settings.end_patience:
                 self.gone.append(f"rank {training.rank} did not come back within {self._settings.end_patience:g} s")
                 self._finish(training.session)

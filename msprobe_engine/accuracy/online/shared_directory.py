@@ -32,7 +32,7 @@ class DirectoryClient:
 
     def __init__(self, directory: Path, options: ClientOptions, on_event: OnEvent) -> None:
         self.session = secrets.token_hex(16)
-        """Random name of this life of this client."""
+        """Random name, made anew at each start of this client."""
         self._folder = directory / layout.folder_name(options.rank, self.session)
         self._options = options
         self._on_event = on_event

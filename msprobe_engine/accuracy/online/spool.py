@@ -27,6 +27,7 @@ from typing import Any
 
 from msprobe_engine.accuracy.online import messages
 from msprobe_engine.accuracy.online.events import Peer
+from msprobe_engine.accuracy.online.spool_files import read_document, read_file
 from msprobe_engine.accuracy.online.spool_step import SpoolCall, SpoolStep
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.output_files import write_all, write_file
@@ -44,7 +45,7 @@ _log = get_logger()
 
 @dataclass
 class Training:
-    """One life of one training process.
+    """One start of one training process.
 
     Attributes:
         session: its random name.
@@ -133,7 +134,7 @@ class Spool:
 
     def _known(self, path: Path) -> None:
         try:
-            said = parse_json(path.read_text())
+            said = read_document(path)
             training = Training(path.stem, int(said["rank"]), int(said["world"]), over=said["over"] is True)
         except (OSError, ValueError, KeyError, TypeError):
             _log.warning("%s: is damaged; a training that goes on begins anew", path)
@@ -315,7 +316,7 @@ class Spool:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return read_file(path).decode().strip()
     except (OSError, ValueError):
         return ""
 

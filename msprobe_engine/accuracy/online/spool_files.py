@@ -9,23 +9,39 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.accuracy.online import messages
+from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.dump import layout
 from msprobe_engine.errors import DumpFormatError
 
 _REMEMBERED = 64
+MOST_BYTES = 1 << 30
+"""Of a file of the spool other than tensors: the records of one message."""
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def document(path: str, _session: str) -> dict[str, Any]:
+def document(path: str, _session: str) -> Any:
     """What came with one message; of another session it is another file.
 
     Raises:
         OSError: it is gone.
     """
-    with open(path, "rb") as file:
-        found: dict[str, Any] = parse_json(file.read(), levels=messages.MAX_DEPTH)
-    return found
+    return read_document(Path(path))
+
+
+def read_document(path: Path) -> Any:
+    """The JSON of a file of the spool. A link, a pipe and the like are refused: several people may write where a spool is.
+
+    Raises:
+        OSError: it cannot be read.
+        TextError: it is no JSON.
+    """
+    return parse_json(read_file(path), levels=messages.MAX_DEPTH)
+
+
+def read_file(path: Path) -> bytes:
+    """A file of the spool; see `read_document`."""
+    return read_input(path, MOST_BYTES, follow=False)
 
 
 def data_names_in(node: Any) -> Iterator[str]:

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from msprobe_engine import names
-from msprobe_engine.accuracy.online import messages
+from msprobe_engine.accuracy.online import messages, spool_files
 from msprobe_engine.accuracy.online.spool_files import bases, data_names_in, document, dump_text, listed, number_of
 from msprobe_engine.accuracy.precheck.calls import bare_name
-from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.output_files import write_file, write_plain
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.dump import layout
@@ -144,13 +143,12 @@ class SpoolStep:
         """
         made = cls(directory, session, number, rank)
         for path in sorted(directory.glob(".calls-*.json")):
-            text = path.read_bytes()
             shard = directory / layout.TENSORS / shard_name(number_of(path))
             try:
-                made._take(number_of(path), parse_json(text), shard if shard.is_file() else None)
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                made._take(number_of(path), spool_files.read_document(path), shard if shard.is_file() else None)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise DumpFormatError(f"{path}: is damaged ({type(error).__name__}: {str(error)[:120]})") from None
-            made.bytes += len(text) + (shard.stat().st_size if shard.is_file() else 0)
+            made.bytes += path.stat().st_size + (shard.stat().st_size if shard.is_file() else 0)
         made.over = (directory / layout.DUMP).exists()
         return made
 
@@ -158,7 +156,7 @@ class SpoolStep:
     def results(self) -> Path | None:
         """The result file of this step, None when there is none yet."""
         try:
-            return Path(os.fsdecode((self.directory / self.RESULTS).read_bytes()))
+            return Path(os.fsdecode(spool_files.read_file(self.directory / self.RESULTS)))
         except FileNotFoundError:
             return None
 
@@ -309,7 +307,7 @@ class SpoolStep:
                 self._write_index(self._names)
                 records: dict[str, Any] = {}
                 for path in sorted(self.directory.glob(".calls-*.json")):
-                    records |= parse_json(path.read_bytes())["calls"]
+                    records |= spool_files.read_document(path)["calls"]
                 write_file(self.directory / layout.DUMP, [dump_text(str(self.directory / layout.TENSORS), records)])
             return self.ready()
 

@@ -14,6 +14,7 @@ import torch
 
 from msprobe_engine.accuracy.precheck.options import ONLY_ACCELERATOR, Work
 from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, skipped
+from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.tensor_reader import SAFETENSORS, TensorFiles, TensorSource
 from msprobe_engine.errors import UsageError
@@ -65,7 +66,7 @@ class ReceivedTensors:
         path = self._directory / shard
         source = _sources(str(path), path.stat().st_mtime_ns)[key]
         assert source.format == SAFETENSORS
-        with open(path, "rb") as file:
+        with open_input(path, follow=False) as file:
             file.seek(source.offset)
             data = file.read(source.nbytes)
         made: torch.Tensor = backend.from_bytes(data, source.dtype, source.shape)
