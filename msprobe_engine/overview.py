@@ -10,6 +10,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.config_check.pack_kind import NAME as PACK
+from msprobe_engine.core.io.claims import PLACE
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.dump import layout, packedfiles
@@ -23,7 +25,9 @@ _JSON = (layout.DUMP, layout.DEBUG, layout.STACK, layout.CONSTRUCT, layout.SHAPE
 _MAX_DEPTH = 6
 _LARGEST = 256 << 20
 _RANK = re.compile(r"rank_?\d+", re.ASCII)
+_RUN = re.compile(PLACE.format(r"\d+"), re.ASCII)
 _KINDS = {
+    f"{Path(PACK).stem}*.zip": "configuration pack",
     "*.jsonl": "JSON lines",
     "*.trend.db": "trend data base",
     "*anomaly.json": "alerts in the existing format",
@@ -81,9 +85,14 @@ class Overview:
     others: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     """Kind and directory (or file, where it is a single one) to number of files and bytes."""
 
+    runs: list[str] = field(default_factory=list)
+    """Directories of further runs (``run-2``): two that were here at the same time, or a process that a training had started."""
+
     def text(self) -> str:
         """For the console."""
         lines = [str(self.root)]
+        if self.runs:
+            lines.append(f"further runs: {', '.join(sorted(self.runs))} (what each has written is listed below, by its directory)")
         for place, steps in sorted(self.dumps.items()):
             total = sum(rank.nbytes for ranks in steps.values() for rank in ranks)
             lines.append(f"{_named('dump', place)}: {_count(len(steps), 'step')}, {size(total)}")
@@ -94,7 +103,8 @@ class Overview:
         lines += [f"{_named('monitor', place)}: {_monitor_text(found)}" for place, found in sorted(self.monitors.items())]
         lines += [f"tables {place}: {_count(n, 'CSV file')}" for place, n in sorted(self.tables.items())]
         lines += [
-            f"{kind} {place}: {_count(n, 'file') + ', ' if n > 1 else ''}{size(b)}" for (kind, place), (n, b) in sorted(self.others.items())
+            f"{_named(kind, place)}: {_count(n, 'file') + ', ' if n > 1 else ''}{size(b)}"
+            for (kind, place), (n, b) in sorted(self.others.items())
         ]
         lines += [f"TensorBoard {place}: tensorboard --logdir {self.root / place}" for place in sorted(self.events)]
         shown = lines if len(lines) > 1 else [f"{self.root}: nothing that msprobe writes was found here"]
@@ -113,6 +123,7 @@ class Overview:
             "tables": dict(sorted(self.tables.items())),
             "others": [{"kind": kind, "path": place, "files": n, "bytes": b} for (kind, place), (n, b) in sorted(self.others.items())],
             "events": sorted(self.events),
+            "runs": sorted(self.runs),
         }
 
 
@@ -130,6 +141,7 @@ def look(root: Path) -> Overview:
         here = Path(at)
         place = here.relative_to(root).as_posix()
         directories.sort()
+        out.runs += [(here / name).relative_to(root).as_posix() for name in directories if _RUN.fullmatch(name)]
         if len(here.relative_to(root).parts) >= _MAX_DEPTH:
             directories.clear()
         if "incident.json" in files:

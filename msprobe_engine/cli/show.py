@@ -1,5 +1,6 @@
 """List what an output directory holds: dumped steps by rank with their tensor files (and marks of what is incomplete or was not
-saved), incidents, what the monitor wrote (ranks, steps, families, alerts), other tables, reports, graphs, event files, and their sizes."""
+saved), incidents, what the monitor wrote (ranks, steps, families, alerts), other tables, reports, graphs, event files, configuration
+packs and their sizes, and directories of further runs."""
 
 from __future__ import annotations
 

@@ -183,3 +183,20 @@ def test_a_monitor_without_numbers_of_the_steps(tmp_path: Path) -> None:
     assert "monitor: 1 rank, steps 4 to 30: grad_reduced" in look(tmp_path).text()
     (here / "scalars_0-99.csv").write_bytes(b"step,name\n\xff\xfe,\n" + b"9" * 5000)
     assert "monitor: 1 rank, step 0: grad_reduced" in look(tmp_path).text()
+
+
+def test_packs_and_further_runs(output: Path) -> None:
+    """A pack of the run, the one before it, and a run that was here at the same time, with what it wrote."""
+    for name, size in (("config_check_pack.zip", 7), ("config_check_pack.previous.zip", 3), ("run-2/config_check_pack.zip", 5)):
+        (output / name).parent.mkdir(exist_ok=True)
+        (output / name).write_bytes(bytes(size))
+    (output / "run-2/dump/step0/rank0").mkdir(parents=True)
+    (output / "run-2/dump/step0/rank0/dump.json").write_text("{}")
+    (output / "run-3").mkdir()
+    (output / "rerun-4").mkdir()
+    lines = look(output).text().splitlines()
+    assert lines[1].startswith("further runs: run-2, run-3 (")
+    assert "configuration pack: 2 files, 10 B" in lines
+    assert "configuration pack run-2/config_check_pack.zip: 5 B" in lines
+    assert "dump run-2/dump: 1 step, 2 B" in lines
+    assert look(output).to_json()["runs"] == ["run-2", "run-3"]
