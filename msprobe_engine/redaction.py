@@ -4,10 +4,12 @@ positions, masks), texts and integers among the arguments of calls.
 It holds for the process, not for one probe: what a second face writes (`SingleSave`, a configuration pack) would give away what the first
 one keeps. Once on it stays on, also when a settings file that is followed no longer asks for it.
 
-A row of an integer tensor keeps its counts, and mean and norm where these tell of no single element: from `FEWEST` elements on, when no
-element has more than an eighth of the spread (a batch of -100 with three labels between them tells their sum). Smallest and largest value
-are elements, so they always go. A digest without a key could be guessed, as there are few sequences of a few tokens, so digest, CRC-32
-and XOR become a keyed hash of themselves (HMAC-SHA-256, cut to their width), or go when there is no key.
+A row of an integer tensor keeps its number of elements, and mean and norm on a grid (`coarse_sums`): mean times count would be the exact
+sum, and the difference of two such sums, of ids and labels shifted by one or of a context that grows, is a token. The grid is so wide that
+one element moves a sum by a quarter of a cell at most, and that elements lie in several cells. Where two digits do not leave room for
+that, and below `FEWEST` elements, both go. Smallest and largest value are elements, so they always go. A digest without a key could be
+guessed, as there are few sequences of a few tokens, so digest, CRC-32 and XOR become a keyed hash of themselves (HMAC-SHA-256, cut to
+their width), or go when there is no key.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from msprobe_engine import rows as _rows
 from msprobe_engine.core.user_key import KEY, KEY_FILE, read_key
@@ -30,8 +33,12 @@ from msprobe_engine.rows import Rows
 from msprobe_engine.settings.schema import REDACTABLE
 
 WANTED = "MSPROBE_REDACT"
-FEWEST = 16
-_SPREAD = 8.0
+FEWEST = 1024
+"""Elements of a tensor whose mean and norm are written."""
+_MANY = 16384
+"""Elements from which on they have three digits, not two."""
+_CELL = 4.0
+"""A cell of a sum is at least as wide as this many times the largest element."""
 _LARGEST_PLAIN = 16
 """Single integers below this size are dimensions, axes and counts; they stay."""
 _DEEPEST = 32
@@ -141,11 +148,7 @@ class Redaction:
         out: Rows = rows.copy()
         ints = _rows.as_int64(out)
         flags = ints[:, _rows.FLAGS].copy()
-        with np.errstate(all="ignore"):
-            mean = rows[:, _rows.SUM] / ints[:, _rows.COUNT]
-            largest = np.maximum(rows[:, _rows.MAX] - mean, mean - rows[:, _rows.MIN])
-            spread = rows[:, _rows.SUMSQ] - rows[:, _rows.SUM] * mean
-            many = (ints[:, _rows.COUNT] >= FEWEST) & (largest > 0) & (spread >= _SPREAD * largest * largest)
+        many, out[:, _rows.SUM], out[:, _rows.SUMSQ] = coarse_sums(rows)
         neutral = _rows.empty(len(out))
         out[:, (_rows.MIN, _rows.MAX)] = neutral[:, (_rows.MIN, _rows.MAX)]
         ints[:, (_rows.IMIN, _rows.IMAX)] = _rows.as_int64(neutral)[:, (_rows.IMIN, _rows.IMAX)]
@@ -167,6 +170,26 @@ class Redaction:
         return out
 
 
+def coarse_sums(rows: Rows) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Of which rows mean and norm may be written, and their sums and sums of squares on a grid that hides each element.
+
+    Mean and root mean square are rounded to a power of ten, two digits below the first one of the root mean square (three from `_MANY`
+    elements on). Not from the first digit of the mean: a mean near zero would have a finer grid.
+    """
+    ints = _rows.as_int64(rows)
+    count = ints[:, _rows.COUNT].astype(np.float64)
+    with np.errstate(all="ignore"):
+        rms = np.sqrt(rows[:, _rows.SUMSQ] / count)
+        cell = 10.0 ** (np.floor(np.log10(rms)) - np.where(count >= _MANY, 2, 1))
+        largest = np.maximum(np.abs(rows[:, _rows.MAX]), np.abs(rows[:, _rows.MIN]))
+        seen = (count >= FEWEST) & (largest > 0)
+        seen &= (count * cell >= _CELL * largest) & (2 * count * cell * rms >= _CELL * largest * largest)
+        mean = rows[:, _rows.SUM] / count
+        seen &= rms * rms - mean * mean >= (_CELL * cell) ** 2 / 4  # elements that are nearly the same would be told by their mean
+        mean, rms = np.round(mean / cell) * cell, np.round(rms / cell) * cell
+    return seen, mean * count, rms * rms * count
+
+
 def hide_names(value: Any, depth: int = 0) -> Any:
     """Arguments with other keys in place of those of dicts that may be tokens or texts, where something is to be written by its key."""
     if active() is None or depth > _DEEPEST:
@@ -178,10 +201,17 @@ def hide_names(value: Any, depth: int = 0) -> Any:
     return value
 
 
+def shown_key(key: Any, number: int) -> Any:
+    """A key of a container as it may be part of a name that is written; `number` is its place there."""
+    return key if active() is None or isinstance(key, int) else _name(key, number)
+
+
 def _name(key: Any, number: int) -> str:
     """A key of a dict, or `number` in its place where it is no name of a program."""
     text = str(key)
-    plain = len(text) <= 64 and all(part.isidentifier() or (part.isdecimal() and len(part) < 3) for part in text.split("."))
+    plain = (
+        len(text) <= 64 and text.isascii() and all(part.isidentifier() or (part.isdecimal() and len(part) < 3) for part in text.split("."))
+    )
     return text if plain else f"key{number}"
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from msprobe_engine.guard import raise_of_training
+from msprobe_engine.redaction import shown_key
 
 Found = list[tuple[str, Any]]
 
@@ -48,7 +49,7 @@ def tensor_names(
         found: Found = [("", tensors[0])] if len(tensors) == 1 else [(_number(i), t) for i, t in enumerate(tensors)]
         if len(tensors) < len(args) + len(kwargs):
             places: Iterator[tuple[str, Any]] = itertools.chain(
-                ((_number(i), a) for i, a in enumerate(args)), ((f"_{key}", a) for key, a in kwargs.items())
+                ((_number(i), a) for i, a in enumerate(args)), ((f"_{shown_key(key, n)}", a) for n, (key, a) in enumerate(kwargs.items()))
             )
             for place, value in places:
                 if not isinstance(value, tensor) and type(value) not in plain:
@@ -83,7 +84,8 @@ def tensor_names(
             except Exception as error:  # the object's own code
                 raise_of_training(error)
                 return
-        for key, member in itertools.islice(members, MOST_NESTED):
+        for n, (key, member) in enumerate(itertools.islice(members, MOST_NESTED)):
+            key = shown_key(key, n)
             if isinstance(member, tensor):
                 if len(found) >= MOST_NESTED:
                     return

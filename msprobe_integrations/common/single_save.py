@@ -156,7 +156,7 @@ class SingleSave:
             return [described(v, f"{name}.{i}") for i, v in enumerate(node)]
 
         try:
-            facts = described(value, key)
+            facts = described(redaction.hide_names(value), key)
         except (RuntimeError, TypeError, NotImplementedError) as error:  # a layout or type without a way to numpy
             self._skip(f"{key!r} cannot be turned into numbers on the host: {error}")
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import re
 import zipfile
 import zlib
@@ -34,14 +35,21 @@ def contents(name: str, data: bytes, depth: int = 0) -> Iterator[tuple[str, byte
             return
 
 
+def _forms(text: str) -> set[bytes]:
+    """A text as files may have it: UTF-8, UTF-16, and escaped as JSON and Python do."""
+    escaped = json.dumps(text)[1:-1]
+    return {text.encode(), text.encode("utf-16-le"), escaped.encode(), escaped.replace("\\u", "\\U0000").encode()}
+
+
 def finds(directory: Path, ids: Sequence[int], texts: Sequence[str]) -> list[str]:
     """Where any of the ids or texts stands: ``file: what, how``."""
-    wanted, found = set(ids), []
+    wanted = set(ids)
+    found = [f"{path}: {text}, name" for path in map(str, directory.rglob("*")) for text in texts if text in path]
     kinds = {kind: {np.array(one, kind).tobytes() for one in ids} for kind in ("<i4", ">i4", "<f4", ">f4", "<f8", ">f8")}
     searches = {kind: re.compile(b"|".join(re.escape(end) for end in {value[-2:] for value in known})) for kind, known in kinds.items()}
     for path in sorted(path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()):
         for name, data in contents(str(path.relative_to(directory)), path.read_bytes()):
-            found += [f"{name}: {text}" for text in texts if text.encode() in data]
+            found += [f"{name}: {text}" for text in texts if any(form in data for form in _forms(text))]
             numbers = wanted & {int(match.group()) for match in _NUMBER.finditer(data) if len(match.group()) < 20}
             found += [f"{name}: {number}, text" for number in sorted(numbers)[:3]]
             for kind, known in kinds.items():  # an int32 is the lower half of an int64

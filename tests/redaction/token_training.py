@@ -23,7 +23,16 @@ from msprobe.pytorch import PrecisionDebugger, SingleSave, TorchProbe
 VOCABULARY = 120_000
 IDS = tuple(108_231 + 13 * i for i in range(64))
 PROMPT = "the-prompt-nobody-may-read"
+OTHER_PROMPT = "\u4eca\u5929\u5929\u6c14\u5f88\u597d"
+"""Letters only, so that Python takes it for a name."""
 STEPS = 2
+
+
+class Meta(nn.Module):
+    """Takes tensors by the texts that they belong to."""
+
+    def forward(self, hidden: torch.Tensor, meta: dict[str, Any]) -> dict[str, Any]:
+        return {OTHER_PROMPT: hidden + meta[PROMPT], "rest": [{PROMPT: meta[OTHER_PROMPT][PROMPT]}]}
 
 
 class Model(nn.Module):
@@ -34,10 +43,12 @@ class Model(nn.Module):
         self.words = nn.Embedding(VOCABULARY, 2)
         self.mix = nn.Linear(2, 16)
         self.head = nn.Linear(16, 2)
+        self.meta = Meta()
 
     def forward(self, ids: torch.Tensor, labels: torch.Tensor, prompt: str, listed: list[int], options: dict[str, Any]) -> torch.Tensor:
         seen = (ids == listed[0]).sum()
         hidden = torch.relu(self.mix(self.words(ids))) * (1 + seen)
+        hidden = self.meta(hidden, {PROMPT: hidden.mean(), OTHER_PROMPT: {PROMPT: hidden.sum()}})[OTHER_PROMPT]
         short = hidden[:, -3:].clamp(max=4.0)
         scores = self.head(short) @ self.words(labels[0]).T
         first = torch.index_select(self.words.weight, 0, ids[0, :3])
@@ -73,7 +84,8 @@ def debugger_run(settings: dict[str, Any], out: Path, loop: Loop) -> None:
         debugger.start(loop.model)
         ids = loop.step(number)
         if settings.get("level") == "debug":
-            debugger.save({"ids": ids, "listed": list(IDS), "text": PROMPT, "one": IDS[5]}, "batch", False)
+            by_text = {OTHER_PROMPT: ids.float().mean() * 0}
+            debugger.save({"ids": ids, "listed": list(IDS), "text": PROMPT, "one": IDS[5], PROMPT: by_text}, "batch", False)
         debugger.stop()
         debugger.step()
 
@@ -117,7 +129,7 @@ def pack_run(_settings: dict[str, Any], out: Path, loop: Loop) -> None:
 def saved_run(_settings: dict[str, Any], out: Path, loop: Loop) -> None:
     saver = SingleSave(out)
     for number in range(STEPS):
-        saver.save({"ids": loop.step(number)})
+        saver.save({"ids": loop.step(number), "by_text": {PROMPT: torch.ones(2), OTHER_PROMPT: [torch.ones(2)]}})
         saver.step()
 
 
