@@ -158,12 +158,12 @@ def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | code
     compared &= ~plain & ~shape & ~other_keys
     distance[compared & same] = 0.0
     distance[compared & ~same & (~known | (distance < REARRANGED))] = np.inf
+    distance[hidden & compared & ~same] = np.inf  # their statistics are coarse, and how far apart they are is not known
     known |= compared
     apart = recorders.unlike(target, golden, left, right)
     distance[apart], known[apart] = 0.0, False
-    blank = other_keys | (hidden & ~plain & ~compared)  # equal means of two batches do not make them the same
-    known[blank & (plain | (distance == 0))] = False
-    distance[blank & plain] = 0.0
+    blank = (other_keys | (hidden & ~plain & ~compared)) & ~shape  # equal means of two batches do not make them the same
+    distance[blank], known[blank] = 0.0, False
     for differs in (argument, dtype):
         differs[blank & plain] = False
     one_sided = missing_statistics.on_one_side(target, golden, left, right, count)
