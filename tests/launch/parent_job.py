@@ -90,7 +90,7 @@ def main() -> None:
     model: nn.Module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     if "RANK" in os.environ:
         # One meeting place per launch: torchrun keeps its store, in which ranks of a launch that has failed are still to be found.
-        meeting = Path(f"meeting{os.environ['TORCHELASTIC_RESTART_COUNT']}-{os.environ['MASTER_PORT']}").absolute()
+        meeting = Path(f"meeting{os.environ.get('TORCHELASTIC_RESTART_COUNT')}-{os.environ['MASTER_PORT']}").absolute()
         ranks = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
         dist.init_process_group("gloo", init_method=f"file://{meeting}", **ranks)
         model = nn.parallel.DistributedDataParallel(model)

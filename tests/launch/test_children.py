@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +29,49 @@ dump: {level: L0}
 STEPS = 6
 _TIMES = ("time", "started", "started_unix")
 HOW = ("subprocess", "explicit", "debugger", "fork", "spawn")
+_ALL_WAYS = ("torchrun", "one process")
+"""Of the other launchers two ways are enough: what differs is what the environment hands on."""
 
 
 def torchrun(*words: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *words]
 
 
-def train(directory: Path, how: str, ranks: int, **variables: str) -> subprocess.CompletedProcess[str]:
+def accelerate(*words: str) -> list[str]:
+    options = [
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+        "--main_process_port",
+        "0",
+    ]
+    return [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", *options, *words]  # without it 1 process on a CPU
+
+
+def deepspeed(*words: str) -> list[str]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    return [sys.executable, "-m", "deepspeed.launcher.runner", "--no_local_rank", "--num_gpus", "2", "--master_port", str(port), *words]
+
+
+LAUNCHERS: dict[str, Callable[..., list[str]]] = {
+    "torchrun": torchrun,
+    "one process": lambda *words: [sys.executable, *words],
+    "accelerate": accelerate,
+    "deepspeed": deepspeed,
+}
+
+
+def train(directory: Path, how: str, launcher: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """``msprobe run -- [torchrun] parent_job.py``."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "probe.yaml").write_text(SETTINGS)
-    words = [JOB, how, str(directory / "probe.yaml")]
-    command = torchrun(*words) if ranks > 1 else [sys.executable, *words]
+    command = LAUNCHERS[launcher](JOB, how, str(directory / "probe.yaml"))
     done = ln.run(*command, cwd=directory, env=ln.environment(**variables))
     assert done.returncode == 0, done.stderr
     return done
@@ -85,9 +118,11 @@ def without_times(value: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=[2, 1], ids=["torchrun", "one process"])
-def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any], list[str]]:
-    """Number of ranks, files and losses of the training without a child."""
+@pytest.fixture(scope="module", params=LAUNCHERS)
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], list[str]]:
+    """The launcher, and files and losses of the training without a child."""
+    if request.param in ("accelerate", "deepspeed"):
+        pytest.importorskip(request.param)
     directory = tmp_path_factory.mktemp("alone")
     train(directory, "none", request.param)
     return request.param, artifacts(directory / "out"), losses(directory)
@@ -97,11 +132,13 @@ def losses(directory: Path) -> list[str]:
     return [path.read_text() for path in sorted(directory.glob("loss*.txt"))]
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_a_child_changes_nothing_of_its_parents(how: str, alone: tuple[int, dict[str, Any], list[str]], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("alone", "how"), [(name, how) for name in LAUNCHERS for how in (HOW if name in _ALL_WAYS else HOW[:2])], indirect=["alone"]
+)
+def test_a_child_changes_nothing_of_its_parents(how: str, alone: tuple[str, dict[str, Any], list[str]], tmp_path: Path) -> None:
     """Started in the middle of the training, with everything that the environment hands on."""
-    ranks, expected, trained = alone
-    done = train(tmp_path, how, ranks)
+    launcher, expected, trained = alone
+    done = train(tmp_path, how, launcher)
     assert losses(tmp_path) == trained
     found = artifacts(tmp_path / "out")
     assert found.keys() == expected.keys()
@@ -126,7 +163,7 @@ def test_a_child_changes_nothing_of_its_parents(how: str, alone: tuple[int, dict
 
 def test_a_child_may_have_a_probe_with_a_directory_of_its_own(tmp_path: Path) -> None:
     """MSPROBE_CHILDREN=1."""
-    done = train(tmp_path, "subprocess", 1, MSPROBE_CHILDREN="1")
+    done = train(tmp_path, "subprocess", "one process", MSPROBE_CHILDREN="1")
     steps = [json.loads(line).get("step") for line in (tmp_path / "out" / "jsonl" / "rank0.jsonl").read_text().splitlines()]
     assert [step for step in steps if step is not None] == list(range(STEPS))
     own = tmp_path / "out" / "run-2"
@@ -136,18 +173,21 @@ def test_a_child_may_have_a_probe_with_a_directory_of_its_own(tmp_path: Path) ->
     assert "no probe in this process" not in done.stderr
 
 
-def test_two_trainings_in_one_directory_at_once_are_two_runs(alone: tuple[int, dict[str, Any], list[str]], tmp_path: Path) -> None:
+def test_two_trainings_in_one_directory_at_once_are_two_runs(alone: tuple[str, dict[str, Any], list[str]], tmp_path: Path) -> None:
     """All sinks, dumps and the pack of both are whole, and those of the first are where they always are."""
-    ranks, expected, _ = alone
+    launcher, expected, _ = alone
+    ranks = 1 if launcher == "one process" else 2
     (tmp_path / "probe.yaml").write_text(SETTINGS)
     words = [JOB, "none", str(tmp_path / "probe.yaml")]
-    command = torchrun(*words) if ranks > 1 else [sys.executable, *words]
-    line = [sys.executable, "-m", "msprobe_engine.cli.main", "run", "-c", "probe.yaml", "--", *command]
+
+    def line() -> list[str]:
+        return [sys.executable, "-m", "msprobe_engine.cli.main", "run", "-c", "probe.yaml", "--", *LAUNCHERS[launcher](*words)]
+
     keys: dict[str, Any] = {"cwd": tmp_path, "text": True, "stderr": subprocess.PIPE}
     # The first is held in its last step until the second is through.
-    first = subprocess.Popen(line, env=ln.environment(JOB_WAITS="go"), **keys)
+    first = subprocess.Popen(line(), env=ln.environment(JOB_WAITS="go"), **keys)
     ln.wait_for(lambda: len(list(tmp_path.glob("waiting*"))) == ranks)
-    second = subprocess.run(line, env=ln.environment(), timeout=120, check=False, **keys)
+    second = subprocess.run(line(), env=ln.environment(), timeout=120, check=False, **keys)
     (tmp_path / "go").write_text("")
     _, said = first.communicate(timeout=120)
     assert (first.returncode, second.returncode) == (0, 0), said + second.stderr
