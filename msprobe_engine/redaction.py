@@ -173,8 +173,8 @@ class Redaction:
 def coarse_sums(rows: Rows) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Of which rows mean and norm may be written, and their sums and sums of squares on a grid that hides each element.
 
-    Mean and root mean square are rounded to a power of ten, two digits below the first one of the root mean square (three from `_MANY`
-    elements on). Not from the first digit of the mean: a mean near zero would have a finer grid.
+    Mean and root mean square are rounded to a power of ten: to two digits of the root mean square, three from `_MANY` elements on. Not to
+    digits of the mean: one near zero would have a finer grid.
     """
     ints = _rows.as_int64(rows)
     count = ints[:, _rows.COUNT].astype(np.float64)
