@@ -8,8 +8,9 @@ from typing import Any
 from msprobe_engine.config_check import by_rank
 from msprobe_engine.config_check.difference import ENV, Difference, Sheet, merged
 from msprobe_engine.config_check.env_rules import OF_PROCESS, Rule, environment_rules, same_value
-from msprobe_engine.config_check.environment import KEY, Environment
+from msprobe_engine.config_check.environment import Environment
 from msprobe_engine.config_check.severity import ERROR, HARMLESS
+from msprobe_engine.core.user_key import KEY
 
 _NPU = "ASCEND"
 """A side is one of NPUs when a variable has this in its name, as the existing tool tells it."""
