@@ -30,7 +30,8 @@ from msprobe_engine.dump.dtypes import plain_name
 from msprobe_engine.errors import DumpFormatError, SinkError
 
 KIND = "msprobe checkpoint digests"
-VERSION = 1
+VERSION = 2
+"""2: says how many tensors and values it has. Those of version 1 are read."""
 _MOST_BYTES = 4 << 30
 
 
@@ -148,7 +149,7 @@ def write_manifest(path: Path, checkpoint: Checkpoint, found: Sequence[Digest]) 
     data = {
         "kind": KIND, "version": VERSION, "path": str(checkpoint.path), "format": checkpoint.format, "naming": checkpoint.naming,
         "facts": strict(checkpoint.facts), "tensors": strict(tensors), "values": strict(checkpoint.values), "notes": checkpoint.notes,
-        "problems": checkpoint.problems,
+        "problems": checkpoint.problems, "counts": {"tensors": len(tensors), "values": len(checkpoint.values)},
     }  # fmt: skip
     try:
         write_named(path, [json.dumps(data, indent=1, allow_nan=False).encode()])
@@ -174,13 +175,17 @@ def read_manifest(path: Path) -> tuple[Checkpoint, dict[str, Digest]]:
     """
     try:
         data = parse_json(read_input(path, _MOST_BYTES))
-        if data.get("version") != VERSION:
-            raise DumpFormatError(f"{path}: is a manifest of version {data.get('version')!r}; this tool knows version {VERSION}")
+        if data.get("version") not in (1, VERSION):
+            raise DumpFormatError(f"{path}: is a manifest of version {data.get('version')!r}; this tool knows versions 1 and {VERSION}")
         checkpoint = Checkpoint(
             path, f"digests of {data['format']}", values=dict(data["values"]), facts=dict(data["facts"]), naming=str(data["naming"]),
             files=[path], notes=list(data["notes"]), problems=list(data["problems"]),
         )  # fmt: skip
         digests = {str(key): _entry(checkpoint, str(key), entry) for key, entry in data["tensors"].items()}
+        if data["version"] == VERSION:
+            for word, there in (("tensors", len(digests)), ("values", len(checkpoint.values))):
+                if there != data["counts"][word]:
+                    checkpoint.problems.append(f"{path}: {there} {word} are in it, and {data['counts'][word]} were when it was written")
     except OSError as error:
         raise DumpFormatError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

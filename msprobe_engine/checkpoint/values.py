@@ -71,6 +71,8 @@ class ValuesCompared:
     different: list[ValueDifference] = field(default_factory=list)
     equal: int = 0
     notes: list[str] = field(default_factory=list)
+    lacking: dict[str, list[str]] = field(default_factory=dict)
+    """Side (``A``, ``B``) -> sections (first parts of names) that only the other one has, of two checkpoints of one format."""
 
 
 def compare_values(a: Checkpoint, b: Checkpoint) -> ValuesCompared:
@@ -98,9 +100,19 @@ def compare_values(a: Checkpoint, b: Checkpoint) -> ValuesCompared:
     for key in [key for key in rest_a if key in rest_b]:
         _one(out, key, rest_a.pop(key), rest_b.pop(key))
     _by_meaning(out, rest_a, rest_b)
-    _one_sided(out, rest_a, rest_b, a.format == b.format)
+    alike = len({side.format.removeprefix("digests of ") for side in (a, b)}) == 1
+    _one_sided(out, rest_a, rest_b, alike)
+    if alike:
+        sections = [{key.split(".", 1)[0] for key in side.values} for side in (a, b)]
+        pairs = (("A", sections[1] - sections[0], rest_b), ("B", sections[0] - sections[1], rest_a))
+        out.lacking = {side: sorted(only & {key.split(".", 1)[0] for key in rest if _is_comparable(key)}) for side, only, rest in pairs}
     out.different.sort(key=lambda d: not d.matters)
     return out
+
+
+def _is_comparable(key: str) -> bool:
+    """A value that both would have: no time, path or place of the process, and nothing of other ranks."""
+    return value_group(key) != RANDOM and not any(pattern.search(key) for pattern, _ in _EXPECTED)
 
 
 def _first(keys: tuple[str, ...], values: Mapping[str, Any]) -> str:

@@ -108,16 +108,21 @@ def run(args: argparse.Namespace) -> int:
 
 def _first_difference(target: str, golden: str, output: str) -> int:
     from msprobe_engine.diagnose.diff_analyze import NOTHING, first_differences
+    from msprobe_engine.diagnose.findings import NONE
     from msprobe_engine.log import printable
 
-    problems: list[str] = []
-    path = first_differences(target, golden, output, problems)
-    print(f"The first difference is in {path}" if path else NOTHING)
-    for problem in problems:
-        print(printable(f"warning: {problem}"), file=sys.stderr)
+    path, found = first_differences(target, golden, output)
     if path is not None:
+        print(f"The first difference is in {path}")
+    elif found.finding != NONE:  # calls or renamed modules, of which no record is the first
+        print(printable(found.headline()))
+    else:
+        print(NOTHING)
+    for problem in found.problems:
+        print(printable(f"warning: {problem}"), file=sys.stderr)
+    if path is not None or found.finding != NONE:
         return 1
-    return 3 if problems else 0
+    return 3 if found.problems else 0
 
 
 def _rename(args: argparse.Namespace, map_dict: dict[str, str], target: str) -> None:

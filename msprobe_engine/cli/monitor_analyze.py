@@ -74,8 +74,12 @@ def report(path: str, output: str, top: int, wanted: frozenset[int]) -> int:
     if found:
         more = f", {len(found) - 1} more" if len(found) > 1 else ""
         print(printable(f"Incident, with what to run next: {found[0] / 'summary.md'}{more}"))
+    lost = result.found.left_out
+    if found and not result.found.anomalies:
+        lost += 1
+        print("warning: the run has an incident, which an alert makes, and no alert of it is here", file=sys.stderr)
     print(f"Details: {result.path}")
-    return 1 if result.began is not None else 3 if result.found.left_out else 0
+    return 1 if result.began is not None else 3 if lost else 0
 
 
 def incidents(run: Path) -> list[Path]:

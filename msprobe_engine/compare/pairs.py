@@ -157,7 +157,12 @@ class _Table:
             start = end
 
     def _say_one_sided(self, one_sided: npt.NDArray[np.bool_]) -> None:
-        for sentence in missing_statistics.sentences(self.target, self.golden, one_sided):
+        alone = (self.others < 0, self.rows < 0)
+        if self._judged is not None:  # of two frameworks some rows need no partner
+            alone = (alone[0] & (self._judged.level > 0), alone[1] & (self._judged.level > 0))
+        rows = (self.rows[alone[0]].tolist(), self.others[alone[1]].tolist())
+        rows = missing_statistics.with_content(self.target, self.golden, *rows)
+        for sentence in missing_statistics.sentences(self.target, self.golden, one_sided, *rows):
             self.target.say(sentence)
 
     def _bitwise(self) -> Floats | None:

@@ -263,7 +263,7 @@ def _add_steps(
     for dump in (one, two):
         _note_strays(found, dump)
         found.lost += missing_steps(dump, steps)
-    found.lost += steps_on_one_side(one, two, steps)
+    found.lost += [] if steps else steps_on_one_side(one, two)
     chosen = [(a, b) for a, b in _steps(found, one, two) if not steps or a in steps]
     if steps - {a for a, _ in chosen}:
         found.lost.append(f"Steps {_listed(sorted(steps - {a for a, _ in chosen}))} were asked for and are not in both dumps.")

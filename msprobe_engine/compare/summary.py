@@ -129,7 +129,7 @@ class Comparison:
             number = sum(getattr(result, f"only_{side}") for result in self.results)
             if number:
                 names = [name for result in self.results for name in result.names[side]][:MOST_NAMES]
-                lines.append(_line("unmatched", f"{number:,} rows only in the {side}: {_some(names, number, 3)}"))
+                lines.append(_line("unmatched", f"{number:,} row{'s' * (number != 1)} only in the {side}: {_some(names, number, 3)}"))
         problems = self.all_problems
         if problems and self.diagnosis is None:  # else they stand there
             lines += [_line("warning", problem) for problem in problems[:MOST_PROBLEMS]]

@@ -118,10 +118,10 @@ def between_ranks(pack: str | Path | Pack) -> Ranks:
     places = side.places()
     hosts = {rank: str(place.get("host", "")) for rank, place in places.items()}
     out = Ranks(str(side.pack.path), tuple(sorted(set(side.pack.ranks) | set(places))), hosts)
-    out.notes += side.problems
     out.missing += _missing(side, out.ranks)
     if len(out.ranks) < 2:
         out.notes.append("the pack has what one rank wrote; there is nothing to hold against it")
+        out.missing += side.problems
         return out
     rules, terms = environment_rules(), known_terms()
     if side.pack.by_rank("env"):
@@ -143,6 +143,7 @@ def between_ranks(pack: str | Path | Pack) -> Ranks:
     _hold(out, SYSTEM, {rank: facts(one) for rank, one in side.system().items()}, judged)
     _weights(out, side)
     out.deviations.sort(key=lambda one: (SEVERITIES.index(one.severity), one.sheet, one.name))
+    out.missing += side.problems
     return out
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from msprobe_engine.config_check import completeness
 from msprobe_engine.config_check import difference as d
 from msprobe_engine.config_check.compare_env import compare_env
 from msprobe_engine.config_check.compare_packages import compare_packages
@@ -74,6 +75,10 @@ class _Work:
             self.out.notes.append(
                 f"neither pack has {' and '.join(_CONTENT[name] for name in neither)}; ConfigChecker in the program collects them"
             )
+        if self.only is None:
+            self.out.problems += completeness.of_one_side(self.bench, self.cmp)
+        nothing = [name for name, sheet in found.items() if not (sheet.compared or sheet.differences or sheet.not_shown)]
+        self.out.problems += [f"{name}: nothing in the packs could be compared" for name in nothing]
         if self.out.unknown:
             names = ", ".join(self.out.unknown)
             self.out.problems.append(f"what may change the numbers cannot be compared, see the notes: {names}")

@@ -138,6 +138,7 @@ class _Comparison:
         self.unequal: dict[tuple[str, int], dict[int, tuple[Any, Any]]] = {}
         self.shared = False
         self.hidden: set[str] = set()
+        self.undigested: set[str] = set()
         self.everyone = tuple({rank for _, rank in bench.places & cmp.places})
 
     def compared(self) -> Sheet:
@@ -152,6 +153,10 @@ class _Comparison:
             hidden = ", ".join(sorted(self.hidden)[:MOST_NAMES]) + (", ..." if len(self.hidden) > MOST_NAMES else "")
             why = "values are redacted, and both sides do not have digests of one key: they cannot be compared"
             self.sheet.differences.append(Difference(self.sheet.name, hidden, hidden, "", "", MAY, why, level=ERROR))
+        self.sheet.unknown = tuple(sorted(self.undigested)[:MOST_NAMES])
+        if self.undigested:
+            names = ", ".join(self.sheet.unknown) + (", ..." if len(self.undigested) > MOST_NAMES else "")
+            self.sheet.notes += (f"only one side has a digest of {names}: of these only the statistics were compared",)
         if one_sided and not self.shared:
             what = "weights" if self.column == "weight_name" else "inputs"
             why = f"no name of the {what} is on both sides; of two frameworks compare checkpoints (msprobe ckpt diff)"
@@ -185,6 +190,8 @@ class _Comparison:
             if not comparable(a[name], b[name]):
                 self.hidden.add(name)
                 continue
+            if self.digests and bool(a[name].get("digest")) != bool(b[name].get("digest")):
+                self.undigested.add(name)
             equal = same_tensor(a[name], b[name])
             if not equal:
                 self.unequal.setdefault((name, rank), {})[step] = (a[name], b[name])

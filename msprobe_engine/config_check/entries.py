@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 
-FORMAT = 1
+FORMAT = 2
+"""2: with the list of what was withheld of the environment, see `completeness`."""
 ENV, PIP = "env", "pip"
 STATIC, DYNAMIC = "hyperparameters/hyperparameters_static.json", "hyperparameters/hyperparameters_dynamic.json"
 META = "msprobe/meta.json"

@@ -62,8 +62,9 @@ class Environment:
         return [name for name, one in self.withheld.items() if one.why == why]
 
     def entry(self) -> dict[str, Any]:
-        """`withheld` as a pack has it."""
-        return {"key_id": self.key, "variables": {name: {"why": one.why, "digest": one.digest} for name, one in self.withheld.items()}}
+        """`withheld` as a pack has it, with how many values and names there are, so that a pack of which some were taken away says so."""
+        variables = {name: {"why": one.why, "digest": one.digest} for name, one in self.withheld.items()}
+        return {"key_id": self.key, "values": len(self.values), "names": len(variables), "variables": variables}
 
     def notes(self, most: int = 10) -> list[str]:
         """What is not written, by name and with the reason, for people; `most` names each."""

@@ -257,6 +257,10 @@ class Pack:
         except (OSError, ArchiveError) as error:
             raise DumpFormatError(f"{one_line(str(file))}: entry {one_line(name)} cannot be read: {error}; take the pack again") from error
 
+    def size(self, name: str) -> int:
+        """Bytes of an entry that is there."""
+        return self._found[name][1].file_size
+
     def text(self, name: str) -> str:
         """Content of an entry, UTF-8; what is none is shown as escapes."""
         return self.raw(name).decode("utf-8", "backslashreplace")

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from msprobe_engine.config_check import entries
+from msprobe_engine.config_check import completeness, entries
 from msprobe_engine.config_check.by_rank import NO_RANK
 from msprobe_engine.config_check.compare_tensors import Place, Tensors, flat_tags
 from msprobe_engine.config_check.environment import Environment, of_entries
@@ -36,9 +36,11 @@ class PackSide:
     def __init__(self, pack: Pack) -> None:
         self.pack = pack
         self.problems: list[str] = list(pack.problems)
-        self.meta = self._mapping(entries.META)
-        self.static = self._mapping(entries.STATIC_SETTINGS)
+        self.meta = self.mapping(entries.META)
+        self.static = self.mapping(entries.STATIC_SETTINGS)
         self.versions = {name: versions[0] for name, versions in self._packages().items()}
+        for sentence in completeness.missing_of(self):
+            self._say(f"{one_line(str(pack.path))}: {sentence}")
 
     @property
     def world_size(self) -> int | None:
@@ -64,10 +66,10 @@ class PackSide:
         ranks, withheld = self.pack.by_rank("env"), self.pack.by_rank("withheld")
         if by_rank and ranks:
             return {
-                rank: of_entries(self._mapping(name), self._mapping(withheld.get(rank, "")), _SESSION_KEY) for rank, name in ranks.items()
+                rank: of_entries(self.mapping(name), self.mapping(withheld.get(rank, "")), _SESSION_KEY) for rank, name in ranks.items()
             }
-        one = self._mapping(entries.ENV) if entries.ENV in self.pack else self._mapping(next(iter(ranks.values()), ""))
-        all_ranks = of_entries(one, self._mapping(next(iter(withheld.values()), "")), _SESSION_KEY)
+        one = self.mapping(entries.ENV) if entries.ENV in self.pack else self.mapping(next(iter(ranks.values()), ""))
+        all_ranks = of_entries(one, self.mapping(next(iter(withheld.values()), "")), _SESSION_KEY)
         set_by_scripts = self.static.get("env")
         if not isinstance(set_by_scripts, dict):
             return {NO_RANK: all_ranks}
@@ -102,15 +104,15 @@ class PackSide:
             sides: dict[int, Side] = {}
             known: dict[str, Side] = {}
             for rank, name in ranks.items() if by_rank else list(ranks.items())[:1]:
-                entry = {name: one for name, one in self._mapping(name).items() if name.rpartition(".")[2] not in OF_RANK}
+                entry = {name: one for name, one in self.mapping(name).items() if name.rpartition(".")[2] not in OF_RANK}
                 text = json.dumps(entry, sort_keys=True, default=str)  # most ranks have the same
                 if text not in known:
                     known[text] = self._side(_resolved(entry))
                 sides[rank if by_rank else NO_RANK] = known[text]
             return sides
         if ranks:  # ours, beside a pack of the existing tool: what was resolved says more than null
-            return {NO_RANK: self._side(_resolved(self._mapping(next(iter(ranks.values())))))}
-        dynamic = [Setting(name, value, framework="megatron") for name, value in self._mapping(entries.DYNAMIC).items()]
+            return {NO_RANK: self._side(_resolved(self.mapping(next(iter(ranks.values())))))}
+        dynamic = [Setting(name, value, framework="megatron") for name, value in self.mapping(entries.DYNAMIC).items()]
         return {NO_RANK: self._side(dynamic, opaque=not self.pack.ours)}
 
     def ranks_with_settings(self) -> bool:
@@ -124,30 +126,30 @@ class PackSide:
         values = self.static.get("values")
         if isinstance(values, dict) and values:
             return [_found(name, judged_name(name, values), one) for name, one in values.items()]
-        values = self._mapping(entries.STATIC)
+        values = self.mapping(entries.STATIC)
         return [Setting(name, _each(cleaned(judged_name(name, values), value))) for name, value in values.items()]
 
     def tensors(self, part: str) -> Tensors:
         """``weights`` or ``dataset``, of the existing tool and ours."""
         flat = flat_tags if part == "dataset" else _tensors_of
-        existing = _Entries(self.pack.existing(part), lambda name: flat(self._mapping(name)))
-        return Tensors(existing, _Entries(self.pack.by_step(part), self._mapping))
+        existing = _Entries(self.pack.existing(part), lambda name: flat(self.mapping(name)))
+        return Tensors(existing, _Entries(self.pack.by_step(part), self.mapping))
 
     def random(self) -> tuple[dict[int, Any], dict[int, Any]]:
         """The existing tool's entries by rank, and ours."""
         existing = {
-            rank: {function: calls for function, calls in self._mapping(name).items() if isinstance(calls, list)}
+            rank: {function: calls for function, calls in self.mapping(name).items() if isinstance(calls, list)}
             for (_, rank), name in self.pack.existing("random").items()
         }
-        return existing, {rank: self._mapping(name) for rank, name in self.pack.by_rank("random").items()}
+        return existing, {rank: self.mapping(name) for rank, name in self.pack.by_rank("random").items()}
 
     def system(self) -> dict[int, Mapping[str, Any]]:
         """Drivers, devices, flags by rank."""
-        return {rank: self._mapping(name) for rank, name in self.pack.by_rank("system").items()}
+        return {rank: self.mapping(name) for rank, name in self.pack.by_rank("system").items()}
 
     def places(self) -> dict[int, Mapping[str, Any]]:
         """Where the ranks ran: ``host``, ``node``."""
-        return {rank: self._mapping(name) for rank, name in self.pack.by_rank("ranks").items()}
+        return {rank: self.mapping(name) for rank, name in self.pack.by_rank("ranks").items()}
 
     def _packages(self) -> dict[str, list[str]]:
         try:
@@ -156,7 +158,8 @@ class PackSide:
             self._say(str(error))
             return {}
 
-    def _mapping(self, name: str) -> dict[str, Any]:
+    def mapping(self, name: str) -> dict[str, Any]:
+        """An entry that is an object; empty where it is not there, or damaged, which `problems` says."""
         try:
             found = self.pack.mapping(name)
         except DumpFormatError as error:

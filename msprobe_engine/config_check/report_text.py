@@ -32,7 +32,8 @@ def headline(found: Comparison, lines: Mapping[str, int] | None = None) -> str:
     if found.equal and found.problems:
         return "Cannot tell: not everything can be read or compared, see the problems; no difference in the rest."
     if found.equal and found.not_shown:
-        return f"No difference that matters ({harmless}; {found.not_shown} not comparable)."
+        values = "1 value cannot" if found.not_shown == 1 else f"{found.not_shown} values cannot"
+        return f"No difference that matters{f' ({harmless})' if counts[HARMLESS] else ''}; {values} be compared."
     if found.equal:
         return f"No difference that matters ({harmless})." if counts[HARMLESS] else "No difference."
     told = {severity: _in_lines(counts[severity], (lines or {}).get(severity, counts[severity])) for severity in (CHANGES, MAY)}

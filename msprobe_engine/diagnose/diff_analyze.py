@@ -27,34 +27,31 @@ _STATISTICS = ("NPU max", "NPU min", "NPU mean", "NPU l2norm")
 _STATES = {INPUT: "input", PARAMETERS: "input", OUTPUT: "output", PARAMETERS_GRAD: "output"}
 
 
-def first_differences(target: str | Path, golden: str | Path, output: str | Path, problems: list[str] | None = None) -> Path | None:
+def first_differences(target: str | Path, golden: str | Path, output: str | Path) -> tuple[Path | None, Diagnosis]:
     """Write where two runs part: ``{output}/diff_analyze_{time_ns}.json``.
 
     Args:
         target, golden: two dumps of one kind: root, step directory, rank directory or dump.json.
         output: directory of the file.
-        problems: gets sentences about what could not be read.
 
     Returns:
-        The file; None when there is no difference beyond round-off, and then nothing is written.
+        The file, and the diagnosis. None: there is no record that the numbers part at, and then nothing is written.
 
     Raises:
         DumpFormatError, NothingCapturedError: as `diagnose`.
         SinkError: the file cannot be written.
     """
     found = diagnose(target, golden)
-    if problems is not None:
-        problems += found.problems
     nodes = _nodes(found, Path(target), Path(golden))
     if not nodes:
-        return None
+        return None, found
     path = Path(output) / f"diff_analyze_{time.time_ns()}.json"
     try:
         make_directories(str(output))
         write_file(path, [finite_json(nodes, indent=2)])
     except OSError as error:
         raise SinkError(f"cannot write {path}: {error.strerror or error}; name another directory with -o") from error
-    return path
+    return path, found
 
 
 def _nodes(found: Diagnosis, target: Path, golden: Path) -> dict[str, list[dict[str, Any]]]:

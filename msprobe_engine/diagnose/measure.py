@@ -94,7 +94,7 @@ class Distances:
         argument: is no tensor, and differs.
         shape, dtype: differ.
         known: the dump says something that can be compared; of rows that both hold NaN or Inf: `infinite.compared`.
-        one_sided: bool (n, 6), what only one side has, see `missing_statistics`.
+        one_sided: bool (n, 10), what only one side has, see `missing_statistics`.
     """
 
     distance: Floats
@@ -147,7 +147,8 @@ def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | code
     plain = codes.mask(target.values, len(target))[left] | codes.mask(golden.values, len(golden))[right]
     for at in np.flatnonzero(plain).tolist():
         distance[at], argument[at] = _argument(target, golden, int(left[at]), int(right[at]))
-    shape = codes.unequal(target.shape, golden.shape, left, right) & ~plain
+    one_sided = missing_statistics.on_one_side(target, golden, left, right, count)
+    shape = codes.unequal(target.shape, golden.shape, left, right) & ~plain & ~one_sided[:, missing_statistics.SHAPE]
     dtype = _other_dtypes(target, golden, left, right) & ~plain
     if target.framework != golden.framework:  # a view more or less
         shape &= codes.of_each(target.shape, elements)[left] != count
@@ -166,8 +167,7 @@ def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | code
     distance[blank], known[blank] = 0.0, False
     for differs in (argument, dtype):
         differs[blank & plain] = False
-    one_sided = missing_statistics.on_one_side(target, golden, left, right, count)
-    one_sided[bad_a | bad_b | shape | apart] = False
+    one_sided[bad_a | bad_b | shape | apart, : missing_statistics.REDACTED] = False
     one_sided[compared, :4] = False  # a checksum says it all
     one_sided[hidden] = False
     one_sided[blank & ~shape & ~apart, missing_statistics.REDACTED] = True

@@ -1,5 +1,6 @@
-"""What of two rows that belong together only one side has: a statistic that is a number there and null, text or no key here, a dtype, a
-checksum. The rest of such rows is compared, so they may differ where nobody could look; that is said and counted, never "the same".
+"""What of two matched records only one side has: a row, or of two rows that belong together a statistic that is a number there and null, text
+or no key here, a dtype, a shape, a checksum, a saved tensor, any value. The rest is compared, so they may differ where nobody could look; that is said and
+counted, never "the same".
 
 What recorders leave out by design is no loss (`recorders.has_all_statistics`); memory that nobody has written (``uninitialised``) or that a
 call does not read (``ignored``) has no numbers in dumps of this tool.
@@ -7,23 +8,24 @@ call does not read (``ignored``) has no numbers in dumps of this tool.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.compare import codes
 from msprobe_engine.compare.record_rows import is_number
-from msprobe_engine.compare.side import Side
+from msprobe_engine.compare.side import TENSOR, Side
 from msprobe_engine.diagnose import recorders
 from msprobe_engine.sentences import Sentence
 
 Bools = npt.NDArray[np.bool_]
 
-WHAT = ("Max", "Min", "Mean", "Norm", "dtype", "checksum", "redacted values")
-"""Columns of what `on_one_side` returns. The last is `redacted`: values that were left out, and no digests of one key."""
+WHAT = ("Max", "Min", "Mean", "Norm", "dtype", "checksum", "redacted values", "shape", "a saved tensor", "a value")
+"""Columns of what `on_one_side` returns. `REDACTED`: values that were left out, and no digests of one key."""
 REDACTED = 6
-_STATISTICS, _DTYPE, _CHECKSUM = slice(0, 4), 4, 5
+_STATISTICS, _DTYPE, _CHECKSUM, SHAPE, _FILE, _VALUE = slice(0, 4), 4, 5, 7, 8, 9
 _NOT_BY_ALL = slice(2, 4)
 _NO_VALUES = frozenset(("ignored", "uninitialised"))
 _NO_TYPE = str(type(None))
@@ -37,7 +39,7 @@ def on_one_side(target: Side, golden: Side, left: codes.Integers, right: codes.I
         elements: int64 (n,), of the tensors.
 
     Returns:
-        bool (n, 7).
+        bool (n, 10).
     """
     found = np.zeros((len(left), len(WHAT)), bool)
     if target.odd or golden.odd:
@@ -54,6 +56,43 @@ def on_one_side(target: Side, golden: Side, left: codes.Integers, right: codes.I
         without = [np.fromiter((md5 is None for md5 in side.md5), bool, len(side)) for side in (target, golden)]
         found[:, _CHECKSUM] = (without[0][left] ^ without[1][right]) & ~plain_a & ~plain_b
     found[(_unwritten(target)[left] | _unwritten(golden)[right]) | (elements == 0)] = False
+    tensors = ~plain_a & ~plain_b & codes.of_each(target.dtype, bool, bool)[left] & codes.of_each(golden.dtype, bool, bool)[right]
+    found[:, SHAPE] = tensors & (_without(target.shape)[left] ^ _without(golden.shape)[right])
+    if target.mode == golden.mode == TENSOR:
+        found[:, _FILE] = tensors & (_without(target.data_name)[left] ^ _without(golden.data_name)[right])
+    found[:, _VALUE] = (_empty(target)[left] ^ _empty(golden)[right]) & ~found[:, _DTYPE]
+    return found
+
+
+def alone(target: Side, golden: Side, pairs: Sequence[tuple[int, int]], rows: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Rows of matched records that have no partner, of both sides, as `with_content` has them.
+
+    Args:
+        pairs: matched records.
+        rows: rows that belong together.
+    """
+    found = []
+    for k, side in enumerate((target, golden)):
+        first, ops = codes.firsts(side), np.array([pair[k] for pair in pairs], np.int64)
+        mine = codes.mask(codes.spread(first[ops], first[ops + 1] - first[ops]), len(side))
+        mine[[row[k] for row in rows]] = False
+        found.append(np.flatnonzero(mine).tolist())
+    return with_content(target, golden, found[0], found[1])
+
+
+def with_content(target: Side, golden: Side, only_target: Iterable[int], only_golden: Iterable[int]) -> tuple[list[int], list[int]]:
+    """Of rows without a partner those whose loss is one: nulls hold nothing, and two recorders or frameworks have rules of their own of what
+    they write."""
+    if recorders.differ(target, golden) or target.framework != golden.framework:
+        return [], []
+    left, right = _empty(target), _empty(golden)
+    return [row for row in only_target if not left[row]], [row for row in only_golden if not right[row]]
+
+
+def _empty(side: Side) -> Bools:
+    """bool (rows,): nulls."""
+    found = np.fromiter((dtype is None for dtype in side.dtype), bool, len(side))
+    found[[row for row, value in side.values.items() if value is None]] = True
     return found
 
 
@@ -64,9 +103,26 @@ def words(row: Bools) -> str:
     return f"only one side has {' and '.join(what for what, missing in zip(WHAT, row.tolist()) if missing)}"
 
 
-def sentences(target: Side, golden: Side, found: Bools) -> Iterator[Sentence]:
-    """How many rows lack what; nothing where all is on both sides."""
+def sentences(
+    target: Side, golden: Side, found: Bools, only_target: Sequence[int] = (), only_golden: Sequence[int] = ()
+) -> Iterator[Sentence]:
+    """How many rows lack what, and what the dumps hold where that is not the same; nothing where all is on both sides.
+
+    Args:
+        found: as `on_one_side` has it.
+        only_target, only_golden: rows without a partner.
+    """
+    if target.mode != golden.mode and not recorders.differ(target, golden):
+        template = "{0} holds {1}, {2} holds {3}: only what both hold was compared"
+        yield Sentence(template, target.path, target.mode, golden.path, golden.mode)
+    for side, other, rows in ((target, golden, only_target), (golden, target, only_golden)):
+        if len(rows) == 1:
+            yield Sentence("{0}: 1 row is not in {1} and was not compared: {2}", side.path, other.path, side.name[rows[0]])
+        elif len(rows):
+            template = "{0}: {1} rows are not in {2} and were not compared, the first is {3}"
+            yield Sentence(template, side.path, f"{len(rows):,}", other.path, side.name[rows[0]])
     template = "{0} against {1}: {2} rows have {3} on one side only; of them only the rest was compared"
+    single = "{0} against {1}: 1 row has {2} on one side only; of it only the rest was compared"
     hidden = int(found[:, REDACTED].sum())
     if hidden:
         yield Sentence(
@@ -75,8 +131,10 @@ def sentences(target: Side, golden: Side, found: Bools) -> Iterator[Sentence]:
             golden.path,
             f"{hidden:,}",
         )
-    for what, count in zip(WHAT[:REDACTED], found.sum(0).tolist()):
-        if count:
+    for what, count in zip(WHAT, found.sum(0).tolist()):
+        if count == 1 and what != WHAT[REDACTED]:
+            yield Sentence(single, target.path, golden.path, what)
+        elif count and what != WHAT[REDACTED]:
             yield Sentence(template, target.path, golden.path, f"{count:,}", what)
 
 
@@ -86,6 +144,10 @@ def _missing(side: Side) -> Bools:
     for row, four in side.odd.items():
         found[row] = [not is_number(value) for value in four]
     return found
+
+
+def _without(column: Sequence[Any]) -> Bools:
+    return np.fromiter((not value and value != [] for value in column), bool, len(column))
 
 
 def _unwritten(side: Side) -> Bools:

@@ -41,7 +41,7 @@ from msprobe_engine.diagnose.shared import both_hold, not_compared, say_one_side
 from msprobe_engine.diagnose.updated import name_parameters
 from msprobe_engine.diagnose.updates import note_update
 from msprobe_engine.dump import layout
-from msprobe_engine.dump.completeness import missing_steps
+from msprobe_engine.dump.completeness import missing_steps, steps_on_one_side
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.errors import NothingCapturedError, UsageError
 from msprobe_engine.progress import bar
@@ -137,7 +137,7 @@ def _pair(target: Path, golden: Path, calibration: Sequence[Path], mappings: Map
         return calibrate.of_ranks(right, [read_step(dump, there, problems) for dump in further if there in dump.steps])
 
     found = over_steps(steps, sides, f"{target} and {golden}", moved if further else None)
-    found.problems += missing_steps(first) + missing_steps(second)
+    found.problems += missing_steps(first) + missing_steps(second) + steps_on_one_side(first, second)
     if steps[0] not in second.steps:
         found.evidence.append(f"Step {steps[0]} was compared with step {second.steps[0]} of the golden run: each has one step only.")
     more = bool(set(first.steps) - set(steps)) or (target / layout.RERUN).is_dir() or bool(samples.load(target))

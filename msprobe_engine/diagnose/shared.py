@@ -80,18 +80,20 @@ def not_compared(found: Divergence) -> int:
 
 
 def say_one_sided(found: Divergence) -> bool:
-    """Say on the sides of a step how many rows have what on one side only; those of wholes, which are made of many, are not counted.
+    """Say on the sides of a step what of matched records only one side has; those of wholes, which are made of many, are not counted.
 
     Returns:
         whether there is something.
     """
     said = False
     for rank, walker in found.walkers.items():
-        one_sided = walker.measured.one_sided
-        if rank not in found.wholes and one_sided.any():
+        if rank in found.wholes:
+            continue
+        sides = walker.side, walker.golden.side
+        alone = missing_statistics.alone(*sides, walker.structure.pairs, walker.rows)
+        for sentence in missing_statistics.sentences(*sides, walker.measured.one_sided, *alone):
             said = True
-            for sentence in missing_statistics.sentences(walker.side, walker.golden.side, one_sided):
-                walker.side.say(sentence)
+            walker.side.say(sentence)
     return said
 
 

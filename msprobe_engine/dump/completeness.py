@@ -42,13 +42,17 @@ def missing_records(file: Path, header: Mapping[str, Any], count: int, *, recove
 
 
 def missing_ranks(dump: DumpDirectory, step: int) -> list[str]:
-    """Sentences about the directories of ranks of a step that hold no dump."""
+    """Sentences about the directories of ranks of a step that hold no dump, or are of a rank that another one is of."""
+    found = []
+    if repeated := dump.repeated_ranks(step):
+        template = "{0}, step {1}: several directories are of one rank, and one of them is read: {2}"
+        found.append(Sentence(template, dump.root, step, ", ".join(repeated[:_MOST])))
     names = dump.empty_ranks(step)
     if not names:
-        return []
+        return found
     more = f" and {len(names) - _MOST:,} more" if len(names) > _MOST else ""
     template = "{0}, step {1}: no dump.json in {2}; were they killed before they wrote it, or is it a copy of a part?"
-    return [Sentence(template, dump.root, step, f"{', '.join(names[:_MOST])}{more}")]
+    return [*found, Sentence(template, dump.root, step, f"{', '.join(names[:_MOST])}{more}")]
 
 
 def missing_steps(dump: DumpDirectory, steps: Collection[int] = ()) -> list[str]:
@@ -58,6 +62,22 @@ def missing_steps(dump: DumpDirectory, steps: Collection[int] = ()) -> list[str]
         return []
     more = f" and {len(empty) - _MOST:,} more" if len(empty) > _MOST else ""
     return [Sentence("{0}: no dump.json in the directories of steps {1}", dump.root, f"{', '.join(map(str, empty[:_MOST]))}{more}")]
+
+
+def steps_on_one_side(target: DumpDirectory, golden: DumpDirectory) -> list[str]:
+    """Sentences about steps that one of two dumps has alone. Dumps of one step each are compared whatever its number is."""
+    if len(target.steps) == len(golden.steps) == 1:
+        return []
+    found = []
+    for dump, other in ((target, golden), (golden, target)):
+        only = [step for step in dump.steps if step not in other.steps]
+        if only:
+            more = f" and {len(only) - _MOST:,} more" if len(only) > _MOST else ""
+            template = "{0}: steps {1} are not in {2} and were not compared"
+            if len(only) == 1:
+                template = "{0}: step {1} is not in {2} and was not compared"
+            found.append(Sentence(template, dump.root, f"{', '.join(map(str, only[:_MOST]))}{more}", other.root))
+    return found
 
 
 def _counts(lost: Any) -> str:

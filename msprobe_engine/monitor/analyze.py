@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msprobe_engine.core.io.output_files import make_directory, replace_file
-from msprobe_engine.monitor.anomalies import Anomaly, Found, load
+from msprobe_engine.monitor.anomalies import Anomaly, Found, load, ranks_text
 from msprobe_engine.sinks.jsontext import dumps
 
 OUTPUT = "anomaly_analyse.json"
@@ -293,7 +293,9 @@ def summary(analysis: Analysis) -> str:
     began = analysis.began
     if began is None:
         ranks = analysis.found.ranks
-        return f"No alerts on {ranks_text(ranks)}." if ranks else "No alerts."
+        looked = "".join(f"\n  {sentence}" for sentence in analysis.found.looked_at)
+        partly = " in what could be read" if analysis.found.left_out else ""
+        return (f"No alerts{partly} on {ranks_text(ranks)}." if ranks else f"No alerts{partly}.") + looked
     a = began.first
     lines = [f"It began in step {a.step} {moment_text(began)}: {a.name} on {ranks_text(began.ranks)}{_pipeline_text(a)}."]
     lines.append(f"  {a.message}")
@@ -325,15 +327,3 @@ def moment_text(group: Group) -> str:
 def _pipeline_text(a: Anomaly) -> str:
     parts = [f"pipeline stage {a.pp_stage}"] * bool(a.pp_stage or len(a.mates) > 1) + [f"virtual stage {a.vpp_stage}"] * bool(a.vpp_stage)
     return f" ({', '.join(parts)})" if parts else ""
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """``rank 3`` or ``ranks 0-3, 8``."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
-    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"

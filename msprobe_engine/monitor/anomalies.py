@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.errors import UsageError
 from msprobe_engine.monitor.places import open_file, scan
-from msprobe_engine.monitor.reader import Run, open_run
+from msprobe_engine.monitor.reader import ALERTS_FILE, Run, open_run
 from msprobe_engine.monitor.series import whole
 
 FILE, DIRECTORY = "anomaly.json", "anomaly_detected"
@@ -76,12 +76,14 @@ class Found:
         ranks: ranks that said anything, an empty list of alerts included.
         problems: what could not be read, to how often.
         left_out: see `Run.left_out`.
+        looked_at: what was read, and what says that rules looked at the run, in sentences.
     """
 
     anomalies: list[Anomaly] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
     problems: Counter[str] = field(default_factory=Counter)
     left_out: int = 0
+    looked_at: list[str] = field(default_factory=list)
 
 
 def load(path: Path) -> Found:
@@ -108,7 +110,37 @@ def load(path: Path) -> Found:
                 found.anomalies.append(one)
     found.problems.update(run.problems)
     found.left_out = run.left_out
+    found.looked_at = _looked_at(run)
     return found if found.anomalies or old is None else old
+
+
+def _looked_at(run: Run) -> list[str]:
+    """Which ranks have a file of alerts, and which rules say that they looked."""
+    said = []
+    if run.format == "csv":
+        having = [rank for rank in run.ranks if any(os.path.lexists(path / ALERTS_FILE) for path in run.paths(rank))]
+        without = [rank for rank in run.ranks if rank not in having]
+        if having:
+            said.append(f"{ALERTS_FILE} of {ranks_text(having)} was read")
+        if without:
+            said.append(f"{ranks_text(without)} {'has' if len(without) == 1 else 'have'} no {ALERTS_FILE}, which the first alert makes")
+    else:
+        said.append(f"the steps of {ranks_text(run.ranks)} were read, which hold their alerts")
+    rules = sorted({str(rule) for rank in run.ranks if isinstance(names := run.info(rank).get("rules"), list) for rule in names})
+    said.append(f"rules: {', '.join(rules)}" if rules else "the run does not say which rules looked at it")
+    return said
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``rank 3`` or ``ranks 0-3, 8``."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
 
 
 def _pipelines(run: Run) -> dict[int, tuple[int, tuple[int, ...]]]:

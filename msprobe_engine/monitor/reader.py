@@ -280,10 +280,13 @@ class CsvSource:
         out: list[dict[str, Any]] = []
         for directory in self._directories.get(rank, []):
             path = directory.path / ALERTS_FILE
-            if os.path.lexists(path):
-                problems: Problems = Counter()
-                out += read_alerts(path, problems)
-                self._note(path, problems)
+            problems: Problems = Counter()
+            found = read_alerts(path, problems) if os.path.lexists(path) else []
+            raised = directory.info.get("alerts")
+            if isinstance(raised, int) and len(found) < raised and not problems:
+                problems[f"{len(found)} alerts are in it, and {places.RUN_FILE} says that {raised} were raised"] += 1
+            self._note(path, problems)
+            out += found
         return out
 
     def _shared(self, rank: int, family: str) -> bool:

@@ -4,7 +4,7 @@
 
     scalars_{first step}-{last step}.csv    step,name,value
     alerts.jsonl                            one object per alert
-    run.json                                rank, world_size, rank_info, version, started, started_unix, monitor
+    run.json                                rank, world_size, rank_info, version, started, started_unix, monitor, rules[, alerts]
 """
 
 from __future__ import annotations
@@ -51,9 +51,12 @@ class RunFile:
         rank: global rank.
         world_size: number of ranks, 0 when unknown.
         monitor: settings of the monitor.
+        rules: names of the rules that look at every step; None: not known.
     """
 
-    def __init__(self, directory: Path | None, rank: int, world_size: int, monitor: MonitorSettings | None) -> None:
+    def __init__(
+        self, directory: Path | None, rank: int, world_size: int, monitor: MonitorSettings | None, rules: Sequence[str] | None = None
+    ) -> None:
         now = time.time()
         self.content: dict[str, Any] = {
             "rank": rank,
@@ -63,6 +66,7 @@ class RunFile:
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now)),
             "started_unix": round(now, 3),
             "monitor": None if monitor is None else asdict(monitor),
+            "rules": None if rules is None else list(rules),
         }
         self._directory = directory
         self._watched: Mapping[str, Any] = {}
@@ -71,6 +75,12 @@ class RunFile:
     def watch(self, info: Mapping[str, Any]) -> None:
         """Facts about the rank (tp, pp, dp, ...), in a mapping that its owner fills when they are known."""
         self._watched = info
+
+    def count_alerts(self, count: int) -> None:
+        """Say how many alerts are in the file beside this one, so that a file of which some were taken away is told."""
+        if count:
+            self.content["alerts"] = self.content.get("alerts", 0) + count
+            self._stale = True
 
     def stale(self) -> None:
         """What was taken over has not been written after all."""

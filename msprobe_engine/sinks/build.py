@@ -44,7 +44,8 @@ def build_sinks(
     wanted: list[Callable[[], Sink]] = []
     sinks = settings.sinks
     if sinks.csv.enabled and monitor is not None:
-        wanted.append(lambda: CsvSink(sinks.csv, monitor, output_dir=output_dir, rank=rank, world_size=world_size))
+        rules = [one.rule for one in settings.rules] or ["nan_inf"]
+        wanted.append(lambda: CsvSink(sinks.csv, monitor, output_dir=output_dir, rank=rank, world_size=world_size, rules=rules))
     if sinks.tensorboard.enabled:
         wanted.append(lambda: _tensorboard(settings, monitor, output_dir, rank))
     if sinks.jsonl.enabled:

@@ -26,7 +26,7 @@ from msprobe_engine import rows as _rows
 from msprobe_engine.core.io.output_files import AppendFile, make_directory
 from msprobe_engine.errors import SinkError
 from msprobe_engine.log import get_logger
-from msprobe_engine.monitor.places import MONTHS
+from msprobe_engine.monitor.places import MONTHS, read_info
 from msprobe_engine.records import Frame, Sample, TensorDescription
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
@@ -50,6 +50,7 @@ class CsvSink:
         output_dir: root of the run's output.
         rank: global rank.
         world_size: number of ranks, for run.json; 0: unknown.
+        rules: names of the rules that look at every step, for run.json; None: unknown.
 
     Raises:
         SettingsError: ``append_output`` is no range of time stamps.
@@ -58,7 +59,16 @@ class CsvSink:
 
     name = "csv"
 
-    def __init__(self, settings: CsvSettings, monitor: MonitorSettings | None, *, output_dir: Path, rank: int, world_size: int = 0) -> None:
+    def __init__(
+        self,
+        settings: CsvSettings,
+        monitor: MonitorSettings | None,
+        *,
+        output_dir: Path,
+        rank: int,
+        world_size: int = 0,
+        rules: Sequence[str] | None = None,
+    ) -> None:
         monitor = monitor or MonitorSettings()
         self._steps = settings.steps_per_file
         self._ops: tuple[str, ...] = ()
@@ -80,7 +90,9 @@ class CsvSink:
             self.directory = root / f"{stamp}-rank{rank}-{secrets.token_hex(4)}"
             make_directory(self.directory, "csv sink")
         self._size = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(self.directory))
-        self._run = RunFile(self.directory, rank, world_size, monitor)
+        before = read_info(self.directory).get("alerts") if settings.append_output else None
+        self._run = RunFile(self.directory, rank, world_size, monitor, rules)
+        self._run.count_alerts(before if isinstance(before, int) else 0)
         self._files: dict[str, AppendFile] = {}
         self._alerts: AppendFile | None = None
         self._block = -1
@@ -154,6 +166,7 @@ class CsvSink:
                 data = alert_lines(alerts).encode("utf-8", "backslashreplace")
                 self._alerts.append(data)
                 self._size += len(data)
+                self._run.count_alerts(len(alerts))
             self._run.refresh()
         except SinkError as error:
             failed = error

@@ -66,5 +66,6 @@ def test_an_example(example: int, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert out.startswith("No difference beyond round-off"), out
     assert "\n  only in " not in out
-    assert code == 0
-    assert main(["diagnose", words[2], words[4], *words[at : at + 2], "-o", "page"]) == 0
+    partly = 3 if words[at] == "-am" else 0  # one of the functions takes an argument more, which is said
+    assert code == partly, out
+    assert main(["diagnose", words[2], words[4], *words[at : at + 2], "-o", "page"]) == partly

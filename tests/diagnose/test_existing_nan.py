@@ -86,7 +86,7 @@ def test_diagnose_against_the_clean_run(version: str, case: str, dumps: Path, tm
     """Held against the run without the fault `diagnose` names the same record, and ``diff_analyze`` holds it; equal runs give none."""
     bad, clean = dumps / version / case / "bad", dumps / version / case / "clean"
     assert diagnose(clean, clean).finding == "none"
-    assert first_differences(clean, clean, tmp_path) is None
+    assert first_differences(clean, clean, tmp_path)[0] is None
     found = diagnose(bad, clean)
     if case == "no_fault":
         assert found.finding == "none"
@@ -94,7 +94,7 @@ def test_diagnose_against_the_clean_run(version: str, case: str, dumps: Path, tm
     first = found.first_suspect
     assert first is not None
     assert right(case, first.rank, first.record, PAIRS), found.headline()
-    path = first_differences(bad, clean, tmp_path)
+    path, _ = first_differences(bad, clean, tmp_path)
     assert path is not None
     nodes = json.loads(path.read_text())
     node = nodes[f"rank_{first.rank}"][0]

@@ -136,7 +136,7 @@ SIDES = {
     "one row": Case(
         edited(lambda document: document["data"]["Functional.linear.2.forward"]["output"][0].update(Max=None)),
         TWO,
-        "1 rows have Max on one side only",
+        "1 row has Max on one side only",
     ),
 }
 CUT_OFF = "the run ended before this step was whole"
@@ -226,14 +226,14 @@ def _only(side: str, what: str) -> Change:
         ("rank", "diagnose two", {3}, "ranks 1 are on one side only"),
         ("record", "compare", {1}, "only in the {side}"),
         ("record", "diagnose two", {1}, "Functional.linear.3.forward"),
-        ("step", "compare", {0}, "Steps only in"),
-        ("step", "diagnose two", {0}, "steps 0"),
+        ("step", "compare", {3}, "step 1 is not in"),
+        ("step", "diagnose two", {3}, "step 1 is not in"),
     ],
 )
 def test_what_one_side_alone_has(
     what: str, command: str, codes: set[int], phrase: str, side: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A rank, a step or a record of one side only is said. Another number of steps is no fault: the steps that were compared are named."""
+    """A rank, a step or a record of one side only is said, and changes the code."""
     target, golden = pair(tmp_path, 2)
     _only(side, what)(target, golden)
     code = run(command, target, golden, tmp_path / "out")
