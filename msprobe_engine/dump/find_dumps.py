@@ -98,7 +98,7 @@ def _below(children: Sequence[Path]) -> str:
 
 def _children(path: Path) -> list[Path]:
     try:
-        return [Path(entry.path) for entry in os.scandir(path) if entry.is_dir()]
+        return [Path(entry.path) for entry in os.scandir(path) if os.path.isdir(entry.path)]  # False, too, of a link to itself
     except OSError as error:
         raise DumpFormatError(f"{path}: cannot be listed ({error.strerror}); check owner and mode") from None
 

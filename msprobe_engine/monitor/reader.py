@@ -209,7 +209,7 @@ def _runs_below(root: Path) -> list[str]:
     found: list[str] = []
     for entry in scan(root)[:_LOOKED_INTO]:
         with contextlib.suppress(UsageError):  # one that must not be listed
-            if entry.is_dir() and _written(Path(entry.path)):
+            if os.path.isdir(entry.path) and _written(Path(entry.path)):  # False, too, of a link to itself
                 found.append(entry.path)
     return found
 

@@ -97,6 +97,10 @@ def require_regular(path: AnyPath, *, dir_fd: int | None = None, follow: bool = 
         raise OddFileError(mode, path)
 
 
+_ODD_PARENT = (errno.ENOTDIR, errno.ELOOP)
+"""A parent is something else, or a link that leads to itself."""
+
+
 def make_directories(path: str) -> None:
     """Create a directory and its parents, all with `DIRECTORY_MODE` (``os.makedirs`` gives its mode to the last one only). Links to
     directories are followed: clusters link their disks.
@@ -107,9 +111,6 @@ def make_directories(path: str) -> None:
     """
     try:
         os.mkdir(path, DIRECTORY_MODE)
-    except NotADirectoryError:
-        require_directory(os.path.dirname(path))
-        raise
     except FileNotFoundError:
         parent = os.path.dirname(path)
         if parent in ("", path):
@@ -118,6 +119,10 @@ def make_directories(path: str) -> None:
         _make_below(path)
     except FileExistsError:
         require_directory(path)
+    except OSError as error:
+        if error.errno in _ODD_PARENT:
+            require_directory(os.path.dirname(path))
+        raise
 
 
 def _make_below(path: str) -> None:
@@ -138,8 +143,9 @@ def require_directory(path: str) -> None:
         return
     try:
         found = os.lstat(path)
-    except NotADirectoryError:
-        require_directory(os.path.dirname(path))
+    except OSError as error:
+        if error.errno in _ODD_PARENT:
+            require_directory(os.path.dirname(path))
         raise
     raise OddFileError(found.st_mode, path, directory=True)
 
