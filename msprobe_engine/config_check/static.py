@@ -155,6 +155,14 @@ class _Collector:
     def _know(self, text: str) -> None:
         self._known_secrets |= {secret for secret in values_of_secrets(text) if is_betrayed_by_use(secret)}
 
+    def _know_variables(self, state: State) -> None:
+        """Values of variables whose names say that they are secrets, as the script has computed them (``PASS=$(cat <<< x)``)."""
+        for name in filter(secret_variable, state.names()):
+            variable = state.lookup(name)
+            value = variable.value() if variable is not None else None
+            if value is not None and unknown_of(value) is None and is_betrayed_by_use(shown(value)):
+                self._known_secrets.add(shown(value))
+
     def _settings(self, found: Mapping[str, Found]) -> None:
         """Take values over; a key that is there with another value becomes a conflict, and the first counts."""
         out = self._out
@@ -205,6 +213,7 @@ class _Collector:
         finder = _Finder(context, self._read, self._know)
         arguments = None if self._arguments is None else tuple(self._arguments)
         state = read_script(text, file, context, finder, arguments)
+        self._know_variables(state)
         parsed = [one for one in (parse(started, context.note) for started in context.started if not started.captured) if one is not None]
         launches = self._chosen(parsed, context.started, file)
         programs: dict[str, list[tuple[Place, set[str]]]] = {}
