@@ -6,6 +6,7 @@ import functools
 import inspect
 import itertools
 import signal
+import sys
 import traceback
 from types import FrameType, TracebackType
 from typing import Any
@@ -15,6 +16,9 @@ from msprobe_engine.log import get_logger
 
 _log = get_logger()
 _MARK = "_msprobe_of_training"
+_LIBRARIES = frozenset(
+    {*sys.stdlib_module_names, "msprobe", "msprobe_engine", "msprobe_integrations", "torch", "mindspore", "numpy"} - {"__main__"}
+)
 
 
 def of_training(error: Exception) -> Exception:
@@ -69,10 +73,12 @@ def _code(handler: Any) -> Any:
 
 
 def _is_called_for_signal(frame: FrameType) -> bool:
-    """Are the number of a signal and the calling frame two arguments, one after the other?"""
+    """Are the number of a signal and the calling frame two arguments, one after the other? Asked of the program's functions alone: who
+    looks at the variables of a frame makes a copy that lives as long as the frame does, and keeps tensors alive."""
     caller, code = frame.f_back, frame.f_code
     varargs = bool(code.co_flags & inspect.CO_VARARGS)
-    if caller is None or code.co_argcount + 2 * varargs < 2:
+    of_program = str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _LIBRARIES
+    if caller is None or not of_program or code.co_argcount + 2 * varargs < 2:
         return False
     given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
     if varargs:
@@ -129,7 +135,8 @@ class Faults:
             return
 
     def _say(self, name: str, what: str, error: BaseException, advice: str) -> None:
-        _log.error("%s %s, training goes on: %s: %s (%s)", name, what, type(error).__name__, error, advice)
+        text = str(error).partition("\nException raised from ")[0]  # what follows is the trace of torch's own C++ code
+        _log.error("%s %s, training goes on: %s: %s (%s)", name, what, type(error).__name__, text, advice)
         _log.debug("%s", "".join(traceback.format_exception(type(error), error, error.__traceback__)))
 
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from msprobe_engine.core.io.input_files import open_input, read_input
 from msprobe_engine.core.io.output_files import make_directory, write_file
-from msprobe_integrations.common.replica_channel import Difference, Done, Mask, Words, fingerprint
+from msprobe_integrations.common.replica_channel import SILENT, Difference, Done, Mask, Words, fingerprint
 
 DETAILED = 64
 """Tensors of which a check says who has what; the others that differ are only counted."""
@@ -212,7 +212,7 @@ class DirectoryChannel:
                 why = read_input(self._left_file(rank), _LONGEST_REASON + 1, follow=False).decode("utf-8", "replace")
                 return f"rank {rank}: {why}"
             if rank not in self._heard and self._absent_at and time.monotonic() > self._absent_at:
-                return f"rank {rank}: no probe takes part"
+                return f"rank {rank}: {SILENT}"
         return ""
 
     def _over(self, check: _Check, differences: list[Difference] | None) -> bool:

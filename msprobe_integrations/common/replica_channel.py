@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 Words = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+SILENT = "it has no probe, or one whose settings leave this out"
+"""What is said of a rank that says nothing."""
 
 
 class Difference(NamedTuple):

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from msprobe_engine.guard import raise_of_training
 from msprobe_engine.records import NODE_ONLY, Entry
+from msprobe_integrations.common import recursion_room
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.custom_api import record_call
 from msprobe_integrations.common.doors import Door
@@ -80,12 +81,14 @@ class ApiCapture(TorchFunctionMode):
         self._names = ApiNames()
         self.installed = False
         self._aside = threading.local()
+        self._too_deep: RecursionError | None = None
         self._launches = TritonLaunches(self._launched)
 
     def install(self, at: int | None = None) -> None:
         """Start seeing calls; `at`: as if it had been done when so many modes were on this thread's stack."""
         if not self.installed:
             self.installed = True  # first: what an interrupt leaves half done is taken off by `remove`
+            recursion_room.widen(self)
             modestack.take_out(self)  # it may have been left here by a `remove` on another thread
             modestack.insert(self, at)
             _APPLY.add(self._apply)
@@ -113,7 +116,10 @@ class ApiCapture(TorchFunctionMode):
                 delattr(torch.Tensor, name)
         self._reflected.clear()
         modestack.take_out(self)
+        recursion_room.narrow(self)
         self.installed = False
+        if self._too_deep is not None:
+            self._fail(self._too_deep)
 
     def sees(self) -> bool:
         """Is a call made now to be recorded?"""
@@ -196,6 +202,8 @@ class ApiCapture(TorchFunctionMode):
                         if self._recorder.kept is None or not self._passes(prefix, api):
                             form = as_called(func, args, kwargs or {}, caller)
                             call = self.begin(prefix, api, *form, ignored_argument(api, args, kwargs or {}))
+        except RecursionError as error:
+            self._on, self._too_deep, how = _never, error, _AS_IT_IS  # no call is left to tell of it here
         except Exception as error:
             raise_of_training(error)
             self._fail(error)
@@ -231,6 +239,8 @@ class ApiCapture(TorchFunctionMode):
                         self._recorder.written(written)
                         if result is None and call is not None:  # what it has written is what it gives
                             call.watch, given = False, written
+        except RecursionError as error:
+            self._on, self._too_deep = _never, error
         except Exception as error:
             raise_of_training(error)
             self._fail(error)
@@ -306,6 +316,9 @@ class ApiCapture(TorchFunctionMode):
                 call.parent_name = self._origin()
             recorder.begin(call, args, kwargs, _DEPTH, ignored)
             return call
+        except RecursionError as error:
+            self._on, self._too_deep = _never, error
+            return None
         except Exception as error:
             raise_of_training(error)
             self._fail(error)
@@ -320,11 +333,14 @@ class ApiCapture(TorchFunctionMode):
             if call in calls:
                 del calls[calls.index(call) :]
             self._recorder.end(call, result, None, failed=failed)
+        except RecursionError as error:
+            self._on, self._too_deep = _never, error
         except Exception as error:
             raise_of_training(error)
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
+        self._too_deep = None
         self._recorder.pipeline.faults.fail("API capture", error)
         self._on = _never
 

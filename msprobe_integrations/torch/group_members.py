@@ -27,6 +27,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from msprobe_integrations.common.replica_channel import SILENT
+
 COMPLETE, VOID, LEFT = 1, 2, 4
 """Bits of the state of a generation."""
 HERE = "takes part"
@@ -126,12 +128,12 @@ class Members:
             self._place.left.set()
 
     def others(self) -> dict[str, list[int]]:
-        """What the ranks that take no part say of themselves, and which they are; nothing said: "no probe takes part". One or two round
-        trips for each rank of the group."""
+        """What the ranks that take no part say of themselves (`SILENT`: nothing), and which they are. One or two round trips for each of
+        them."""
         said: dict[str, list[int]] = {}
         for rank in self.ranks:
             key = self._key(f"rank{rank}")
-            text = bytes(self._store.get(key)).decode("utf-8", "replace") if self._store.check([key]) else "no probe takes part"
+            text = bytes(self._store.get(key)).decode("utf-8", "replace") if self._store.check([key]) else SILENT
             if text != HERE and rank != self._rank:
                 said.setdefault(text, []).append(rank)
         return said
@@ -182,7 +184,7 @@ class Rendezvous(_Store):  # type: ignore[misc]
 
 
 def describe_others(said: dict[str, list[int]]) -> str:
-    """``rank 1: no probe takes part; ranks 3, 7: its probe was closed``."""
+    """``rank 1: it has no probe, or one whose settings leave this out; ranks 3, 7: its probe was closed``."""
     parts = []
     for text, ranks in said.items():
         names = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")

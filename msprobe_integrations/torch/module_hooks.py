@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from msprobe_engine.log import get_logger
+from msprobe_integrations.common import recursion_room
 from msprobe_integrations.common.targets import Named
 from msprobe_integrations.torch.compiled import CallBoundary, CompiledCode, has_call_boundary
 from msprobe_integrations.torch.graphed import graphed_modules
@@ -70,6 +71,7 @@ class ModuleHooks:
         """Put the hooks on."""
         if not self._installed and self._places:
             self._installed = True
+            recursion_room.widen(self)
             self.show()
             self._compiled.install()
             graphed_modules.join(self)
@@ -81,6 +83,7 @@ class ModuleHooks:
             graphed_modules.leave(self)
             self._compiled.remove()
             self.hide()
+            recursion_room.narrow(self)
 
     def show(self) -> None:
         """Put the hooks on that are wanted."""

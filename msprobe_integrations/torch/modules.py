@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from msprobe_engine.guard import raise_of_training
+from msprobe_integrations.common import recursion_room
 from msprobe_integrations.common.modules import ModuleInfo as _ModuleInfo
 from msprobe_integrations.common.modules import NamedModules
 from msprobe_integrations.torch.backward import is_stand_in
@@ -90,6 +91,7 @@ class ModuleCapture(NamedModules[ModuleInfo]):
         self._hooked: list[tuple[nn.Module, Hook, Hook, list[Any]]] = []
         self._handles: list[Any] = []
         self._sealed: set[int] = set()
+        self._too_deep: RecursionError | None = None
 
     def given(self, models: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
         """The argument of `attach` as a list."""
@@ -108,6 +110,7 @@ class ModuleCapture(NamedModules[ModuleInfo]):
         return [d for model in models for module in model.modules() for d in (module._modules, module._parameters)]
 
     def _put_on(self, around: Sequence[ModuleInfo], own: Sequence[ModuleInfo]) -> None:
+        recursion_room.widen(self)
         for info in around:
             if not info.sealed:
                 self._hook(info)
@@ -127,6 +130,7 @@ class ModuleCapture(NamedModules[ModuleInfo]):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        recursion_room.narrow(self)
 
     def hide(self) -> None:
         """Take the hooks off for a while: calls in progress go on, and parameter gradients are seen."""
@@ -166,18 +170,23 @@ class ModuleCapture(NamedModules[ModuleInfo]):
             try:
                 if compiling() or not on():
                     return
+                if self._too_deep is not None:
+                    self._fail(self._too_deep)
+                    return
                 call = self.call(info)
                 recorder.begin(call, args, kwargs, _PRE)
                 if call.inside:
                     info.inside = True
+            except RecursionError as error:
+                self._too_deep = error  # no call is left to tell of it here
             except Exception as error:
                 raise_of_training(error)
                 self._fail(error)
 
         def post(_module: nn.Module, _args: tuple[Any, ...], _kwargs: dict[str, Any], result: Any) -> None:
-            if compiling():
-                return
             try:
+                if compiling():
+                    return
                 call = recorder.stack.pop(info)
                 if call is None:
                     return
@@ -185,6 +194,8 @@ class ModuleCapture(NamedModules[ModuleInfo]):
                 parameters = info.parameters if info.sharded else info.module._parameters
                 # torch calls this hook with result None when the forward raised (or was stopped early in a recomputation)
                 recorder.end(call, result, parameters, failed=result is None and sys.exc_info()[1] is not None)
+            except RecursionError as error:
+                self._too_deep = error
             except Exception as error:
                 raise_of_training(error)
                 self._fail(error)
@@ -224,6 +235,13 @@ class ModuleCapture(NamedModules[ModuleInfo]):
         """The code of the hooks: it is never worth compiling."""
         return [constant for constant in cls._hooks.__code__.co_consts if isinstance(constant, CodeType)]
 
+    def end_step(self) -> None:
+        """As `NamedModules.end_step`."""
+        super().end_step()
+        if self._too_deep is not None:
+            self._fail(self._too_deep)
+
     def _fail(self, error: Exception) -> None:
+        self._too_deep = None
         self._recorder.pipeline.faults.fail("module capture", error)
         self.remove()

@@ -38,8 +38,9 @@ from msprobe_integrations.torch.own_group import OwnGroup, check_gloo, take_apar
 ABSENT = 10.0
 """Seconds, from the first item on, after which ranks that have not come are said to take no part. Only frames wait for them so long: a rank
 that computes steps with this one has attached its probe by then."""
-ABSENT_AT_END = 2.0
-"""The same where the end of the run waits for it."""
+ABSENT_AT_END, LEAST_AT_END = 2.0, 0.3
+"""The same where the end of the run waits for it, and how long it waits at least: by then all ranks have computed their
+steps, and one that takes part has said so when its probe was attached."""
 LONGEST = 1800.0
 """Seconds after which the transport gives up. A rank that writes a checkpoint for minutes is no fault."""
 SILENCE = 0.5
@@ -55,6 +56,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02
 _LONGEST_MEETING_PAUSE = 5.0
 _NOTHING = np.iinfo(np.int64).min
 Words = npt.NDArray[np.int64]
+_STORE_ERRORS = tuple(getattr(dist, name) for name in ("DistNetworkError", "DistStoreError") if hasattr(dist, name))
 _log = get_logger()
 _running: set[StepExchange] = set()
 
@@ -175,7 +177,7 @@ class StepExchange:
 
     def hurry(self) -> None:
         """The end of the run waits for ranks that have not come."""
-        soon = time.monotonic() + ABSENT_AT_END
+        soon = max(self._absent_at - ABSENT + ABSENT_AT_END, time.monotonic() + LEAST_AT_END)
         if self.group is None and self._absent_at > soon:
             self._absent_at = soon
             self._wake.set()
@@ -218,15 +220,17 @@ class StepExchange:
     # the thread
 
     def _work(self) -> None:
+        store_is_gone = False
         try:
             while not self.failed:
                 self._meet()
                 if self.group is not None:
                     self._drive(self.group)
         except Exception as error:
+            store_is_gone = isinstance(error, _STORE_ERRORS)
             self.fail(_first_words(error))
         try:
-            if self._members.leave(self._why or self.failed) and self.group is None and not self._process_ends:
+            if not store_is_gone and self._members.leave(self._why or self.failed) and self.group is None and not self._process_ends:
                 self.group = self._connect()  # the others build it too, and this rank was counted
         except Exception as error:
             _log.debug("leaving a group of ranks: %s: %s", type(error).__name__, error)
@@ -377,8 +381,10 @@ class StepExchange:
 
 def _first_words(error: Exception) -> str:
     """What the transport or the store says, without the trace of its own code and what it advises."""
-    text = str(error).strip()
-    return text.split("\n", 1)[0].split(". ", 1)[0].split(" Exception raised from ", 1)[0] or type(error).__name__
+    text = str(error).strip().split("\n", 1)[0].split(". ", 1)[0] or type(error).__name__
+    if isinstance(error, _STORE_ERRORS):
+        return f"the job's store cannot be reached ({text}): the rank that holds it, usually rank 0, has ended"
+    return text
 
 
 class _Agreement(Flight):

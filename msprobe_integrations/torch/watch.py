@@ -86,6 +86,7 @@ class TensorWatch:
         self._rows: dict[int, dict[str, Any]] = {}
         self._sites: list[_Site] = []
         self._watches: list[GradientWatch] = []
+        self._too_deep: RecursionError | None = None
         # without the look for modes on torch's stack, which are off where it is called
         self._reduce = self._probe.backend.reduce_unshielded
         self._late = LateSamples(self._probe.backend.reduce)
@@ -103,6 +104,8 @@ class TensorWatch:
 
     def end_step(self) -> None:
         """Report gradients that came in part; what comes later is not looked at."""
+        if self._too_deep is not None:
+            self._fail(self._too_deep)
         self._late.end_step(self._probe.pipeline.samples)
         for watch in self._watches:
             if watch.unfinished:
@@ -120,9 +123,9 @@ class TensorWatch:
         input_names, output_names = site.inputs, site.outputs
 
         def pre(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not side.on or not root.training or _compiling():
-                return
             try:
+                if not side.on or not root.training or _compiling():
+                    return
                 again = _graph_task() != -1
                 if again and not without:
                     return
@@ -131,6 +134,9 @@ class TensorWatch:
                         begin(args, kwargs, again)
                 else:
                     begin(args, kwargs, again)
+            except RecursionError as error:
+                self._too_deep = error  # no call is left to tell of it here
+                side.on = False
             except Exception as error:
                 raise_of_training(error)
                 self._fail(error)
@@ -153,6 +159,9 @@ class TensorWatch:
                         end(result)
                 else:
                     end(result)
+            except RecursionError as error:
+                self._too_deep = error
+                side.on = False
             except Exception as error:
                 raise_of_training(error)
                 self._fail(error)
@@ -224,5 +233,6 @@ class TensorWatch:
         return {"histogram": histograms.reference(row, _KIND)} if row >= 0 else _NO_EXTRA
 
     def _fail(self, error: Exception) -> None:
+        self._too_deep = None
         self._probe.faults.fail(_PART, error)
         self._side.drop(self)

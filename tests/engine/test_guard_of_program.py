@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import sys
 import time
+import types
 
 import pytest
 
@@ -15,13 +17,42 @@ class Preempted(Exception):
     """What a program raises to leave its training."""
 
 
-def test_an_exception_of_a_signal_handler_reaches_the_program() -> None:
-    """A handler may be called while code of the probe runs: its exception is no fault of the probe."""
+class _Object:
+    """A handler that is no function."""
 
-    def leave(_number: int, _frame: object) -> None:
+    def __call__(self, _number: int, _frame: object) -> None:
         raise Preempted
 
-    before = signal.signal(signal.SIGALRM, leave)
+    def method(self, *_given: object) -> None:
+        raise Preempted
+
+
+def _leave(_number: int, _frame: object) -> None:
+    raise Preempted
+
+
+def _partial(_mine: str, _number: int, _frame: object) -> None:
+    raise Preempted
+
+
+def _once(*_given: object) -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    raise Preempted
+
+
+HANDLERS = {
+    "function": _leave,
+    "partial": functools.partial(_partial, "x"),
+    "object": _Object(),
+    "method": _Object().method,
+    "leaves its place": _once,
+}
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_an_exception_of_a_signal_handler_reaches_the_program(handler: str) -> None:
+    """A handler may be called while code of the probe runs: its exception is no fault of the probe."""
+    before = signal.signal(signal.SIGALRM, HANDLERS[handler])
     faults = Faults()
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.01)
@@ -31,6 +62,19 @@ def test_an_exception_of_a_signal_handler_reaches_the_program() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert faults.enabled("part")
+
+
+def test_a_fault_in_a_function_that_is_given_a_frame_is_one_of_the_probe() -> None:
+    """Our functions are given frames too; they are no handlers."""
+
+    def look(_number: int, frame: object) -> None:
+        raise RuntimeError(str(frame)[:0])
+
+    code = types.FunctionType(look.__code__, {"__name__": "msprobe_engine.rows", "str": str, "RuntimeError": RuntimeError})
+    faults = Faults()
+    with faults.guard("part"):
+        code(2, sys._getframe())
+    assert not faults.enabled("part")
 
 
 def _calls_left(calls: int = 0) -> int:

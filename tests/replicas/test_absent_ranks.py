@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +43,7 @@ from msprobe_integrations.common.parameter_watch import ParameterWatch
 from msprobe_integrations.torch.group_members import Members, Rendezvous
 from msprobe_integrations.torch.merge import RowExchange
 from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.step_exchange import ABSENT_AT_END
 
 pytestmark = pytest.mark.framework
 STEPS = 16
@@ -86,8 +88,8 @@ PLANS = {
     "fault": Plan(fault=3),
 }
 SAID = {
-    "no probe": "no probe takes part",
-    "settings cannot be read": "no probe takes part",
+    "no probe": "it has no probe, or one whose settings leave this out",
+    "settings cannot be read": "it has no probe, or one whose settings leave this out",
     "attaches late": "have nothing of this step",
     "closes in a step": "its probe was closed",
     "closes between steps": "its probe was closed",
@@ -323,3 +325,46 @@ def test_attempts_need_all_ranks() -> None:
     for slowest, attempts in run_ranks(2, _attempts_of_one):
         assert slowest < BOUND
         assert attempts == [0] * 4
+
+
+def _close_beside(other: str) -> tuple[float, list[str]]:
+    """Rank 0 has the replica check; rank 1 has `other`. Seconds of the close, and what was said."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("msprobe").addHandler(handler)
+    close = 0.0
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+        model = pc.wrapped("ddp", pc.net())
+        optimizer = pc.optimizer("adamw", [p for p in model.parameters() if p.requires_grad])
+        probe = None
+        if dist.get_rank() == 0:
+            probe = TorchProbe(_settings(place))
+        elif other == "a probe without the check":
+            probe = TorchProbe(replace(_settings(place), monitor=MonitorSettings(gradients=True)))
+        if probe is not None:
+            probe.attach(model, optimizer)
+        for step in range(4):
+            if probe is not None:
+                probe.begin_step(step)
+            model(pc.data(step)).square().mean().backward()
+            optimizer.step()
+            if probe is not None:
+                probe.end_step()
+            optimizer.zero_grad()
+            time.sleep(ABSENT_AT_END / 3)
+        if probe is not None:
+            close = _timed_close(probe)
+        dist.barrier()
+    logging.getLogger("msprobe").removeHandler(handler)
+    return close, said
+
+
+@pytest.mark.parametrize("other", ["no probe", "a probe without the check"])
+def test_the_end_does_not_wait_for_ranks_that_had_time_to_come(other: str) -> None:
+    """A rank that has taken no part for seconds of training is not waited for at the end, and what is said of it is true of both."""
+    (close, said), _ = run_ranks(2, _close_beside, other, timeout=120)
+    print(f"close {close:.2f} s")
+    assert close < ABSENT_AT_END
+    (about,) = [text for text in said if "replicas on ranks" in text]
+    assert "rank 1: it has no probe, or one whose settings leave this out" in about

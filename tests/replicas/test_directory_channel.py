@@ -91,7 +91,7 @@ def test_a_rank_that_leaves_or_never_came_is_named(tmp_path: Path) -> None:
     send(alone, 0, [1, 2, 3], found)
     alone.hurry()
     wait([alone])
-    assert alone.left_out() == {"rank 1: no probe takes part": 1}
+    assert alone.left_out() == {"rank 1: it has no probe, or one whose settings leave this out": 1}
     for channel in (leader, again, alone):
         assert not channel.failed
         channel.close()
