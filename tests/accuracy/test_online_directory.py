@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -17,9 +18,10 @@ import pytest
 from online_ends import QUICK_CLIENT, QUICK_SERVER, Kept, until
 
 from msprobe_engine.accuracy.online import directory_layout as layout
+from msprobe_engine.accuracy.online.connect import finish
 from msprobe_engine.accuracy.online.directory_server import DirectoryServer
-from msprobe_engine.accuracy.online.events import Event
-from msprobe_engine.accuracy.online.options import DROP
+from msprobe_engine.accuracy.online.events import LOST, Event
+from msprobe_engine.accuracy.online.options import BLOCK, DROP
 from msprobe_engine.accuracy.online.shared_directory import DirectoryClient
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.errors import SettingsError
@@ -146,6 +148,24 @@ def test_a_full_directory_without_a_server_is_a_counted_loss(tiny: Path) -> None
     with _serving(tiny, kept, silence=0.5):
         assert until(lambda: len(kept.numbers(client.session)) == counts.acknowledged)
         assert until(lambda: {"finished", "gone"} & set(kept.kinds()))
+
+
+def test_the_end_does_not_wait_for_a_directory_that_cannot_be_written(tiny: Path) -> None:
+    """A full directory is no slow server: neither a send nor the end of the run waits for it as long as for one, and the reason is said."""
+    events: list[Event] = []
+    client = _sending(tiny, events, policy=BLOCK, longest_wait=60.0, queue_bytes=300_000)
+    began = time.monotonic()
+    for i in range(12):
+        client.send({"i": i}, [b"x" * 100_000])
+    counts = finish(client, 60.0, lambda: math.inf)
+    took = time.monotonic() - began
+    print(f"sends and end: {took:.1f} s")
+    assert took < 30
+    assert counts.lost
+    assert counts.offered == counts.acknowledged + counts.dropped + counts.lost
+    (lost,) = [event.message for event in events if event.kind == LOST]
+    assert "No space left on device" in lost
+    assert "messages are lost" in lost
 
 
 def test_no_more_lies_there_than_allowed(tmp_path: Path) -> None:

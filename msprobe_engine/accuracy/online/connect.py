@@ -17,7 +17,7 @@ from msprobe_engine.errors import SettingsError
 from msprobe_engine.settings.schema import OnlineSettings
 
 NEVER_THERE_SECONDS = 5.0
-"""How long the end of a training waits for a benchmark host that was never reached."""
+"""How long the end of a training waits for a benchmark host that was never reached, or a directory that cannot be written."""
 _LOOK_SECONDS = 0.02
 
 

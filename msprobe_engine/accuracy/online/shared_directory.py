@@ -21,6 +21,8 @@ from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.errors import SettingsError
 
 _PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0)
+_LASTS = 3
+"""Tries, from 0.6 s on, after which it is more than a server that makes room a moment later."""
 
 
 class DirectoryClient:
@@ -42,6 +44,7 @@ class DirectoryClient:
         self._lying: deque[tuple[Path, int]] = deque()
         self._lying_bytes = 0
         self._trouble = False
+        self._problem, self._problem_since = "", 0.0
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._outbox = Outbox(options, on_event, self._wake.set)
@@ -63,8 +66,8 @@ class DirectoryClient:
         return self._outbox.offer(header, buffers, done, important)
 
     def counts(self) -> Counts:
-        """As `Client.counts`."""
-        return self._outbox.counts(1)
+        """As `Client.counts`; while the directory cannot be written there is no connection."""
+        return self._outbox.counts(0 if self._problem else 1)
 
     def close(self, timeout: float) -> Counts:
         """As `Client.close`; the server need not have read anything."""
@@ -83,11 +86,16 @@ class DirectoryClient:
             said = f"{self._folder}: the last word cannot be written ({error.strerror}); the server will wait for more for a while"
             tell(self._on_event, Event(FAULT, said, bad=True))
         if counts.lost:
-            said = f"{counts.lost} messages could not be written to {self._folder} within {timeout:g} s and are lost"
+            said = f"{counts.lost} messages are lost: {self._folder} {self._why_lost()}"
             tell(self._on_event, Event(LOST, said, bad=True))
         else:
             tell(self._on_event, Event(FINISHED, f"{counts.acknowledged} messages are in {self._folder}, or were read already"))
         return counts
+
+    def _why_lost(self) -> str:
+        if self._problem:
+            return f"{self._problem}, for {time.monotonic() - self._problem_since:.0f} s by now; make room, or name another nfs_path"
+        return "is full of messages that the server has not read" if self._trouble else "did not take them in time"
 
     # everything below runs on the client's own thread
 
@@ -119,16 +127,17 @@ class DirectoryClient:
                     self._beat()
                 if message is not None and self._room(message.size):
                     self._write(message)
+                    self._problem = ""
                     self._outbox.acknowledge(message.sequence)
                     message, tries = None, 0
                     continue
                 tries = 0 if message is None else tries + 1
             except OSError as error:
                 tries += 1
-                self._said(f"cannot be written ({error.strerror})")
+                self._cannot_write(error.strerror or str(error), tries)
             except Exception as error:  # a fault of ours: the message stays, the training goes on
                 tries += 1
-                self._said(f"cannot be written ({type(error).__name__}: {error})")
+                self._cannot_write(f"{type(error).__name__}: {error}", tries)
             if tries:  # a new message would change nothing
                 self._stop.wait(_PAUSES[min(tries, len(_PAUSES)) - 1])
             else:
@@ -157,6 +166,15 @@ class DirectoryClient:
         if self._trouble:
             self._trouble = False
             tell(self._on_event, Event(RECOVERED, f"{self._folder}: messages can be written again"))
+
+    def _cannot_write(self, why: str, tries: int) -> None:
+        """If that lasts nobody waits for it: neither a send for room in the queue, nor the end of the run as long as for a slow server."""
+        if not self._problem:
+            self._problem_since = time.monotonic()
+        self._problem = f"cannot be written ({why})"
+        if tries >= _LASTS:
+            self._outbox.impatient()
+        self._said(self._problem)
 
     def _said(self, problem: str) -> None:
         if not self._trouble:
