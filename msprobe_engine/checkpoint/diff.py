@@ -127,9 +127,9 @@ def diff(path_a: Path | str, path_b: Path | str, options: Options | None = None)
     out.values, out.values_equal = values.different, values.equal
     out.notes += values.notes
     for facts, which in ((out.a, "A"), (out.b, "B")):
-        if sections := values.lacking.get(which):
-            more = f" and {len(sections) - 8} more" if len(sections) > 8 else ""
-            facts.problems.append(f"{facts.path}: has no {', '.join(sections[:8])}{more}, which the other one has; not compared")
+        if names := values.lacking.get(which):
+            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+            facts.problems.append(f"{facts.path}: has no {', '.join(names[:8])}{more}, which the other one has; not compared")
     files_a, files_b = _files(a.checkpoint, [p.a for p in alignment.pairs]), _files(b.checkpoint, [p.b for p in alignment.pairs])
     before = stamps(files_a | files_b)
     _tensors(out, a, b, alignment.pairs, how, options, before)

@@ -72,7 +72,7 @@ class ValuesCompared:
     equal: int = 0
     notes: list[str] = field(default_factory=list)
     lacking: dict[str, list[str]] = field(default_factory=dict)
-    """Side (``A``, ``B``) -> sections (first parts of names) that only the other one has, of two checkpoints of one format."""
+    """Side (``A``, ``B``) -> values at the top that only the other one has, of two checkpoints of one format."""
 
 
 def compare_values(a: Checkpoint, b: Checkpoint) -> ValuesCompared:
@@ -103,16 +103,16 @@ def compare_values(a: Checkpoint, b: Checkpoint) -> ValuesCompared:
     alike = len({side.format.removeprefix("digests of ") for side in (a, b)}) == 1
     _one_sided(out, rest_a, rest_b, alike)
     if alike:
-        sections = [{key.split(".", 1)[0] for key in side.values} for side in (a, b)]
-        pairs = (("A", sections[1] - sections[0], rest_b), ("B", sections[0] - sections[1], rest_a))
-        out.lacking = {side: sorted(only & {key.split(".", 1)[0] for key in rest if _is_comparable(key)}) for side, only, rest in pairs}
+        pairs = (("A", rest_b), ("B", rest_a))
+        out.lacking = {side: sorted(key for key, value in rest.items() if _is_comparable(key, value)) for side, rest in pairs}
     out.different.sort(key=lambda d: not d.matters)
     return out
 
 
-def _is_comparable(key: str) -> bool:
-    """A value that both would have: no time, path or place of the process, and nothing of other ranks."""
-    return value_group(key) != RANDOM and not any(pattern.search(key) for pattern, _ in _EXPECTED)
+def _is_comparable(key: str, value: Any) -> bool:
+    """A value at the top that both would have: no time, path or place of the process. Whole states (of an optimizer) may be left out."""
+    at_top = "." not in key and isinstance(value, bool | int | float | str)
+    return at_top and value_group(key) != RANDOM and not any(pattern.search(key) for pattern, _ in _EXPECTED)
 
 
 def _first(keys: tuple[str, ...], values: Mapping[str, Any]) -> str:
