@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.regular_files import explain
 from msprobe_engine.errors import ProbeError
 from msprobe_engine.guard import raise_of_training
 from msprobe_engine.incident.event import Event
@@ -224,12 +226,15 @@ class IncidentManager:
             except Exception as error:
                 raise_of_training(error)
                 self.lost += 1
+                why = f"{type(error).__name__}: {error}"
+                if isinstance(error, OSError):
+                    where = os.fsdecode(error.filename or directory)
+                    why = f"{where}: {explain(error, 'set output_dir to another one', path=directory)}"
                 _log.error(
-                    "incident %s could not be written on rank %d, training goes on: %s: %s",
+                    "incident %s could not be written on rank %d, training goes on: %s",
                     event.id,
                     self.rank,
-                    type(error).__name__,
-                    error,
+                    why,
                 )
 
         if event.rank == self.rank:

@@ -143,3 +143,37 @@ def state(model: torch.nn.Module, losses: list[torch.Tensor]) -> dict[str, Any]:
         "weights": {n: p.detach().numpy().tobytes() for n, p in model.named_parameters()},
         "random": torch.get_rng_state().numpy().tobytes(),
     }
+
+
+def train_with_probe(setup: Any, steps: int, before_close: Callable[[Any], dict[str, Any]] | None = None) -> dict[str, Any]:
+    """State and losses after a training of the tiny job with a probe.
+
+    Args:
+        setup: its settings.
+        before_close: what else is to be known, asked of the probe when all steps are written.
+    """
+    from msprobe_integrations.torch.probe import TorchProbe
+
+    probe = TorchProbe(setup)
+    job = gpt.Job(TINY)
+    probe.attach(job.model, job.optimizer)
+    losses = []
+    for step in range(steps):
+        probe.begin_step(step)
+        losses.append(job.step())
+        probe.end_step({"loss": losses[-1]})
+    probe.session.writer.flush()
+    more = before_close(probe) if before_close else {}
+    probe.close()
+    return {**state(job.model, losses), "lost": dict(probe.session.writer.lost), **more}
+
+
+def train_alone(steps: int) -> dict[str, Any]:
+    """The same without a probe; nothing is lost."""
+    job = gpt.Job(TINY)
+    return state(job.model, [job.step() for _ in range(steps)])
+
+
+def is_same_training(done: dict[str, Any], reference: dict[str, Any]) -> bool:
+    """The same losses and weights, bit for bit."""
+    return all(done[key] == value for key, value in reference.items())

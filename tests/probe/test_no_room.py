@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import socket
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,13 @@ from msprobe_engine.settings.schema import (
     CsvSettings,
     DumpSettings,
     IncidentSettings,
+    JsonLinesSettings,
     MonitorSettings,
     ProbeSettings,
     PrometheusSettings,
+    RuleSettings,
     SinkSettings,
+    SqliteSettings,
     TensorBoardSettings,
 )
 from msprobe_integrations.torch.debugger import PrecisionDebugger
@@ -44,33 +49,14 @@ def with_debugger(config: Path, in_the_way: Path | None = None) -> dict[str, Any
     return {**pr.state(job.model, losses), "lost": dict(debugger.writer.lost)}
 
 
-def plain() -> dict[str, Any]:
-    job = pr.gpt.Job(pr.TINY)
-    return pr.state(job.model, [job.step() for _ in range(STEPS)])
-
-
 def same_training(done: dict[str, Any], tmp_path: Path) -> None:
-    reference = pr.run(plain, directory=tmp_path)[0].value
-    assert {k: done[k] for k in reference} == reference
+    assert pr.is_same_training(done, pr.run(pr.train_alone, STEPS, directory=tmp_path)[0].value)
 
 
-def with_probe(setup: ProbeSettings, scrape: bool) -> dict[str, Any]:
-    probe = TorchProbe(setup)
-    job = pr.gpt.Job(pr.TINY)
-    probe.attach(job.model, job.optimizer)
-    losses = []
-    for step in range(STEPS):
-        probe.begin_step(step)
-        losses.append(job.step())
-        probe.end_step({"loss": losses[-1]})
-    probe.session.writer.flush()
-    text = ""
-    if scrape:
-        (sink,) = (s for s in probe.session.writer.sinks if s.name == "prometheus")
-        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=10) as answer:  # type: ignore[attr-defined]
-            text = answer.read().decode()
-    probe.close()
-    return {**pr.state(job.model, losses), "lost": dict(probe.session.writer.lost), "metrics": text}
+def scrape(probe: TorchProbe) -> dict[str, Any]:
+    (sink,) = (s for s in probe.session.writer.sinks if s.name == "prometheus")
+    with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=10) as answer:  # type: ignore[attr-defined]
+        return {"metrics": answer.read().decode()}
 
 
 def test_debugger_on_a_full_disk(tmp_path: Path, small: Path) -> None:
@@ -98,7 +84,7 @@ def test_probe_on_a_full_disk(tmp_path: Path, small: Path) -> None:
         incident=IncidentSettings(enabled=False),
         sinks=SinkSettings(tensorboard=TensorBoardSettings(enabled=True), prometheus=PrometheusSettings(enabled=True, port=0)),
     )
-    done = pr.run(with_probe, setup, True, directory=tmp_path)[0]
+    done = pr.run(pr.train_with_probe, setup, STEPS, scrape, directory=tmp_path)[0]
     same_training(done.value, tmp_path)
     lost = done.value["lost"]
     assert set(lost) == {"csv", "tensorboard", "dump"}
@@ -119,7 +105,7 @@ def test_port_taken(tmp_path: Path) -> None:
             monitor=MonitorSettings(),
             sinks=SinkSettings(prometheus=PrometheusSettings(enabled=True, port=port)),
         )
-        done = pr.run(with_probe, setup, False, directory=tmp_path)[0]
+        done = pr.run(pr.train_with_probe, setup, STEPS, directory=tmp_path)[0]
     same_training(done.value, tmp_path)
     (line,) = done.lines("prometheus")
     assert str(port) in line
@@ -136,7 +122,7 @@ def test_output_directory_cannot_be_made(tmp_path: Path) -> None:
         dump=DumpSettings(level="L0"),
         sinks=SinkSettings(csv=CsvSettings(), tensorboard=TensorBoardSettings(enabled=True)),
     )
-    done = pr.run(with_probe, setup, False, directory=tmp_path)[0]
+    done = pr.run(pr.train_with_probe, setup, STEPS, directory=tmp_path)[0]
     same_training(done.value, tmp_path)
     for name in ("csv sink", "tensorboard sink", "sink dump"):
         assert len(done.lines(name, "training goes on")) == 1, done.log
@@ -150,3 +136,77 @@ def test_debugger_directory_cannot_be_made(tmp_path: Path) -> None:
     same_training(done.value, tmp_path)
     assert len(done.lines("a regular file is where a directory belongs")) == 1
     assert done.value["lost"] == {"dump": STEPS}
+
+
+EVERY_SINK = SinkSettings(
+    csv=CsvSettings(),
+    tensorboard=TensorBoardSettings(enabled=True),
+    jsonl=JsonLinesSettings(enabled=True),
+    sqlite=SqliteSettings(enabled=True),
+    anomalies=True,
+)
+ALWAYS = RuleSettings(rule="condition", severity="critical", args={"name": "always", "when": "loss > 0", "recovery": 1})
+
+
+def everything(root: Path) -> ProbeSettings:
+    """All that writes files: every sink, a dump, and an incident in the first step."""
+    return ProbeSettings(
+        output_dir=str(root), monitor=MonitorSettings(), rules=(ALWAYS,), dump=DumpSettings(level="L0"), sinks=EVERY_SINK,
+        incident=IncidentSettings(capture_level="", cooldown_steps=0),
+    )  # fmt: skip
+
+
+def train_without_output(root: Path, steps: int) -> dict[str, Any]:
+    """The output directory goes in the midst of the training."""
+    probe = TorchProbe(everything(root))
+    job = pr.gpt.Job(pr.TINY)
+    probe.attach(job.model, job.optimizer)
+    losses = []
+    for step in range(steps):
+        if step == steps // 2:
+            probe.session.writer.flush()
+            shutil.rmtree(root)
+        probe.begin_step(step)
+        losses.append(job.step())
+        probe.end_step({"loss": losses[-1]})
+    probe.close()
+    return {**pr.state(job.model, losses), "lost": dict(probe.session.writer.lost)}
+
+
+PARTS = ("csv", "tensorboard", "jsonl", "sqlite", "anomal", "dump", "incident")
+"""Words that begin the messages of what writes files."""
+
+
+def said_once(log: str, words: str) -> None:
+    """Each part says at most once that it cannot write, with `words`; nothing has a traceback."""
+    errors = [line for line in log.splitlines() if "[ERROR]" in line and "ALERT" not in line and "INCIDENT" not in line]
+    assert errors, log
+    assert "Traceback" not in log
+    for part in PARTS:
+        mine = [line for line in errors if part in line.partition("] ")[2][:40]]
+        assert len(mine) <= 2, mine  # that it cannot, and at the end how much was lost
+    assert all(re.search(words, line) or "lost while writing" in line for line in errors), errors
+
+
+def test_a_read_only_file_system(tmp_path: Path, tmpfs: Callable[[str], Path]) -> None:
+    place = tmpfs("size=1m,ro")
+    done = pr.run(pr.train_with_probe, everything(place / "out"), STEPS, directory=tmp_path)[0]
+    same_training(done.value, tmp_path)
+    said_once(done.log, r"/out\b.*the file system is read-only: (name another place|set (dump_path|output_dir) to another one)")
+    assert list(place.iterdir()) == []
+
+
+def test_the_output_directory_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("theirs")
+    done = pr.run(pr.train_with_probe, everything(tmp_path / "out"), STEPS, directory=tmp_path)[0]
+    same_training(done.value, tmp_path)
+    said_once(done.log, f"{tmp_path}/out.*a (regular )?file is where a directory (belongs|is needed): move it away")
+    assert (tmp_path / "out").read_text() == "theirs"
+
+
+def test_the_output_directory_is_removed_during_the_run(tmp_path: Path) -> None:
+    """What cannot be written is counted and said; what makes its directories anew in every step goes on."""
+    done = pr.run(train_without_output, tmp_path / "out", STEPS, directory=tmp_path)[0]
+    same_training(done.value, tmp_path)
+    said_once(done.log, str(tmp_path / "out"))
+    assert done.value["lost"]["csv"] == STEPS - STEPS // 2

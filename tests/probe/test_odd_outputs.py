@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,6 +51,14 @@ def bound_socket(path: Path) -> None:
         os.close(directory)
 
 
+def device(path: Path) -> None:
+    """A device of our own, like /dev/full."""
+    try:
+        os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 7))
+    except PermissionError as error:
+        pytest.skip(f"devices cannot be made here: {error}")
+
+
 class Kind(NamedTuple):
     """How something odd is made, and what the log calls it where a file, and where a directory belongs ("" there: it is followed)."""
 
@@ -66,6 +75,10 @@ KINDS = {
     "link to nothing": Kind(lambda path: path.symlink_to("nowhere"), LINK, LINK),
     "link to a file": Kind(lambda path: path.symlink_to("precious"), LINK, LINK),
     "link to a device": Kind(lambda path: path.symlink_to("/dev/zero"), LINK, LINK),
+    "link to a device that is full": Kind(lambda path: path.symlink_to("/dev/full"), LINK, LINK),
+    "link to a device that takes all": Kind(lambda path: path.symlink_to("/dev/null"), LINK, LINK),
+    "device": Kind(device, "a device is where", "a device is where"),
+    "link to itself": Kind(lambda path: path.symlink_to(path.name), LINK, LINK),
 }
 PROBE_FILES = (
     f"{CSV}/grad_reduced_0-99.csv",
@@ -75,10 +88,14 @@ PROBE_FILES = (
     "jsonl/rank0.jsonl",
     "trend/rank0.trend.db",
     "trend/rank0.trend.db-wal",
+    "trend/rank0.trend.db-shm",
+    "trend/rank0.trend.db-journal",
     "prom/msprobe_rank0.prom",
     "anomaly_detected/rank0/anomaly.json",
 )
-PROBE_DIRECTORIES = ("jsonl", "trend", "tensorboard", "tensorboard/rank0", "prom", "anomaly_detected", "incidents")
+PROBE_DIRECTORIES = (
+    "jsonl", "trend", "tensorboard", "tensorboard/rank0", "prom", "anomaly_detected", "incidents",
+)  # fmt: skip
 DUMP_REPLACED = ("dump.json", "stack.json", "construct.json", ".frame.bin", "not_saved.json")
 """Of the directory of a step, which a later run takes over: what is there goes, as the files of an earlier run do."""
 
@@ -115,19 +132,6 @@ def settings(root: Path, sink: str = "") -> ProbeSettings:
     )
 
 
-def with_probe(setup: ProbeSettings) -> dict[str, Any]:
-    probe = TorchProbe(setup)
-    job = pr.gpt.Job(pr.TINY)
-    probe.attach(job.model, job.optimizer)
-    losses = []
-    for step in range(STEPS):
-        probe.begin_step(step)
-        losses.append(job.step())
-        probe.end_step({"loss": losses[-1]})
-    probe.close()
-    return pr.state(job.model, losses)
-
-
 def scraped(setup: ProbeSettings) -> str:
     """What an endpoint answers after a step; of a rank without one nothing."""
     probe = TorchProbe(setup)
@@ -158,14 +162,9 @@ def with_debugger(config: Path) -> dict[str, Any]:
     return pr.state(job.model, losses)
 
 
-def plain() -> dict[str, Any]:
-    job = pr.gpt.Job(pr.TINY)
-    return pr.state(job.model, [job.step() for _ in range(STEPS)])
-
-
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    value: dict[str, Any] = pr.run(plain, directory=tmp_path_factory.mktemp("reference"))[0].value
+    value: dict[str, Any] = pr.run(pr.train_alone, STEPS, directory=tmp_path_factory.mktemp("reference"))[0].value
     return value
 
 
@@ -173,8 +172,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("place", PROBE_FILES)
 def test_file_of_a_probe(tmp_path: Path, place: str, kind: str, reference: dict[str, Any]) -> None:
     with planted(tmp_path / "out", place, KINDS[kind]) as path:
-        done = pr.run(with_probe, settings(tmp_path / "out", place.partition("/")[0]), directory=tmp_path)[0]
-    assert done.value == reference
+        done = pr.run(pr.train_with_probe, settings(tmp_path / "out", place.partition("/")[0]), STEPS, directory=tmp_path)[0]
+    assert pr.is_same_training(done.value, reference)
     assert done.lines(str(path), KINDS[kind].for_file, "move it away", "training goes on"), done.log
 
 
@@ -182,9 +181,29 @@ def test_file_of_a_probe(tmp_path: Path, place: str, kind: str, reference: dict[
 @pytest.mark.parametrize("place", PROBE_DIRECTORIES)
 def test_directory_of_a_probe(tmp_path: Path, place: str, kind: str, reference: dict[str, Any]) -> None:
     with planted(tmp_path / "out", place, KINDS[kind]) as path:
-        done = pr.run(with_probe, settings(tmp_path / "out", place.partition("/")[0]), directory=tmp_path)[0]
-    assert done.value == reference
+        done = pr.run(pr.train_with_probe, settings(tmp_path / "out", place.partition("/")[0]), STEPS, directory=tmp_path)[0]
+    assert pr.is_same_training(done.value, reference)
     assert done.lines(str(path), KINDS[kind].for_directory, "move it away"), done.log
+
+
+@pytest.mark.parametrize("kind", [kind for kind, made in KINDS.items() if made.for_directory])
+def test_directory_of_the_claims(tmp_path: Path, kind: str, reference: dict[str, Any]) -> None:
+    """Who writes in the directory cannot be told: that is said, and what is to be written is written."""
+    with planted(tmp_path / "out", ".owners", KINDS[kind]) as path:
+        done = pr.run(pr.train_with_probe, settings(tmp_path / "out", "jsonl"), STEPS, directory=tmp_path)[0]
+    assert pr.is_same_training(done.value, reference)
+    assert done.lines(str(path)), done.log
+    assert (tmp_path / "out" / "jsonl" / "rank0.jsonl").is_file()
+
+
+@pytest.mark.parametrize("kind", [kind for kind, made in KINDS.items() if made.for_directory])
+def test_directory_of_an_incident(tmp_path: Path, kind: str, reference: dict[str, Any]) -> None:
+    """The incident goes to a directory beside it, or is said to be lost."""
+    with planted(tmp_path / "out", "incidents/step0-always", KINDS[kind]):
+        done = pr.run(pr.train_with_probe, settings(tmp_path / "out", "incidents"), STEPS, directory=tmp_path)[0]
+    assert pr.is_same_training(done.value, reference)
+    written = list((tmp_path / "out/incidents").glob("step0-always*/incident.json"))
+    assert written or done.lines("step0-always", KINDS[kind].for_directory, "training goes on"), done.log
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -195,7 +214,7 @@ def test_file_of_a_dump(tmp_path: Path, name: str, kind: str, reference: dict[st
     config = pr.write_config(tmp_path, "L0", task="tensor", dump_path=str(tmp_path / "dump"))
     with planted(tmp_path / "dump", f"step0/rank3/{name}", KINDS[kind]) as path:
         done = pr.run(with_debugger, config, directory=tmp_path)[0]
-    assert done.value == reference
+    assert pr.is_same_training(done.value, reference)
     dump = open_dump(tmp_path / "dump")
     assert [dump.load(step, 3).complete for step in (1, 2)] == [True, True]
     said = done.lines(str(path), KINDS[kind].for_directory if name == "dump_tensor_data" else KINDS[kind].for_file, "move it away")
@@ -208,7 +227,7 @@ def test_directory_of_a_dump(tmp_path: Path, place: str, kind: str, reference: d
     config = pr.write_config(tmp_path, "L0", dump_path=str(tmp_path / "dump"))
     with planted(tmp_path / "dump", place, KINDS[kind]) as path:
         done = pr.run(with_debugger, config, directory=tmp_path)[0]
-    assert done.value == reference
+    assert pr.is_same_training(done.value, reference)
     dump = open_dump(tmp_path / "dump")
     assert [dump.load(step, 3).complete for step in (1, 2)] == [True, True]
     assert done.lines(str(path), KINDS[kind].for_directory, "directory", "move it away"), done.log
@@ -219,15 +238,15 @@ def test_table_of_the_free_benchmark(tmp_path: Path, kind: str, reference: dict[
     config = pr.write_config(tmp_path, "L1", task="free_benchmark", dump_path=str(tmp_path / "dump"))
     with planted(tmp_path / "dump", "free_benchmark_summary_rank3.csv", KINDS[kind]) as path:
         done = pr.run(with_debugger, config, directory=tmp_path)[0]
-    assert done.value == reference
+    assert pr.is_same_training(done.value, reference)
     assert done.lines(str(path), KINDS[kind].for_file, "move it away"), done.log
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_configuration_pack(tmp_path: Path, kind: str, reference: dict[str, Any]) -> None:
     with planted(tmp_path / "out", "config_check_pack.zip", KINDS[kind]) as path:
-        done = pr.run(with_probe, settings(tmp_path / "out", "jsonl"), directory=tmp_path)[0]
-    assert done.value == reference
+        done = pr.run(pr.train_with_probe, settings(tmp_path / "out", "jsonl"), STEPS, directory=tmp_path)[0]
+    assert pr.is_same_training(done.value, reference)
     assert done.lines(str(path), KINDS[kind].for_file, "move it away"), done.log
 
 

@@ -117,7 +117,8 @@ def _claim(given: Path, root: Path, rank: int | None, by_process: bool) -> _Held
         slot, fd, other = _find_place(owners, name, rank)
     except OSError as error:
         if root.is_dir() and error.errno not in _NO_ROOM:
-            warn_once(f"claim {root}", f"{one_line(str(root))}: whether another run writes here cannot be seen: {error.strerror or error}")
+            place, why = one_line(os.fsdecode(error.filename or owners)), error.strerror or error
+            warn_once(f"claim {root}", f"{one_line(str(root))}: whether another run writes here cannot be seen: {place}: {why}")
         return _Held(given, made)
     except Undecided as error:
         path = given / PLACE.format(f"{this_process().host}-{os.getpid()}")
