@@ -20,7 +20,8 @@ from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.json_text import parse_json as parse_text
 from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.dump import framelog, layout
-from msprobe_engine.dump.reader import MOST_BYTES, nearby, parse_json, read_bytes
+from msprobe_engine.dump.find_dumps import nearby
+from msprobe_engine.dump.reader import MOST_BYTES, parse_json, read_bytes
 from msprobe_engine.errors import DumpFormatError, TextError, UnreadableFileError
 
 BLOCK = 1 << 20

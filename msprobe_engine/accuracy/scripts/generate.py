@@ -14,7 +14,8 @@ from msprobe_engine.accuracy.scripts.source import BOTH, Dialect, Options, Recor
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.dump import layout
-from msprobe_engine.dump.reader import nearby, open_dump, parse_json, read_bytes
+from msprobe_engine.dump.find_dumps import nearby
+from msprobe_engine.dump.reader import open_dump, parse_json, read_bytes
 from msprobe_engine.dump.tensor_reader import Loader, TensorFiles
 from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.log import one_line
