@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from msprobe_engine.compare.side import OUTPUT, Side
-from msprobe_engine.diagnose import findings, measure
+from msprobe_engine.compare.side import INPUT, OUTPUT, Side
+from msprobe_engine.diagnose import findings, measure, missing_statistics
 from msprobe_engine.diagnose import origin as origins
 from msprobe_engine.diagnose.divergence import Divergence
 from msprobe_engine.diagnose.facts import forward_twin, module_path
@@ -118,7 +118,15 @@ def why(origin: Origin, walker: Walker, step: int) -> Sentence:
         return Sentence(template, what, place, size, step - 1)
     if origin.inside:
         return Sentence("{0} differs by {1}; what goes in differs by {2}", place, size, _percent(origin.inside))
+    if _takes_redacted(walker, origin.op):
+        return Sentence("{0} differs by {1}; of what goes in values are redacted, and whether they are the same is not known", place, size)
     return Sentence("{0} differs by {1}; what goes in is the same", place, size)
+
+
+def _takes_redacted(walker: Walker, op: int) -> bool:
+    """Does a record take in what cannot be compared, because its values were left out?"""
+    hidden = walker.measured.one_sided[:, missing_statistics.REDACTED]
+    return any(hidden[at] and walker.side.role[walker.rows[at][0]] == INPUT for at in walker.span_of(op))
 
 
 def _place(side: Side, row: int) -> str:
