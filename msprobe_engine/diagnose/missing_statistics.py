@@ -1,6 +1,6 @@
-"""What of two matched records only one side has: a row, or of two rows that belong together a statistic that is a number there and null, text
-or no key here, a dtype, a shape, a checksum, a saved tensor, any value. The rest is compared, so they may differ where nobody could look; that is said and
-counted, never "the same".
+"""What of two matched records only one side has: a row, or of two rows that belong together a statistic that is a number there and null,
+text or no key here, a dtype, a shape, a checksum, a saved tensor, any value. The rest is compared, so they may differ where nobody could
+look; that is said and counted, never "the same".
 
 What recorders leave out by design is no loss (`recorders.has_all_statistics`); memory that nobody has written (``uninitialised``) or that a
 call does not read (``ignored``) has no numbers in dumps of this tool.
@@ -81,8 +81,8 @@ def alone(target: Side, golden: Side, pairs: Sequence[tuple[int, int]], rows: Se
 
 
 def with_content(target: Side, golden: Side, only_target: Iterable[int], only_golden: Iterable[int]) -> tuple[list[int], list[int]]:
-    """Of rows without a partner those whose loss is one: nulls hold nothing, and two recorders or frameworks have rules of their own of what
-    they write."""
+    """Of rows without a partner those whose loss is one: nulls hold nothing, and two recorders or frameworks have rules of their own of
+    what they write."""
     if recorders.differ(target, golden) or target.framework != golden.framework:
         return [], []
     left, right = _empty(target), _empty(golden)

@@ -283,7 +283,8 @@ class CsvSource:
             problems: Problems = Counter()
             found = read_alerts(path, problems) if os.path.lexists(path) else []
             raised = directory.info.get("alerts")
-            if isinstance(raised, int) and len(found) < raised and not problems:
+            damaged = sum(count for what, count in problems.items() if what != CUT)
+            if isinstance(raised, int) and len(found) + damaged < raised:
                 problems[f"{len(found)} alerts are in it, and {places.RUN_FILE} says that {raised} were raised"] += 1
             self._note(path, problems)
             out += found

@@ -1,6 +1,6 @@
-"""Small real runs of two ranks for `test_damaged_sides`: ``two_rank_runs.py DIRECTORY`` trains with gloo and leaves there a dump per task
-(``statistics``, ``md5``, ``tensor``, ``structure``), a monitored run with alerts and its pack (``monitored``), a pack with samples and random
-calls (``pack.zip``) and a checkpoint (``checkpoint.pt``)."""
+"""Small real runs of two ranks for `test_damaged_sides`: ``two_rank_runs.py DIRECTORY`` trains with gloo and leaves there a dump per
+task (``statistics``, ``md5``, ``tensor``, ``structure``), a monitored run with alerts and its pack (``monitored``), a pack with samples
+and random calls (``pack.zip``) and a checkpoint (``checkpoint.pt``)."""
 
 from __future__ import annotations
 

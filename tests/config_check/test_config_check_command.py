@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.config_check import report_xlsx
+from msprobe_engine.config_check import entries, environment, packages, report_xlsx, system
 from msprobe_engine.config_check.pack import PackWriter, read_pack
 from msprobe_engine.config_check.report_tables import Table
 
@@ -155,7 +155,9 @@ def test_ranks_that_have_not_written_are_not_taken_for_equal(tmp_path: Path, cap
     def written(name: str, *ranks: dict[str, object]) -> str:
         path = tmp_path / f"{name}.zip"
         for rank, one in enumerate(ranks):
-            of_rank = {f"msprobe/{part}/rank{rank}.json": content for part, content in one.items()}
+            whole = one | {"system": {"machine": {"cpus": 1}}, "withheld": {"key_id": "", "values": 1, "names": 0, "variables": {}}}
+            of_rank: dict[str, object] = {f"msprobe/{part}/rank{rank}.json": content for part, content in whole.items()}
+            of_rank |= {"env": one["env"], "pip": "numpy=2.1.0\n"} if rank == 0 else {}
             PackWriter(path, rank=rank, world_size=2, framework="pytorch", run="r").add(of_rank)
         return str(path)
 
@@ -176,7 +178,11 @@ def test_what_only_a_run_knows_is_not_asked_of_a_script(tmp_path: Path, capsys: 
     code = {"optimizer.lr": 3e-4, "optimizer.class": "AdamW", "model.class": "Net"}
     entry = {name: {"value": value, "origin": "code", "where": "", "framework": "torch"} for name, value in code.items()}
     good, script = tmp_path / "good.zip", tmp_path / "run.sh"
-    PackWriter(good, rank=0, world_size=1, framework="pytorch").add({"msprobe/hyperparameters/rank0.json": entry})
+    about = environment.collect()
+    parts = {"system": system.collect(), "env": about.values, "withheld": about.entry(), "hyperparameters": entry}
+    whole = {f"msprobe/{part}/rank0.json": content for part, content in parts.items()}
+    existing = {"env": about.values, "pip": packages.text(), entries.DYNAMIC: {}}
+    PackWriter(good, rank=0, world_size=1, framework="pytorch").add({**whole, **existing})
     script.write_text("python train.py --lr 3e-4\n", encoding="utf-8")
     assert main(["config_check", "--verify", str(good), "-d", str(script)]) == 0
     said = capsys.readouterr().out

@@ -196,7 +196,8 @@ def test_a_masked_variable_that_matters_is_no_all_clear(tmp_path: Path) -> None:
     for name, variables in {"plain": {"NCCL_ALGO": "Ring", "MY": "1"}, "masked": {"XLA_FLAGS": "--password abc"}}.items():
         packs[name] = tmp_path / f"{name}.zip"
         about = environment.collect(variables)
-        PackWriter(packs[name]).add({"env": about.values, entries.of_rank("withheld", 0): about.entry()})
+        whole = {"pip": "numpy=2.1.0\n", entries.of_rank("system", 0): {"machine": {"architecture": "x86_64"}}}
+        PackWriter(packs[name]).add({"env": about.values, entries.of_rank("withheld", 0): about.entry(), **whole})
     plain, masked_one = (compare_packs(packs[name], packs[name]) for name in ("plain", "masked"))
     assert (plain.exit_code, plain.not_shown) == (0, 1)
     assert headline(plain) == "No difference that matters; 1 value cannot be compared."

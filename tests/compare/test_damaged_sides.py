@@ -1,0 +1,296 @@
+"""Nothing is called equal of which a part was taken away: one side of real small runs is damaged in every way that a place of its files allows
+(a key deleted, a list or an object emptied, a value made null, a file cut off, removed or renamed), and every command must answer with another
+code than 0. What may go without a word is listed in `NOT_COMPARED`, each with its reason."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msprobe_engine.cli.main import main
+
+Way = tuple[str | int, ...]
+Damage = Callable[[Path], object]
+
+DUMP_COMMANDS = {
+    "compare": "compare -tp {target} -gp {golden} -o {out} --workers 1",
+    "tables": "compare -tp {target} -gp {golden} -o {out} --workers 1 --no_diagnose",
+    "first difference": "compare -da -tp {target} -gp {golden} -o {out}",
+    "diagnose": "diagnose {target} {golden} -o {out}",
+    "graph": "graph {target} {golden} -o {out} --format html --workers 1",
+}
+NOT_COMPARED = {
+    "dump": {
+        r"(del|null) (task|level|framework)": "what it stands for without the key is what the dump is, or the records say it",
+        r"(del|null) (dump_data_dir|nonfinite_counts)": "says where files lie and who wrote; no number",
+        r"\S+ \S+\.requires_grad": "True and False are told apart; a flag that is not known is no number",
+        r"\S+ data\.Distributed\S*\.(reduce|async|tags)\S*": "what one run's ranks are held against each other by, not two runs",
+        r"(del|null|empty) data\.\S+\.input_kwargs": "only of calls that have none, or none with a value",
+        r"\S+ data\.\S+\.generator\S*": "a generator has no value that can be compared",
+        r"(del|null|pop|empty) data\.\S+\.shape\.#": "counts as another shape of what went in, from which the same came out",
+        r"empty data\.\S+\.shape": "counts as another shape of what went in, from which the same came out",
+        r"(del|empty|pop|null) data\.\S+\.(Max|Min|Mean|Norm)": "a checksum, or the saved tensor, says more than the statistics",
+    },
+    "pack": {
+        r"del msprobe/system/\S+#\w+#\w+": "values of one machine that are harmless: the release of its system, the number of its processors",
+        r"del msprobe/hyperparameters/\S+#\S+#(origin|where|framework)": "where a value comes from; two runs may say it in two places",
+        r"\S+ msprobe/hyperparameters/\S+#optimizer.betas\S*": "what a run does not say is the framework's default, which is known",
+        r"del msprobe/weights/\S+#\S+#kind": "says parameter or buffer",
+        r"\S+ weights/\S+": "the existing tool's statistics, beside digests of the same tensors",
+        r"\S+ dataset/\S+": "the existing tool's statistics, beside digests of the same samples",
+        r"\S+ hyperparameters/hyperparameters_dynamic.json\S*": "the existing tool's form of what is there rank by rank",
+        r"\S+ env#?\S*": "the existing tool's form of what is there rank by rank",
+    },
+}
+
+
+def _kind(name: str) -> str:
+    family = next(word for word in ("Module", "Distributed", "") if name.startswith(word)) or "Functional"
+    return f"{family}.{'gradients' if 'parameters_grad' in name else 'backward' if 'backward' in name else 'forward'}"
+
+
+def _places(node: Any, at: Way = ()) -> Iterator[Way]:
+    if at:
+        yield at
+    for key, child in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        yield from _places(child, (*at, key))
+
+
+def _at(document: Any, way: Way) -> Any:
+    for key in way:
+        document = document[key]
+    return document
+
+
+def _damaged(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(what was done, the text) for one place of each kind in a dump.json."""
+    done = set()
+    for way in _places(document):
+        value, last = _at(document, way), way[-1]
+        shown = ["*" if k > 2 and way[k - 1] == "parameters" else "#" if isinstance(key, int) else str(key) for k, key in enumerate(way)]
+        if way[0] == "data" and len(way) > 1:
+            shown[1] = _kind(str(way[1]))
+        kinds = ["del" if isinstance(last, str) else "pop", "null", *(["empty"] if value and isinstance(value, (list, dict)) else [])]
+        for kind in kinds:
+            name = f"{kind} {'.'.join(shown)}"
+            if name in done or (kind == "null" and value is None):
+                continue
+            done.add(name)
+            other = copy.deepcopy(document)
+            parent = _at(other, way[:-1])
+            if kind in ("del", "pop"):
+                del parent[last]
+            else:
+                parent[last] = None if kind == "null" else type(value)()
+            yield name, json.dumps(other, indent=1)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `two_rank_runs.py` has trained."""
+    root = tmp_path_factory.mktemp("runs")
+    script = Path(__file__).with_name("two_rank_runs.py")
+    done = subprocess.run([sys.executable, str(script), str(root)], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return root
+
+
+def run(command: str, target: Path, golden: Path, out: Path) -> int:
+    """The exit code."""
+    shutil.rmtree(out, ignore_errors=True)
+    return main([part.format(target=target, golden=golden, out=out) for part in command.split()])
+
+
+def unexplained(names: list[str], part: str) -> list[str]:
+    """Damages without a word that `NOT_COMPARED` does not list."""
+    return [name for name in names if not any(re.fullmatch(pattern, name) for pattern in NOT_COMPARED[part])]
+
+
+@pytest.mark.parametrize("command", ["compare", "diagnose"])
+@pytest.mark.parametrize(("task", "side"), [("statistics", "target"), ("statistics", "golden"), ("md5", "target"), ("tensor", "golden")])
+def test_a_place_of_a_dump(task: str, side: str, command: str, runs: Path, tmp_path: Path) -> None:
+    """Every kind of place in dump.json of one rank and step."""
+    sides = {name: tmp_path / name for name in ("target", "golden")}
+    for place in sides.values():
+        shutil.copytree(runs / task / "step0/rank0", place / "step0/rank0")
+    assert run(DUMP_COMMANDS[command], sides["target"], sides["golden"], tmp_path / "out") == 0
+    file = sides[side] / "step0/rank0/dump.json"
+    document, silent = json.loads(file.read_text()), []
+    for name, text in _damaged(document):
+        file.write_text(text)
+        if run(DUMP_COMMANDS[command], sides["target"], sides["golden"], tmp_path / "out") == 0:
+            silent.append(name)
+    assert not unexplained(silent, "dump")
+
+
+def _text(change: Callable[[str], str], *names: str) -> Damage:
+    def apply(root: Path) -> None:
+        for name in names:
+            for file in root.glob(name):
+                file.write_text(change(file.read_text()))
+
+    return apply
+
+
+def _removed(name: str) -> Damage:
+    return lambda root: [shutil.rmtree(place) if place.is_dir() else place.unlink() for place in root.glob(name)]
+
+
+def _renamed(name: str, other: str) -> Damage:
+    return lambda root: (root / name).rename(root / other)
+
+
+def _copied(name: str, other: str) -> Damage:
+    return lambda root: shutil.copytree(root / name, root / other)
+
+
+DUMP_FILES: dict[str, tuple[str, Damage]] = {
+    "a file cut off": ("statistics", _text(lambda text: text[: len(text) // 2], "step0/rank0/dump.json")),
+    "no dump.json": ("statistics", _removed("step0/rank0/dump.json")),
+    "no rank": ("statistics", _removed("step0/rank1")),
+    "another name of a rank": ("statistics", _renamed("step0/rank1", "step0/rank_1")),
+    "another rank": ("statistics", _renamed("step0/rank1", "step0/rank7")),
+    "two directories of a rank": ("statistics", _copied("step0/rank0", "step0/rank00")),
+    "no step": ("statistics", _removed("step1")),
+    "another step": ("statistics", _renamed("step1", "step7")),
+    "another name of a step": ("statistics", _renamed("step1", "steps1")),
+    "structure": ("statistics", _text(lambda text: text.replace('"task": "statistics"', '"task": "structure"'), "step*/rank*/dump.json")),
+    "no checksums": ("md5", _text(lambda text: re.sub(r',\s*"md5": "[^"]*"', "", text), "step*/rank*/dump.json")),
+    "no names of files": ("tensor", _text(lambda text: re.sub(r',\s*"data_name": "[^"]*"', "", text), "step*/rank*/dump.json")),
+    "no saved tensors": ("tensor", _removed("step0/rank0/dump_tensor_data")),
+    "one saved tensor less": ("tensor", _removed("step0/rank0/dump_tensor_data/Functional.linear.0.forward.output.0.*")),
+}
+
+
+@pytest.mark.parametrize("command", DUMP_COMMANDS)
+@pytest.mark.parametrize("side", ["target", "golden"])
+@pytest.mark.parametrize("damage", DUMP_FILES)
+def test_files_of_a_dump(damage: str, side: str, command: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file or directory that was removed, renamed or cut off, and what all records of a side lack."""
+    task, change = DUMP_FILES[damage]
+    for name in ("target", "golden"):
+        shutil.copytree(runs / task, tmp_path / name)
+    change(tmp_path / side)
+    code = run(DUMP_COMMANDS[command], tmp_path / "target", tmp_path / "golden", tmp_path / "out")
+    assert code == 3, "".join(capsys.readouterr())
+
+
+def test_numbers_of_two_structures(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two dumps of task structure hold no numbers: nothing is said of these."""
+    code = run(DUMP_COMMANDS["diagnose"], runs / "structure", runs / "structure", tmp_path / "out")
+    assert code in (2, 3)
+    assert "numbers are the same" not in "".join(capsys.readouterr())
+
+
+def _entries(pack: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(pack) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def _store(pack: Path, entries: dict[str, bytes]) -> None:
+    with zipfile.ZipFile(pack, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+
+
+def _damaged_packs(entries: dict[str, bytes]) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Entries of all ranks removed, emptied or cut off; keys of the entries of rank 0, two levels deep, removed."""
+    groups: dict[str, list[str]] = {}
+    for name in entries:
+        groups.setdefault(re.sub(r"rank\d", "rank*", name), []).append(name)
+    for group, names in groups.items():
+        yield f"del {group}", {name: content for name, content in entries.items() if name not in names}
+        yield f"empty {group}", entries | dict.fromkeys(names, b"{}")
+        yield f"half {group}", entries | {name: entries[name][: len(entries[name]) // 2] for name in names}
+        name = names[0]
+        document = json.loads(entries[name]) if entries[name][:1] == b"{" else {}
+        for key, value in document.items():
+            yield f"del {group}#{key}", entries | {name: json.dumps({k: v for k, v in document.items() if k != key}).encode()}
+            for inner in value if isinstance(value, dict) else ():
+                less = {k: v for k, v in value.items() if k != inner}
+                yield f"del {group}#{key}#{inner}", entries | {name: json.dumps(document | {key: less}).encode()}
+
+
+@pytest.mark.parametrize("pack", ["pack.zip", "monitored/config_check_pack.zip"])
+@pytest.mark.parametrize("side", ["target", "golden"])
+def test_a_place_of_a_pack(side: str, pack: str, runs: Path, tmp_path: Path) -> None:
+    """Packs of a ConfigChecker and of a probe."""
+    entries, silent = _entries(runs / pack), []
+    command = "config_check -c {golden} {target} -o {out}"
+    places = {name: tmp_path / f"{name}.zip" for name in ("target", "golden")}
+    for place in places.values():
+        _store(place, entries)
+    assert run(command, places["target"], places["golden"], tmp_path / "out") == 0
+    for name, damaged in _damaged_packs(entries):
+        _store(places[side], damaged)
+        if run(command, places["target"], places["golden"], tmp_path / "out") == 0:
+            silent.append(name)
+    assert not unexplained(silent, "pack")
+
+
+BOTH_PACKS = [
+    *(f"{way} msprobe/{name}" for way in ("del", "empty") for name in ("meta.json", *(f"{p}/rank*.json" for p in ("ranks", "env", "withheld", "system")))),
+    "del hyperparameters/hyperparameters_dynamic.json", "empty msprobe/hyperparameters/rank*.json", "del env", "del pip", "empty pip",
+]  # fmt: skip
+
+
+def test_both_packs_damaged(runs: Path, tmp_path: Path) -> None:
+    """What a pack must have is missed on both sides, too, and when its ranks are held against each other."""
+    damaged = dict(_damaged_packs(_entries(runs / "pack.zip")))
+    for name in BOTH_PACKS:
+        for side in ("target", "golden"):
+            _store(tmp_path / f"{side}.zip", damaged[name])
+        sides = tmp_path / "target.zip", tmp_path / "golden.zip"
+        assert run("config_check -c {golden} {target} -o {out}", *sides, tmp_path / "out") == 3, name
+        assert run("config_check --ranks {target}", *sides, tmp_path / "out") == 2, name
+
+
+@pytest.mark.parametrize("key", ["values", "tensors", "counts"])
+def test_a_manifest(key: str, runs: Path, tmp_path: Path) -> None:
+    """A manifest of digests of which a part was taken away is not equal to its checkpoint."""
+    manifest = tmp_path / "digests.json"
+    assert main(["ckpt", "digest", str(runs / "checkpoint.pt"), "-o", str(manifest)]) == 0
+    assert main(["ckpt", "diff", str(manifest), str(runs / "checkpoint.pt")]) == 0
+    document = json.loads(manifest.read_text())
+    for emptied in ({}, {name: value for k, (name, value) in enumerate(document[key].items()) if k}):
+        manifest.write_text(json.dumps(document | {key: emptied}, indent=1))
+        assert main(["ckpt", "diff", str(manifest), str(runs / "checkpoint.pt")]) in (1, 2)
+
+
+def test_a_checkpoint_without_a_section(runs: Path, tmp_path: Path) -> None:
+    """A value at the top that the other checkpoint of the same format has."""
+    torch = pytest.importorskip("torch")
+    saved = torch.load(runs / "checkpoint.pt")
+    for name in ("iteration", "lr"):
+        torch.save({key: value for key, value in saved.items() if key != name}, tmp_path / "less.pt")
+        assert main(["ckpt", "diff", str(tmp_path / "less.pt"), str(runs / "checkpoint.pt")]) == 2
+
+
+MONITORED: dict[str, tuple[Damage, int, str]] = {
+    "nothing": (lambda _: None, 1, "It began in step 5"),
+    "no file of alerts": (_removed("monitor/*/alerts.jsonl"), 3, "have no alerts.jsonl"),
+    "an empty file of alerts": (_text(lambda _: "", "monitor/*/alerts.jsonl"), 3, "0 alerts are in it"),
+    "nor an incident": (lambda root: [_removed("monitor/*/alerts.jsonl")(root), _removed("incidents")(root)], 3, "says that"),
+    "no run.json either": (lambda root: [_removed("monitor/*/alerts.jsonl")(root), _removed("monitor/*/run.json")(root)], 3, "has an incident"),
+    "alerts cut off": (_text(lambda text: text[:20], "monitor/*/alerts.jsonl"), 3, "in what could be read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", MONITORED)
+def test_alerts_of_a_run(damage: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """That there are no alerts is said of what was looked at, and not where the run itself says that there were some."""
+    shutil.copytree(runs / "monitored", tmp_path / "run")
+    change, code, phrase = MONITORED[damage]
+    change(tmp_path / "run")
+    assert main(["monitor", "analyze", str(tmp_path / "run")]) == code
+    assert phrase in "".join(capsys.readouterr())
