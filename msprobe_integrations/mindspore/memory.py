@@ -110,13 +110,13 @@ def attributed(tensor: Any, error: Exception) -> Exception:
         return error
     try:
         description = look(tensor)[0]
-    except Exception as error:  # the result of an operator that failed
-        raise_of_training(error)
+    except Exception as problem:  # the result of an operator that failed
+        raise_of_training(problem)
         return of_training(error)
     try:
         place_of(tensor, description.device)
-    except Exception as error:
-        raise_of_training(error)
+    except Exception as problem:
+        raise_of_training(problem)
         return error
     return of_training(error)
 
