@@ -20,8 +20,6 @@ from typing import Any
 from mutate import mutate
 from targets import Target
 
-from msprobe_engine.cli.main import main
-
 SECONDS = 30
 """Longest time of a core for one input: files are small, so what takes longer does not end. What waits is ended after ten times as long:
 the machine may be busy with other things."""
@@ -83,7 +81,7 @@ class Attack:
         began, used = time.monotonic(), time.process_time()
         try:
             with _limit(SECONDS), _chdir(self.cwd), contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
-                self.code = main(argv)
+                self.code = self.target.enter(argv)
         except SystemExit as ended:
             self.code = ended.code
         except Hang:

@@ -18,7 +18,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
     "directory": lambda path: path.mkdir(),
     "device": lambda path: path.symlink_to("/dev/zero"),
 }
-SLOW = ("acc_check",)
+SLOW = ("acc_check-run",)
 NOT_READ = (
     ("diagnose-one", "b/*"), ("nan_analyze", "b/*"), ("trends-dump", "b/*"), ("estimate*", "b/*"), ("op_generate", "b/*"),
     ("ckpt-show", "b/*"), ("ckpt-digest", "b/*"), ("show-dump", "b/*"), ("op_generate", "*/stack.json"),

@@ -88,7 +88,7 @@ def require_plain_tables(db: sqlite3.Connection) -> None:
 def explain_database(error: sqlite3.Error, path: AnyPath, elsewhere: str = "name another place") -> str:
     """What went wrong while a data base was written, and what to do; as `regular_files.explain`, since SQLite keeps the system's error
     to itself. To be asked before the data base is closed: the files beside it tell whether one of them has come to the limit of size."""
-    code = error.sqlite_errorcode & 0xFF if getattr(error, "sqlite_errorcode", None) is not None else -1
+    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # before Python 3.11 the text alone
     text = str(error)
     if code == _FULL or text == "database or disk is full":
         return explain(OSError(errno.ENOSPC, text), elsewhere, path=path)
