@@ -155,8 +155,8 @@ class _Comparison:
             self.sheet.differences.append(Difference(self.sheet.name, hidden, hidden, "", "", MAY, why, level=ERROR))
         self.sheet.unknown = tuple(sorted(self.undigested)[:MOST_NAMES])
         if self.undigested:
-            names = ", ".join(self.sheet.unknown) + (", ..." if len(self.undigested) > MOST_NAMES else "")
-            self.sheet.notes += (f"only one side has a digest of {names}: of these only the statistics were compared",)
+            listed_names = ", ".join(self.sheet.unknown) + (", ..." if len(self.undigested) > MOST_NAMES else "")
+            self.sheet.notes.append(f"only one side has a digest of {listed_names}: of these only the statistics were compared")
         if one_sided and not self.shared:
             what = "weights" if self.column == "weight_name" else "inputs"
             why = f"no name of the {what} is on both sides; of two frameworks compare checkpoints (msprobe ckpt diff)"

@@ -30,7 +30,7 @@ def missing_of(side: PackSide) -> list[str]:
     pack = side.pack
     if not any(name.startswith("msprobe/") for name in pack.names):
         return []
-    found = []
+    found: list[str] = []
     if entries.META not in pack:
         found.append(f"there is no entry {entries.META}, so what else is missing cannot be told")
     elif lacking := [key for key in _META if key not in side.meta]:
@@ -61,7 +61,7 @@ def of_one_side(bench: PackSide, cmp: PackSide) -> list[str]:
     were made in the same way have the same entries; ranks of which one pack has nothing are said elsewhere."""
     if not (bench.pack.ours and cmp.pack.ours) or (bench.world_size is None) != (cmp.world_size is None):
         return []
-    found = []
+    found: list[str] = []
     ranks = set(bench.pack.ranks) & set(cmp.pack.ranks)
     for who, side, other in (("bench", bench, cmp), ("cmp", cmp, bench)):
         only = [name for name in side.pack.names if name not in other.pack and _is_compared(name, ranks, other)]
@@ -126,7 +126,7 @@ def _parts_of_one_side(side: PackSide, other: PackSide, part: str) -> list[str]:
         a, b = side.mapping(mine[rank]), other.mapping(theirs[rank])
         found |= {name for name, value in a.items() if value not in ({}, [], None) and b.get(name) in ({}, [], None)}
         if part == "random":
-            states = [one.get("states") for one in (a, b)]
-            if all(isinstance(one, dict) for one in states):
-                found |= {f"states.{name}" for name in states[0] if name not in states[1]}
+            states, others = a.get("states"), b.get("states")
+            if isinstance(states, dict) and isinstance(others, dict):
+                found |= {f"states.{name}" for name in states if name not in others}
     return sorted(found)

@@ -43,7 +43,7 @@ def missing_records(file: Path, header: Mapping[str, Any], count: int, *, recove
 
 def missing_ranks(dump: DumpDirectory, step: int) -> list[str]:
     """Sentences about the directories of ranks of a step that hold no dump, or are of a rank that another one is of."""
-    found = []
+    found: list[str] = []
     if repeated := dump.repeated_ranks(step):
         template = "{0}, step {1}: several directories are of one rank, and one of them is read: {2}"
         found.append(Sentence(template, dump.root, step, ", ".join(repeated[:_MOST])))
@@ -68,7 +68,7 @@ def steps_on_one_side(target: DumpDirectory, golden: DumpDirectory) -> list[str]
     """Sentences about steps that one of two dumps has alone. Dumps of one step each are compared whatever its number is."""
     if len(target.steps) == len(golden.steps) == 1:
         return []
-    found = []
+    found: list[str] = []
     for dump, other in ((target, golden), (golden, target)):
         only = [step for step in dump.steps if step not in other.steps]
         if only:
