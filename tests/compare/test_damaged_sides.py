@@ -44,7 +44,11 @@ NOT_COMPARED = {
     "pack": {
         r"del msprobe/system/\S+#\w+#\w+": "values of one machine that are harmless: the release of its system, the number of its processors",
         r"del msprobe/hyperparameters/\S+#\S+#(origin|where|framework)": "where a value comes from; two runs may say it in two places",
-        r"\S+ msprobe/hyperparameters/\S+#optimizer.betas\S*": "what a run does not say is the framework's default, which is known",
+        r"\S+ msprobe/hyperparameters/\S+#optimizer\.\w+(#value)?": "what a run does not say is the framework's default, which is known",
+        r"del msprobe/hyperparameters/\S+#(world_size|model.parameters_of_rank)(#value)?": "follows from the ranks and the layout",
+        r"del msprobe/(meta|ranks/rank\*).json#(host|node|step_unit)": "says where the run was, and what its steps are called",
+        r"del msprobe/dataset/\S+#samples": "digests of the rows, beside that of the whole batch",
+        r"del msprobe/system/\S+#(devices|drivers)": "empty on a machine without devices",
         r"del msprobe/weights/\S+#\S+#kind": "says parameter or buffer",
         r"\S+ weights/\S+": "the existing tool's statistics, beside digests of the same tensors",
         r"\S+ dataset/\S+": "the existing tool's statistics, beside digests of the same samples",
