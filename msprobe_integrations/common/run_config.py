@@ -10,8 +10,8 @@ from typing import Any
 from msprobe_engine.config_check import entries
 from msprobe_engine.config_check.background import BackgroundWriter
 from msprobe_engine.config_check.environment import Environment, collect
-from msprobe_engine.core.user_key import read_key
 from msprobe_engine.config_check.pack import PackWriter
+from msprobe_engine.core.user_key import read_key
 from msprobe_engine.errors import UsageError
 from msprobe_engine.log import debug, one_line, warn_once
 from msprobe_engine.output_claims import writes_files
