@@ -48,6 +48,7 @@ NOT_COMPARED = {
         r"del msprobe/hyperparameters/\S+#(world_size|model.parameters_of_rank)(#value)?": "follows from the ranks and the layout",
         r"del msprobe/(meta|ranks/rank\*).json#(host|node|step_unit)": "says where the run was, and what its steps are called",
         r"del msprobe/dataset/\S+#samples": "digests of the rows, beside that of the whole batch",
+        r"del msprobe/system/\S+#flags#(autocast.cpu|autocast.cuda|mkldnn.enabled)": "null where it is off; harmless by the rules of the system",
         r"del msprobe/system/\S+#(devices|drivers)": "empty on a machine without devices",
         r"del msprobe/weights/\S+#\S+#kind": "says parameter or buffer",
         r"\S+ weights/\S+": "the existing tool's statistics, beside digests of the same tensors",
