@@ -1,6 +1,6 @@
-"""Nothing is called equal of which a part was taken away: one side of real small runs is damaged in every way that a place of its files allows
-(a key deleted, a list or an object emptied, a value made null, a file cut off, removed or renamed), and every command must answer with another
-code than 0. What may go without a word is listed in `NOT_COMPARED`, each with its reason."""
+"""Nothing is called equal of which a part was taken away: one side of real small runs is damaged in every way that a place of its files
+allows (a key deleted, a list or an object emptied, a value made null, a file cut off, removed or renamed), and every command must answer
+with another code than 0. What may go without a word is listed in `NOT_COMPARED`, each with its reason."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ NOT_COMPARED = {
         r"(del|empty|pop|null) data\.\S+\.(Max|Min|Mean|Norm)": "a checksum, or the saved tensor, says more than the statistics",
     },
     "pack": {
-        r"del msprobe/system/\S+#\w+#\w+": "values of one machine that are harmless: the release of its system, the number of its processors",
+        r"del msprobe/system/\S+#\w+#\w+": "values of one machine that are harmless: the release of its system, the number of its processors",  # noqa: E501
         r"del msprobe/hyperparameters/\S+#\S+#(origin|where|framework)": "where a value comes from; two runs may say it in two places",
         r"\S+ msprobe/hyperparameters/\S+#optimizer\.\w+(#value)?": "what a run does not say is the framework's default, which is known",
         r"del msprobe/hyperparameters/\S+#(world_size|model.parameters_of_rank)(#value)?": "follows from the ranks and the layout",
         r"del msprobe/(meta|ranks/rank\*).json#(host|node|step_unit)": "says where the run was, and what its steps are called",
         r"del msprobe/dataset/\S+#samples": "digests of the rows, beside that of the whole batch",
-        r"del msprobe/system/\S+#flags#(autocast.cpu|autocast.cuda|mkldnn.enabled)": "null where it is off; harmless by the rules of the system",
+        r"del msprobe/system/\S+#flags#(autocast.cpu|autocast.cuda|mkldnn.enabled)": "null where it is off; harmless by the rules of the system",  # noqa: E501
         r"del msprobe/system/\S+#(devices|drivers)": "empty on a machine without devices",
         r"del msprobe/weights/\S+#\S+#kind": "says parameter or buffer",
         r"\S+ weights/\S+": "the existing tool's statistics, beside digests of the same tensors",
@@ -244,7 +244,7 @@ def test_a_place_of_a_pack(side: str, pack: str, runs: Path, tmp_path: Path) -> 
 
 
 BOTH_PACKS = [
-    *(f"{way} msprobe/{name}" for way in ("del", "empty") for name in ("meta.json", *(f"{p}/rank*.json" for p in ("ranks", "env", "withheld", "system")))),
+    *(f"{way} msprobe/{name}" for way in ("del", "empty") for name in ("meta.json", *(f"{p}/rank*.json" for p in ("ranks", "env", "withheld", "system")))),  # noqa: E501
     "del hyperparameters/hyperparameters_dynamic.json", "empty msprobe/hyperparameters/rank*.json", "del env", "del pip", "empty pip",
 ]  # fmt: skip
 
@@ -286,7 +286,7 @@ MONITORED: dict[str, tuple[Damage, int, str]] = {
     "no file of alerts": (_removed("monitor/*/alerts.jsonl"), 3, "have no alerts.jsonl"),
     "an empty file of alerts": (_text(lambda _: "", "monitor/*/alerts.jsonl"), 3, "0 alerts are in it"),
     "nor an incident": (lambda root: [_removed("monitor/*/alerts.jsonl")(root), _removed("incidents")(root)], 3, "says that"),
-    "no run.json either": (lambda root: [_removed("monitor/*/alerts.jsonl")(root), _removed("monitor/*/run.json")(root)], 3, "has an incident"),
+    "no run.json either": (lambda root: [_removed("monitor/*/alerts.jsonl")(root), _removed("monitor/*/run.json")(root)], 3, "has an incident"),  # noqa: E501
     "alerts cut off": (_text(lambda text: text[:20], "monitor/*/alerts.jsonl"), 3, "in what could be read"),
 }  # fmt: skip
 
