@@ -31,7 +31,7 @@ DUMP_COMMANDS = {
 }
 NOT_COMPARED = {
     "dump": {
-        r"(del|null) (task|level|framework)": "what it stands for without the key is what the dump is, or the records say it",
+        r"(del|null) (task|level|framework|summary_mode)": "what it stands for without the key is what the dump is, or the records say it",
         r"(del|null) (dump_data_dir|nonfinite_counts)": "says where files lie and who wrote; no number",
         r"\S+ \S+\.requires_grad": "True and False are told apart; a flag that is not known is no number",
         r"\S+ data\.Distributed\S*\.(reduce|async|tags)\S*": "what one run's ranks are held against each other by, not two runs",
