@@ -74,7 +74,7 @@ class Session:
         )
         for error in errors:
             # Every message begins with the name of its sink.
-            self.faults.fail(str(error).partition(":")[0], error, hint="the other sinks work")
+            self.faults.fail(str(error).partition(":")[0], error, hint="the other sinks work" if sinks else "no other sink works")
         self.writer = Writer([*sinks, *extra_sinks], self.faults, int(settings.sinks.max_gb * 1e9))
         self.pipeline = Pipeline(backend, build_rules(with_rules), self.writer, self.faults)
         for rule in self.pipeline.rules:

@@ -67,7 +67,7 @@ def points_of(directory: Path) -> list[Point]:
     found = [
         Point(match[1], int(match[3]), Path(entry.path))
         for entry in os.scandir(directory)
-        if entry.is_file() and (match := _POINT.fullmatch(entry.name))
+        if os.path.isfile(entry.path) and (match := _POINT.fullmatch(entry.name))
     ]
     return sorted(found, key=lambda point: (point.number, point.name))
 

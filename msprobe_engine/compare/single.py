@@ -114,13 +114,13 @@ def _keys(root: str | Path) -> dict[str, Path]:
     data = Path(root) / "data"
     if not data.is_dir():
         raise DumpFormatError(f"{data}: no such directory; give the directory that SingleSave was given")
-    return {entry.name: Path(entry.path) for entry in os.scandir(data) if entry.is_dir()}
+    return {entry.name: Path(entry.path) for entry in os.scandir(data) if os.path.isdir(entry.path)}
 
 
 def _numbered(path: Path, word: str) -> Iterator[tuple[int, Path]]:
     for entry in os.scandir(path):
         match = _NUMBERED.fullmatch(entry.name)
-        if match and match[1] == word and entry.is_dir():
+        if match and match[1] == word and os.path.isdir(entry.path):
             yield int(match[2]), Path(entry.path)
 
 
@@ -133,7 +133,7 @@ def _arrays(key: Path | None) -> dict[Place, Path]:
         for rank, ranks in _numbered(steps, "rank"):
             for micro, directory in ((0, ranks), *_numbered(ranks, "micro_step")):
                 for entry in os.scandir(directory):
-                    if entry.name.endswith(".npy") and entry.is_file():
+                    if entry.name.endswith(".npy") and os.path.isfile(entry.path):
                         found[Place(step, rank, micro, _part(entry.name[:-4], key.name))] = Path(entry.path)
     return found
 

@@ -75,7 +75,7 @@ def kernel_files(directory: Path) -> tuple[list[KernelFile], list[str]]:
     found: list[KernelFile] = []
     others: list[str] = []
     for entry in os.scandir(directory):
-        if entry.name.endswith(".npy") and entry.is_file():
+        if entry.name.endswith(".npy") and os.path.isfile(entry.path):
             name = entry.name.removesuffix(".npy")
             parsed = parse_name(Path(entry.path), long_names.get(name))
             if parsed is None:
