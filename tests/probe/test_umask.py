@@ -10,7 +10,7 @@ from pathlib import Path
 
 import probe_ranks as pr
 import pytest
-from test_odd_outputs import settings, with_debugger, with_probe
+from test_odd_outputs import STEPS, settings, with_debugger
 
 from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
 
@@ -24,7 +24,7 @@ def work(run: str, root: Path, umask: int) -> None:
     os.umask(umask)
     if run == "probe":
         setup: ProbeSettings = settings(root)
-        with_probe(replace(setup, dump=DumpSettings(level="mix"), incident=replace(setup.incident, capture_level="mix")))
+        pr.train_with_probe(replace(setup, dump=DumpSettings(level="mix"), incident=replace(setup.incident, capture_level="mix")), STEPS)
     elif run == "packed":
         config = pr.write_config(root, "L0", task="tensor", dump_path=str(root / "dump"))
         config.write_text(json.dumps({**json.loads(config.read_text()), "tensor": {"tensor_format": "packed"}}))
