@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import linecache
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -213,6 +214,11 @@ def _name(key: Any, number: int) -> str:
         len(text) <= 64 and text.isascii() and all(part.isidentifier() or (part.isdecimal() and len(part) < 3) for part in text.split("."))
     )
     return text if plain else f"key{number}"
+
+
+def source_line(file: str, number: int) -> str:
+    """A line of the program as it is shown behind the place of a call; empty where texts are not written: it may hold a prompt or ids."""
+    return linecache.getline(file, number).strip() if active() is None else ""
 
 
 def argument_fact(value: Any) -> dict[str, Any] | None:

@@ -7,7 +7,6 @@ taken at the first of them. After `stop` nothing is counted, and whoever replace
 from __future__ import annotations
 
 import functools
-import linecache
 import os
 import random
 import sys
@@ -194,7 +193,7 @@ class RandomCalls:
 
 def _texts(stack: list[tuple[CodeType, int]]) -> list[str]:
     return [
-        f"File {os.path.abspath(code.co_filename)}, line {line}, in {code.co_name}, {linecache.getline(code.co_filename, line).strip()}"
+        f"File {os.path.abspath(code.co_filename)}, line {line}, in {code.co_name}, {redaction.source_line(code.co_filename, line)}"
         for code, line in stack
     ]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import linecache
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
+
+from msprobe_engine.redaction import source_line
 
 Walk = Callable[[FrameType | None, FrameType | None, dict[CodeType, bool], Callable[[CodeType], bool], int], tuple[tuple[Any, ...], bool]]
 
@@ -97,7 +98,7 @@ class Stacks:
         except KeyError:
             code, instruction = part
             number = line_number(code, instruction)
-            source = linecache.getline(code.co_filename, number).strip()
+            source = source_line(code.co_filename, number)
             text = self._lines[part] = f"File {code.co_filename}, line {number}, in {code.co_name}, \n {source}"
             return text
 

@@ -49,7 +49,7 @@ class Model(nn.Module):
         seen = (ids == listed[0]).sum()
         hidden = torch.relu(self.mix(self.words(ids))) * (1 + seen)
         hidden = self.meta(hidden, {PROMPT: hidden.mean(), OTHER_PROMPT: {PROMPT: hidden.sum()}})[OTHER_PROMPT]
-        short = hidden[:, -3:].clamp(max=4.0)
+        short = hidden[:, -3:].clamp(max=4.0 * bool("the-prompt-nobody-may-read"))  # a text in a line that calls, which stacks show
         scores = self.head(short) @ self.words(labels[0]).T
         first = torch.index_select(self.words.weight, 0, ids[0, :3])
         places = labels[:, -3:].sub(labels[0, 0]).div(13, rounding_mode="floor").abs() % labels.shape[1]
