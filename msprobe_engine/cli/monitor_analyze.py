@@ -17,7 +17,7 @@ examples:
   msprobe monitor analyze monitor_output -k 20 -s 1,2 -o out
   msprobe monitor analyze monitor_output/anomaly_detected       the existing tool's alerts
 
-exit codes: 0 no alerts, 1 alerts were found, 2 no data or wrong usage, 3 no alerts, but something could not be read"""
+exit codes: 0 no alerts, 1 alerts were found, 2 no data or wrong usage, 3 no alerts, but something is missing or could not be read"""
 
 
 def steps(text: str) -> frozenset[int]:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report(path: str, output: str, top: int, wanted: frozenset[int]) -> int:
-    """Analyze and print; 1 when there are alerts, 3 when there are none in what could be read."""
+    """Analyze and print; 1 when there are alerts, 3 when there are none in what is here and could be read."""
     from msprobe_engine.log import printable
     from msprobe_engine.monitor.analyze import analyze, summary
 
@@ -69,12 +69,14 @@ def report(path: str, output: str, top: int, wanted: frozenset[int]) -> int:
     found = incidents(Path(path))
     said = summary(result).replace("nan_analyze -i DUMP", f"nan_analyze -i {shlex.quote(str(found[0]))}") if found else summary(result)
     print("\n".join(printable(line) for line in said.splitlines()))
+    for sentence in result.found.missing:
+        print(printable(f"warning: {sentence}"), file=sys.stderr)
     for problem, count in result.found.problems.items():
         print(printable(f"warning: {problem}" + (f" ({count} times)" if count > 1 else "")), file=sys.stderr)
     if found:
         more = f", {len(found) - 1} more" if len(found) > 1 else ""
         print(printable(f"Incident, with what to run next: {found[0] / 'summary.md'}{more}"))
-    lost = result.found.left_out
+    lost = result.found.left_out + len(result.found.missing)
     if found and not result.found.anomalies:
         lost += 1
         print("warning: the run has an incident, which an alert makes, and no alert of it is here", file=sys.stderr)

@@ -18,6 +18,8 @@ from msprobe_engine.diagnose.replicas import Odd, odd_ones
 from msprobe_engine.errors import NothingCapturedError
 from msprobe_engine.monitor.analyze import in_order, order_of
 from msprobe_engine.monitor.anomalies import Anomaly, load, word_of
+from msprobe_engine.monitor.completeness import missing_parts, steps_on_one_side
+from msprobe_engine.monitor.ranges import ranks_text
 from msprobe_engine.monitor.reader import Run, open_run
 from msprobe_engine.monitor.series import Key, Series
 from msprobe_engine.sentences import Sentence
@@ -70,7 +72,7 @@ def diagnose_monitor(target: Path) -> Diagnosis:
     loaded = load(target)
     ordered = [located.anomaly for located in in_order(loaded.anomalies)]
     critical = [a for a in ordered if a.critical] or ordered
-    found.problems = [f"{what} ({count})" for what, count in loaded.problems.items()]
+    found.problems = loaded.missing + [f"{what} ({count})" for what, count in loaded.problems.items()]
     if critical:
         first = critical[0]
         found.finding = _finding_of(first)
@@ -129,14 +131,16 @@ def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
             _say_part(found, off, limit, len(by_step[step]))
             break
         accepted = max(accepted, max(item.distance for item in by_step[step]))
-    found.problems = [f"{what} ({count})" for run in (a, b) for what, count in run.problems.items()]
+    found.problems = [*missing_parts(a), *missing_parts(b), *steps_on_one_side(a, b)]
+    found.problems += [f"{what} ({count})" for run in (a, b) for what, count in run.problems.items()]
     if not found.suspects:
         found.evidence.append(
             Sentence("The largest difference is {0} of a number.", f"{accepted:.1e}") if accepted else Sentence("All numbers are the same.")
         )
     ranks = sorted(set(a.ranks) & set(b.ranks))
     if alone := sorted(set(a.ranks) ^ set(b.ranks)):
-        found.problems.append(f"ranks {', '.join(map(str, alone[:16]))} are on one side only, not compared")
+        template = "{0} are on one side only and were not compared" if len(alone) > 1 else "{0} is on one side only and was not compared"
+        found.problems.append(Sentence(template, ranks_text(alone)))
     steps = sorted(by_step)
     found.looked_at = {"steps": f"{steps[0]} to {steps[-1]}", "ranks": len(ranks), "numbers": len(items)}
     return found

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msprobe_engine.core.io.output_files import make_directory, replace_file
-from msprobe_engine.monitor.anomalies import Anomaly, Found, load, ranks_text
+from msprobe_engine.monitor.anomalies import Anomaly, Found, load
+from msprobe_engine.monitor.ranges import ranks_text
 from msprobe_engine.sinks.jsontext import dumps
 
 OUTPUT = "anomaly_analyse.json"
@@ -294,7 +295,7 @@ def summary(analysis: Analysis) -> str:
     if began is None:
         ranks = analysis.found.ranks
         looked = "".join(f"\n  {sentence}" for sentence in analysis.found.looked_at)
-        partly = " in what could be read" if analysis.found.left_out else ""
+        partly = " in what could be read" if analysis.found.left_out else " in what is here" if analysis.found.missing else ""
         return (f"No alerts{partly} on {ranks_text(ranks)}." if ranks else f"No alerts{partly}.") + looked
     a = began.first
     lines = [f"It began in step {a.step} {moment_text(began)}: {a.name} on {ranks_text(began.ranks)}{_pipeline_text(a)}."]

@@ -7,14 +7,16 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.errors import UsageError
+from msprobe_engine.monitor.completeness import missing_parts
 from msprobe_engine.monitor.places import open_file, scan
+from msprobe_engine.monitor.ranges import ranks_text
 from msprobe_engine.monitor.reader import ALERTS_FILE, Run, open_run
 from msprobe_engine.monitor.series import whole
 
@@ -76,6 +78,7 @@ class Found:
         ranks: ranks that said anything, an empty list of alerts included.
         problems: what could not be read, to how often.
         left_out: see `Run.left_out`.
+        missing: what the run has not written or what is not here, see `msprobe_engine.monitor.completeness`.
         looked_at: what was read, and what says that rules looked at the run, in sentences.
     """
 
@@ -83,6 +86,7 @@ class Found:
     ranks: list[int] = field(default_factory=list)
     problems: Counter[str] = field(default_factory=Counter)
     left_out: int = 0
+    missing: list[str] = field(default_factory=list)
     looked_at: list[str] = field(default_factory=list)
 
 
@@ -108,10 +112,14 @@ def load(path: Path) -> Found:
         for alert in run.alerts(rank):
             if (one := from_alert(alert, rank, pipelines)) is not None:
                 found.anomalies.append(one)
+    found.missing = missing_parts(run)
     found.problems.update(run.problems)
     found.left_out = run.left_out
     found.looked_at = _looked_at(run)
-    return found if found.anomalies or old is None else old
+    if found.anomalies or old is None:
+        return found
+    old.missing = found.missing
+    return old
 
 
 def _looked_at(run: Run) -> list[str]:
@@ -129,18 +137,6 @@ def _looked_at(run: Run) -> list[str]:
     rules = sorted({str(rule) for rank in run.ranks if isinstance(names := run.info(rank).get("rules"), list) for rule in names})
     said.append(f"rules: {', '.join(rules)}" if rules else "the run does not say which rules looked at it")
     return said
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """``rank 3`` or ``ranks 0-3, 8``."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
-    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
 
 
 def _pipelines(run: Run) -> dict[int, tuple[int, tuple[int, ...]]]:

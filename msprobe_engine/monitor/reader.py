@@ -23,7 +23,7 @@ from msprobe_engine.dump.reader import collection_paused
 from msprobe_engine.errors import UsageError
 from msprobe_engine.monitor import places
 from msprobe_engine.monitor.places import RankDirectory, between, rank_directories, rank_directory, scan
-from msprobe_engine.monitor.reader_csv import SCALARS, Problems, families_of, first_step, joined, read_scalars, read_tables
+from msprobe_engine.monitor.reader_csv import INTERRUPTED, SCALARS, Problems, families_of, first_step, joined, read_scalars, read_tables
 from msprobe_engine.monitor.reader_json import CUT, read_alerts
 from msprobe_engine.monitor.series import EMPTY, Builder, Floats, Integers, Key, Series, Table
 from msprobe_engine.records import FAMILIES
@@ -273,7 +273,14 @@ class CsvSource:
         found: dict[str, list[tuple[Integers, Floats]]] = {}
         for path in self._list(rank):
             if families_of(path.name) == (SCALARS,):
-                self._note(path, read_scalars(path, found))
+                read: dict[str, list[tuple[Integers, Floats]]] = {}
+                self._note(path, read_scalars(path, read))
+                if INTERRUPTED in found:  # a step that was done again after a resume was not cut off
+                    again = np.concatenate([steps for parts in read.values() for steps, _ in parts] or [EMPTY.steps])
+                    kept = [(steps, values, ~np.isin(steps, again)) for steps, values in found[INTERRUPTED]]
+                    found[INTERRUPTED] = [(steps[keep], values[keep]) for steps, values, keep in kept]
+                for name, parts in read.items():
+                    found.setdefault(name, []).extend(parts)
         return {name: joined(parts) for name, parts in found.items()}
 
     def alerts(self, rank: int) -> list[dict[str, Any]]:

@@ -48,6 +48,8 @@ _NOT_NUMBERS = (
     "id",
 )
 SCALARS = "scalars"
+INTERRUPTED = "interrupted"
+"""The number of a step that was cut off: 1."""
 _CHUNK = 20_000
 _LINE = 4_000_000
 """Characters of the longest line that is read in one piece."""

@@ -1,0 +1,159 @@
+"""What is missing of a monitored run, as far as its files tell: the one place that all commands ask, so that none calls a part the whole.
+
+The steps of a rank are those of its numbers of the steps, which every step of this tool has. The existing tool writes none of these: there
+they are the steps of one family that all ranks have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import reduce
+from itertools import islice
+
+import numpy as np
+
+from msprobe_engine.monitor.places import rank_directory
+from msprobe_engine.monitor.ranges import ranks_text, steps_text
+from msprobe_engine.monitor.reader import Run
+from msprobe_engine.monitor.reader_csv import INTERRUPTED
+from msprobe_engine.monitor.series import Integers, whole
+from msprobe_engine.sentences import Sentence
+
+_MOST = 8
+"""Sentences of one kind: of many ranks that each lack something else the first ones."""
+_NAMED = 16
+"""Ranks without files that are named."""
+
+Steps = Mapping[int, frozenset[int]]
+
+
+def missing_parts(run: Run) -> list[str]:
+    """Sentences about ranks without files, ranks that lack steps which others have, and steps that were interrupted."""
+    if not run.ranks:
+        return []
+    return [*_missing_ranks(run), *_missing_steps(run), *_interrupted_steps(run)]
+
+
+def steps_on_one_side(target: Run, golden: Run) -> list[str]:
+    """Sentences about steps that one of two runs has alone on a rank. Steps between those that the other run monitors by its interval
+    are none of them."""
+    of_target, of_golden = _steps_of_ranks([target, golden])
+    found: list[str] = []
+    for run, other, own, others in ((target, golden, of_target, of_golden), (golden, target, of_golden, of_target)):
+        pairs: dict[tuple[frozenset[int], frozenset[int]], list[int]] = {}
+        for rank in sorted(set(own) & set(others)):
+            pairs.setdefault((own[rank], others[rank]), []).append(rank)
+        alone: dict[frozenset[int], list[int]] = {}
+        for (mine, theirs), ranks in pairs.items():
+            if only := frozenset(_monitored_by(other, ranks[0], theirs, mine - theirs)):
+                alone.setdefault(only, []).extend(ranks)
+        for only, ranks in islice(alone.items(), _MOST):
+            template = "{0}: {1} of {2} are not in {3} and were not compared"
+            if len(only) == 1:
+                template = "{0}: {1} of {2} is not in {3} and was not compared"
+            found.append(Sentence(template, run.path, steps_text(sorted(only)), ranks_text(sorted(ranks)), other.path))
+    return found
+
+
+def _missing_ranks(run: Run) -> Iterator[str]:
+    if run.path.is_file() or rank_directory(run.path.resolve()) is not None:
+        return  # one rank was asked for
+    infos = [run.info(rank) for rank in run.ranks]
+    world = max((whole(info.get("world_size")) or 0 for info in infos), default=0)
+    chosen = _chosen_ranks(run)
+    having = set(run.ranks)
+    expected: Collection[int] = {rank for rank in chosen if rank < world} if chosen else range(world)
+    count = len(expected) - sum(rank in expected for rank in having)
+    if count <= 0:
+        return
+    missing = list(islice((rank for rank in sorted(expected) if rank not in having), _NAMED)) if chosen else _first_gaps(having)
+    missing = missing[:count]
+    more = Sentence("{0} and {1} more", ranks_text(missing), f"{count - len(missing):,}") if count > len(missing) else ranks_text(missing)
+    template = "{0}: the run had {1} ranks, and there are no files of {2}; a process was killed early, or this is a copy of a part"
+    yield Sentence(template, run.path, f"{world:,}", more)
+
+
+def _first_gaps(having: Collection[int]) -> list[int]:
+    """The first numbers from 0 on that are not in `having`."""
+    return list(islice((rank for rank in range(len(having) + _NAMED) if rank not in having), _NAMED))
+
+
+def _chosen_ranks(run: Run) -> frozenset[int]:
+    """Ranks that the settings of the run name as those that monitor; empty: all."""
+    found: set[int] = set()
+    for rank in run.ranks:
+        monitor = run.info(rank).get("monitor")
+        ranks = monitor.get("rank") if isinstance(monitor, Mapping) else None
+        found.update(number for one in (ranks if isinstance(ranks, list) else ()) if (number := whole(one)) is not None and number >= 0)
+    return frozenset(found)
+
+
+def _missing_steps(run: Run) -> Iterator[str]:
+    (steps,) = _steps_of_ranks([run])
+    chosen = _chosen_ranks(run)
+    alike: dict[frozenset[int], list[int]] = {}
+    for rank, own in steps.items():
+        if own or not chosen or rank in chosen:
+            alike.setdefault(own, []).append(rank)
+    together = frozenset[int]().union(*alike)
+    lacking = [(own, together - own, ranks) for own, ranks in alike.items() if len(own) < len(together)]
+    for own, missing, ranks in lacking[:_MOST]:
+        inner = sorted(step for step in missing if own and step < max(own))
+        if not own:
+            yield Sentence("{0}: {1} wrote no step, others go on to step {2}", run.path, ranks_text(ranks), max(together))
+        elif len(inner) < len(missing):
+            template = "{0}: {1} ended after step {2}, others go on to step {3}; a process was killed, or the run is still going on"
+            yield Sentence(template, run.path, ranks_text(ranks), max(own), max(together))
+        if inner:
+            yield Sentence("{0}: no {1} of {2}, which other ranks have", run.path, steps_text(inner), ranks_text(ranks))
+
+
+def _interrupted_steps(run: Run) -> Iterator[str]:
+    where: dict[frozenset[int], list[int]] = {}
+    for rank in run.ranks:
+        series = run.scalars(rank).get(INTERRUPTED)
+        if series is not None and (steps := frozenset(series.steps[series.values > 0].tolist())):
+            where.setdefault(steps, []).append(rank)
+    for steps, ranks in islice(where.items(), _MOST):
+        template = "{0}: {1} were interrupted on {2}; what is there of them is not the whole"
+        if len(steps) == 1:
+            template = "{0}: {1} was interrupted on {2}; what is there of it is not the whole"
+        yield Sentence(template, run.path, steps_text(sorted(steps)), ranks_text(ranks))
+
+
+def _steps_of_ranks(runs: list[Run]) -> list[Steps]:
+    """Of each run rank -> its steps; ranks with the same steps share one set."""
+    known: dict[bytes, frozenset[int]] = {}
+    numbers = [{rank: _united((s.steps for s in run.scalars(rank).values()), known) for rank in run.ranks} for run in runs]
+    if all(steps for one in numbers for steps in one.values()):
+        return list(numbers)
+    families = [run.families(rank) for run in runs for rank in run.ranks]
+    common = [family for family in families[0] if all(family in other for other in families)][:1] if families else []
+    found: list[Steps] = []
+    for run, one in zip(runs, numbers):
+        tables = {rank: _united((run.table(rank, f).steps for f in common or run.families(rank)), known) for rank in run.ranks}
+        found.append({rank: steps | one[rank] if one[rank] else steps for rank, steps in tables.items()})
+    return found
+
+
+def _united(parts: Iterable[Integers], known: dict[bytes, frozenset[int]]) -> frozenset[int]:
+    """All steps of the parts, as the set of these steps in `known`."""
+    steps = np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
+    key = steps.tobytes()
+    if key not in known:
+        known[key] = frozenset(steps.tolist())
+    return known[key]
+
+
+def _monitored_by(run: Run, rank: int, own: frozenset[int], steps: Iterable[int]) -> Iterator[int]:
+    """Of `steps` those that a run with these own steps would have monitored, had it come to them."""
+    if not own:
+        yield from steps
+        return
+    first = min(own)
+    interval = reduce(math.gcd, (step - first for step in own))
+    if not interval:
+        monitor = run.info(rank).get("monitor")
+        interval = max(1, whole(monitor.get("interval")) or 1) if isinstance(monitor, Mapping) else 1
+    yield from (step for step in steps if (step - first) % interval == 0)

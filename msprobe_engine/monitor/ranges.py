@@ -1,0 +1,32 @@
+"""Ranks and steps as text, neighbours put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_MOST = 8
+"""Ranges that are listed of steps; the others are counted."""
+
+
+def ranges_of(numbers: Sequence[int]) -> list[str]:
+    """Ascending numbers as ``["0-3", "8"]``."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return [str(a) if a == b else f"{a}-{b}" for a, b in spans]
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``rank 3`` or ``ranks 0-3, 8``."""
+    text = ", ".join(ranges_of(ranks))
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
+
+
+def steps_text(steps: Sequence[int]) -> str:
+    """``step 3`` or ``steps 0-3, 8``; of many ranges the first ones and the last step."""
+    ranges = ranges_of(steps)
+    text = ", ".join(ranges[:_MOST]) + (f", ... {steps[-1]}, {len(steps):,} in all" if len(ranges) > _MOST else "")
+    return f"step {text}" if len(steps) == 1 else f"steps {text}"

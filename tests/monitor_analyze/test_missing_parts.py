@@ -1,0 +1,117 @@
+"""A part of a run is never called the whole: ranks without files, ranks that end before others, steps that were cut off, and steps that
+only one of two runs has are named by every command, which then ends with 3 where it found nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msprobe_engine.cli.main import main
+
+Files = Mapping[int, Iterable[int]]
+
+
+def written(
+    root: Path,
+    ranks: Files,
+    *,
+    world: int | None = None,
+    monitor: Mapping[str, Any] | None = None,
+    cut: Iterable[tuple[int, int]] = (),
+    numbers: bool = True,
+    launch: str = "1a2b3c4d",
+    began: float = 1.0,
+) -> Path:
+    """Files of one launch: rank -> its steps.
+
+    Args:
+        cut: rank and step that were interrupted.
+        numbers: with the numbers of the steps, which the existing tool has not.
+    """
+    for rank, steps in ranks.items():
+        place = root / "monitor" / f"Dec03_21-34-40-rank{rank}-{launch}"
+        place.mkdir(parents=True)
+        info = {"rank": rank, "world_size": len(ranks) if world is None else world, "started_unix": began, "monitor": monitor or {}}
+        (place / "run.json").write_text(json.dumps(info))
+        rows = [f"0,fc.weight,{step},{1 + step},0,{step}" for step in steps if (rank, step) not in cut]
+        (place / "grad_reduced_0-99.csv").write_text("\n".join(["vpp_stage,name,step,norm,min,max", *rows]) + "\n")
+        rows = [f"{step},{name},{value}" for step in steps for name, value in _numbers(step, (rank, step) in cut)]
+        if numbers:
+            (place / "scalars_0-99.csv").write_text("\n".join(["step,name,value", *rows]) + "\n")
+    return root
+
+
+def _numbers(step: int, cut: bool) -> list[tuple[str, float]]:
+    return [("loss", 2.0 - step / 10), *([("interrupted", 1.0)] if cut else [("learning_rate", 1e-3)])]
+
+
+WHOLE: Files = {0: range(6), 1: range(6)}
+ONE_RUN: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "whole": ({"ranks": WHOLE}, []),
+    "a killed rank": (
+        {"ranks": {0: range(5), 1: range(3)}, "cut": [(0, 4)]},
+        ["rank 1 ended after step 2, others go on to step 4", "step 4 was interrupted on rank 0"],
+    ),
+    "a killed rank of the existing tool": (
+        {"ranks": {0: range(5), 1: range(3)}, "numbers": False},
+        ["rank 1 ended after step 2, others go on to step 4"],
+    ),
+    "a gap": ({"ranks": {0: range(6), 1: [0, 1, 4, 5]}}, ["no steps 2-3 of rank 1, which other ranks have"]),
+    "a rank without a step": ({"ranks": {0: range(3), 1: ()}}, ["rank 1 wrote no step, others go on to step 2"]),
+    "a rank without files": ({"ranks": {0: range(3)}, "world": 2}, ["the run had 2 ranks, and there are no files of rank 1;"]),
+    "many ranks without files": ({"ranks": {0: range(3)}, "world": 10**15}, ["no files of ranks 1-16 and 999,999,999,999,983 more;"]),
+    "ranks that the settings leave out": ({"ranks": {0: range(3)}, "world": 2, "monitor": {"rank": [0]}}, []),
+    "a rank of the settings": ({"ranks": {0: range(3)}, "world": 4, "monitor": {"rank": [0, 3]}}, ["there are no files of rank 3;"]),
+}
+
+
+@pytest.mark.parametrize("case", ONE_RUN)
+@pytest.mark.parametrize("command", ["diagnose {0} -o {1}", "monitor analyze {0} -o {1}"])
+def test_one_run(tmp_path: Path, capfd: pytest.CaptureFixture[str], command: str, case: str) -> None:
+    """What is missing of one run is named, once, and the answer is 3; of a whole one nothing is said."""
+    made, expected = ONE_RUN[case]
+    root = written(tmp_path / "run", **made)
+    code = main(command.format(root, tmp_path / "out").split())
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert len(said) == len(expected), said
+    assert all(text in line for text, line in zip(expected[::-1], said[::-1])), said
+    assert code == (3 if expected else 0)
+
+
+def test_a_step_that_was_done_again_after_a_resume_was_not_cut_off(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The second launch repeats the step in which the first one was interrupted."""
+    root = written(tmp_path / "run", {0: range(5), 1: range(3)}, cut=[(0, 4)])
+    written(root, {0: range(3, 7), 1: range(3, 7)}, launch="5e6f7a8b", began=2.0)
+    assert main(["monitor", "analyze", str(root)]) == 0
+    assert "interrupted" not in capfd.readouterr().err
+
+
+TWO_RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
+    "the same": ({"ranks": WHOLE}, {"ranks": WHOLE}, []),
+    "one ends earlier": ({"ranks": {0: range(5), 1: range(5)}}, {"ranks": WHOLE}, ["golden: step 5 of ranks 0-1 is not in"]),
+    "one begins later": ({"ranks": WHOLE}, {"ranks": {0: range(2, 6), 1: range(2, 6)}}, ["target: steps 0-1 of ranks 0-1 are not in"]),
+    "another interval": ({"ranks": {0: (0, 2, 4), 1: (0, 2, 4)}}, {"ranks": WHOLE}, []),
+    "another interval and an earlier end": ({"ranks": {0: (0, 2)}}, {"ranks": {0: range(6)}}, ["golden: step 4 of rank 0 is not in"]),
+    "one step by its settings": ({"ranks": {0: (0,)}, "monitor": {"interval": 3}}, {"ranks": {0: range(4)}}, ["golden: step 3 of rank 0"]),
+    "a killed rank": (
+        {"ranks": {0: range(5), 1: range(3)}},
+        {"ranks": WHOLE},
+        ["target: rank 1 ended after step 2", "golden: step 5 of rank 0 is not in", "golden: steps 3-5 of rank 1 are not in"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TWO_RUNS)
+def test_two_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str], case: str) -> None:
+    """Steps that one of two runs has alone were not compared: they are named. Steps between those of a larger interval are none of them."""
+    target, golden, expected = TWO_RUNS[case]
+    roots = [written(tmp_path / name, **made) for name, made in (("target", target), ("golden", golden))]
+    code = main(["diagnose", *map(str, roots), "-o", str(tmp_path / "out")])
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert len(said) == len(expected), said
+    assert all(text in line for text, line in zip(expected, said)), said
+    assert code == (3 if expected else 0)
