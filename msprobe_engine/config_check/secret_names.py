@@ -210,7 +210,7 @@ def _grade(name: str) -> int:
 def _grade_of_parts(name: str, parts: tuple[str, ...]) -> int:
     joined = re.sub(r"[^A-Z]", "", name.upper())
     last = parts[-1]
-    if last in ("TOKEN", "TOKENS") and _OF_TOKENIZERS & set(parts):
+    if last in ("TOKEN", "TOKENS") and _OF_TOKENIZERS & set(_parts(name.rpartition(".")[2])):  # what is around it says nothing of it
         return PERHAPS
     if any(word in joined for word in _INNER) or _OF_SERVICE.search(name) or _ROLE.search(name):
         return SURE

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from msprobe_engine.cli.main import main
@@ -260,6 +260,7 @@ lr=1,{name}={secret},x=2""".splitlines()
 )
 
 
+@example(secret="Zq:::::x", name="hub-token", wrapped="prefix.{name}={secret}", before="")  # "prefix" is a word of tokenizers
 @given(SECRETS, _NAMES, _WRAPPED, st.sampled_from(("", "bash -c ", "cd /x; ")))
 def test_a_secret_under_its_name_is_never_in_a_pack(tmp_path: Path, secret: str, name: str, wrapped: str, before: str) -> None:
     """Whatever the value is and however name and value are put together."""
