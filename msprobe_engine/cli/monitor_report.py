@@ -12,7 +12,7 @@ examples:
   msprobe monitor report runs/a/monitor -o a.html
   msprobe monitor report runs/a --since Nov21_09-00-00
 
-exit codes: 0 done, 2 no data or wrong usage, 3 done, but something could not be read and is not on the page"""
+exit codes: 0 done, 2 no data or wrong usage, 3 done, but something is missing or could not be read and is not on the page"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: the page is written, 3: without what could not be read; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    """0: the page is written, 3: without what is missing or could not be read; errors are raised as `ProbeError`, which the entry point turns into 2."""
     from msprobe_engine.log import printable
     from msprobe_engine.monitor.reader import open_run
     from msprobe_engine.monitor.report import write_report
@@ -49,9 +49,11 @@ def run(args: argparse.Namespace) -> int:
             else f"{'1/' if w['below'] else ''}{w['jump']:g}{' of' if w['below'] else ' times'} its median at step {w['jump_step']}"
         )
         print(printable(f"  {w['layer']} ({w['family']}): {bad}"))
+    for what in data["missing"]:
+        print(printable(f"  missing: {what}"))
     for what, count in data["problems"].items():
         print(printable(f"  not read: {what} ({count})"))
-    return 3 if opened.left_out else 0
+    return 3 if opened.left_out or data["missing"] else 0
 
 
 def _count(n: int, what: str) -> str:

@@ -16,7 +16,7 @@ examples:
 The page holds every step and rank where --size allows; else neighbouring steps, then ranks, are put together, and the largest and the
 smallest number of a group stay. NaN and Inf always do.
 
-exit codes: 0 done, 2 no data or wrong usage, 3 done, but something could not be read and is not on the page,
+exit codes: 0 done, 2 no data or wrong usage, 3 done, but something is missing or could not be read and is not on the page,
 or two runs have no numbers in common"""
 
 

@@ -139,7 +139,9 @@ def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
         )
     ranks = sorted(set(a.ranks) & set(b.ranks))
     if alone := sorted(set(a.ranks) ^ set(b.ranks)):
-        template = "{0} are on one side only and were not compared" if len(alone) > 1 else "{0} is on one side only and was not compared"
+        template = "{0} are on one side only and were not compared"
+        if len(alone) == 1:
+            template = "{0} is on one side only and was not compared"
         found.problems.append(Sentence(template, ranks_text(alone)))
     steps = sorted(by_step)
     found.looked_at = {"steps": f"{steps[0]} to {steps[-1]}", "ranks": len(ranks), "numbers": len(items)}

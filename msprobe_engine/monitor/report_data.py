@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.errors import UsageError
+from msprobe_engine.monitor.completeness import missing_parts
 from msprobe_engine.monitor.reader import Run, Series, Table
 from msprobe_engine.names import is_number
 from msprobe_engine.sinks.prometheus_layers import layer_of
@@ -106,6 +107,7 @@ def collect(run: Run, progress: Progress = lambda _: None) -> dict[str, Any]:
         "rules": dict(Counter(str(a.get("rule", "")) for a in began)),
         "meanings": _meanings(began),
         "timeline": _timeline(began, starts),
+        "missing": missing_parts(run),
         "problems": run.problems,
     }
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.errors import DumpFormatError, UsageError
+from msprobe_engine.monitor.completeness import missing_parts
 from msprobe_engine.monitor.reader import Run, Series, Table, open_run
 from msprobe_engine.monitor.report_data import titles
 from msprobe_engine.monitor.series import Floats, Ids, Integers
@@ -93,7 +94,7 @@ class Source(Protocol):
 
     @property
     def left_out(self) -> int:
-        """Of `problems` what is damage: rows, records and files that were left out."""
+        """Of `problems` what is damage or missing: rows, records and files that were left out, ranks and steps that are not here."""
         ...
 
 
@@ -225,14 +226,15 @@ class MonitorSource:
         self._ambiguous: Counter[str] = Counter()
         stages = {rank: _stage(run.info(rank)) for rank in run.ranks}
         self._stages = stages if len(set(stages.values())) > 1 else {}
+        self._missing = missing_parts(run) if wanted.ranks is None and wanted.steps is None else []
 
     @property
     def problems(self) -> Mapping[str, int]:
-        return {**self._run.problems, **self._ambiguous}
+        return {**dict.fromkeys(self._missing, 1), **self._run.problems, **self._ambiguous}
 
     @property
     def left_out(self) -> int:
-        return self._run.left_out
+        return len(self._missing) + self._run.left_out
 
     def pieces(self) -> int:
         return 2 * sum(len(self._run.families(rank)) for rank in self.ranks)

@@ -192,7 +192,7 @@
   pictures.append(grid);
   families.forEach((one) => family(grid, one));
   if (!families.length) word(make("p", grid, null, "soft"), "monitor.only_numbers");
-  const problems = Object.entries(data.problems);
+  const problems = [...data.missing.map((what) => [what, 1]), ...Object.entries(data.problems)];
   if (problems.length) Kit.table(section("monitor.unread"), { columns: [{ key: "monitor.what" }, { key: "monitor.how_often", kind: "number" }], rows: problems });
   Kit.apply(main);
   document.body.dataset.done = "yes";

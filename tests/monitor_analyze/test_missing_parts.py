@@ -49,6 +49,13 @@ def _numbers(step: int, cut: bool) -> list[tuple[str, float]]:
     return [("loss", 2.0 - step / 10), *([("interrupted", 1.0)] if cut else [("learning_rate", 1e-3)])]
 
 
+COMMANDS = {
+    "diagnose {0} -o {1}": "warning: ",
+    "monitor analyze {0} -o {1}": "warning: ",
+    "monitor report {0} -o {1}.html": "  missing: ",
+    "trends {0} -o {1}.html": "  note: ",
+}
+"""Command and how a line of it begins that says what is missing."""
 WHOLE: Files = {0: range(6), 1: range(6)}
 ONE_RUN: dict[str, tuple[dict[str, Any], list[str]]] = {
     "whole": ({"ranks": WHOLE}, []),
@@ -70,13 +77,13 @@ ONE_RUN: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", ONE_RUN)
-@pytest.mark.parametrize("command", ["diagnose {0} -o {1}", "monitor analyze {0} -o {1}"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_one_run(tmp_path: Path, capfd: pytest.CaptureFixture[str], command: str, case: str) -> None:
     """What is missing of one run is named, once, and the answer is 3; of a whole one nothing is said."""
     made, expected = ONE_RUN[case]
     root = written(tmp_path / "run", **made)
     code = main(command.format(root, tmp_path / "out").split())
-    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning: ")]
+    said = [line for line in "".join(capfd.readouterr()).splitlines() if line.startswith(COMMANDS[command])]
     assert len(said) == len(expected), said
     assert all(text in line for text, line in zip(expected[::-1], said[::-1])), said
     assert code == (3 if expected else 0)
@@ -115,3 +122,10 @@ def test_two_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str], case: str) 
     assert len(said) == len(expected), said
     assert all(text in line for text, line in zip(expected, said)), said
     assert code == (3 if expected else 0)
+
+
+def test_trends_of_ranks_that_are_asked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Where ranks or steps are asked for, what is missing of others is no matter."""
+    root = written(tmp_path / "run", {0: range(3)}, world=2)
+    assert main(["trends", str(root), "--rank", "0"]) == 0
+    assert "no files of" not in capfd.readouterr().out
