@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msprobe_engine.config_check import completeness
 from msprobe_engine.config_check import difference as d
+from msprobe_engine.config_check.compare_arguments import compare_arguments
 from msprobe_engine.config_check.compare_env import compare_env
 from msprobe_engine.config_check.compare_packages import compare_packages
 from msprobe_engine.config_check.compare_random import compare_random
@@ -68,6 +69,7 @@ class _Work:
                 found[name] = checkers[name]()
                 self.out.notes += found[name].notes
         self.out.sheets = {name: found[name] for name in d.CHECKERS if name in found}
+        self._arguments()
         self._later_weights()
         self._ranks()
         neither = [name for name in (d.DATASET, d.RANDOM) if not self.bench.has(name) and not self.cmp.has(name)]
@@ -161,12 +163,32 @@ class _Work:
             else:
                 out.append(one)
         if names:
-            shown = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
+            shown = _listed_names(names)
             run_side, script_side = ("cmp", "bench") if which else ("bench", "cmp")
             self.out.not_compared[d.SETTINGS] = (
                 f"settings that the program of the {run_side} side sets and the scripts of the {script_side} side do not say: {shown}"
             )
         return out
+
+    def _arguments(self) -> None:
+        """What the programs were started with; a pack of the command line has no program but msprobe itself."""
+        sides = self.bench, self.cmp
+        if self.only is not None or any(side.world_size is None for side in sides):
+            return
+        programs = [{rank: one["program"] for rank, one in side.system().items() if isinstance(one.get("program"), dict)} for side in sides]
+        settings = [side.settings(DYNAMIC_FILE, True) if side.ranks_with_settings() else {} for side in sides]
+        reported = self.out.sheets[d.SETTINGS].differences if d.SETTINGS in self.out.sheets else []
+        files = _own_files(self.bench), _own_files(self.cmp)
+        found = compare_arguments(programs[0], programs[1], (settings[0], settings[1]), reported, files)
+        if found.masked:
+            self.out.notes.append(
+                f"arguments that are masked, and so were not compared: {len(found.masked)} ({_listed_names(sorted(found.masked))})"
+            )
+        if found.differences or found.unknown:
+            sheet = self.out.sheets.setdefault(d.SETTINGS, Sheet(d.SETTINGS))
+            sheet.differences += found.differences
+            sheet.unknown = tuple(sorted({*sheet.unknown, *found.unknown}))
+            sheet.not_shown = len(sheet.unknown)
 
     def _content(self, name: str) -> bool:
         return name in self.found and self.found[name].compared > 0
@@ -198,6 +220,17 @@ class _Work:
                 names = ("rank", "") if side == "bench" else ("", "rank")
                 why = f"only the {side} pack has anything of these ranks"
                 sheet.differences.append(Difference(d.SYSTEM, *names, "", "", MAY, why, ranks=tuple(sorted(ranks)), level=ERROR))
+
+
+def _own_files(side: PackSide) -> set[str]:
+    """Names of the pack and of the files whose settings are in it."""
+    files = side.static.get("files")
+    names = files if isinstance(files, list) else []
+    return {side.pack.path.name, *(Path(name).name for name in names if isinstance(name, str))}
+
+
+def _listed_names(names: list[str]) -> str:
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
 
 
 def _described(side: PackSide) -> dict[str, object]:

@@ -1,4 +1,5 @@
-"""A training of plain torch with what `test_planted_differences` plants in it: ``planted_training.py PACK SCRIPT [WHAT ...]``, in ranks."""
+"""A training of plain torch with what `test_planted_differences` plants in it: ``planted_training.py PACK SCRIPT``,
+in ranks, with what is planted in the variable ``PLANTED`` (words of the command line would be a difference of their own)."""
 
 from __future__ import annotations
 
@@ -47,4 +48,4 @@ def main(pack: str, script: str, what: set[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], set(sys.argv[3:]))
+    main(sys.argv[1], sys.argv[2], set(os.environ["PLANTED"].split()))

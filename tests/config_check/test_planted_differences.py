@@ -40,8 +40,8 @@ def _run(fork: Fork, place: Path, name: str, launch: str, what: set[str], variab
     (packages / "METADATA").write_text(f"Metadata-Version: 2.1\nName: transformer-engine\nVersion: {version}\n", encoding="utf-8")
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("NCCL_")}
     job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29_700 + os.getpid() % 200), "OMP_NUM_THREADS": "1"}
-    job["PYTHONPATH"] = str(packages.parent)
-    command = [str(program), str(pack), str(script), *sorted(what)]
+    job |= {"PYTHONPATH": str(packages.parent), "PLANTED": " ".join(sorted(what))}
+    command = [str(program), str(pack), str(script)]
     said = [place / f"{name}.rank{rank}" for rank in range(2)]
     ranks = [fork(command, inherited | job | {"RANK": str(rank)} | variables[rank], said[rank]) for rank in range(2)]
     for rank, process in enumerate(ranks):
