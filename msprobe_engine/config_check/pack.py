@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.config_check import entries, job, pack_file
+from msprobe_engine.config_check.pack_kind import NAME
 from msprobe_engine.config_check.secrets import cleaned, masked_shapes, masked_tree
 from msprobe_engine.core.io.archives import Limits, check_members, read_member
 from msprobe_engine.core.io.damaged_files import guard_reading
@@ -363,6 +364,8 @@ def read_pack(path: str | Path) -> Pack:
     Raises:
         DumpFormatError: there is none, it is no zip or no pack, or it was made to do harm (paths that lead out, sizes beyond all bounds).
     """
+    if os.path.isdir(path):
+        raise DumpFormatError(f"no {NAME} in {one_line(str(path))}; name a pack (.zip), or the output directory of a run that has one")
     with guard_reading(path, "a pack"):
         return Pack(Path(path))
 

@@ -39,6 +39,15 @@ def test_exit_code_is_a_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["config_check", "-c", BASE, AGAIN, "--ranks", BASE]) == 2
 
 
+@pytest.mark.parametrize("flags", [("-c", BASE, "{empty}"), ("-c", "{empty}", BASE), ("--verify", "{empty}"), ("--ranks", "{empty}")])
+def test_a_directory_without_a_pack_is_said(flags: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An output directory in which no run has left a pack is a wrong path (2), not a damaged pack."""
+    (tmp_path / "empty").mkdir()
+    words = [word.format(empty=tmp_path / "empty") for word in flags]
+    assert main(["config_check", *words, *(["-o", str(tmp_path / "out")] if "--ranks" not in flags else [])]) == 2
+    assert f"no config_check_pack.zip in {tmp_path / 'empty'}" in capsys.readouterr().err
+
+
 def test_the_older_form_with_a_framework_is_taken(tmp_path: Path) -> None:
     """``msprobe -f pytorch config_check`` of 8.1.1 works, and its TRUE/FALSE can be asked for."""
     assert main(["-f", "pytorch", "config_check", "-c", BASE, PLANTED, "-o", str(tmp_path), "--columns", "8.1.1"]) == 1
