@@ -72,7 +72,7 @@ def compare_arguments(
     for ranks, mine, theirs in by_rank.pairs(bench, cmp, lambda program: [_script(program), program.get("arguments")]):
         a, b = Side(read_arguments(mine.get("arguments"))), Side(read_arguments(theirs.get("arguments")))
         title = " / ".join(dict.fromkeys((_script(mine), _script(theirs))))
-        resolved = tuple(side.get(ranks[0]) or Side(()) for side in settings)
+        resolved = (settings[0].get(ranks[0]) or Side(()), settings[1].get(ranks[0]) or Side(()))
         differences = compare_settings(a, b, f"{title} arguments").differences
         for one in differences:
             given = {key(name) for name in (one.bench_name, one.cmp_name)} & {*a.settings, *b.settings}
