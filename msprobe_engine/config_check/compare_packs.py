@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msprobe_engine.config_check import completeness
 from msprobe_engine.config_check import difference as d
+from msprobe_engine.config_check.by_rank import NO_RANK
 from msprobe_engine.config_check.compare_arguments import compare_arguments
 from msprobe_engine.config_check.compare_env import compare_env
 from msprobe_engine.config_check.compare_packages import compare_packages
@@ -128,6 +129,10 @@ class _Work:
         for a, b in files or [(mine[-1], theirs[-1])]:
             by_rank = a == b == DYNAMIC_FILE and self.bench.ranks_with_settings() and self.cmp.ranks_with_settings()
             sides = self.bench.settings(a, by_rank), self.cmp.settings(b, by_rank)
+            if a == STATIC_FILE != b and self.cmp.ranks_with_settings():  # the script speaks for every rank of the run
+                sides = _for_every_rank(sides[0], self.cmp)
+            elif b == STATIC_FILE != a and self.bench.ranks_with_settings():
+                sides = _for_every_rank(sides[1], self.bench)[::-1]
             found: list[tuple[tuple[int, ...], Difference]] = []
             both = sorted(set(sides[0]) & set(sides[1]))
             done: dict[tuple[int, int], list[int]] = {}
@@ -220,6 +225,12 @@ class _Work:
                 names = ("rank", "") if side == "bench" else ("", "rank")
                 why = f"only the {side} pack has anything of these ranks"
                 sheet.differences.append(Difference(d.SYSTEM, *names, "", "", MAY, why, ranks=tuple(sorted(ranks)), level=ERROR))
+
+
+def _for_every_rank(script: dict[int, Side], run: PackSide) -> tuple[dict[int, Side], dict[int, Side]]:
+    """Settings of scripts, which are one for all, beside those that each rank of a run has resolved."""
+    ranks = run.settings(DYNAMIC_FILE, True)
+    return dict.fromkeys(ranks, script[NO_RANK]), ranks
 
 
 def _own_files(side: PackSide) -> set[str]:

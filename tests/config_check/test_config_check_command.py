@@ -327,3 +327,19 @@ def test_settings_of_mindspore_are_known_and_the_first_line_says_what_is_folded(
     assert first == "The configurations differ: 4 change the numbers, 5 may change them (in 1 line: many of a kind are one)."
     for words in ("optimizer.lr: 0.01 against 0.02; every update", "optimizer.class: Adam against Momentum; the update rule"):
         assert any(words in line for line in lines)
+
+
+@pytest.mark.parametrize("script_first", [True, False])
+def test_a_script_is_held_against_every_rank_of_a_run(script_first: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank that ran with another value than its launch script says is named."""
+    (tmp_path / "run.sh").write_text("torchrun --nproc_per_node 3 train.py --lr 1e-3\n", encoding="utf-8")
+    assert main(["config_check", "-d", str(tmp_path / "run.sh"), "-o", str(tmp_path / "script.zip")]) == 0
+    rates = {0: 0.001, 1: 0.01, 2: 0.001}
+    settings = {rank: {"optimizer.lr": {"value": lr, "origin": "code", "where": "", "framework": "torch"}} for rank, lr in rates.items()}
+    PackWriter(tmp_path / "run.zip").add({entries.of_rank("hyperparameters", rank): found for rank, found in settings.items()})
+    packs = [str(tmp_path / "script.zip"), str(tmp_path / "run.zip")][:: 1 if script_first else -1]
+    assert main(["config_check", "--verify", *packs]) == 1
+    expected = "lr / optimizer.lr, rank 1: 1e-3 against 0.01" if script_first else "optimizer.lr / lr, rank 1: 0.01 against 1e-3"
+    said = capsys.readouterr().out
+    assert expected in said
+    assert said.count("optimizer.lr") == 1
