@@ -114,7 +114,7 @@ def _first_difference(target: str, golden: str, output: str) -> int:
     path, found = first_differences(target, golden, output)
     if path is not None:
         print(f"The first difference is in {path}")
-    elif found.finding != NONE:  # calls or renamed modules, of which no record is the first
+    elif found.finding != NONE or found.problems:  # calls or renamed modules, of which no record is the first; or not all was compared
         print(printable(found.headline()))
     else:
         print(NOTHING)

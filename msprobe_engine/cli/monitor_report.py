@@ -25,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: the page is written, 3: without what is missing or could not be read; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    """0: the page is written, 3: without what is missing or could not be read.
+
+    Errors are raised as `ProbeError`, which the entry point turns into 2."""
     from msprobe_engine.log import printable
     from msprobe_engine.monitor.reader import open_run
     from msprobe_engine.monitor.report import write_report

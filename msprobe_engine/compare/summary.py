@@ -116,7 +116,12 @@ class Comparison:
         first = next((f"{result.key}: {result.first}" for result in self.results if result.first), "")
         if first:
             return one_line(f"Rows are off, the first in its table is {first}")
-        return "Nothing could be compared" if not self.files else "No row is off"
+        if not self.files:
+            return "Nothing could be compared"
+        count = len(self.all_problems)
+        if not count:
+            return "No row is off"
+        return f"No row is off in what could be compared; {count} warning{' says' if count == 1 else 's say'} what could not"
 
     def text(self) -> str:
         """For the console."""

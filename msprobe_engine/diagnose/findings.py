@@ -122,10 +122,25 @@ class Diagnosis:
         if self.finding == STRUCTURE and self.differences:
             text = Sentence("The runs have next to no calls in common")
         if first is None:
-            return Sentence("{0}.", (self.nothing or text) if self.finding == NONE else text)
+            return Sentence("{0}.", self._nothing_found() if self.finding == NONE else text)
         if self.finding in (CONFIG, CHECKPOINT):  # not of a step of a training
             return Sentence("{0}: {1}", text, one_line(first.record))
         return Sentence("{0}: {1}", text, _place(first))
+
+    def _nothing_found(self) -> str:
+        """What was searched or compared, and that this was not all of it where something could not be."""
+        count = len(self.problems)
+        if not count:
+            return self.nothing or HEADLINES[NONE]
+        if self.nothing:
+            template = "{0}; {1} warnings say what could not be looked at"
+            if count == 1:
+                template = "{0}; {1} warning says what could not be looked at"
+            return Sentence(template, self.nothing, count)
+        template = "No difference in what could be compared; {0} warnings say what could not"
+        if count == 1:
+            template = "No difference in what could be compared; {0} warning says what could not"
+        return Sentence(template, count)
 
     def first_nonfinite(self) -> list[str]:
         """A sentence for each of `nonfinite`."""

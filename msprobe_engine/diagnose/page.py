@@ -36,7 +36,7 @@ def page(found: Diagnosis) -> str:
         kind="diagnosis",
         body="\n".join(parts),
         sections=("diagnosis",),
-        verdict="good" if found.finding == NONE else "bad",
+        verdict="bad" if found.finding != NONE else "warn" if found.problems else "good",
         headline=text(found.headline()),
     )
 

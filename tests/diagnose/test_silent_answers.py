@@ -266,7 +266,7 @@ def _monitored(path: Path, steps: range, ranks: int = 1) -> Path:
     [
         ("diagnose one", None, 0, "numbers 5"),
         ("diagnose two", range(5), 0, "numbers 5"),
-        ("diagnose two", range(3), 0, "numbers 3"),
+        ("diagnose two", range(3), 3, "numbers 3"),
         ("diagnose two", range(7, 9), 2, "no rank, step and tensor in common"),
         ("trends of two", range(5), 0, "the runs agree"),
         ("trends of two", range(7, 9), 3, "nothing was compared"),
@@ -292,7 +292,7 @@ def test_a_monitored_run_without_a_number_is_nothing_to_read(tmp_path: Path, cap
 def test_ranks_of_one_monitored_run_alone_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, golden = _monitored(tmp_path / "target", range(5), 2), _monitored(tmp_path / "golden", range(5))
     assert run("diagnose two", target, golden, tmp_path / "out") == 3
-    assert "ranks 1 are on one side only" in "".join(capsys.readouterr())
+    assert "rank 1 is on one side only" in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize("swapped", [False, True])

@@ -129,3 +129,30 @@ def test_trends_of_ranks_that_are_asked_for(tmp_path: Path, capfd: pytest.Captur
     root = written(tmp_path / "run", {0: range(3)}, world=2)
     assert main(["trends", str(root), "--rank", "0"]) == 0
     assert "no files of" not in capfd.readouterr().out
+
+
+PARTLY = "No difference in what could be compared; 1 warning says what could not."
+
+
+@pytest.mark.parametrize(
+    ("target", "golden", "headline", "tone"),
+    [
+        ({"ranks": WHOLE}, {"ranks": WHOLE}, "No difference beyond round-off.", "good"),
+        (
+            {"ranks": {0: range(6)}},
+            {"ranks": {0: range(7)}},
+            "No difference in what could be compared; 1 warning says what could not.",
+            "warn",
+        ),
+        ({"ranks": {0: range(6)}}, {"ranks": WHOLE}, PARTLY, "warn"),
+        ({"ranks": {0: range(3)}, "world": 2}, None, "; 1 warning says what could not be looked at.", "warn"),
+    ],
+)
+def test_the_first_line_says_that_not_all_was_compared(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], target: dict[str, Any], golden: dict[str, Any] | None, headline: str, tone: str
+) -> None:
+    """Who reads the first line only, or the colour of the page, learns that there are warnings."""
+    roots = [written(tmp_path / name, **made) for name, made in (("target", target), ("golden", golden)) if made is not None]
+    main(["diagnose", *map(str, roots), "-o", str(tmp_path / "out")])
+    assert capfd.readouterr().out.splitlines()[0].endswith(headline)
+    assert f"sign {tone}" in (tmp_path / "out" / "diagnosis.html").read_text()
