@@ -9,6 +9,7 @@ from msprobe_engine.config_check import by_rank
 from msprobe_engine.config_check.difference import ENV, Difference, Sheet, merged
 from msprobe_engine.config_check.env_rules import OF_PROCESS, Rule, environment_rules, same_value
 from msprobe_engine.config_check.environment import Environment
+from msprobe_engine.config_check.secret_names import names_secret
 from msprobe_engine.config_check.severity import ERROR, HARMLESS
 from msprobe_engine.core.user_key import KEY
 
@@ -24,7 +25,8 @@ def compare_env(bench: Mapping[int, Environment], cmp: Mapping[int, Environment]
     """Compare variables rank by rank (`by_rank.NO_RANK`: one for all ranks).
 
     Values that are not in the packs are compared by their digests. Where there are none, or of different keys, they are not compared: one
-    note has their number, and the names of those that may change the numbers are in `Sheet.unknown`.
+    note has their number, and the names of those that may change the numbers are in `Sheet.unknown` (a name that says it is a secret is
+    none of them).
     """
     sheet = Sheet(ENV)
     found: list[tuple[tuple[int, ...], Difference]] = []
@@ -39,7 +41,7 @@ def compare_env(bench: Mapping[int, Environment], cmp: Mapping[int, Environment]
         keys.add(bool(mine.key and theirs.key))
     sheet.differences = merged(found, tuple(set(bench) & set(cmp)))
     rules = environment_rules()
-    sheet.unknown = tuple(sorted(name for name in unknown if rules.of(name).severity != HARMLESS))
+    sheet.unknown = tuple(sorted(name for name in unknown if rules.of(name).severity != HARMLESS and not names_secret(name)))
     sheet.not_shown = len(unknown)
     if unknown:
         sheet.notes.append(_note(unknown, both_keys=all(keys)))

@@ -86,6 +86,21 @@ def test_secrets_of_a_foreign_pack_are_not_shown() -> None:
     assert not [one for one in sheet.differences if one.matters or {one.bench, one.cmp} != {NOT_SHOWN}]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "cannot_tell"),
+    [
+        ("NCCL_SECRET_KEY", "ab", False),
+        ("VLLM_API_KEY", "ab", False),
+        ("NCCL_OOB_URL", "http://u:{}@h/", False),
+        ("XLA_FLAGS", "--password {}", True),
+    ],
+)
+def test_a_masked_value_matters_by_its_family_unless_its_name_says_secret(name: str, value: str, cannot_tell: bool) -> None:
+    """As the table of docs/config-check.md has it, without a key: always counted as not compared, `Cannot tell` for what may matter."""
+    sheet = _env(*({name: value.format(f"ab{number}") if "{" in value else f"{value}{number}"} for number in "cx"))
+    assert (sheet.unknown, sheet.not_shown, sheet.differences) == ((name,) if cannot_tell else (), 1, [])
+
+
 def test_a_variable_of_one_rank_only_is_told_with_the_rank() -> None:
     """What differs on one rank of four names that rank."""
     ring, tree = environment.collect({"NCCL_ALGO": "Ring"}), environment.collect({"NCCL_ALGO": "Tree"})
