@@ -20,7 +20,9 @@ from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.sentences import Sentence
 
 MOST_STEPS = 8
-_BESIDE = Sentence(", no collective that gives something else than was put in, no copy of a parameter out of step")
+_BESIDE = Sentence(", no collective that gives something else than was put in")
+_BESIDE_EQUAL = Sentence(", no collective that gives something else than was put in, no parameter whose statistics differ between ranks")
+_SUMMING = Sentence("these ranks sum the gradients of all their parameters: they hold the same ones")
 _TOLD = {
     "tensor": Sentence("tensor"),
     "note": Sentence("note"),
@@ -66,7 +68,10 @@ def diagnose_alone(target: Path) -> Diagnosis:
         return found
     _began(found, target)
     if found.finding == findings.NONE:
-        found.nothing = Sentence("Nothing found: no NaN or Inf that matters{0}", _BESIDE if ranks.several else "")
+        beside = _BESIDE_EQUAL if ranks.equal else _BESIDE if ranks.several else ""
+        found.nothing = Sentence("Nothing found: no NaN or Inf that matters{0}", beside)
+        if ranks.several and not ranks.equal:
+            replicas.say_not_compared(found, ranks.parted)
         found.evidence.append(
             Sentence("One run was searched; nothing was compared. A run that is right, as the second argument, shows more.")
         )
@@ -103,10 +108,14 @@ class _Ranks:
     Attributes:
         collectives: how many could be held against each other; None before a step was seen.
         several: a step has more than one rank.
+        equal: parameters of several ranks were seen, and none of them differs; None before any were seen.
+        parted: first step in which parameters differ that were all the same in a step before.
     """
 
     collectives: int | None = None
     several: bool = False
+    equal: bool | None = None
+    parted: int | None = None
     finding: str = ""
     suspects: list[Suspect] = field(default_factory=list)
     evidence: list[str] = field(default_factory=list)
@@ -123,12 +132,33 @@ class _Ranks:
             self.finding = findings.COLLECTIVE
             self.suspects = [wrong.suspect(step) for wrong in checked.wrong]
             self.evidence += [wrong.why for wrong in checked.wrong[:5]]
-        elif odd := replicas.odd_ones(step, replicas.parameters(sides)):
+        else:
+            self._hold_replicas(step, sides)
+        self.problems += [problem for side in sides.values() for problem in side.problems]
+
+    def _hold_replicas(self, step: int, sides: Mapping[int, Side]) -> None:
+        """Parameters of ranks that hold copies; where that is not known, whether they have parted."""
+        table = replicas.parameters(sides)
+        odd: list[replicas.Odd] = []
+        for group in replicas.summing_groups(sides):
+            odd = replicas.differing(step, replicas.of_same_shape(table, group), _SUMMING)
+            if odd:
+                self.evidence.append(Sentence("{0} parameters that are copies of each other differ.", len(odd)))
+                break
+        if not odd:
+            odd = replicas.odd_ones(step, table)
+            template = "{0} parameters that are copies of each other differ; others of their kind are equal on all ranks."
+            self.evidence += [Sentence(template, len(odd))] if odd else []
+        if odd:
             self.finding = findings.DESYNC
             self.suspects = [_of_odd(one) for one in odd]
-            template = "{0} parameters that are copies of each other differ; others of their kind are equal on all ranks."
-            self.evidence.append(Sentence(template, len(odd)))
-        self.problems += [problem for side in sides.values() for problem in side.problems]
+            return
+        held = [rows for rows in table.values() if len(rows) > 1]
+        if held:
+            equal = all(replicas.is_equal(rows.values()) for rows in held)
+            if self.equal and not equal:
+                self.parted = step
+            self.equal = equal if self.equal is None else self.equal and equal
 
 
 def _began(found: Diagnosis, target: Path) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 from msprobe_engine.diagnose import findings
 from msprobe_engine.diagnose.facts import module_path
 from msprobe_engine.diagnose.findings import Diagnosis, Suspect
-from msprobe_engine.diagnose.replicas import Odd, odd_ones
+from msprobe_engine.diagnose.monitored_replicas import check_replicas
+from msprobe_engine.diagnose.replicas import Odd, say_not_compared
 from msprobe_engine.errors import NothingCapturedError
 from msprobe_engine.monitor.analyze import in_order, order_of
 from msprobe_engine.monitor.anomalies import Anomaly, load, word_of
@@ -26,7 +27,6 @@ from msprobe_engine.sentences import Sentence
 
 _NONFINITE_RULES = ("nan_inf",)
 _DESYNC_RULES = ("replica_mismatch",)
-_PARAMETERS = ("param_origin", "param_updated")
 _COMPARED = ("norm", "max", "min")
 """Means near zero say little, and what is derived from these says nothing more."""
 FLOOR = 1e-4
@@ -95,15 +95,19 @@ def diagnose_monitor(target: Path) -> Diagnosis:
             _suspect(bad, Sentence("{0} is {1}: the first number in the order of execution that is not finite", bad.op, bad.target))
         ]
         return found
-    odd = _desynchronised(run)
-    if odd:
+    replicas = check_replicas(run)
+    if replicas.odd:
         found.finding = findings.DESYNC
-        found.suspects = [_of_odd(one) for one in odd[:MOST_SUSPECTS]]
-        found.evidence.append(
-            Sentence("{0} parameters that are copies of each other differ; the others of their kind are equal on all ranks.", len(odd))
-        )
+        found.suspects = [_of_odd(one) for one in replicas.odd[:MOST_SUSPECTS]]
+        found.evidence += replicas.evidence
         return found
-    found.nothing = Sentence("Nothing found: no alert, no number that is not finite, no copy of a parameter that differs from the others")
+    if replicas.equal:
+        template = "Nothing found: no alert, no number that is not finite, no parameter whose statistics differ between ranks"
+        found.nothing = Sentence(template)
+    else:
+        found.nothing = Sentence("Nothing found: no alert, no number that is not finite")
+    if len(run.ranks) > 1 and not replicas.equal:
+        say_not_compared(found, replicas.parted)
     found.evidence.append(Sentence("One run was searched; nothing was compared. A run that is right, as the second argument, shows more."))
     return found
 
@@ -240,26 +244,6 @@ def _count(run: Run) -> int:
         tables += [run.series(rank, family, op) for family in run.families(rank) for op in run.ops(rank, family)[:1]]
         count += sum(len(series.steps) for table in tables for series in table.values())
     return count
-
-
-def _desynchronised(run: Run) -> list[Odd]:
-    """Parameters of the earliest step in which some copy differs."""
-    tables: dict[int, dict[str, dict[int, tuple[float, ...]]]] = {}
-    for rank in run.ranks:
-        for family in _PARAMETERS:
-            if family not in run.families(rank):
-                continue
-            columns = [run.series(rank, family, op) for op in _COMPARED if op in run.ops(rank, family)]
-            for key in columns[0] if columns else ():
-                steps = columns[0][key].steps.tolist()
-                values = zip(*(column[key].values.tolist() for column in columns if key in column))
-                for step, row in zip(steps, values):
-                    tables.setdefault(step, {}).setdefault(key.name, {})[rank] = row
-    for step in sorted(tables):
-        odd = odd_ones(step, tables[step])
-        if odd:
-            return odd
-    return []
 
 
 def _finding_of(alert: Anomaly) -> str:

@@ -91,6 +91,8 @@ def diagnose(
         lines, problems = started.started_otherwise(here.config, None if there is None else there.config)
         found.evidence += lines
         found.problems += problems
+        if golden is None and lines and here.config is not None and found.finding == findings.NONE:
+            started.blame_ranks(found, here.config)
     if output is not None:
         found.write(output)
     return found

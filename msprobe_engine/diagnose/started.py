@@ -8,11 +8,12 @@ from typing import Any
 
 from msprobe_engine.checkpoint.result import TensorResult, ValueDifference, ranked
 from msprobe_engine.checkpoint.stored import RANDOM
-from msprobe_engine.config_check.between_ranks import between_ranks
+from msprobe_engine.config_check.between_ranks import Deviation, between_ranks
 from msprobe_engine.config_check.compare_packs import compare_packs
 from msprobe_engine.config_check.difference import Difference, listed
 from msprobe_engine.config_check.pack_kind import NAME as PACK
 from msprobe_engine.config_check.report_text import headline
+from msprobe_engine.config_check.severity import CHANGES
 from msprobe_engine.diagnose.findings import CHECKPOINT, CONFIG, NONE, Diagnosis, Suspect
 from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.sentences import Sentence
@@ -55,14 +56,30 @@ def diagnose_pack(target: Path) -> Diagnosis:
     ranks = between_ranks(target)
     matter = ranks.matter
     found = Diagnosis(CONFIG if matter else NONE, differences=len(matter))
-    for one in matter[:MOST_SUSPECTS]:
-        numbers = {"these ranks": {"value": one.value}, "the others": {"value": one.others}}
-        found.suspects.append(Suspect(f"{one.sheet} {one.name}", "", one.ranks[0], 0, kind=CONFIG, why=one.sentence(), numbers=numbers))
+    found.suspects = [_of_ranks(one) for one in matter[:MOST_SUSPECTS]]
     found.evidence = [ranks.headline(), *ranks.notes]
     found.next = [f"msprobe config_check --ranks {shlex.quote(str(target))}"] if matter else []
     found.looked_at = {"pack": str(target), "ranks": len(ranks.ranks)}
     found.nothing = Sentence("The ranks were started with the same")
     return found
+
+
+def blame_ranks(found: Diagnosis, pack: Path) -> None:
+    """A rank that was started with something else that changes its results is a finding, where the numbers show none.
+
+    Raises:
+        DumpFormatError: it is no pack.
+    """
+    ranks = between_ranks(pack)
+    found.suspects = [_of_ranks(one) for one in ranks.matter if one.severity == CHANGES][:MOST_SUSPECTS]
+    if found.suspects:
+        found.finding = CONFIG
+        found.next.append(f"msprobe config_check --ranks {shlex.quote(str(pack))}")
+
+
+def _of_ranks(one: Deviation) -> Suspect:
+    numbers = {"these ranks": {"value": one.value}, "the others": {"value": one.others}}
+    return Suspect(f"{one.sheet} {one.name}", "", one.ranks[0], 0, kind=CONFIG, why=one.sentence(), numbers=numbers)
 
 
 def _suspect(one: Difference) -> Suspect:

@@ -20,6 +20,7 @@ class Monitor:
         self.root, self.ranks, self.steps, self.noise = root, ranks, steps, noise
         self.changed: dict[tuple[int, int, str, str], str] = {}
         self.alerts: list[Alert] = []
+        self.places: dict[int, dict[str, Any]] = {rank: {"pp": 0, "dp": rank, "tp": 0} for rank in range(ranks)}
 
     def put(self, rank: int, step: int, family: str, name: str, norm: str) -> None:
         self.changed[rank, step, family, name] = norm
@@ -28,10 +29,11 @@ class Monitor:
         for rank in range(self.ranks):
             place = self.root / "monitor" / f"Dec03_21-34-40-rank{rank}-1a2b3c4d"
             place.mkdir(parents=True)
-            (place / "run.json").write_text(json.dumps({"rank": rank, "rank_info": {"pp": 0, "dp": rank, "tp": 0}, "started_unix": 1.0}))
+            (place / "run.json").write_text(json.dumps({"rank": rank, "rank_info": self.places[rank], "started_unix": 1.0}))
             (place / "alerts.jsonl").write_text(alert_lines([a for a in self.alerts if a.rank == rank]))
             for family, names in (
                 ("param_origin", PARAMETERS),
+                ("param_updated", PARAMETERS if any(family == "param_updated" for _, _, family, _ in self.changed) else []),
                 ("actv", ["layers.0.output", "layers.1.output"]),
                 ("grad_reduced", PARAMETERS),
             ):

@@ -1,0 +1,69 @@
+"""A training on two gloo ranks that leaves a dump or monitor output: ``two_ranks.py OUTPUT_DIR {ddp,experts,fsdp}[-rate]-{monitor,dump}``.
+
+``experts``: each rank trains a network of its own, from the same numbers and under the same names.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+OUT, KIND = Path(sys.argv[1]), sys.argv[2].split("-")
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8))
+    if "ddp" in KIND:
+        model = nn.parallel.DistributedDataParallel(model)
+    if "fsdp" in KIND:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2 if rank and "rate" in KIND else 1e-3)
+    if "monitor" in KIND:
+        from msprobe.pytorch import TorchProbe
+
+        settings = OUT.parent / f"probe{rank}.yaml"
+        settings.write_text(
+            json.dumps({"output_dir": str(OUT), "monitor": {"gradients": True, "parameters": True}, "sinks": {"csv": {"enabled": True}}})
+        )
+        probe = TorchProbe.from_config(str(settings))
+        probe.attach(model, optimizer)
+    else:
+        from msprobe.pytorch import PrecisionDebugger
+
+        settings = OUT.parent / f"dump{rank}.json"
+        content = {"task": "statistics", "dump_path": str(OUT), "rank": [], "step": [0, 1], "level": "mix"}
+        settings.write_text(json.dumps(content | {"statistics": {"scope": [], "list": []}}))
+        debugger = PrecisionDebugger(config_path=str(settings))
+    generator = torch.Generator().manual_seed(rank + 1)
+    for step in range(2):
+        batch = torch.randn(4, 8, generator=generator)
+        if "monitor" in KIND:
+            probe.begin_step(step)
+        else:
+            debugger.start(model)
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if "monitor" in KIND:
+            probe.end_step({"loss": loss})
+        else:
+            debugger.stop()
+            debugger.step()
+    if "monitor" in KIND:
+        probe.close()
+    dist.destroy_process_group()
+
+
+main()
