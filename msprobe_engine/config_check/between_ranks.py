@@ -90,7 +90,8 @@ class Ranks:
         if not self.matter:
             return f"No difference that matters between {where}."
         odd = sorted({rank for one in self.matter for rank in one.ranks})
-        return f"Of {where}, rank {listed(odd)} {'differs' if len(odd) == 1 else 'differ'} from the others in {len(self.matter)} things."
+        things = f"{len(self.matter)} thing{'' if len(self.matter) == 1 else 's'}"
+        return f"Of {where}, rank {listed(odd)} {'differs' if len(odd) == 1 else 'differ'} from the others in {things}."
 
     def as_json(self) -> dict[str, Any]:
         """JSON-ready."""

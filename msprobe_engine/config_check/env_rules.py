@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from msprobe_engine.config_check.severity import SHORT
+from msprobe_engine.core.processes import OWNER
 
 OF_PROCESS = frozenset(
     (
@@ -28,6 +29,7 @@ OF_PROCESS = frozenset(
             "TORCHELASTIC_ERROR_FILE",
         ),
         *("MS_NODE_ID", "MASTER_PORT", "MASTER_ADDR"),
+        *(OWNER, "MSPROBE_CONFIG", "MSPROBE_SET"),  # what `msprobe run` and a probe leave for the processes they start
     )
 )
 """Variables that differ from rank to rank, or from start to start, in every job."""

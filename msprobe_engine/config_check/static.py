@@ -111,7 +111,8 @@ class _Collector:
         self._mask_known()
         for why, names in self._secrets.items():
             if names:
-                out.notes.append(f"{len(names)} values are left out or masked; of each: {why} ({', '.join(sorted(names))})")
+                left_out = "1 value is left out or masked" if len(names) == 1 else f"{len(names)} values are left out or masked; of each"
+                out.notes.append(f"{left_out}: {why} ({', '.join(sorted(names))})")
         for key, places in list(out.conflicts.items())[:_MAX_CONFLICTS]:
             seen = [f"{'not given' if one.value is None else repr(one.value)} ({one.file}, line {one.line})" for one in places]
             more = f" and {len(seen) - 5} more" if len(seen) > 5 else ""

@@ -35,6 +35,7 @@ def _env(a: dict[str, str], b: dict[str, str]) -> Sheet:
         ({"NCCL_ALGO": ""}, {}),
         ({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1.0"}),
         ({"RANK": "0", "HOSTNAME": "a"}, {"RANK": "1", "HOSTNAME": "b"}),
+        ({"MSPROBE_OWNER": "0:1:2", "MSPROBE_CONFIG": "a.yaml"}, {"MSPROBE_OWNER": "0:3:4", "MSPROBE_SET": "monitor.parameters=true"}),
         ({}, {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO", "ACCELERATE_DYNAMO_MODE": "default"}),
         ({}, {"ACCELERATE_DYNAMO_USE_FULLGRAPH": "False", "ACCELERATE_USE_CPU": "False"}),
     ],

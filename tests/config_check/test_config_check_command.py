@@ -343,3 +343,16 @@ def test_a_script_is_held_against_every_rank_of_a_run(script_first: bool, tmp_pa
     said = capsys.readouterr().out
     assert expected in said
     assert said.count("optimizer.lr") == 1
+
+
+def test_one_is_said_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One value that is left out, one thing in which a rank differs."""
+    (tmp_path / "run.sh").write_text("torchrun train.py --hf-token hunter22\n", encoding="utf-8")
+    assert main(["config_check", "-d", str(tmp_path / "run.sh"), "-o", str(tmp_path / "script.zip")]) == 0
+    assert "1 value is left out or masked: its name" in capsys.readouterr().err
+    variables = {rank: {"NCCL_ALGO": "Tree" if rank == 1 else "Ring"} for rank in range(3)}
+    about = {rank: environment.collect(found) for rank, found in variables.items()}
+    contents = {entries.of_rank("env", rank): found.values for rank, found in about.items()}
+    PackWriter(tmp_path / "run.zip").add(contents | {entries.of_rank("withheld", rank): found.entry() for rank, found in about.items()})
+    assert main(["config_check", "--ranks", str(tmp_path / "run.zip")]) == 1
+    assert "rank 1 differs from the others in 1 thing." in capsys.readouterr().out
