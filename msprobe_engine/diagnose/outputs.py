@@ -14,12 +14,11 @@ from pathlib import Path
 from msprobe_engine.config_check.pack_kind import NAME as PACK
 from msprobe_engine.diagnose import findings, kinds
 from msprobe_engine.diagnose.findings import Diagnosis
-from msprobe_engine.diagnose.started import pack_beside
+from msprobe_engine.diagnose.started import INCIDENTS, pack_beside
 from msprobe_engine.dump.find_dumps import IN_RUN, holds_dump
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError, ProbeError, UsageError
 from msprobe_engine.sentences import Sentence
 
-INCIDENTS = "incidents"
 MOST_INCIDENTS = 8
 _INCIDENT = re.compile(r"step(\d{1,18})-.+", re.DOTALL)
 
@@ -190,6 +189,6 @@ def _next(seen: _Seen) -> list[str]:
     """What to run for more."""
     if seen.found.first_suspect is None:
         return []
-    if seen.what == kinds.INCIDENT:
+    if seen.what == kinds.INCIDENT and seen.found.finding != findings.DESYNC:  # ranks that have parted hold no NaN
         return [f"msprobe nan_analyze -i {shlex.quote(str(seen.path))}"]
     return list(seen.found.next)

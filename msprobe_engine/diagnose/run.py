@@ -93,6 +93,8 @@ def diagnose(
         found.problems += problems
         if golden is None and lines and here.config is not None and found.finding == findings.NONE:
             started.blame_ranks(found, here.config)
+    if golden is None and found.finding == findings.DESYNC and here.config is not None:
+        found.next.insert(0, started.compare_ranks(here.config))
     if output is not None:
         found.write(output)
     return found

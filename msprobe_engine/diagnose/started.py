@@ -18,6 +18,7 @@ from msprobe_engine.diagnose.findings import CHECKPOINT, CONFIG, NONE, Diagnosis
 from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.sentences import Sentence
 
+INCIDENTS = "incidents"
 MOST_SUSPECTS, MOST_LINES = 20, 6
 _MOST_VALUES = 3
 """Of two checkpoints, values (a step, a learning rate) that are named before tensors."""
@@ -58,7 +59,7 @@ def diagnose_pack(target: Path) -> Diagnosis:
     found = Diagnosis(CONFIG if matter else NONE, differences=len(matter))
     found.suspects = [_of_ranks(one) for one in matter[:MOST_SUSPECTS]]
     found.evidence = [ranks.headline(), *ranks.notes]
-    found.next = [f"msprobe config_check --ranks {shlex.quote(str(target))}"] if matter else []
+    found.next = [compare_ranks(target)] if matter else []
     found.looked_at = {"pack": str(target), "ranks": len(ranks.ranks)}
     found.nothing = Sentence("The ranks were started with the same")
     return found
@@ -74,7 +75,12 @@ def blame_ranks(found: Diagnosis, pack: Path) -> None:
     found.suspects = [_of_ranks(one) for one in ranks.matter if one.severity == CHANGES][:MOST_SUSPECTS]
     if found.suspects:
         found.finding = CONFIG
-        found.next.append(f"msprobe config_check --ranks {shlex.quote(str(pack))}")
+        found.next.append(compare_ranks(pack))
+
+
+def compare_ranks(pack: Path) -> str:
+    """The command that says what ranks were started with, and which of them otherwise."""
+    return f"msprobe config_check --ranks {shlex.quote(str(pack))}"
 
 
 def _of_ranks(one: Deviation) -> Suspect:
@@ -91,8 +97,9 @@ def _suspect(one: Difference) -> Suspect:
 
 
 def pack_beside(path: Path) -> Path | None:
-    """The pack of the run that a dump, or an output directory, belongs to; None: there is none."""
-    for place in (path, path.parent) if path.is_dir() else (path.parent,):
+    """The pack of the run that a dump, an incident or an output directory belongs to; None: there is none."""
+    run = (path.parent.parent,) if path.parent.name == INCIDENTS else ()
+    for place in (path, path.parent, *run) if path.is_dir() else (path.parent,):
         pack = place / PACK
         if pack.is_file() and not pack.is_symlink():
             return pack

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +201,22 @@ def test_two_ranks_do_not_say_which_is_wrong() -> None:
     assert odd.rank == 1
     assert "which of them is wrong cannot be told" in odd.why
     assert "rank 1 is named because it differs from rank 0" in odd.why
+
+
+def test_a_replica_incident_leads_to_what_the_ranks_were_started_with(tmp_path: Path) -> None:
+    """Ranks that have parted hold no NaN: the next command holds the ranks against each other, of the run and of its incident alike."""
+    place = tmp_path / "incidents" / "step3-replica_mismatch"
+    place.mkdir(parents=True)
+    sample = {"step": 3, "family": "param_updated", "name": "w", "dtype": "torch.float32", "shape": [2]}
+    (place / "samples_rank0.jsonl").write_text(
+        json.dumps(sample | {"statistics": {"max": 1.0, "min": 0.0, "mean": 0.5, "norm": 1.0}}) + "\n"
+    )
+    began = {"step": 3, "ranks": [1], "name": "w", "rule": "replica_mismatch", "when": "after the update"}
+    (place / "incident.json").write_text(json.dumps({"version": 1, "began": began, "message": "replicas differ"}))
+    with zipfile.ZipFile(tmp_path / "config_check_pack.zip", "w") as pack:
+        for rank, rate in enumerate((0.001, 0.01)):
+            pack.writestr(f"msprobe/hyperparameters/rank{rank}.json", json.dumps({"optimizer": {"lr": rate}}))
+    for path in (tmp_path, place):
+        found = diagnose(path)
+        assert found.finding == "desync"
+        assert found.next == [f"msprobe config_check --ranks {tmp_path / 'config_check_pack.zip'}"]
