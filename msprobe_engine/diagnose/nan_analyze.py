@@ -11,10 +11,13 @@ from typing import Any
 from msprobe_engine.compare.side import Side
 from msprobe_engine.diagnose import first_bad, load, report, samples
 from msprobe_engine.diagnose.model import Trace
+from msprobe_engine.diagnose.outputs import incidents
 from msprobe_engine.dump.completeness import missing_steps
 from msprobe_engine.dump.layout import RERUN
 from msprobe_engine.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError
+
+MOST_NAMED = 4
 
 
 @dataclass
@@ -62,9 +65,12 @@ def _nan_analyze(root: Path, output: str | Path | None, seen: Seen | None) -> Re
     try:
         dump = open_dump(root)
         dumped, result.problems = set(dump.steps), missing_steps(dump)
-    except DumpFormatError:
+    except DumpFormatError as error:
         if not sampled and again is None:
-            raise
+            held = ", ".join(map(str, incidents(root)[:MOST_NAMED]))
+            raise DumpFormatError(
+                f"{error}; records of this run are in its incidents, give one of them: {held}" if held else str(error)
+            ) from None
         dump, dumped = None, set()
     reruns = set(again.steps) if again is not None else set()
     note = ""
