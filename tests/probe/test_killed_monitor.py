@@ -1,4 +1,5 @@
-"""`kill -9` of a training with a dump beside the monitor: every step that was finished a moment ago is in the files of both."""
+"""`kill -9` of a training with a dump beside the monitor: every step that was finished a moment ago is in the files of both, and no command
+takes what was written until then for the whole run."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import probe_ranks as pr
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard  # takes seconds: once here, not in every forked rank
 
+from msprobe_engine.cli.main import main
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.dump.writer import DumpSink
 from msprobe_engine.errors import ProbeError
@@ -132,3 +134,42 @@ def test_sharded_step_is_saved_without_the_next_one(tmp_path: Path, late: bool) 
         assert count > 0
         own = last.entries["Module.1.ReLU.forward.0"].tensors()
         assert [t.max is not None for _, t in own] == [True, True]
+
+
+def train_replicated(root: str, killed: bool) -> None:
+    """DDP; `killed`: rank 1 dies in step 3, which rank 0 comes to the end of; the next collective ends that one, too."""
+    rank = dist.get_rank()
+    torch.manual_seed(3)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 4)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    probe = TorchProbe(ProbeSettings(output_dir=root, strict=True, monitor=MonitorSettings(), incident=IncidentSettings(enabled=False)))
+    probe.attach(model, optimizer)
+    torch.manual_seed(5)
+    with suppress(RuntimeError), closing(probe):
+        for step in range(6):
+            probe.begin_step(step)
+            loss = model(torch.randn(4, 8)).square().mean()
+            loss.backward()
+            if killed and step == 3 and rank == 1:
+                die_when(lambda: 2 in monitored(Path(root), 1) and 3 in monitored(Path(root), 0))
+            optimizer.step()
+            optimizer.zero_grad()
+            probe.end_step({"loss": loss})
+
+
+def test_a_killed_rank_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What rank 1 wrote until it was killed is not taken for the whole run, alone and beside the run that came to its end."""
+    for name, codes in (("golden", [0, 0]), ("target", [0, -signal.SIGKILL])):
+        (tmp_path / name).mkdir()
+        outcomes = pr.run(
+            train_replicated, str(tmp_path / name), name == "target", ranks=2, directory=tmp_path, fails=True, timeout=3 * BOUND
+        )
+        assert [o.code for o in outcomes] == codes, outcomes
+    target, golden, page = (str(tmp_path / name) for name in ("target", "golden", "page"))
+    assert main(["monitor", "analyze", golden]) == 0
+    for words in (["diagnose", target, golden, "-o", page], ["diagnose", target, "-o", page], ["monitor", "analyze", target]):
+        capfd.readouterr()
+        assert main(words) == 3
+        said = capfd.readouterr().err
+        assert f"{target}: rank 1 ended after step 2, others go on to step 3" in said
+        assert (f"{golden}: steps 3-5 of rank 1 are not in {target}" in said) == (golden in words)
