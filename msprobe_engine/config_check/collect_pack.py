@@ -48,7 +48,7 @@ def collect(
     contents[entries.ENV] = about.values
     contents[entries.of_rank("withheld", 0)] = about.entry()
     contents[entries.PIP] = packages.text()
-    contents[entries.of_rank("system", 0)] = system.collect()
+    contents[entries.of_rank("system", 0)] = system.collect(system.program_of(_program(found, paths)))
     notes = about.notes()
     if found is not None:
         contents |= static_entries(found, added=added, key=key)
@@ -58,6 +58,12 @@ def collect(
     writer = PackWriter(output)
     writer.add(contents)
     return writer.path, notes
+
+
+def _program(found: StaticSettings | None, paths: Sequence[str | Path]) -> str | Path:
+    """A file of the program that the scripts start, of these themselves, or of this directory."""
+    programs = [one.program for one in found.launches] if found is not None else []
+    return next((one for one in programs if os.path.isfile(one)), paths[0] if paths else Path("any file"))
 
 
 def _inherited() -> dict[str, str]:

@@ -210,9 +210,9 @@ class _Work:
         ]
 
     def _ranks(self) -> None:
-        """Ranks that wrote into one pack only."""
+        """Ranks that wrote into one pack only; a pack of the command line is of none."""
         mine, theirs = set(self.bench.places()), set(self.cmp.places())
-        if not mine or not theirs or mine == theirs or self.only is not None:
+        if None in (self.bench.world_size, self.cmp.world_size) or not mine or not theirs or mine == theirs or self.only is not None:
             return
         if self.other_ranks:
             self.out.notes.append(

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,27 @@ _ASCEND = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 _ASCEND_ROOT = Path("/usr/local/Ascend")
 
 
-def collect() -> dict[str, Any]:
-    """Of this host and process, as nested dicts; what cannot be told is not there."""
+def collect(started: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Of this host and process, as nested dicts; what cannot be told is not there.
+
+    Args:
+        started: the program that the pack is about, see `program_of`; None: this process is it.
+    """
     found: dict[str, Any] = {
         "host": platform.node(),
         "os": {"system": platform.system(), "kernel": platform.release(), "libc": " ".join(platform.libc_ver()).strip()},
         "machine": {"architecture": platform.machine(), "cpu": cpu_name(), "cpus": os.cpu_count()},
         "python": {"version": platform.python_version(), "implementation": platform.python_implementation()},
         "drivers": drivers(),
-        "program": program(),
+        "program": program() if started is None else dict(started),
     }
     return found
+
+
+def program_of(script: str | os.PathLike[str]) -> dict[str, Any]:
+    """Of a program that is not running (this process is msprobe, whose arguments and commit are not those of the training)."""
+    git = git_state.state(os.path.dirname(os.path.abspath(script)))
+    return {"git": git} if git else {}
 
 
 def program() -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -336,13 +338,15 @@ def test_a_script_is_held_against_every_rank_of_a_run(script_first: bool, tmp_pa
     assert main(["config_check", "-d", str(tmp_path / "run.sh"), "-o", str(tmp_path / "script.zip")]) == 0
     rates = {0: 0.001, 1: 0.01, 2: 0.001}
     settings = {rank: {"optimizer.lr": {"value": lr, "origin": "code", "where": "", "framework": "torch"}} for rank, lr in rates.items()}
-    PackWriter(tmp_path / "run.zip").add({entries.of_rank("hyperparameters", rank): found for rank, found in settings.items()})
+    contents = {entries.of_rank("hyperparameters", rank): found for rank, found in settings.items()}
+    PackWriter(tmp_path / "run.zip").add(contents | {entries.of_rank("ranks", rank): {"host": "a"} for rank in rates})
     packs = [str(tmp_path / "script.zip"), str(tmp_path / "run.zip")][:: 1 if script_first else -1]
     assert main(["config_check", "--verify", *packs]) == 1
     expected = "lr / optimizer.lr, rank 1: 1e-3 against 0.01" if script_first else "optimizer.lr / lr, rank 1: 0.01 against 1e-3"
     said = capsys.readouterr().out
     assert expected in said
     assert said.count("optimizer.lr") == 1
+    assert "of these ranks" not in said  # a script has no ranks that could be missing
 
 
 def test_one_is_said_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -356,3 +360,32 @@ def test_one_is_said_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixtu
     PackWriter(tmp_path / "run.zip").add(contents | {entries.of_rank("withheld", rank): found.entry() for rank, found in about.items()})
     assert main(["config_check", "--ranks", str(tmp_path / "run.zip")]) == 1
     assert "rank 1 differs from the others in 1 thing." in capsys.readouterr().out
+
+
+def _commit(place: Path, text: str) -> None:
+    (place / "train.py").write_text(text, encoding="utf-8")
+    for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "x"]):
+        subprocess.run(["git", "-C", str(place), *words], check=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize(("text", "code", "word"), [("print()", 0, "No difference that matters"), ("print(1)", 1, "program.git.commit")])
+def test_the_program_of_a_script_is_what_it_starts(
+    text: str, code: int, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The gate before a launch compares the commit of the training, not that of msprobe: another one is a difference, the same is none."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.sh").write_text("python train.py --lr 1e-3\n", encoding="utf-8")
+    _commit(tmp_path, "print()")
+    monkeypatch.setattr("sys.argv", ["train.py", "--lr", "1e-3"])
+    about = environment.collect({**os.environ})
+    contents: dict[str, Any] = {entries.ENV: about.values, entries.PIP: packages.text(), entries.DYNAMIC: {"optimizer_lr": 0.001}}
+    contents[entries.of_rank("withheld", 0)] = about.entry()
+    settings = {"optimizer.lr": {"value": 0.001, "origin": "code", "where": "", "framework": "torch"}}
+    contents |= {entries.of_rank("system", rank): system.collect() for rank in range(2)}
+    contents |= {entries.of_rank("hyperparameters", rank): settings for rank in range(2)}
+    PackWriter(tmp_path / "good.zip").add(contents)
+    if text != "print()":
+        _commit(tmp_path, text)
+    monkeypatch.setattr("sys.argv", ["msprobe", "config_check"])
+    assert main(["config_check", "--verify", "good.zip", "-d", "run.sh"]) == code
+    assert word in capsys.readouterr().out
