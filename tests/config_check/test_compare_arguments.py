@@ -14,8 +14,8 @@ from msprobe_engine.config_check.comparison import Comparison
 from msprobe_engine.config_check.difference import Difference
 from msprobe_engine.config_check.pack import PackWriter
 from msprobe_engine.config_check.resolved import CODE, FLAG, Resolved, entry, existing
+from msprobe_engine.config_check.secrets import masked_arguments
 from msprobe_engine.config_check.severity import CHANGES, MAY
-from msprobe_engine.config_check.system import masked_arguments
 
 LR = {"optimizer.lr": Resolved(0.001, CODE, "", "torch")}
 
