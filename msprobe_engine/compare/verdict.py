@@ -99,6 +99,7 @@ class Judge:
         if distance is not None:
             self._blind &= np.isnan(distance)
             self.one_sided[~np.isnan(distance), : missing_statistics.REDACTED] = False
+            self.one_sided[~np.isnan(distance), missing_statistics.NOWHERE] = False
             self.distance = np.where(np.isnan(distance), self.distance, distance)
         self._measured = moved is not None
         if moved is not None:

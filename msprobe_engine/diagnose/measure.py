@@ -94,7 +94,7 @@ class Distances:
         argument: is no tensor, and differs.
         shape, dtype: differ.
         known: the dump says something that can be compared; of rows that both hold NaN or Inf: `infinite.compared`.
-        one_sided: bool (n, 10), what only one side has, see `missing_statistics`.
+        one_sided: bool (n, 11), what only one side has, see `missing_statistics`.
     """
 
     distance: Floats
@@ -170,6 +170,8 @@ def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | code
     one_sided[bad_a | bad_b | shape | apart, : missing_statistics.REDACTED] = False
     one_sided[compared, :4] = False  # a checksum says it all
     one_sided[hidden] = False
+    expected = missing_statistics.expects_numbers(target, golden, left, right, count) & ~plain & ~apart
+    one_sided[:, missing_statistics.NOWHERE] = expected & ~known & ~one_sided.any(1)
     one_sided[blank & ~shape & ~apart, missing_statistics.REDACTED] = True
     return Distances(distance, np.nan_to_num(extremes), np.nan_to_num(norm), bad_a, bad_b, argument, shape, dtype, known, one_sided)
 

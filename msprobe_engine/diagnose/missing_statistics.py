@@ -16,15 +16,16 @@ import numpy.typing as npt
 
 from msprobe_engine.compare import codes
 from msprobe_engine.compare.record_rows import is_number
-from msprobe_engine.compare.side import TENSOR, Side
+from msprobe_engine.compare.side import STRUCTURE, TENSOR, Side
 from msprobe_engine.diagnose import recorders
 from msprobe_engine.sentences import Sentence
 
 Bools = npt.NDArray[np.bool_]
 
-WHAT = ("Max", "Min", "Mean", "Norm", "dtype", "checksum", "redacted values", "shape", "a saved tensor", "a value")
-"""Columns of what `on_one_side` returns. `REDACTED`: values that were left out, and no digests of one key."""
-REDACTED = 6
+WHAT = ("Max", "Min", "Mean", "Norm", "dtype", "checksum", "redacted values", "shape", "a saved tensor", "a value", "no number")
+"""Columns of what `on_one_side` returns. `REDACTED`: values that were left out, and no digests of one key. `NOWHERE`: neither side has a
+number or a checksum; `measure` knows."""
+REDACTED, NOWHERE = 6, 10
 _STATISTICS, _DTYPE, _CHECKSUM, SHAPE, _FILE, _VALUE = slice(0, 4), 4, 5, 7, 8, 9
 _NOT_BY_ALL = slice(2, 4)
 _NO_VALUES = frozenset(("ignored", "uninitialised"))
@@ -39,7 +40,7 @@ def on_one_side(target: Side, golden: Side, left: codes.Integers, right: codes.I
         elements: int64 (n,), of the tensors.
 
     Returns:
-        bool (n, 10).
+        bool (n, 11).
     """
     found = np.zeros((len(left), len(WHAT)), bool)
     if target.odd or golden.odd:
@@ -89,6 +90,14 @@ def with_content(target: Side, golden: Side, only_target: Iterable[int], only_go
     return [row for row in only_target if not left[row]], [row for row in only_golden if not right[row]]
 
 
+def expects_numbers(target: Side, golden: Side, left: codes.Integers, right: codes.Integers, elements: codes.Integers) -> Bools:
+    """Which pairs of rows are tensors with elements that somebody has written, in dumps that have numbers."""
+    if STRUCTURE in (target.mode, golden.mode) or recorders.differ(target, golden) or target.framework != golden.framework:
+        return np.zeros(len(left), bool)
+    tensors = codes.of_each(target.dtype, bool, bool)[left] & codes.of_each(golden.dtype, bool, bool)[right]
+    return np.asarray(tensors & (elements > 0) & ~_unwritten(target)[left] & ~_unwritten(golden)[right])
+
+
 def _empty(side: Side) -> Bools:
     """bool (rows,): nulls."""
     found = np.fromiter((dtype is None for dtype in side.dtype), bool, len(side))
@@ -100,6 +109,8 @@ def words(row: Bools) -> str:
     """Why one row of `on_one_side` was not compared whole."""
     if row[REDACTED]:
         return "values are redacted, and there are no digests of one key"
+    if row[NOWHERE]:
+        return "neither side has a number"
     return f"only one side has {' and '.join(what for what, missing in zip(WHAT, row.tolist()) if missing)}"
 
 
@@ -131,10 +142,18 @@ def sentences(
             golden.path,
             f"{hidden:,}",
         )
-    for what, count in zip(WHAT, found.sum(0).tolist()):
-        if count == 1 and what != WHAT[REDACTED]:
+    nowhere = int(found[:, NOWHERE].sum())
+    if nowhere == 1:
+        yield Sentence("{0} against {1}: 1 row has no number on either side; it cannot be compared", target.path, golden.path)
+    elif nowhere:
+        many = "{0} against {1}: {2} rows have no number on either side; they cannot be compared"
+        yield Sentence(many, target.path, golden.path, f"{nowhere:,}")
+    for at, (what, count) in enumerate(zip(WHAT, found.sum(0).tolist())):
+        if at in (REDACTED, NOWHERE):
+            continue
+        if count == 1:
             yield Sentence(single, target.path, golden.path, what)
-        elif count and what != WHAT[REDACTED]:
+        elif count:
             yield Sentence(template, target.path, golden.path, f"{count:,}", what)
 
 

@@ -190,6 +190,20 @@ def test_files_of_a_dump(damage: str, side: str, command: str, runs: Path, tmp_p
     assert code == 3, "".join(capsys.readouterr())
 
 
+@pytest.mark.parametrize("command", ["compare", "diagnose", "graph"])
+def test_numbers_that_neither_side_has(command: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nulls on both sides are not the same numbers."""
+    sides = {name: tmp_path / name for name in ("target", "golden")}
+    for place in sides.values():
+        shutil.copytree(runs / "statistics/step0/rank0", place / "step0/rank0")
+        file = place / "step0/rank0/dump.json"
+        file.write_text(re.sub(r'"(Max|Min|Mean|Norm)": [^,}]+', r'"\1": null', file.read_text()))
+    code = run(DUMP_COMMANDS[command], sides["target"], sides["golden"], tmp_path / "out")
+    said = "".join(capsys.readouterr())
+    assert code in (2, 3), said
+    assert code == 2 or "no number on either side" in said
+
+
 def test_numbers_of_two_structures(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two dumps of task structure hold no numbers: nothing is said of these."""
     code = run(DUMP_COMMANDS["diagnose"], runs / "structure", runs / "structure", tmp_path / "out")
