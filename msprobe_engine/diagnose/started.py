@@ -98,7 +98,7 @@ def _suspect(one: Difference) -> Suspect:
 
 def pack_beside(path: Path) -> Path | None:
     """The pack of the run that a dump, an incident or an output directory belongs to; None: there is none."""
-    run = (path.parent.parent,) if path.parent.name == INCIDENTS else ()
+    run: tuple[Path, ...] = (path.parent.parent,) if path.parent.name == INCIDENTS else ()
     for place in (path, path.parent, *run) if path.is_dir() else (path.parent,):
         pack = place / PACK
         if pack.is_file() and not pack.is_symlink():
