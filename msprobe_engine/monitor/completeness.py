@@ -16,8 +16,7 @@ import numpy as np
 from msprobe_engine.monitor.places import rank_directory
 from msprobe_engine.monitor.ranges import ranks_text, steps_text
 from msprobe_engine.monitor.reader import Run
-from msprobe_engine.monitor.reader_csv import INTERRUPTED
-from msprobe_engine.monitor.series import Integers, whole
+from msprobe_engine.monitor.series import whole
 from msprobe_engine.sentences import Sentence
 
 _MOST = 8
@@ -112,8 +111,7 @@ def _missing_steps(run: Run) -> Iterator[str]:
 def _interrupted_steps(run: Run) -> Iterator[str]:
     where: dict[frozenset[int], list[int]] = {}
     for rank in run.ranks:
-        series = run.scalars(rank).get(INTERRUPTED)
-        if series is not None and (steps := frozenset(series.steps[series.values > 0].tolist())):
+        if steps := run.recorded_steps(rank)[1]:
             where.setdefault(steps, []).append(rank)
     for steps, ranks in islice(where.items(), _MOST):
         template = "{0}: {1} were interrupted on {2}; what is there of them is not the whole"
@@ -124,26 +122,21 @@ def _interrupted_steps(run: Run) -> Iterator[str]:
 
 def _steps_of_ranks(runs: list[Run]) -> list[Steps]:
     """Of each run rank -> its steps; ranks with the same steps share one set."""
-    known: dict[bytes, frozenset[int]] = {}
-    numbers = [{rank: _united((s.steps for s in run.scalars(rank).values()), known) for rank in run.ranks} for run in runs]
+    numbers = [{rank: run.recorded_steps(rank)[0] for rank in run.ranks} for run in runs]
     if all(steps for one in numbers for steps in one.values()):
         return list(numbers)
     families = [run.families(rank) for run in runs for rank in run.ranks]
     common = [family for family in families[0] if all(family in other for other in families)][:1] if families else []
+    known: dict[frozenset[int], frozenset[int]] = {}
     found: list[Steps] = []
     for run, one in zip(runs, numbers):
-        tables = {rank: _united((run.table(rank, f).steps for f in common or run.families(rank)), known) for rank in run.ranks}
-        found.append({rank: steps | one[rank] if one[rank] else steps for rank, steps in tables.items()})
+        tables: dict[int, frozenset[int]] = {}
+        for rank in run.ranks:
+            parts = (np.unique(run.table(rank, family).steps).tolist() for family in common or run.families(rank))
+            steps = frozenset[int]().union(one[rank], *parts)
+            tables[rank] = known.setdefault(steps, steps)
+        found.append(tables)
     return found
-
-
-def _united(parts: Iterable[Integers], known: dict[bytes, frozenset[int]]) -> frozenset[int]:
-    """All steps of the parts, as the set of these steps in `known`."""
-    steps = np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
-    key = steps.tobytes()
-    if key not in known:
-        known[key] = frozenset(steps.tolist())
-    return known[key]
 
 
 def _monitored_by(run: Run, rank: int, own: frozenset[int], steps: Iterable[int]) -> Iterator[int]:

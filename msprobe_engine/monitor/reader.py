@@ -74,6 +74,8 @@ class Run:
         self._tables: OrderedDict[tuple[int, str], Table] = OrderedDict()
         self._repeated: dict[tuple[int, str], int] = {}
         self._thinned: dict[int, str] = {}
+        self._recorded: dict[int, tuple[frozenset[int], frozenset[int]]] = {}
+        self._same: dict[frozenset[int], frozenset[int]] = {}
 
     @property
     def problems(self) -> dict[str, int]:
@@ -143,6 +145,17 @@ class Run:
         if (every := found.get(SAMPLES_EVERY)) is not None and len(every.steps):
             self._thinned[rank] = _thinning(every)
         return found
+
+    def recorded_steps(self, rank: int) -> tuple[frozenset[int], frozenset[int]]:
+        """Steps that have numbers of the step, and those of them that were interrupted. Read once; equal sets are one object."""
+        if rank not in self._recorded:
+            numbers = self.scalars(rank)
+            steps = np.unique(np.concatenate([EMPTY.steps, *(series.steps for series in numbers.values())]))
+            cut = numbers.get(INTERRUPTED)
+            found = frozenset(steps.tolist()), frozenset(cut.steps[cut.values > 0].tolist() if cut is not None else ())
+            every, interrupted = (self._same.setdefault(one, one) for one in found)
+            self._recorded[rank] = every, interrupted
+        return self._recorded[rank]
 
     def alerts(self, rank: int) -> list[dict[str, Any]]:
         """Alerts in the order in which they were raised, each with the fields of `msprobe_engine.rules.base.Alert`."""
