@@ -104,6 +104,23 @@ def read_arguments(arguments: Any) -> list[Setting]:
     return [Setting(name, values[0] if len(values) == 1 else values, FLAG) for name, values in found.values()]
 
 
+def with_arguments(resolved: Side, program: Mapping[str, Any]) -> Side:
+    """Settings of a run and, for the comparison with a launch script that has them all, the arguments that are in none of these."""
+    said = {alias.term.name for name in resolved.settings for alias in resolved.aliases(name) if not alias.term.group}
+    flags = {key(one.where) for one in resolved.settings.values() if one.origin == FLAG}
+    known = {*resolved.settings, *map(key, resolved.masked), *flags}
+    more = [
+        one
+        for one in read_arguments(program.get("arguments"))
+        if key(one.name) not in known
+        and not one.name.startswith(POSITIONAL)
+        and not said & {alias.term.name for alias in resolved.terms.aliases(one.name)}
+    ]
+    side = Side([*resolved.settings.values(), *more], world_size=resolved.world_size, versions=resolved.versions)
+    side.masked |= resolved.masked
+    return side
+
+
 def _ignore_note(_place: Place, _text: str) -> None:
     """All values of an option that is given again are kept, so there is nothing to say."""
 

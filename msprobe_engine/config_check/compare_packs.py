@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from msprobe_engine.config_check import completeness
 from msprobe_engine.config_check import difference as d
 from msprobe_engine.config_check.by_rank import NO_RANK
-from msprobe_engine.config_check.compare_arguments import compare_arguments
+from msprobe_engine.config_check.compare_arguments import compare_arguments, with_arguments
 from msprobe_engine.config_check.compare_env import compare_env
 from msprobe_engine.config_check.compare_packages import compare_packages
 from msprobe_engine.config_check.compare_random import compare_random
@@ -180,11 +181,10 @@ class _Work:
         sides = self.bench, self.cmp
         if self.only is not None or any(side.world_size is None for side in sides):
             return
-        programs = [{rank: one["program"] for rank, one in side.system().items() if isinstance(one.get("program"), dict)} for side in sides]
         settings = [side.settings(DYNAMIC_FILE, True) if side.ranks_with_settings() else {} for side in sides]
         reported = self.out.sheets[d.SETTINGS].differences if d.SETTINGS in self.out.sheets else []
         files = _own_files(self.bench), _own_files(self.cmp)
-        found = compare_arguments(programs[0], programs[1], (settings[0], settings[1]), reported, files)
+        found = compare_arguments(_programs(self.bench), _programs(self.cmp), (settings[0], settings[1]), reported, files)
         if found.masked:
             self.out.notes.append(
                 f"arguments that are masked, and so were not compared: {len(found.masked)} ({_listed_names(sorted(found.masked))})"
@@ -228,9 +228,22 @@ class _Work:
 
 
 def _for_every_rank(script: dict[int, Side], run: PackSide) -> tuple[dict[int, Side], dict[int, Side]]:
-    """Settings of scripts, which are one for all, beside those that each rank of a run has resolved."""
-    ranks = run.settings(DYNAMIC_FILE, True)
+    """Settings of scripts, which are one for all, beside those that each rank of a run has resolved or was started with."""
+    programs = _programs(run)
+    known: dict[tuple[int, str], Side] = {}
+    ranks: dict[int, Side] = {}
+    for rank, side in run.settings(DYNAMIC_FILE, True).items():
+        program = programs.get(rank, {})
+        at = id(side), repr(program.get("arguments"))
+        if at not in known:
+            known[at] = with_arguments(side, program)
+        ranks[rank] = known[at]
     return dict.fromkeys(ranks, script[NO_RANK]), ranks
+
+
+def _programs(side: PackSide) -> dict[int, dict[str, Any]]:
+    """Rank to script, arguments and commit."""
+    return {rank: one["program"] for rank, one in side.system().items() if isinstance(one.get("program"), dict)}
 
 
 def _own_files(side: PackSide) -> set[str]:

@@ -184,8 +184,12 @@ def test_ranks_that_have_not_written_are_not_taken_for_equal(tmp_path: Path, cap
     assert (found["equal"], len(found["missing"])) == (False, 1)
 
 
-def test_what_only_a_run_knows_is_not_asked_of_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Settings that a program sets in its code stand under "not compared"; those that the script says are compared."""
+def test_what_only_a_run_knows_is_not_asked_of_a_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Settings that a program sets in its code stand under "not compared"; those that the script says are compared, with the arguments
+    that the run was started with where nothing else shows them."""
+    monkeypatch.setattr("sys.argv", ["train.py", "--lr", "3e-4", "--width", "8"])
     code = {"optimizer.lr": 3e-4, "optimizer.class": "AdamW", "model.class": "Net"}
     entry = {name: {"value": value, "origin": "code", "where": "", "framework": "torch"} for name, value in code.items()}
     good, script = tmp_path / "good.zip", tmp_path / "run.sh"
@@ -194,13 +198,16 @@ def test_what_only_a_run_knows_is_not_asked_of_a_script(tmp_path: Path, capsys: 
     whole = {f"msprobe/{part}/rank0.json": content for part, content in parts.items()}
     existing = {"env": about.values, "pip": packages.text(), entries.DYNAMIC: {}}
     PackWriter(good, rank=0, world_size=1, framework="pytorch").add({**whole, **existing})
-    script.write_text("python train.py --lr 3e-4\n", encoding="utf-8")
-    assert main(["config_check", "--verify", str(good), "-d", str(script)]) == 0
-    said = capsys.readouterr().out
-    assert "do not say: optimizer.class, model.class" in said
-    script.write_text("python train.py --lr 1e-4\n", encoding="utf-8")
-    assert main(["config_check", "--verify", str(good), "-d", str(script)]) == 1
-    assert "optimizer.lr / lr" in capsys.readouterr().out
+    for arguments, code_expected, expected in (
+        ("--width 8 --lr 3e-4", 0, "do not say: optimizer.class, model.class"),
+        ("--width 8 --lr 1e-4", 1, "optimizer.lr / lr: 0.0003 against 1e-4"),
+        ("--lr 3e-4 --width 9", 1, "width: 8 against 9"),
+        ("--lr 3e-4", 1, "width: 8 against not set"),
+        ("--lr 3e-4 --width 8 --fault dtype", 1, "fault: not set against dtype"),
+    ):
+        script.write_text(f"python train.py {arguments}\n", encoding="utf-8")
+        assert main(["config_check", "--verify", str(good), "-d", str(script)]) == code_expected
+        assert expected in capsys.readouterr().out
 
 
 def test_the_text_names_what_is_harmless_what_is_not_installed_and_what_neither_has(
