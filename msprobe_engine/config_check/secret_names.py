@@ -16,11 +16,14 @@ from msprobe_engine.config_check.random_tokens import is_random, looks_generated
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _INNER = (
     *("PASSKEY", "PASSWORD", "PASSWD", "PASSPHRASE", "PASSCODE", "KEYPHRASE", "SECRET", "CREDENTIAL", "APIKEY", "COOKIE", "BEARER"),
-    "AUTHORIZATION",
+    *("AUTHORIZATION", "PASSWORT", "KENNWORT", "CONTRASENA", "MOTDEPASSE"),
 )
 """Anywhere in a name, its separators left out."""
 _WORDS = frozenset(
-    ("JWT", "SK", "TOTP", "OTP", "MFA", "SALT", "DSN", "NETRC", "WEBHOOK", "CREDS", "CRED", "VAULT", "SASL", "PASSKEY", "AK", "HMAC")
+    (
+        *("JWT", "SK", "TOTP", "OTP", "MFA", "SALT", "DSN", "NETRC", "WEBHOOK", "CREDS", "CRED", "VAULT", "SASL", "PASSKEY", "AK", "HMAC"),
+        *("MIMA", "MIYAO", "KOULING", "LINGPAI", "SENHA", "MDP"),
+    )
 )
 """A whole part of a name, wherever it stands."""
 _LAST = frozenset(

@@ -39,6 +39,8 @@ _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("xox", "hooks.slack"), r"(?<![A-Za-z0-9])xox[abeprs]-[A-Za-z0-9-]{10,}|https://hooks\.slack\.com/services/[A-Za-z0-9/_-]+"),
     (("/bot",), r"/bot[0-9]{6,}:[A-Za-z0-9_-]{16,}"),
     (("npm_", "pypi-", "dop_v1_"), r"(?<![A-Za-z0-9])(?:npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_-]{30,}|dop_v1_[a-f0-9]{40,})"),
+    (("dapi",), r"(?<![A-Za-z0-9])dapi[a-f0-9]{32}(?:-[0-9])?(?![A-Za-z0-9])"),
+    (("密", "口令", "令牌"), r"(?:密码|密碼|密钥|密鑰|口令|令牌)\s{0,4}[:=：]\s{0,4}[^\s\"',;]+"),  # noqa: RUF001 - a Chinese colon
     (("eyj",), r"(?<![A-Za-z0-9])eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*"),
     (("private key",), r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}"),
     (
@@ -84,6 +86,8 @@ _URL = re.compile(r"(://)[^\s/'\"<>]{1,1000}@")
 _URL_WITH_SLASH = re.compile(r"(://[^\s/@:'\"<>]{1,200}):(?![0-9]{1,5}(?:[/?#,;\s]|$))[^\s@'\"<>]{1,400}@(?=[\w.-]+)")
 _USER_AT = re.compile(r"(?<![\w/.@:+-])([\w.+-]{1,64}):([^\s/@:'\"<>,;]{3,200})@(?!sha\d|md5)(?=[\w(\[])")
 
+_NETWORK_SHARE = re.compile(r"(?<![:\w/])//[^\s/:@'\"<>]{1,64}:[^\s/@'\"<>]{3,200}@(?=[\w.-]+)")
+
 _NAME = r"(?=(?P<name>[A-Za-z0-9_.-]+))(?P=name)"  # read once: a long word without a sign behind it costs its length
 _ASSIGNED = re.compile(
     rf"(?<![A-Za-z0-9_.-]){_NAME}(?P<sep>\\{{0,4}}[\"'`]?[\])]{{0,2}}\s{{0,8}}(?:=>|:=|==|=|<<<|:[-+?](?=\S)|:(?!//))\s{{0,8}})"
@@ -113,7 +117,7 @@ def masked_shapes(text: str) -> str:
     if "@" in text and ":" in text:
         if "://" in text:
             text = _URL_WITH_SLASH.sub(r"://***@", _URL.sub(r"\1***@", text))
-        text = _USER_AT.sub(r"***@", text)
+        text = _USER_AT.sub(r"***@", _NETWORK_SHARE.sub("//***@", text))
     lower = text.lower()
     for marks, shape in _COMPILED:
         if any(mark in lower for mark in marks):

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 _LOG = logging.getLogger("msprobe.prometheus")
 _TIMEOUT_SECONDS = 5.0
@@ -16,14 +18,25 @@ class Pusher:
     """Pushes on a daemon thread whenever there is news, at most once a second; slow or dead gateways hold up nobody else.
 
     Args:
-        url: the gateway.
+        url: the gateway, with ``user:password@`` before the host where it wants these (HTTP basic authentication).
         job: job label.
         rank: becomes a label of the group.
         registry: what is pushed.
     """
 
     def __init__(self, url: str, job: str, rank: int, registry: Any) -> None:
-        self._target = {"gateway": url, "job": job, "grouping_key": {"rank": str(rank)}, "timeout": _TIMEOUT_SECONDS}
+        from prometheus_client.exposition import basic_auth_handler
+
+        address = urlsplit(url)
+        self._target = {
+            "gateway": urlunsplit(address._replace(netloc=address.netloc.rpartition("@")[2])),
+            "job": job,
+            "grouping_key": {"rank": str(rank)},
+            "timeout": _TIMEOUT_SECONDS,
+        }
+        if address.username is not None:
+            user, password = unquote(address.username), unquote(address.password or "")
+            self._target["handler"] = partial(basic_auth_handler, username=user, password=password)
         self._registry = registry
         self._news = threading.Event()
         self._stop = threading.Event()

@@ -23,7 +23,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.config_check import entries, environment
+from msprobe_engine.config_check import entries, environment, system
 from msprobe_engine.config_check.pack import PackWriter, read_pack
 from msprobe_engine.config_check.secrets import HIDDEN, cleaned, masked_arguments, masked_value
 from msprobe_engine.core import user_key
@@ -108,6 +108,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         patch.setenv(user_key.KEY, "k" * 40)
         patch.setattr(sys, "argv", ["train.py", *options, *glued])
         patch.chdir(place)
+        of_process = json.dumps(system.collect())  # as the pack of a training has it
         for other, lr in (("a", "1"), ("b", "2")):
             patch.setenv("NCCL_ALGO", "Ring" if other == "a" else "Tree")
             assert main(["config_check", "-d", *given, "-o", f"{other}.zip"]) == 0
@@ -120,7 +121,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
             static = {case.name: case.value for case in (*_of("option"), *_of("setting"))}
             old.writestr(entries.STATIC, json.dumps(static))
         main(["config_check", "-c", "old.zip", "a.zip", "-o", "old_result"])
-    found = {"printed": printed.text.encode()}
+    found = {"printed": printed.text.encode(), "of process": of_process.encode()}
     for path in place.rglob("*"):
         if path.is_file() and path.name not in (*given, "old.zip"):
             found[str(path.relative_to(place))] = path.read_bytes()
@@ -174,7 +175,7 @@ def test_all_that_is_harmless_is_kept(artifacts: dict[str, bytes]) -> None:
     variables = json.loads(artifacts["a.zip:env"])
     changed = {case.name for case in _of("variable", HARMLESS) if variables.get(case.name) != case.value} - {"NCCL_ALGO"}
     assert not changed
-    arguments = json.loads(artifacts["a.zip:msprobe/system/rank0.json"])["program"]["arguments"]
+    arguments = json.loads(artifacts["of process"])["program"]["arguments"]
     words = [(f"--{case.name}", case.value) for case in _of("option", HARMLESS)]
     pairs = set(pairwise(arguments))
     assert not [pair for pair in words if pair not in pairs]

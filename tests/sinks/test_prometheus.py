@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.server
 import json
 import math
@@ -246,6 +247,7 @@ class Gateway(http.server.ThreadingHTTPServer):
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str, str]] = []
+        self.authorized: set[str | None] = set()
         self.news = threading.Event()
         super().__init__(("127.0.0.1", 0), Handler)
 
@@ -255,6 +257,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+        self.server.authorized.add(self.headers.get("Authorization"))
         self.server.seen.append((self.command, self.path, body))
         self.server.news.set()
         self.send_response(202)
@@ -266,16 +269,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
         del format, args
 
 
-def test_push(sinks: Callable[..., PrometheusSink]) -> None:
-    """Mode push puts the metrics under job and rank, and deletes them at the end."""
+@pytest.mark.parametrize(("who", "authorization"), [("", None), ("me:p%40ss@", "Basic " + base64.b64encode(b"me:p@ss").decode())])
+def test_push(sinks: Callable[..., PrometheusSink], who: str, authorization: str | None) -> None:
+    """Mode push puts the metrics under job and rank, and deletes them at the end; user and password of the address go along."""
     with Gateway() as gateway:
         threading.Thread(target=gateway.serve_forever, args=(0.05,), daemon=True).start()
-        sink = sinks(rank=4, mode="push", push_url=f"http://127.0.0.1:{gateway.server_address[1]}", job="run7")
+        sink = sinks(rank=4, mode="push", push_url=f"http://{who}127.0.0.1:{gateway.server_address[1]}", job="run7")
         feed(sink, 1, rank=4)
         assert gateway.news.wait(10)
         sink.close()
         gateway.shutdown()
     (first, *_, last) = gateway.seen
+    assert gateway.authorized == {authorization}
     assert first[:2] == ("PUT", "/metrics/job/run7/rank/4")
     assert values(first[2], "msprobe_step") == {"4": 1.0}
     assert last[:2] == ("DELETE", "/metrics/job/run7/rank/4")
