@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from msprobe_engine.diagnose import findings
 from msprobe_engine.diagnose.facts import module_path
@@ -22,7 +23,7 @@ from msprobe_engine.monitor.anomalies import Anomaly, load, word_of
 from msprobe_engine.monitor.completeness import missing_parts, steps_on_one_side
 from msprobe_engine.monitor.ranges import ranks_text
 from msprobe_engine.monitor.reader import Run, open_run
-from msprobe_engine.monitor.series import Key, Series
+from msprobe_engine.monitor.series import EMPTY, Key, Series
 from msprobe_engine.sentences import Sentence
 
 _NONFINITE_RULES = ("nan_inf",)
@@ -34,6 +35,8 @@ FLOOR = 1e-4
 GROWTH = 30.0
 """By how much more than the largest difference so far a number must differ: round-off grows from step to step, and not by so much."""
 MOST_SUSPECTS = 20
+Table = Mapping[Any, Series]
+"""Of one column: key to numbers."""
 _OF_THE_MACHINE = re.compile(r"seconds|time|per_sec|throughput|t?flops|memory|bytes|elapsed", re.I)
 """Numbers of the step that say how fast it went: no two runs have the same."""
 
@@ -121,7 +124,7 @@ def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
     """
     a, b = open_run(target), open_run(golden)
     found = Diagnosis()
-    items = _numbers(a, b)
+    items, alone = _numbers(a, b)
     if not items:
         raise NothingCapturedError(f"{target} and {golden}: no rank, step and tensor in common; is it the same training?")
     by_step: dict[int, list[_Item]] = {}
@@ -136,17 +139,18 @@ def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
             break
         accepted = max(accepted, max(item.distance for item in by_step[step]))
     found.problems = [*missing_parts(a), *missing_parts(b), *steps_on_one_side(a, b)]
+    found.problems += [_said_alone(golden if k else target, names) for k, names in enumerate(alone) if names]
     found.problems += [f"{what} ({count})" for run in (a, b) for what, count in run.problems.items()]
     if not found.suspects:
         found.evidence.append(
             Sentence("The largest difference is {0} of a number.", f"{accepted:.1e}") if accepted else Sentence("All numbers are the same.")
         )
     ranks = sorted(set(a.ranks) & set(b.ranks))
-    if alone := sorted(set(a.ranks) ^ set(b.ranks)):
+    if unpaired := sorted(set(a.ranks) ^ set(b.ranks)):
         template = "{0} are on one side only and were not compared"
-        if len(alone) == 1:
+        if len(unpaired) == 1:
             template = "{0} is on one side only and was not compared"
-        found.problems.append(Sentence(template, ranks_text(alone)))
+        found.problems.append(Sentence(template, ranks_text(unpaired)))
     steps = sorted(by_step)
     found.looked_at = {"steps": f"{steps[0]} to {steps[-1]}", "ranks": len(ranks), "numbers": len(items)}
     return found
@@ -187,11 +191,44 @@ def _say_part(found: Diagnosis, off: Sequence[_Item], limit: float, of: int) -> 
     )
 
 
-def _numbers(run: Run, other: Run) -> list[_Item]:
-    """All numbers that both runs have."""
+def _said_alone(path: Path, names: Sequence[str]) -> Sentence:
+    if len(names) == 1:
+        return Sentence("{0}: 1 number of a step that both runs have is not in the other run and was not compared: {1}", path, names[0])
+    template = "{0}: {1} numbers of steps that both runs have are not in the other run and were not compared, the first is {2}"
+    return Sentence(template, path, f"{len(names):,}", names[0])
+
+
+def _steps(run: Run, rank: int) -> npt.NDArray[np.int64]:
+    """Steps of which anything was written, also where the file of the step's own numbers is gone."""
+    tables: list[Table] = [run.scalars(rank)]
+    tables += [run.series(rank, family, op) for family in run.families(rank) for op in run.ops(rank, family)[:1]]
+    return np.unique(np.concatenate([EMPTY.steps, *(series.steps for table in tables for series in table.values())]))
+
+
+def _unpaired(mine: Table, other: Table, steps: npt.NDArray[np.int64], what: str) -> Iterator[str]:
+    """Numbers of a table, of steps that both runs have, that another table has not."""
+    for key, series in mine.items():
+        has = other[key].steps if key in other else EMPTY.steps
+        for step in np.setdiff1d(np.intersect1d(series.steps, steps), has).tolist():
+            yield f"{what}{key.name if isinstance(key, Key) else key}, step {step}"
+
+
+def _numbers(run: Run, other: Run) -> tuple[list[_Item], tuple[list[str], list[str]]]:
+    """All numbers that both runs have, and the names of those that one run has alone of a rank and step that both have."""
     items: list[_Item] = []
+    alone: tuple[list[str], list[str]] = ([], [])
     for rank in sorted(set(run.ranks) & set(other.ranks)):
+        steps = np.intersect1d(_steps(run, rank), _steps(other, rank))
         scalars, theirs = run.scalars(rank), other.scalars(rank)
+        for k, (one, two) in enumerate(((run, other), (other, run))):
+            numbers = {name: series for name, series in one.scalars(rank).items() if not _OF_THE_MACHINE.search(name)}
+            alone[k].extend(_unpaired(numbers, two.scalars(rank), steps, f"rank {rank}, "))
+            for family in one.families(rank):
+                ops = [op for op in _compared(one, rank, family) if op != "nans"][:1]
+                known = set(two.ops(rank, family)) if family in two.families(rank) else set()
+                for op in ops:
+                    table = two.series(rank, family, op) if op in known else {}
+                    alone[k].extend(_unpaired(one.series(rank, family, op), table, steps, f"rank {rank}, {family}/"))
         for name in (name for name in scalars if name in theirs and not _OF_THE_MACHINE.search(name)):
             items += _paired(rank, "loss" if "loss" in name else "step", 0, Key(0, name), "value", scalars[name], theirs[name])
         families = other.families(rank)
@@ -201,7 +238,7 @@ def _numbers(run: Run, other: Run) -> list[_Item]:
                 for at, (key, series) in enumerate(run.series(rank, family, op).items()):
                     if key in golden:
                         items += _paired(rank, family, at, key, op, series, golden[key])
-    return items
+    return items, alone
 
 
 def _compared(run: Run, rank: int, family: str) -> list[str]:
@@ -226,11 +263,11 @@ def _not_finite(run: Run) -> Iterator[_Item]:
     for rank in run.ranks:
         everything = [("loss" if "loss" in name else "step", "value", {Key(0, name): series}) for name, series in run.scalars(rank).items()]
         for family in run.families(rank):
-            everything += [(family, op, run.series(rank, family, op)) for op in run.ops(rank, family) if op in _COMPARED]
+            everything += [(family, op, run.series(rank, family, op)) for op in run.ops(rank, family) if op in (*_COMPARED, "nans")]
         for family, op, table in everything:
             for at, (key, series) in enumerate(table.items()):
-                finite = np.isfinite(series.values)
-                wrong = np.flatnonzero(np.isinf(series.values) | (np.isnan(series.values) & np.logical_or.accumulate(finite)))
+                known = np.logical_or.accumulate(np.isfinite(series.values)) | ("loss" in key.name and op == "value")
+                wrong = np.flatnonzero(np.isinf(series.values) | (np.isnan(series.values) & known) | ((op == "nans") & (series.values > 0)))
                 if len(wrong):
                     step, value = int(series.steps[wrong[0]]), float(series.values[wrong[0]])
                     yield _Item(step, _order(family, key, at), rank, family, key, op, value, math.nan)

@@ -154,7 +154,9 @@ def diagnose_checkpoints(target: Path, golden: Path) -> Diagnosis:
         found.problems.append(compared.verdict())
     found.next = [f"msprobe ckpt diff {shlex.quote(str(golden))} {shlex.quote(str(target))} -o ckpt_diff"] if found.finding != NONE else []
     found.looked_at = {"checkpoint": str(target), "golden": str(golden), "tensors": len(compared.tensors)}
-    found.nothing = Sentence("The checkpoints hold the same")
+    found.nothing = (
+        Sentence("The checkpoints hold the same") if not found.problems else Sentence("What could be read of both checkpoints is the same")
+    )
     return found
 
 

@@ -289,6 +289,47 @@ def test_a_monitored_run_without_a_number_is_nothing_to_read(tmp_path: Path, cap
     assert "no alert and no number in it" in "".join(capsys.readouterr())
 
 
+_TABLE = "vpp_stage,name,step,norm,nans,dtype,phase\n" + "".join(f"0,a.weight,{step},1.5,0,torch.float32,reduced\n" for step in range(5))
+
+
+def _tables(path: Path) -> Path:
+    """CSV of two families."""
+    directory = path / "monitor" / "Nov24_10-00-00-rank0-0000"
+    directory.mkdir(parents=True)
+    for family in ("grad_reduced", "param_updated"):
+        (directory / f"{family}_0-4.csv").write_text(_TABLE)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "phrase"),
+    [
+        ("a.weight,3,", "z.weight,3,", 3, "rank 0, grad_reduced/a.weight, step 3"),
+        (_TABLE, "", 3, "5 numbers of steps that both runs have are not in the other run"),
+        ("0,a.weight,4,1.5,0,torch.float32,reduced\n", "", 3, "1 number of a step that both runs have is not in the other run"),
+        ("a.weight,2,1.5,", "a.weight,2,nan,", 1, "a.weight"),
+    ],
+)
+def test_a_number_of_one_monitored_run_alone(
+    before: str, after: str, code: int, phrase: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row, a name or a table that only one run has is said."""
+    target, golden = _tables(tmp_path / "target"), _tables(tmp_path / "golden")
+    assert run("diagnose two", target, golden, tmp_path / "out") == 0
+    damaged = next(target.rglob("grad_reduced*"))
+    damaged.write_text(damaged.read_text().replace(before, after))
+    assert run("diagnose two", target, golden, tmp_path / "out") == code
+    assert phrase in "".join(capsys.readouterr())
+
+
+def test_counts_of_nan_are_found_in_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = _tables(tmp_path / "target")
+    damaged = next(target.rglob("grad_reduced*"))
+    damaged.write_text(damaged.read_text().replace("a.weight,0,1.5,0,", "a.weight,0,1.5,5,"))
+    assert run("diagnose one", target, target, tmp_path / "out") == 1
+    assert "a.weight" in "".join(capsys.readouterr())
+
+
 def test_ranks_of_one_monitored_run_alone_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, golden = _monitored(tmp_path / "target", range(5), 2), _monitored(tmp_path / "golden", range(5))
     assert run("diagnose two", target, golden, tmp_path / "out") == 3
