@@ -160,12 +160,18 @@ class DirectoryChannel:
         self._fail("closed")
         self._wake.set()
         self._thread.join(timeout=1.0)
-        with contextlib.suppress(OSError):
-            if self.leader:
+        if self.leader:
+            with contextlib.suppress(OSError):
+                (self._directory / _LEADER).unlink()  # first: who writes after this sees that it is alone, and takes its own away
+            with contextlib.suppress(OSError):
                 for name in os.listdir(self._directory):
                     (self._directory / name).unlink()
-                self._directory.rmdir()
-                self._directory.parent.rmdir()  # if no other group is in it
+            self._remove_directory()
+
+    def _remove_directory(self) -> None:
+        with contextlib.suppress(OSError):  # if nobody else's file is in it, and no other group
+            self._directory.rmdir()
+            self._directory.parent.rmdir()
 
     def _where(self) -> str:
         return f"is the probe off on one of them, or {self._directory} not the same directory on all?"
@@ -190,6 +196,9 @@ class DirectoryChannel:
             with contextlib.suppress(OSError):
                 if self._read_token() == self._token:
                     write_file(self._left_file(self._rank), [self._why.encode()[:_LONGEST_REASON]])
+                    if self._read_token() != self._token:  # the leader has closed meanwhile
+                        self._left_file(self._rank).unlink()
+                        self._remove_directory()
 
     def _left_file(self, rank: int) -> Path:
         return self._directory / f"{self._token}.left.rank{rank}"
