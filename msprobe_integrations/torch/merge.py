@@ -286,5 +286,6 @@ class RowMerge:
             if not quiet:
                 raise MergeFailed(f"{_LEFT_OUT}: {exchange.failed}")
         else:
-            late = f"not all of them sent theirs in {exchange._patience:.0f} s or before the end: one is late, stands still or has ended"
+            why = "one is late, stands still or has ended, or its probe is off"
+            late = f"not all of them sent theirs in {exchange._patience:.2g} s or before the end: {why}"
             exchange.say_apart(self.apart or exchange.trouble or late)

@@ -130,7 +130,7 @@ def _apart(limit: int) -> tuple[dict[int, str], list[str]]:
         names[0] = f"a{rank}" if step == 7 else "a"
         rows = R.empty(len(names))
         if step == 5 and rank == 0:
-            scopes[5] = "shard"
+            scopes[5] = "unknown"
             continue
         edit = exchange.merge(step, names, range(len(names)), [extra])
         edit.start(rows)
@@ -146,10 +146,10 @@ def _apart(limit: int) -> tuple[dict[int, str], list[str]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_different_steps_are_not_mixed(kind: str) -> None:
-    """What not all ranks have (another step, or other contents or another number of rows of the same step) stays local and is marked as
-    a shard; said once. The steps that all have are merged, those after it too."""
+    """What not all ranks have (another step, or other contents or another number of rows of the same step) is left out and its scope
+    is unknown; said once. The steps that all have are merged, those after it too."""
     for found, said in run_ranks(2, _apart, 1 << 30 if kind == "gather" else 0):
-        assert found == {1: "whole", 3: "shard", 4: "whole", 5: "shard", 6: "whole", 7: "shard", 8: "whole"}
+        assert found == {1: "whole", 3: "unknown", 4: "whole", 5: "unknown", 6: "whole", 7: "unknown", 8: "whole"}
         assert len(said) == 1
         assert "do not all have the same rows" in said[0]
 
@@ -182,11 +182,11 @@ def _one_sided() -> list[str]:
 
 
 def test_a_rank_that_is_off_costs_a_message_and_no_hang() -> None:
-    """When a rank of the group does not send, the others say so once after the patience and go on with their own rows, without a wait
+    """When a rank of the group does not send, the others say so once after the patience and go on without these rows, and without a wait
     from then on; after many steps they give it up."""
     said, _ = run_ranks(2, _one_sided, timeout=20)
     assert len(said) == 1
-    assert "is the probe off" in said[0]
+    assert "its probe is off" in said[0]
 
 
 def _late() -> list[str]:
@@ -219,7 +219,7 @@ def _late() -> list[str]:
 def test_a_rank_that_comes_late_is_waited_for_again() -> None:
     """One that is away for longer than the patience (it writes a checkpoint) costs the others the merge of that step, no later one."""
     first, second = run_ranks(2, _late, timeout=20)
-    assert first == ["whole", "shard", "whole"]
+    assert first == ["whole", "unknown", "whole"]
     assert second == ["whole", "whole", "whole"]
 
 
