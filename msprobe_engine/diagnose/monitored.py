@@ -200,9 +200,15 @@ def _said_alone(path: Path, names: Sequence[str]) -> Sentence:
 
 def _steps(run: Run, rank: int) -> npt.NDArray[np.int64]:
     """Steps of which anything was written, also where the file of the step's own numbers is gone."""
-    tables: list[Table] = [run.scalars(rank)]
-    tables += [run.series(rank, family, op) for family in run.families(rank) for op in run.ops(rank, family)[:1]]
-    return np.unique(np.concatenate([EMPTY.steps, *(series.steps for table in tables for series in table.values())]))
+    return np.unique(np.concatenate([EMPTY.steps, *(series.steps for series in _every_series(run, rank))]))
+
+
+def _every_series(run: Run, rank: int) -> Iterator[Series]:
+    """The numbers of the step, and one column of each tensor."""
+    yield from run.scalars(rank).values()
+    for family in run.families(rank):
+        for op in run.ops(rank, family)[:1]:
+            yield from run.series(rank, family, op).values()
 
 
 def _unpaired(mine: Table, other: Table, steps: npt.NDArray[np.int64], what: str) -> Iterator[str]:
@@ -275,12 +281,7 @@ def _not_finite(run: Run) -> Iterator[_Item]:
 
 def _count(run: Run) -> int:
     """How many tensors and numbers of the step were written, of all ranks and steps."""
-    count = 0
-    for rank in run.ranks:
-        tables: list[Mapping[Any, Series]] = [run.scalars(rank)]
-        tables += [run.series(rank, family, op) for family in run.families(rank) for op in run.ops(rank, family)[:1]]
-        count += sum(len(series.steps) for table in tables for series in table.values())
-    return count
+    return sum(len(series.steps) for rank in run.ranks for series in _every_series(run, rank))
 
 
 def _finding_of(alert: Anomaly) -> str:

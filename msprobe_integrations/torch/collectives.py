@@ -236,28 +236,28 @@ class CollectiveObserver:
         if not self._pending:
             return
         with self._lock:
-            waiting = self._pending.get(identity(key))
-            if waiting is None:
-                return
-            for one in waiting.keys:
-                self._pending.pop(identity(one), None)
-            for open_ in waiting.opens:
+            for open_ in self._take(key):
                 self.complete(open_)
 
     @_kept
     def failed(self, key: Any) -> None:
         """The operation of `key` has ended with an error: what its outputs hold is undefined, so they have no statistics."""
         with self._lock:
-            waiting = self._pending.get(identity(key))
-            if waiting is None:
-                return
-            for one in waiting.keys:
-                self._pending.pop(identity(one), None)
-            lost = {id(open_.sections): None for open_ in waiting.opens if open_.sections is not None and open_.left > 0}
-            for open_ in waiting.opens:
+            opens = self._take(key)
+            lost = {id(open_.sections): None for open_ in opens if open_.sections is not None and open_.left > 0}
+            for open_ in opens:
                 self.raised(open_)
             if lost and self._outputs and self._lose is not None:
                 self._lose(FAILED, len(lost))
+
+    def _take(self, key: Any) -> Sequence[Open]:
+        """What waits for the completion of `key`; it waits no longer. The caller has the lock."""
+        waiting = self._pending.get(identity(key))
+        if waiting is None:
+            return ()
+        for one in waiting.keys:
+            self._pending.pop(identity(one), None)
+        return waiting.opens
 
     def complete(self, open_: Open) -> None:
         """One operation of `open_` is complete."""
