@@ -171,7 +171,7 @@ def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | code
     one_sided[compared, :4] = False  # a checksum says it all
     one_sided[hidden] = False
     expected = missing_statistics.expects_numbers(target, golden, left, right, count) & ~plain & ~apart
-    one_sided[:, missing_statistics.NOWHERE] = expected & ~known & ~one_sided.any(1)
+    one_sided[:, missing_statistics.NOWHERE] = expected & ~known & ~(bad_a | bad_b) & ~one_sided.any(1)  # NaN is said as NaN
     one_sided[blank & ~shape & ~apart, missing_statistics.REDACTED] = True
     return Distances(distance, np.nan_to_num(extremes), np.nan_to_num(norm), bad_a, bad_b, argument, shape, dtype, known, one_sided)
 

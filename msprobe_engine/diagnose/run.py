@@ -265,7 +265,7 @@ class _Way:
         found, before = self.found, self.before
         if self._hidden:
             template = "{0} tensors hold NaN or Inf on both sides and cannot be compared; each run alone tells why."
-            found.evidence.append(Sentence(template, f"{self._hidden:,}"))
+            found.problems.append(Sentence(template, f"{self._hidden:,}"))
         if not self._records:
             raise NothingCapturedError(
                 f"{what}: no record could be compared"

@@ -16,14 +16,23 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "frameworks"))
 from forkpool import run_ranks
 
 RULES = (RuleSettings(rule="outlier_rank", args={"patience": 3}),)
-STEPS = 14
+COMPARED, LIMIT = 12, 3000
+"""Steps whose numbers have met on all ranks when the training ends, and the most steps until then: they meet in the background."""
 
 
 def one_rank(odd: int) -> list[tuple[str, int, list[int]]]:
     import torch.distributed as dist
 
+    from msprobe_engine.rules.outlier_rank import OutlierRankRule, RankNumbers
     from msprobe_integrations.torch.probe import TorchProbe
 
+    submit, compared = OutlierRankRule.submit, torch.zeros(1)
+
+    def counted(rule: OutlierRankRule, numbers: RankNumbers) -> None:
+        compared.add_(1)
+        submit(rule, numbers)
+
+    OutlierRankRule.submit = counted  # type: ignore[method-assign]
     rank = dist.get_rank()
     recorder = Recorder()
     torch.manual_seed(0)
@@ -32,7 +41,7 @@ def one_rank(odd: int) -> list[tuple[str, int, list[int]]]:
     with tempfile.TemporaryDirectory() as place:
         probe = TorchProbe(settings(Path(place), RULES, MonitorSettings(unreduced_gradients=True)), extra_sinks=[recorder])
         probe.attach(model, optimizer)
-        for step in range(STEPS):
+        for step in range(LIMIT):
             probe.begin_step(step)
             generator = torch.Generator().manual_seed(100 * step + rank)
             x = torch.randn(16, 8, generator=generator).abs() * (30.0 if rank == odd else 1.0)
@@ -42,8 +51,11 @@ def one_rank(odd: int) -> list[tuple[str, int, list[int]]]:
             optimizer.zero_grad()
             dist.barrier()
             probe.end_step({"loss": loss.detach()})
-            dist.barrier()
+            dist.all_reduce(least := compared.clone(), op=dist.ReduceOp.MIN)
+            if least >= COMPARED:
+                break
         probe.close()
+    assert least >= COMPARED, f"the numbers of {int(least)} of {step + 1} steps have met"
     return [(a.name, a.rank, a.extra["ranks"]) for a in recorder.alerts]
 
 

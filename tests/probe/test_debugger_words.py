@@ -60,6 +60,8 @@ def test_lines_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(("level", "seen"), [("0", "DIWE"), ("1", "IWE"), ("2", "WE"), ("3", "E"), ("4", ""), ("loud", "IWE"), ("", "IWE")])
 def test_log_level(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, level: str, seen: str) -> None:
     """MSPROBE_LOG_LEVEL: 0 to 4, any other value counts as 1."""
+    for name in [name for name in os.environ if name.startswith("MSPROBE_")]:
+        monkeypatch.delenv(name)  # one that msprobe does not know is said at level 0
     monkeypatch.setenv("MSPROBE_LOG_LEVEL", level)
     try:
         debugger = PrecisionDebugger(config(tmp_path, "debug"))
