@@ -264,8 +264,9 @@ class _Way:
         """
         found, before = self.found, self.before
         if self._hidden:
-            template = "{0} tensors hold NaN or Inf on both sides and cannot be compared; each run alone tells why."
-            found.problems.append(Sentence(template, f"{self._hidden:,}"))
+            one = "1 tensor holds NaN or Inf on both sides and cannot be compared; each run alone tells why."
+            many = "{0} tensors hold NaN or Inf on both sides and cannot be compared; each run alone tells why."
+            found.problems.append(Sentence(one) if self._hidden == 1 else Sentence(many, f"{self._hidden:,}"))
         if not self._records:
             raise NothingCapturedError(
                 f"{what}: no record could be compared"

@@ -212,7 +212,7 @@ def test_what_is_left_beside_infinities(
     assert (row[RESULT], says in str(row[MESSAGE])) == (verdict, True), row
     found = diagnose(tmp_path / "target", tmp_path / "golden")
     assert (found.finding == "none") == (verdict != "error"), found.text()
-    said = any("1 tensors hold NaN or Inf on both sides and cannot be compared" in line for line in found.evidence)
+    said = any("1 tensor holds NaN or Inf on both sides and cannot be compared" in line for line in found.problems)
     assert said == (verdict == "warning")
 
 
