@@ -85,6 +85,7 @@ class _Collector:
         self._out = StaticSettings()
         self._secrets: dict[str, set[str]] = {BY_NAME: set(), BY_VALUE: set()}
         self._known_secrets: set[str] = set()
+        self._edited: list[tuple[str, str]] = []
         self._variables_seen: dict[str, list[str]] = {}
 
     def add(self, path: Path, kind: str) -> None:
@@ -108,6 +109,7 @@ class _Collector:
         """All that was found, without secrets and with each note once. What one place shows to be a secret is masked where it stands again:
         ``SK=x; torchrun train.py --other $SK``, or the other way round, ``P=x; torchrun train.py --login $P``."""
         out = self._out
+        self._know_edited()
         self._mask_known()
         for why, names in self._secrets.items():
             if names:
@@ -164,6 +166,21 @@ class _Collector:
             if value is not None and unknown_of(value) is None and is_betrayed_by_use(shown(value)):
                 self._known_secrets.add(shown(value))
 
+    def _know_edited(self) -> None:
+        """What expansions and filters made of secrets (``--login ${PASS^^}``), and of what letters in another case show to be one."""
+        for before, after in reversed(self._edited):
+            if after in self._known_secrets and before.casefold() == after.casefold():
+                self._known_secrets.add(before)
+        for before, after in self._edited:
+            if not is_betrayed_by_use(after) or self._shown(after) != after:
+                continue
+            rest = self._shown(before)
+            if rest != before and after.casefold() not in rest.casefold():  # else it is made of what is no secret
+                self._known_secrets.add(after)
+
+    def _shown(self, text: str) -> str:
+        return str(self._without_known(masked_value("", text)))
+
     def _settings(self, found: Mapping[str, Found]) -> None:
         """Take values over; a key that is there with another value becomes a conflict, and the first counts."""
         out = self._out
@@ -215,6 +232,7 @@ class _Collector:
         arguments = None if self._arguments is None else tuple(self._arguments)
         state = read_script(text, file, context, finder, arguments)
         self._know_variables(state)
+        self._edited += context.edited
         parsed = [one for one in (parse(started, context.note) for started in context.started if not started.captured) if one is not None]
         launches = self._chosen(parsed, context.started, file)
         programs: dict[str, list[tuple[Place, set[str]]]] = {}

@@ -326,6 +326,49 @@ def test_secrets_of_scripts_are_left_out(tmp_path: Path) -> None:
     assert any("PROXY" in note and "value looks like a secret" in note for note in found.notes)
 
 
+EDITED_SECRETS = {
+    "upper case": '"${PASSWORD^^}"',
+    "lower case": "${PASSWORD,,}",
+    "first letter": "${PASSWORD^}",
+    "operator U": "${PASSWORD@U}",
+    "quoted": "${PASSWORD@Q}",
+    "a variable between": "$COPY",
+    "twice": "${COPY//A/_}",
+    "cut": "${PASSWORD:0:9}",
+    "without head": "${PASSWORD#hu}",
+    "replaced": "${PASSWORD/two/_}",
+    "tr": "$(echo $PASSWORD | tr a-z A-Z)",
+    "sed": "$(echo $PASSWORD | sed s/two/x/)",
+    "printf %q": '$(printf %q "$PASSWORD")',
+    "in a list": "${LIST[@]^^}",
+    "known by its shape alone": "${TOKEN_LIKE^^}",
+}
+
+
+def test_secrets_that_a_script_edits_are_left_out(tmp_path: Path) -> None:
+    """A secret in upper or lower case, quoted, cut or filtered is one still; what a script edits beside it stays."""
+    secret, token = "huntermanagertwo99x", "ghp_" + "aB3dE5gH7jK9mN1pQ3sT5vW7yZ"
+    options = " ".join(f"--option{i} {text}" for i, text in enumerate(EDITED_SECRETS.values()))
+    found = collected(
+        tmp_path,
+        f"PASSWORD={secret}\nCOPY=${{PASSWORD^^}}\nLIST=(one $PASSWORD)\nTOKEN_LIKE={token}\nNAME=cosine\n"
+        f'LINE="warmup:$PASSWORD"\n'
+        f"torchrun train.py --kind ${{NAME^^}} --head ${{LINE%%:*}} {options}\n",
+    )
+    everything = repr((found, found.existing_shape())).casefold()
+    parts = {secret, secret[2:], secret[:9], secret.replace("two", "x"), secret.replace("two", "_"), secret.replace("a", "_"), token}
+    for part in parts:
+        assert part.casefold() not in everything, part
+    assert plain(found)["kind"] == "COSINE"
+    assert plain(found)["head"] == "warmup"
+
+
+def test_a_secret_that_a_script_edits_for_its_option_is_one_elsewhere(tmp_path: Path) -> None:
+    """An option says that a variable in upper case is a password: the variable is one as it stands, too."""
+    found = collected(tmp_path, "LOGIN=huntermanagertwo99x\ntorchrun train.py --password ${LOGIN^^} --other $LOGIN\n")
+    assert "huntermanager" not in repr((found, found.existing_shape())).casefold()
+
+
 def test_a_script_without_a_launch_says_what_is_in_it(tmp_path: Path) -> None:
     """No training command: its exports are there, and the commands that were seen are named."""
     found = collected(tmp_path, "export NCCL_ALGO=Ring\nmake -j8\n./my_trainer --lr 1\n")

@@ -65,6 +65,8 @@ class Context:
             ``#SBATCH`` lines ask for. Others may be set too.
         inherits: `given` has an environment.
         pasted: the pieces that stand as marks in texts that are read as scripts.
+        edited: texts and what an expansion (``${A^^}``) or a filter (``tr``) made of them, in the order of evaluation: a secret that was
+            edited is one still, and cannot be found by its former text.
         conditions: the undecided conditions that the command being read stands under.
     """
 
@@ -76,6 +78,7 @@ class Context:
     started: list[Started] = field(default_factory=list)
     conditions: list[str] = field(default_factory=list)
     pasted: list[Unknown] = field(default_factory=list)
+    edited: dict[tuple[str, str], None] = field(default_factory=dict)
     nested: int = 0
     capturing: int = 0
     _assumed: dict[str, Place] = field(default_factory=dict)
@@ -127,6 +130,11 @@ class Context:
             else:
                 out.append(piece.text)
         return "".join(out)
+
+    def note_edit(self, before: str, after: str) -> None:
+        """An expansion or a filter made `after` of `before`."""
+        if after.strip() != before.strip():
+            self.edited.setdefault((before.strip(), after.strip()))
 
     def spend(self, characters: int = 0) -> None:
         """One command or expansion more.

@@ -172,6 +172,7 @@ class Evaluator(Control):
         if output is None:
             return False
         self.context.spend(len(output))
+        self.context.note_edit(given or "", output)
         self.emit((Known(output, at),))
         return True
 

@@ -293,6 +293,7 @@ class Parameters:
         result = self._edit(part, value, state)
         if result is None:
             return (Unknown(short(part.source), "is an expansion that is not decided", at),)
+        self.context.note_edit(value, result)
         return (Known(result, at),)
 
     def _edit(self, part: Parameter, value: str, state: State) -> str | None:
