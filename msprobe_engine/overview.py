@@ -16,7 +16,7 @@ from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.dump import layout, packedfiles
 from msprobe_engine.dump.summary import size
-from msprobe_engine.errors import UsageError
+from msprobe_engine.errors import NothingCapturedError, UsageError
 from msprobe_engine.log import one_line
 from msprobe_engine.monitor.listing import Listing, list_monitor
 from msprobe_engine.monitor.places import rank_directory
@@ -33,6 +33,8 @@ _KINDS = {
     "*anomaly.json": "alerts in the existing format",
     "*anomaly_analyse.json": "order of the alerts",
     "*report.html": "report",
+    "diagnosis.html": "diagnosis",
+    "ckpt_diff.html": "comparison of checkpoints",
     "*trends.html": "trends page",
     "graph_*.html": "graph page",
     "*.vis.db": "graphs for TensorBoard",
@@ -107,8 +109,7 @@ class Overview:
             for (kind, place), (n, b) in sorted(self.others.items())
         ]
         lines += [f"TensorBoard {place}: tensorboard --logdir {self.root / place}" for place in sorted(self.events)]
-        shown = lines if len(lines) > 1 else [f"{self.root}: nothing that msprobe writes was found here"]
-        return "\n".join(one_line(line) for line in shown)
+        return "\n".join(map(one_line, lines))
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain data."""
@@ -132,6 +133,7 @@ def look(root: Path) -> Overview:
 
     Raises:
         UsageError: `root` is no directory.
+        NothingCapturedError: nothing in it is of a kind that we write.
     """
     if not root.is_dir():
         what = "is no directory" if root.exists() else "there is no such file or directory"
@@ -161,6 +163,8 @@ def look(root: Path) -> Overview:
         if any(name.startswith("events.out.tfevents") for name in files):
             runs = _above_ranks(place)
             out.events += [runs] if runs not in out.events else []
+    if not any((out.dumps, out.incidents, out.tables, out.events, out.monitors, out.others, out.runs)):
+        raise NothingCapturedError(f"{root}: nothing that msprobe writes is here; give the output_dir of a run")
     return out
 
 

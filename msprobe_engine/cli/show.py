@@ -13,7 +13,7 @@ examples:
   msprobe show runs/a
   msprobe show runs/a --json
 
-exit codes: 0 done, 2 no such directory"""
+exit codes: 0 done, 2 no such directory, or nothing in it that msprobe writes"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

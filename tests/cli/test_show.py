@@ -200,3 +200,18 @@ def test_packs_and_further_runs(output: Path) -> None:
     assert "configuration pack run-2/config_check_pack.zip: 5 B" in lines
     assert "dump run-2/dump: 1 step, 2 B" in lines
     assert look(output).to_json()["runs"] == ["run-2", "run-3"]
+
+
+@pytest.mark.parametrize("files", [(), ("train.py", "notes/loss.txt")])
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_directory_without_anything_of_ours_is_wrong_usage(
+    files: tuple[str, ...], flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script that asks for a listing is not told that all is well where there is nothing to list."""
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    assert main(["show", str(tmp_path), *flags]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"{tmp_path}: nothing that msprobe writes is here" in shown.err
