@@ -6,6 +6,7 @@ import difflib
 import os
 from collections.abc import Mapping
 
+from msprobe_engine.core.launch import environment_rank
 from msprobe_engine.log import current_rank, debug, one_line, warn_once
 
 PREFIX = "MSPROBE_"
@@ -27,19 +28,29 @@ VARIABLES = {
 """Name to meaning (Markdown), in the order of the page."""
 _LIKENESS = 0.75
 """Of what follows the prefix. A name that is like none is not a mistake in one of ours: wrappers have variables with this prefix, too."""
+_LIKENESS_OF_ALL = 0.9
+"""Of whole names, where the prefix is mistyped or in lower case."""
 
 
 def warn_unknown_variables(environment: Mapping[str, str] = os.environ) -> None:
     """Say once in this process, on rank 0, which variables have a name that is nearly one of ours: they have no effect."""
-    if current_rank():
+    if current_rank() or (current_rank() is None and environment_rank()):
         return
-    known = [name.removeprefix(PREFIX) for name in VARIABLES if name.startswith(PREFIX)]
     for name in sorted(environment):
-        if not name.startswith(PREFIX) or name in VARIABLES:
+        if name in VARIABLES:
             continue
-        near = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1, cutoff=_LIKENESS)
-        if near:
-            meant = f"did you mean {PREFIX}{near[0]}?"
-            warn_once(f"variable {name}", f"the environment variable {one_line(name)} is not known and has no effect; {meant}")
-        else:
+        meant = _find_meant(name)
+        if meant:
+            text = f"the environment variable {one_line(name)} is not known and has no effect; did you mean {meant}?"
+            warn_once(f"variable {name}", text)
+        elif name.startswith(PREFIX):
             debug(f"the environment variable {one_line(name)} is none of msprobe's")
+
+
+def _find_meant(name: str) -> str:
+    """The known name that is nearest; empty where none is near."""
+    if name.startswith(PREFIX):
+        known = [each.removeprefix(PREFIX) for each in VARIABLES if each.startswith(PREFIX)]
+        near = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1, cutoff=_LIKENESS)
+        return PREFIX + near[0] if near else ""
+    return next(iter(difflib.get_close_matches(name.upper(), VARIABLES, n=1, cutoff=_LIKENESS_OF_ALL)), "")

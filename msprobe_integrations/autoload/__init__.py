@@ -46,6 +46,17 @@ def install() -> None:
     for name, (module, only_when_asked) in FRAMEWORKS.items():
         if (asked or not only_when_asked) and name not in sys.modules:
             imports.before_import(name, _arming(module))
+    if not asked and request.may_be_mistyped():
+        for name in ("torch", "mindspore"):
+            imports.before_import(name, _warn_mistyped)
+
+
+def _warn_mistyped() -> None:
+    """Nobody reads settings in a training whose only word to us has a wrong name: it is said where a framework is imported."""
+    from importlib import import_module
+
+    if not request.is_helper() and _fit():
+        import_module("msprobe_engine.core.variables").warn_unknown_variables()
 
 
 def _arming(module: str) -> Callable[[], None]:

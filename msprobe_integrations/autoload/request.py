@@ -22,6 +22,11 @@ CHILDREN = "MSPROBE_CHILDREN"
 """``1``: also processes that a training has started, and that train something themselves, get the probe of the environment, in a directory
 of their own."""
 FLAG = "--msprobe-"
+_LAUNCHERS = (
+    *("torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed", "deepspeed.launcher.runner"),
+    *("accelerate", "accelerate.commands.launch", "msrun"),
+)
+"""Programs and modules that start ranks and train nothing."""
 
 
 class Request:
@@ -140,6 +145,18 @@ def off() -> bool:
 def flagged() -> bool:
     """Does the command line have an argument of ours, which the framework's own parser has to know?"""
     return any(argument.startswith(FLAG) for argument in sys.argv[1:])
+
+
+def may_be_mistyped() -> bool:
+    """Is there a variable that may be meant for us, whether we know it or not? A look at names only: every interpreter pays for it."""
+    return any("MSP" in name or "PROBE" in name for name in map(str.upper, os.environ))
+
+
+def is_helper() -> bool:
+    """Does this process only start those that train, or has `multiprocessing` started it for one of them?"""
+    words = getattr(sys, "orig_argv", sys.argv)[1:]
+    program = next((word for word in words if not word.startswith("-")), "")
+    return program.rpartition("/")[2] in _LAUNCHERS or "--multiprocessing-fork" in words
 
 
 def _changes() -> tuple[str, ...]:

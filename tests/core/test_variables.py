@@ -24,8 +24,22 @@ MISTYPED = {
     "MSPROBE_KEYS": "MSPROBE_KEY",
     "MSPROBE_KEYFILE": "MSPROBE_KEY_FILE",
     "MSPROBE_TLS_PASSPHRAS": "MSPROBE_TLS_PASSPHRASE",
+    "MSPROB_CONFIG": "MSPROBE_CONFIG",
+    "MPSROBE_CONFIG": "MSPROBE_CONFIG",
+    "msprobe_config": "MSPROBE_CONFIG",
+    "MONITOR_OUTPUT_DIRS": "MONITOR_OUTPUT_DIR",
 }
-OF_OTHERS = ("MSPROBE_HOME", "MSPROBE_JOB_NAME", "MSPROBE_OUTPUT", "MSPROBE_", "MSPROBE_CONFIG", "MY_MSPROBE_CHILDRN")
+OF_OTHERS = (
+    "MSPROBE_HOME",
+    "MSPROBE_JOB_NAME",
+    "MSPROBE_OUTPUT",
+    "MSPROBE_",
+    "MSPROBE_CONFIG",
+    "MY_MSPROBE_CHILDRN",
+    "MY_CONFIG",
+    "MONITOR",
+    "OUTPUT_DIR",
+)
 
 
 def named_in(paths: list[Path]) -> set[str]:
@@ -74,8 +88,9 @@ def test_other_names_are_left_alone(name: str, said: pytest.CaptureFixture[str],
 def test_rank_0_says_it(said: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MSPROBE_CHILDRN", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    for rank, expected in (("1", 0), ("0", 1)):
-        monkeypatch.setenv("RANK", rank)
+    for name, rank, expected in (("RANK", "1", 0), ("SLURM_PROCID", "1", 0), ("RANK", "0", 1)):
+        monkeypatch.delenv("RANK", raising=False)
+        monkeypatch.setenv(name, rank)
         load_settings({"monitor": {}})
         assert said.readouterr().err.count("did you mean MSPROBE_CHILDREN?") == expected
 
