@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import zlib
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -17,17 +15,6 @@ from msprobe_engine import hostkernel, rows
 needs_kernel = pytest.mark.skipif(not hostkernel.available, reason="the C kernel was not built")
 BOTH = hostkernel.WANT_CRC | hostkernel.WANT_XOR
 BYTES = np.random.default_rng(7).integers(0, 256, 3_000_000, dtype=np.uint8)
-
-
-@pytest.fixture(params=["avx512", "avx2", "portable"])
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each way this machine has: wide multiplication, multiplication (or the instruction), tables."""
-    kernel = pytest.importorskip("msprobe_engine._rowstats")
-    if kernel.set_isa(request.param) != request.param:
-        kernel.set_isa("avx512")
-        pytest.skip(f"no {request.param} here")
-    yield request.param
-    kernel.set_isa("avx512")
 
 
 def xor_of(data: bytes) -> int:
@@ -56,7 +43,7 @@ def test_crc_of_every_length() -> None:
 
 
 @given(parts=st.lists(st.integers(0, 3000), max_size=6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_crc_goes_on(parts: list[int]) -> None:
     """The CRC of memory in pieces is that of the whole, wherever it is cut."""
     value, at = 0, 0
@@ -66,9 +53,13 @@ def test_crc_goes_on(parts: list[int]) -> None:
     assert value == zlib.crc32(BYTES[:at])
 
 
-@pytest.mark.parametrize("name", hostkernel.NAMES)
-@settings(max_examples=12, deadline=None)
-@given(n=st.one_of(st.integers(0, 40), st.integers(4000, 9000)), index0=st.sampled_from([0, 1, 1023]), kernel=st.booleans())
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(hostkernel.NAMES),
+    n=st.one_of(st.integers(0, 40), st.integers(4000, 9000)),
+    index0=st.sampled_from([0, 1, 1023]),
+    kernel=st.booleans(),
+)
 def test_rows_of_every_type(name: str, n: int, index0: int, kernel: bool) -> None:
     """CRC and XOR are of the raw bytes of the elements, whatever their type and wherever a shard begins; other words stay as they are."""
     code, size = hostkernel.CODES[name], hostkernel.ITEMSIZE[hostkernel.CODES[name]]
@@ -109,7 +100,7 @@ def test_strided_memory_in_logical_order(shape: list[int], name: str, data: st.D
 
 
 @needs_kernel
-@pytest.mark.parametrize("name", ["float32", "uint8", "complex128"])
+@pytest.mark.parametrize("name", ["float32", "complex128"])
 def test_several_threads(name: str) -> None:
     """Parts that kernel threads take are put together in order, while other Python threads do the same."""
     code, n = hostkernel.CODES[name], 2_999_001 // hostkernel.ITEMSIZE[hostkernel.CODES[name]]
@@ -132,16 +123,6 @@ def test_several_threads(name: str) -> None:
     finally:
         hostkernel.set_threads(1)
     assert found == [(zlib.crc32(raw), xor_of(raw.tobytes()))] * 6
-
-
-def test_without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the C kernel was not built zlib and numpy give the same."""
-    monkeypatch.setattr(hostkernel, "_kernel", None)
-    for n in (0, 1, 8, 1001):
-        assert hostkernel.crc32(BYTES.ctypes.data, n, 5) == zlib.crc32(BYTES[:n], 5)
-        out = np.empty(rows.WORDS)
-        hostkernel.reduce(BYTES.ctypes.data, n, hostkernel.CODES["uint8"], out.ctypes.data, BOTH, 0)
-        assert checksums(out) == (zlib.crc32(BYTES[:n]), xor_of(BYTES[:n].tobytes()))
 
 
 @needs_kernel
@@ -174,22 +155,3 @@ def test_values_of_the_existing_format() -> None:
     true = np.array([True])
     hostkernel.reduce(true.ctypes.data, 1, hostkernel.CODES["bool"], out.ctypes.data, BOTH, 0)
     assert checksums(out) == (0xA505DF1B, 1)
-
-
-@needs_kernel
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_after_fork() -> None:
-    """A forked child computes the same with kernel threads of its own."""
-    hostkernel.set_threads(2)
-    try:
-        want = np.empty(rows.WORDS)
-        hostkernel.reduce(BYTES.ctypes.data, BYTES.size, hostkernel.CODES["uint8"], want.ctypes.data, BOTH, 0)
-        child = os.fork()
-        if child == 0:
-            got = np.empty(rows.WORDS)
-            hostkernel.reduce(BYTES.ctypes.data, BYTES.size, hostkernel.CODES["uint8"], got.ctypes.data, BOTH, 0)
-            os._exit(0 if checksums(got) == checksums(want) else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert checksums(want) == (zlib.crc32(BYTES), xor_of(BYTES.tobytes()))
-    finally:
-        hostkernel.set_threads(1)

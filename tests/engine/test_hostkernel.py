@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -20,17 +19,6 @@ SPECIAL = {
     4: [0, 0x80000000, 1, 0x80000001, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F7FFFFF, 0x3F800000],
     8: [0, 1 << 63, 1, (1 << 63) | 1, 0x7FF0000000000000, 0xFFF0000000000000, 0x7FF8000000000000, 0x3FF0000000000000],
 }
-
-
-@pytest.fixture(params=["avx512", "avx2", "portable"])
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each instruction set this machine has."""
-    kernel = pytest.importorskip("msprobe_engine._rowstats")
-    if kernel.set_isa(request.param) != request.param:
-        kernel.set_isa("avx512")
-        pytest.skip(f"no {request.param} here")
-    yield request.param
-    kernel.set_isa("avx512")
 
 
 def raw_bytes(name: str, n: int, seed: int, special: float) -> np.ndarray:
@@ -67,9 +55,9 @@ def same(got: np.ndarray, want: np.ndarray) -> None:
 
 
 @needs_kernel
-@pytest.mark.parametrize("name", hostkernel.NAMES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
+    name=st.sampled_from(hostkernel.NAMES),
     n=st.one_of(st.integers(0, 80), st.integers(2000, 9000)),
     seed=st.integers(0, 2**31),
     special=st.sampled_from([0.0, 0.01, 1.0]),
@@ -93,7 +81,7 @@ def test_every_instruction_set(name: str) -> None:
 
 
 @needs_kernel
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     shape=st.lists(st.integers(0, 9), min_size=0, max_size=4),
     name=st.sampled_from(["float32", "float16", "int64", "uint8", "complex128"]),
@@ -126,7 +114,7 @@ def test_large_strided_and_direct_runs() -> None:
 
 
 @needs_kernel
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "int64", "complex64"])
+@pytest.mark.parametrize("name", ["bfloat16", "complex64"])
 def test_threads_do_not_change_the_row(name: str) -> None:
     """With several kernel threads, used by several Python threads at once, every row is that of one thread."""
     code, n = hostkernel.CODES[name], 1_000_003
@@ -185,13 +173,13 @@ def test_uint64_above_int64_is_read_as_float() -> None:
     assert (s.min, s.max) == (3.0, 2.0**64)
 
 
-@pytest.mark.parametrize("n", [3, 8, 1000])
-def test_small_numbers_as_uint64_count_in_sums(n: int) -> None:
+def test_small_numbers_as_uint64_count_in_sums() -> None:
     """Sums of uint64 are those of the same numbers as int64: none is moved by 2**63, where float64 has steps of 1024."""
-    out = rows.empty(2)
-    for i, dtype in enumerate((np.uint64, np.int64)):
-        hostkernel.reduce_into(out, i, np.arange(n, dtype=dtype))
-    assert out[0][[rows.SUM, rows.SUMSQ]].tolist() == out[1][[rows.SUM, rows.SUMSQ]].tolist()
+    for n in (3, 8, 1000):
+        out = rows.empty(2)
+        for i, dtype in enumerate((np.uint64, np.int64)):
+            hostkernel.reduce_into(out, i, np.arange(n, dtype=dtype))
+        assert out[0][[rows.SUM, rows.SUMSQ]].tolist() == out[1][[rows.SUM, rows.SUMSQ]].tolist(), n
 
 
 def test_finite_float64_beyond_the_sum_is_no_inf() -> None:

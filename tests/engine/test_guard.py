@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from msprobe_engine.guard import Faults
+from msprobe_engine.guard import Faults, is_of_training, of_training
 
 
 class Preempted(Exception):
@@ -75,6 +75,7 @@ def test_a_fault_in_a_function_that_is_given_a_frame_is_one_of_the_probe() -> No
     with faults.guard("part"):
         code(2, sys._getframe())
     assert not faults.enabled("part")
+    assert not is_of_training(RuntimeError())
 
 
 def _calls_left(calls: int = 0) -> int:
@@ -108,3 +109,17 @@ def test_a_fault_at_the_limit_of_recursion_does_not_reach_the_training() -> None
     finally:
         sys.setrecursionlimit(limit)
     assert not faults.enabled("part")
+
+
+def test_an_error_of_the_training_passes_every_guard() -> None:
+    """It is raised as it is, whatever the settings, and the part of the probe goes on working."""
+    faults = Faults()
+    error = of_training(RuntimeError("kernel failed"))
+    assert is_of_training(error)
+    for guard in (faults.guard("dump"), faults.outward("dump")):
+        with pytest.raises(RuntimeError, match="kernel failed"), guard:
+            raise error
+    with pytest.raises(RuntimeError, match="kernel failed"):
+        faults.fail("dump", error)
+    assert faults.enabled("dump")
+    assert faults.counts == {}
