@@ -1,5 +1,5 @@
 # Everything a clean machine needs is installed here, into .venv; only python3 >= 3.10 has to be there.
-# Targets: demo, test, test-mindspore, lint, bench, device-check, integrations-table, test-matrix, clean. Stamp files in .venv make repeated calls quick.
+# Targets: demo, test, test-mindspore, lint, bench, device-check, test-matrix, clean. Stamp files in .venv make repeated calls quick.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start hundreds of processes that import the package: all but the first are to find it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-mindspore lint bench device-check venv venv-mcore19 venv-mindspore system-packages integrations-table test-matrix clean
+.PHONY: help demo test test-mindspore lint bench device-check venv venv-mcore19 venv-mindspore system-packages test-matrix clean
 
 help:
 	@echo "make demo   a real Megatron run with a planted fault, found by the probe"
@@ -32,7 +32,6 @@ help:
 	@echo "make lint   lint, types and import contracts only"
 	@echo "make bench  cost of the probe, side by side with no tool"
 	@echo "make device-check  is everything right on this GPU or NPU, and what does it cost? (ARGS=\"--json FILE\"; needs torch, installs nothing)"
-	@echo "make integrations-table  docs/integrations.md, from the tests that prove its cells"
 	@echo "make test-matrix         core checks against released versions of the frameworks (ONLY=megatron: one of them)"
 	@echo "make clean  remove the environments and everything generated"
 
@@ -141,20 +140,9 @@ bench: $(VENV)/.installed
 device-check:
 	@python='$(BIN)/python'; [ -x "$$python" ] || python='$(PYTHON)'; PYTHONPATH="$(CURDIR):$${PYTHONPATH:-}" "$$python" -m msprobe_integrations.doctor $(ARGS)
 
-# The tests that name cells of the table, in the two processes that `test` has; a failed one leaves its cells out.
-TABLE := tests/integrations/table
-TABLE_NOTES := .venvs/table-notes
-integrations-table: venv-mcore19
-	rm -rf $(TABLE_NOTES)
-	MSPROBE_TABLE='$(CURDIR)/$(TABLE_NOTES)' MSPROBE_MCORE19='$(CURDIR)/$(MCORE19_DIR)' $(BIN)/python -m pytest -q \
-	  $$(grep -rlF 'cells.ran(' tests --include='test_*.py' | grep -v -e ^$(TABLE) -e ^tests/megatron -e ^tests/monitor_faults) $(PYTEST_ARGS) || true
-	MSPROBE_TABLE='$(CURDIR)/$(TABLE_NOTES)' MSPROBE_MCORE19='$(CURDIR)/$(MCORE19_DIR)' $(BIN)/python -m pytest -q \
-	  $$(grep -rlF 'cells.ran(' tests/megatron tests/monitor_faults --include='test_*.py') $(PYTEST_ARGS) || true
-	$(BIN)/python $(TABLE)/make_table.py $(TABLE_NOTES)
-
 # Environments are kept in .venvs/matrix-*, results in tests/integrations/matrix/results.json; a repeated call goes on where one ended.
 test-matrix: venv-mcore19
-	$(BIN)/python tests/integrations/matrix/run_matrix.py $(ONLY); failed=$$?; $(BIN)/python $(TABLE)/make_table.py; exit $$failed
+	$(BIN)/python tests/integrations/matrix/run_matrix.py $(ONLY)
 
 clean:
 	rm -rf $(VENV) .venvs build dist *.egg-info demo_output msprobe_output .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

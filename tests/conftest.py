@@ -1,5 +1,5 @@
 """Shared by all tests: hypothesis without deadlines (machines differ), an environment free of this project's variables, file systems of
-their own, and the cells of docs/integrations.md that a test proves."""
+their own."""
 
 from __future__ import annotations
 
@@ -16,12 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cell_notes import cells, pytest_runtest_makereport
 from hypothesis import HealthCheck, settings
 
 from msprobe_engine.core.variables import VARIABLES
-
-__all__ = ["cells", "pytest_runtest_makereport"]  # what a test proves of docs/integrations.md: a fixture and its hook
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job: programs that tests interrupt would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

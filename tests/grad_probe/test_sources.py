@@ -77,7 +77,7 @@ def megatron(argv: str, path: str, give: bool) -> int:
     return debugger.gradients.step
 
 
-def test_megatron_distributed_optimizer(tmp_path: Path, cells: Any) -> None:
+def test_megatron_distributed_optimizer(tmp_path: Path) -> None:
     """The ranges that the ranks update together are the gradients that every rank has without the distributed optimizer, whether the
     plain optimizer was given or found; a clipped gradient has the same signs."""
     for name, argv, give in (("shards", "--distopt", True), ("given", "", True), ("found", "", False)):
@@ -87,8 +87,6 @@ def test_megatron_distributed_optimizer(tmp_path: Path, cells: Any) -> None:
     same(given, found)
     text = (tmp_path / "shards/rank1/grad_summary_1.csv").read_text("utf-8-sig")
     assert text.splitlines()[0].endswith(",shape,shard")
-    cells.ran("Megatron", "DP 2", "grad probe")
-    cells.ran("Megatron", "DP 2, distributed optimizer", "grad probe")
 
 
 def test_megatron_distributed_optimizer_has_to_be_given(tmp_path: Path) -> None:
@@ -115,14 +113,12 @@ def deepspeed(path: str) -> list[int]:
     return steps
 
 
-def test_deepspeed_zero(tmp_path: Path, cells: Any) -> None:
+def test_deepspeed_zero(tmp_path: Path) -> None:
     """Parts of ZeRO make the gradients that stage 0 has, for the engine alone and with its optimizer given."""
     pytest.importorskip("deepspeed")
     assert run_ranks(2, deepspeed, str(tmp_path)) == [[1] * 4] * 2
     for stage in (1, 2, 3):
         same(wholes(tmp_path / str(stage), 1), wholes(tmp_path / "0", 1))
-        cells.ran("DeepSpeed", f"ZeRO {stage}, 2 ranks", "grad probe")
-    cells.ran("DeepSpeed", "ZeRO 0, 2 ranks", "grad probe")
 
 
 def fsdp2(path: str, shard: bool) -> list[str]:

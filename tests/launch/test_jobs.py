@@ -63,7 +63,7 @@ def check(root: Path, ranks: int, finished: int, cut_off: int | None = None) -> 
         assert {line.split(",")[2] for line in text.splitlines()[1:]} == {str(step) for step in steps}
 
 
-def test_torchrun_with_workers_and_a_thread_that_fails(here: Path, cells: Cells) -> None:
+def test_torchrun_with_workers_and_a_thread_that_fails(here: Path) -> None:
     """Two ranks with data-loader workers: two ranks' files and no other; the agent and the workers make nothing. An exception of a
     thread ends nothing."""
     process = started(torchrun(JOB, "thread", "2"), here, JOB_WORKERS="1")
@@ -73,7 +73,6 @@ def test_torchrun_with_workers_and_a_thread_that_fails(here: Path, cells: Cells)
     assert err.count("msprobe is on") == 1
     check(here / "out", 2, STEPS)
     assert sorted(path.name for path in here.iterdir()) == ["out", "probe.yaml"]
-    cells.ran("PyTorch", "DDP, 2 ranks", "dump L0", "monitor: gradients")
 
 
 @pytest.fixture(scope="module")

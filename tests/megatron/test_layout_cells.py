@@ -58,7 +58,7 @@ def ran(layout: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("layout", CHOSEN)
-def test_dump(layout: str, level: str, cells: Any) -> None:
+def test_dump(layout: str, level: str) -> None:
     """Outputs of all layer norms, as modules and as operators, and gradients of these outputs are those that hooks of the test's own have
     seen, in every step and micro batch; a level has what belongs to it and nothing else."""
     wanted = {"L0": {"module"}, "L1": {"operator"}, "mix": {"module", "operator"}}[level]
@@ -72,7 +72,6 @@ def test_dump(layout: str, level: str, cells: Any) -> None:
                 assert seen["dump"][kind, "forward"] == pytest.approx(run["norms"][step], rel=1e-6)
                 assert run["gradients"][step]
                 assert sorted(seen["dump"][kind, "backward"]) == pytest.approx(sorted(run["gradients"][step]), rel=1e-6)
-    cells.ran("Megatron", layout, f"dump {level}")
 
 
 def factor(scalars: dict[str, float]) -> float:
@@ -81,7 +80,7 @@ def factor(scalars: dict[str, float]) -> float:
 
 
 @pytest.mark.parametrize("layout", CHOSEN)
-def test_monitor(layout: str, cells: Any) -> None:
+def test_monitor(layout: str) -> None:
     """Activations, reduced gradients and updated parameters are those of whole tensors in float64; after the first update, moments are
     what Adam makes of these gradients; sums over groups are the sums of what their members gave."""
     run = [rank["mix"] for rank in ran(layout)]
@@ -94,14 +93,11 @@ def test_monitor(layout: str, cells: Any) -> None:
             assert seen["scalars"]["skipped"] == 0
             check_activations(rank["norms"][step], samples, "recompute" in layout)
         check_moments(rank["reference"][0], rank["seen"][0])
-    features = ["monitor: activations", "monitor: gradients", "monitor: parameters", "monitor: optimizer"]
     if LAYOUTS[layout][0] > 1:
         for step in range(STEPS):
             sums = [rank["seen"][step]["sums"] for rank in run]
             assert all(sums)
             check_sums(sums, [{"rank": at} for at in range(len(run))])
-        features.append("collectives")
-    cells.ran("Megatron", layout, *features)
 
 
 def check_activations(expected: list[float], samples: dict[Any, Any], twice: bool) -> None:
@@ -121,7 +117,7 @@ def check_moments(reference: dict[str, tuple[float, ...]], seen: dict[str, Any])
 
 
 @pytest.mark.parametrize("layout", CHOSEN)
-def test_grad_probe(layout: str, cells: Any) -> None:
+def test_grad_probe(layout: str) -> None:
     """Norms of the gradients that the optimizer uses are those of gathered gradients in float64, without loss scale and clipped; ranges
     that the ranks of a group update make up the whole."""
     run = ran(layout)
@@ -139,28 +135,25 @@ def test_grad_probe(layout: str, cells: Any) -> None:
                 assert borders[-1] == pieces[0][3], name
                 assert math.hypot(*(part[0] for part in pieces)) == pytest.approx(whole * by, rel=1e-4, abs=1e-12), name
             assert set(rows) <= set(reference)
-    cells.ran("Megatron", layout, "grad probe")
 
 
 @pytest.mark.parametrize("layout", CHOSEN)
-def test_same_bits(layout: str, cells: Any) -> None:
+def test_same_bits(layout: str) -> None:
     """With everything watched, the gradient probe and each level of the dump, losses, weights and the random state are those without."""
     for rank in ran(layout):
         for level in LEVELS:
             assert rank[level]["bits"] == rank["plain"], level
-    cells.ran("Megatron", layout, "same bits")
 
 
 @pytest.mark.parametrize("layout", CHOSEN)
-def test_detach(layout: str, cells: Any) -> None:
+def test_detach(layout: str) -> None:
     """After a probe with everything on has left a training, every name of Megatron and torch is the same object as before, and so are
     methods and hooks of its chunks and its optimizer."""
     assert [rank["left"] for rank in ran(layout)] == [[]] * LAYOUTS[layout][0]
-    cells.ran("Megatron", layout, "detach")
 
 
 @pytest.mark.parametrize("layout", [layout for layout in CHOSEN if layout not in ALONE])
-def test_replicas(layout: str, cells: Any) -> None:
+def test_replicas(layout: str) -> None:
     """Silent until a parameter changes on one rank alone; in that step it is named, with a group that has the rank in it."""
     ranks, argv = LAYOUTS[layout]
     name = "output_layer.weight" if layout == "PP 2, tied embeddings" else "input_layernorm.weight"
@@ -169,7 +162,6 @@ def test_replicas(layout: str, cells: Any) -> None:
     assert min(step for step, _, _ in said) == 2
     names = ("embedding.word_embeddings.weight", name)  # tied weights have the name of the first stage
     assert any(step == 2 and one.endswith(names) and ranks - 1 in group for step, one, group in said), said
-    cells.ran("Megatron", layout, "replica check")
 
 
 @pytest.mark.parametrize("layout", ALONE[1:])
@@ -182,7 +174,7 @@ def test_no_replicas(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", [layout for layout in CHOSEN if layout != "Megatron-FSDP"])
-def test_incident(layout: str, tmp_path: Path, cells: Any) -> None:
+def test_incident(layout: str, tmp_path: Path) -> None:
     """Step, rank and module that `nan_analyze` gives for the incident are those of a planted fault."""
     ranks, argv = LAYOUTS[layout]
     answers = run_ranks(ranks, faulty, argv, 3, str(tmp_path), timeout=120)
@@ -191,4 +183,3 @@ def test_incident(layout: str, tmp_path: Path, cells: Any) -> None:
     first = nan_analyze(incident).findings[0]
     assert (first["step"], first["rank"]) == (truth["step"], truth["rank"])
     assert first["module"].removeprefix("0.") == truth["module"]  # of several chunks the first is meant
-    cells.ran("Megatron", layout, "incident capture")

@@ -55,7 +55,7 @@ HEALTHY = (
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_everything_is_seen_as_it_is(layout: str, cells: Any) -> None:
+def test_everything_is_seen_as_it_is(layout: str) -> None:
     """Layer norms of modules and operators in the order of their calls, activations, reduced gradients, parameters
     and sums over groups equal those of hooks of the test's own and of gathered data in float64; levels agree on moments and losses."""
     runs = {level: seen_by(*LAYOUTS[layout], level) for level in LEVELS.get(layout, ("mix",))}
@@ -71,7 +71,6 @@ def test_everything_is_seen_as_it_is(layout: str, cells: Any) -> None:
                 assert seen["scalars"]["skipped"] == 0
         if level != "L0":
             check_sums([rank["seen"][1]["sums"] for rank in run], run)
-    cells.ran("Megatron", layout, *HEALTHY, *(f"dump {level}" for level in runs))
 
 
 PLAIN = {"DP 2": "DP 2, distributed optimizer"}
@@ -99,7 +98,7 @@ if not EVERY:  # others are in test_planted_faults.py
 
 
 @pytest.mark.parametrize("layout", INCIDENTS)
-def test_an_incident_names_the_fault(layout: str, tmp_path: Path, cells: Any) -> None:
+def test_an_incident_names_the_fault(layout: str, tmp_path: Path) -> None:
     """Step, rank and module that `nan_analyze` gives for the incident are those of a planted fault."""
     ranks, argv = LAYOUTS[layout]
     answers = run_ranks(ranks, faulty, argv.replace("--fp16", ""), 3, str(tmp_path), timeout=120)
@@ -108,7 +107,6 @@ def test_an_incident_names_the_fault(layout: str, tmp_path: Path, cells: Any) ->
     first = nan_analyze(incident).findings[0]
     assert (first["step"], first["rank"]) == (truth["step"], truth["rank"])
     assert first["module"].removeprefix("0.") == truth["module"]  # of several chunks the first is meant
-    cells.ran("Megatron", layout, "incident capture")
 
 
 class Ears(Frames):
@@ -145,7 +143,7 @@ def drifting(argv: str, guilty: int) -> list[tuple[int, str, tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("layout", ["DP 2", "TP 2, sequence parallel", *FOUR] if EVERY else ["TP 2, sequence parallel", FOUR[1]])
-def test_replicas_that_drift_apart(layout: str, cells: Any) -> None:
+def test_replicas_that_drift_apart(layout: str) -> None:
     """A healthy training is silent; a weight that changes on one rank alone is named with its group, which has that rank in it."""
     ranks, argv = LAYOUTS[layout]
     argv = argv.replace("--distopt", "").replace("--overlap", "")  # the shard that is updated would heal it
@@ -156,4 +154,3 @@ def test_replicas_that_drift_apart(layout: str, cells: Any) -> None:
     named = [(name, group) for step, name, group in said if step == first]
     # what that rank computes from now on differs, too, and so do gradients of those it sends them to
     assert any("input_layernorm.weight" in name and ranks - 1 in group for name, group in named), said
-    cells.ran("Megatron", layout, "replica check")

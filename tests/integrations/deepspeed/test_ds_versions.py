@@ -59,7 +59,7 @@ def trained(stage: int) -> Any:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_core(stage: int, cells: Any) -> None:
+def test_core(stage: int) -> None:
     """Same bits with a monitor and with a dump; steps, scalars, names of modules; gradients of the whole; nothing of the table missing."""
     expected = truth()
     found = run_ranks(2, trained, stage, timeout=200)
@@ -73,7 +73,6 @@ def test_core(stage: int, cells: Any) -> None:
             assert frames[0][2][name] == pytest.approx(norm, rel=1e-5), name
         assert {"Module.a.Linear.forward.0", "Module.a.Linear.backward.0"} <= set(names)
         assert lost == []
-    cells.ran("DeepSpeed", f"ZeRO {stage}, 2 ranks", "same bits", "monitor: gradients", "dump L0", version=VERSION)
 
 
 def test_the_version_is_the_one_that_was_asked_for() -> None:

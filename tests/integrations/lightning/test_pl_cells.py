@@ -12,7 +12,7 @@ import pl_cells_job as job
 import pl_job
 import pytest
 import trainer_cells as tc
-from trainer_checks import compare, installed, ranks
+from trainer_checks import compare, ranks
 
 pytestmark = pytest.mark.framework
 CHOSEN = tc.chosen(list(job.LAYOUTS), "FSDP2, 2 ranks")
@@ -38,21 +38,16 @@ def gradients(layout: str) -> list[dict[str, float]]:
     return [{key[2]: found[key] for key in found if key[:2] == ("grad_reduced", step)} for step in range(job.STEPS)]
 
 
-def proved(cells: Any, layout: str, *features: str) -> None:
-    cells.ran("Lightning", layout, *features, version=installed("lightning"))
-
-
 @pytest.mark.parametrize("level", tc.LEVELS)
 @pytest.mark.parametrize("layout", CHOSEN)
-def test_dump(layout: str, level: str, cells: Any) -> None:
+def test_dump(layout: str, level: str) -> None:
     """Outputs of linear layers and of calls of ``linear``, and gradients of these outputs, are what hooks saw in the same training without
     a probe; a level has what belongs to it."""
     tc.check_dump(ran(layout), level)
-    proved(cells, layout, f"dump {level}")
 
 
 @pytest.mark.parametrize("layout", CHOSEN)
-def test_monitor(layout: str, cells: Any) -> None:
+def test_monitor(layout: str) -> None:
     """Outputs are what hooks saw; gradients, parameters before and after and moments are those of one process in float64; the sum of
     squares of what is reduced is that of the whole gradients."""
     run = ran(layout)
@@ -63,7 +58,6 @@ def test_monitor(layout: str, cells: Any) -> None:
     if len(run) > 1:
         check_collectives(layout, run)
         features.append("collectives")
-    proved(cells, layout, *features)
 
 
 def check_collectives(layout: str, run: list[dict[str, Any]]) -> None:
@@ -77,24 +71,22 @@ def check_collectives(layout: str, run: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("layout", CHOSEN)
-def test_grad_probe(layout: str, cells: Any) -> None:
+def test_grad_probe(layout: str) -> None:
     """Gradients of an update are those of that step, although Lightning makes them within it; shards make up the whole."""
     tc.check_grad_probe([rank["mix"].probed for rank in ran(layout)], gradients(layout))
-    proved(cells, layout, "grad probe")
 
 
 @pytest.mark.parametrize("layout", CHOSEN)
-def test_same_bits(layout: str, cells: Any) -> None:
+def test_same_bits(layout: str) -> None:
     """Parameters, losses and the random state are those without a probe; nothing of Lightning, torch, the module or the Trainer is another
     object after the probe has gone."""
     for rank in ran(layout):
         assert [rank[level].bits for level in tc.LEVELS] == [rank["bits"]] * len(tc.LEVELS)
         assert rank["left"] == []
-    proved(cells, layout, "same bits", "detach")
 
 
 @pytest.mark.parametrize("layout", CHOSEN)
-def test_incident(layout: str, tmp_path: Path, cells: Any) -> None:
+def test_incident(layout: str, tmp_path: Path) -> None:
     """A parameter that drifts on one rank is named in that step, and before it nothing is; `nan_analyze` finds step, rank and module of a
     NaN that was planted."""
     chosen, given = job.LAYOUTS[layout], tc.files(tmp_path)
@@ -104,4 +96,3 @@ def test_incident(layout: str, tmp_path: Path, cells: Any) -> None:
     if chosen.copies:
         tc.check_drift(said, "net.2.bias")
         features.append("replica check")
-    proved(cells, layout, *features)

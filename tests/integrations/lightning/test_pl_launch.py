@@ -6,15 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trainer_cells as tc
-from trainer_checks import installed
 
 
 @pytest.mark.skipif(not tc.chosen(["launch"]), reason="three launches, 25 s: set MSPROBE_EVERY_CELL=1")
-def test_launch(tmp_path: Path, cells: Any) -> None:
+def test_launch(tmp_path: Path) -> None:
     """`msprobe run` before the line: ranks that Lightning starts as processes, or forks, write what they have seen of every step; losses
     and parameters come out as without it."""
     probe = [sys.executable, "-m", "msprobe", "run", "--config", "probe.yaml", "--"]
@@ -34,4 +32,3 @@ def test_launch(tmp_path: Path, cells: Any) -> None:
             assert list((place / "out").glob(f"monitor/*-rank{rank}-*/grad_reduced_0-99.csv"))
     assert outputs[0]
     assert outputs == [outputs[0]] * 3
-    cells.ran("Lightning", "DDP, 2 ranks", "same bits", version=installed("lightning"))

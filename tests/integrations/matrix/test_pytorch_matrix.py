@@ -13,7 +13,6 @@ import matrix_layouts as ml
 import matrix_runs as mr
 import numpy as np
 import pytest
-from cell_notes import Cells
 from forkpool import run_ranks
 from matrix_truth import Part, Truth, assert_parts, truth
 
@@ -164,7 +163,7 @@ def check_incident(layout: ml.Layout, place: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [layout.name for layout in CHOSEN])
-def test_layout(name: str, tmp_path: Path, cells: Cells) -> None:
+def test_layout(name: str, tmp_path: Path) -> None:
     """Everything that the probe says of a layout is what the reference says, put together from the ranks; the training ends with the
     same bits under every part of the probe as without, and no name or hook stays behind."""
     layout = LAYOUTS[name]
@@ -191,4 +190,3 @@ def test_layout(name: str, tmp_path: Path, cells: Cells) -> None:
     check_incident(layout, tmp_path)
     assert all(all(result.same.values()) for result in ranks), [result.same for result in ranks]
     assert [result.left for result in ranks] == [[]] * layout.ranks
-    cells.ran("PyTorch", layout.name, *proven)

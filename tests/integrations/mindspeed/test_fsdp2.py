@@ -82,7 +82,7 @@ def rows(tmp_path: Path, family: str, rank: int) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("engine", [False, True], ids=["MindSpeed-LLM", "MindSpeed-MM"])
-def test_two_ranks(tmp_path: Path, cells: Any, engine: bool) -> None:
+def test_two_ranks(tmp_path: Path, engine: bool) -> None:
     """Every update is a step with the Trainer's number, loss and gradient norm as it logs them; reduced gradients are those of the whole
     model on both ranks; log and weights are bitwise those of a training without the probe, and the optimizer has its own step again. The
     same with the engine of MindSpeed-MM, and its evaluations are of no step."""
@@ -108,10 +108,9 @@ def test_two_ranks(tmp_path: Path, cells: Any, engine: bool) -> None:
                 float(row["norm"]) ** 2 for row in gradients if row["step"] == str(number) and row["phase"] == gradients[0]["phase"]
             )
             assert squares**0.5 == pytest.approx(min(norm, 0.1) if gradients[0]["phase"] == "clipped" else norm, rel=1e-4)
-    layout, version = "MindSpeed-LLM FSDP2, 2 ranks", "stand-in for MindSpeed-LLM's Trainer"
+    _layout, _version = "MindSpeed-LLM FSDP2, 2 ranks", "stand-in for MindSpeed-LLM's Trainer"
     if engine:
-        layout, version = "MindSpeed-MM FSDP2, 2 ranks", "stand-in for MindSpeed-MM's engine"
-    cells.ran("MindSpeed", layout, "monitor: gradients", "monitor: parameters", "same bits", "detach", version=version)
+        _layout, _version = "MindSpeed-MM FSDP2, 2 ranks", "stand-in for MindSpeed-MM's engine"
 
 
 def test_several_optimizers(tmp_path: Path) -> None:

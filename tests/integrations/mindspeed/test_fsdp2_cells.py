@@ -24,16 +24,15 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]],
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_dump(ran: Any, level: str, cells: Any) -> None:
+def test_dump(ran: Any, level: str) -> None:
     """Outputs of layer norms and gradients of these outputs are what hooks saw, in every step and micro batch; what the Trainer logs,
     weights and the random state are the same bits."""
     check_dump(ran[0], level)
     for one in ran[0]:
         assert one[level].bits == one["bits"]
-    cells.ran(*LAYOUT, f"dump {level}", "same bits", version=VERSION)
 
 
-def test_monitor(ran: Any, cells: Any) -> None:
+def test_monitor(ran: Any) -> None:
     """Outputs of layer norms are what hooks saw; gradients, as they were before they were clipped, and parameters have the norms of the
     whole ones, and the first moment is what Adam makes of the first gradient."""
     check_activations(ran[0])
@@ -48,29 +47,23 @@ def test_monitor(ran: Any, cells: Any) -> None:
                 assert seen["param_origin", step, name] == near(norm), name
         for name, norm in one["gradients"][0].items():
             assert seen["exp_avg", 0, name] == near(0.1 * norm), name
-    families = ("monitor: activations", "monitor: gradients", "monitor: parameters", "monitor: optimizer")
-    cells.ran(*LAYOUT, *families, version=VERSION)
 
 
-def test_grad_probe(ran: Any, cells: Any) -> None:
+def test_grad_probe(ran: Any) -> None:
     """Norms are those of the whole gradients that the optimizer got, the ranges of the ranks make up the whole."""
     check_grad_probe([one["mix"].probed for one in ran[0]], ran[0][0]["gradients"])
-    cells.ran(*LAYOUT, "grad probe", version=VERSION)
 
 
-def test_collectives(ran: Any, cells: Any) -> None:
+def test_collectives(ran: Any) -> None:
     """Gathered parameters are made of the parts of both ranks, and reduced gradients add up over them."""
     check_collectives([one["mix"].calls for one in ran[0]], "all_gather", "reduce_scatter")
-    cells.ran(*LAYOUT, "collectives", version=VERSION)
 
 
-def test_incident(ran: Any, cells: Any) -> None:
+def test_incident(ran: Any) -> None:
     """`nan_analyze` names step, rank and module of a planted fault."""
     check_incident(ran[1] / "fault", 1, "4")
-    cells.ran(*LAYOUT, "incident capture", version=VERSION)
 
 
-def test_nothing_is_left_behind(tmp_path: Path, cells: Any) -> None:
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
     """Model, optimizer and every name of torch are what they were."""
     assert run_ranks(2, left_behind, files(tmp_path)["mix"]) == [[], []]
-    cells.ran(*LAYOUT, "detach", version=VERSION)

@@ -70,7 +70,7 @@ def dumps(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.framework
-def test_as_the_megatron_integration(tmp_path: Path, place: str, cells: Any) -> None:
+def test_as_the_megatron_integration(tmp_path: Path, place: str) -> None:
     """With MindSpeed's train_step in place of Megatron's, every value of every step on both ranks is what the Megatron integration gives
     without MindSpeed: the monitor's rows, those of the gradient probe, and every tensor of a dump; and the training logs what it logs
     without the probe."""
@@ -95,5 +95,4 @@ def test_as_the_megatron_integration(tmp_path: Path, place: str, cells: Any) -> 
     for kind in files:
         assert len(list((tmp_path / kind / "mix" / "monitor").iterdir())) == 2, "one probe per rank"
     families = ("monitor: activations", "monitor: gradients", "monitor: parameters", "monitor: optimizer", "collectives")
-    features = (*families, "grad probe", "same bits", *(f"dump {level}" for level in LEVELS))
-    cells.ran("MindSpeed", "TP 2, 2 ranks", *features, version="stand-in, Megatron 0.19.2")
+    (*families, "grad probe", "same bits", *(f"dump {level}" for level in LEVELS))

@@ -35,22 +35,20 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]
     return json.loads(found.removeprefix("found ")), folder
 
 
-def test_replicas(ran: Any, cells: Any) -> None:
+def test_replicas(ran: Any) -> None:
     """Silent where both ranks of the group hold the same layer norms; a weight that drifts on one of them is named in that step."""
     for steps, said in ran[0]["alike"]:
         assert steps == [0, 1, 2, 3]
         assert said == []
     check_drift([[tuple(alert) for alert in said] for _, said in ran[0]["drift"]], DRIFTING)
-    cells.ran(*LAYOUT, "replica check", version=VERSION)
 
 
-def test_incident(ran: Any, cells: Any) -> None:
+def test_incident(ran: Any) -> None:
     """`nan_analyze` names step, rank and module of a planted fault."""
     check_incident(ran[1] / "fault", 1, FAILING)
-    cells.ran(*LAYOUT, "incident capture", version=VERSION)
 
 
-def test_detach(ran: Any, cells: Any) -> None:
+def test_detach(ran: Any) -> None:
     """When the probe has left a training, every name of MindSpeed, Megatron and torch is the same object as before it came: MindSpeed's
     `train_step`, which was wrapped, too. MindSpeed takes its patch off and Megatron's own function is there."""
     for one in ran[0]["detach"]:
@@ -59,4 +57,3 @@ def test_detach(ran: Any, cells: Any) -> None:
         assert one["left"] == []
         assert one["patched"]
         assert one["bare"] == ["megatron.training.training", "train_step"]
-    cells.ran(*LAYOUT, "detach", version=VERSION)

@@ -51,7 +51,7 @@ def frames(file: Path) -> list[dict[str, Any]]:
     return [record for line in file.read_text().splitlines() if "step" in (record := json.loads(line))]
 
 
-def test_example_of_fsdp(tmp_path: Path, cells: Any) -> None:
+def test_example_of_fsdp(tmp_path: Path) -> None:
     """examples/fsdp as it is: every step with the losses that the script prints, whole parameters on both ranks, one dumped step, and
     no step for the evaluation."""
     said = launch(tmp_path, EXAMPLE / "probe.yaml", str(EXAMPLE / "train.py"), "--steps", "10")
@@ -70,10 +70,9 @@ def test_example_of_fsdp(tmp_path: Path, cells: Any) -> None:
         assert {row["name"] for row in rows} >= {"layers.0.qkv.weight", "tokens.weight", "head.weight"}
         norms.append([(row["name"], row["norm"]) for row in rows])
     assert norms[0] == norms[1]  # whole parameters: the same on all ranks
-    cells.ran("PyTorch", "FSDP2, 2 ranks", "monitor: parameters", "monitor: activations", "dump mix")
 
 
-def test_script_with_ddp(tmp_path: Path, cells: Any) -> None:
+def test_script_with_ddp(tmp_path: Path) -> None:
     """A script with DDP and a data loader of processes, with MSPROBE_CONFIG alone and the settings that docs/pytorch.md starts with: losses
     and steps of both ranks, nothing of workers."""
     (tmp_path / "train.py").write_text(DDP)
@@ -87,4 +86,3 @@ def test_script_with_ddp(tmp_path: Path, cells: Any) -> None:
         found = frames(tmp_path / "msprobe_output" / "jsonl" / f"rank{rank}.jsonl")
         assert [frame["scalars"]["loss"] for frame in found] == pytest.approx(losses)
         assert len(losses) == 4
-    cells.ran("PyTorch", "DDP, 2 ranks", "monitor: gradients")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.framework
 ALL = {(0, f"{part}.{kind}") for part in ("encoder", "decoder") for kind in ("weight", "bias")}
 
 
-def test_steps_loss_and_evaluation(cells: Any) -> None:
+def test_steps_loss_and_evaluation() -> None:
     """A step is an update with all its micro batches; its loss is the sum of what backward was called on, the learning rate the one
     of the update. Evaluation, with or without gradients, is no step and leaves no rows. All names are put back."""
     torch.optim.AdamW(cases.two().parameters())  # torch puts its own hook on the class
@@ -57,7 +57,6 @@ def test_steps_loss_and_evaluation(cells: Any) -> None:
         assert sum(s.family == "actv" and s.name.startswith("decoder") for s in frame.samples) == 2 * 2  # input and output, micro batches
     torch.set_rng_state(state)
     assert before.changed() == []
-    cells.ran("PyTorch", "1 rank", "monitor: gradients", "monitor: parameters", "monitor: optimizer", "monitor: activations", "detach")
 
 
 def gan(rounds: int, critic: int) -> None:
@@ -279,7 +278,7 @@ def test_a_step_that_was_cut_off(close: bool) -> None:
     assert [frame.complete for frame in launch.frames] == [True, False][: 1 + close]
 
 
-def test_same_bits(cells: Any) -> None:
+def test_same_bits() -> None:
     """Parameters after a training with dropout are the same with the probe on and off."""
 
     def train() -> list[bytes]:
@@ -296,4 +295,3 @@ def test_same_bits(cells: Any) -> None:
     with cases.launched({**cases.MONITOR, "activations": True, "updates": True}, dump={"level": "mix", "step": [1]}):
         watched = train()
     assert watched == alone
-    cells.ran("PyTorch", "1 rank", "same bits")

@@ -12,7 +12,7 @@ import pytest
 import titan_cells_job as job
 import titan_job
 import trainer_cells as tc
-from trainer_checks import compare, installed, ranks
+from trainer_checks import compare, ranks
 
 pytestmark = pytest.mark.framework
 titan_job.stand_in()
@@ -35,39 +35,32 @@ def gradients(layout: str) -> list[dict[str, float]]:
     return [{name: value for (_, at, name), value in whole.items() if at == step} for step in range(job.STEPS)]
 
 
-def proved(cells: Any, layout: str, *features: str) -> None:
-    cells.ran("torchtitan", layout, *features, version=installed("torchtitan"))
-
-
 @pytest.mark.parametrize("level", tc.LEVELS)
 @pytest.mark.parametrize("layout", CHOSEN)
-def test_dump(layout: str, level: str, cells: Any) -> None:
+def test_dump(layout: str, level: str) -> None:
     """Outputs of norm layers and of calls of ``rms_norm``, and gradients of these outputs, are what hooks saw in the same training without
     a probe; a level has what belongs to it."""
     tc.check_dump(ran(layout), level)
-    proved(cells, layout, f"dump {level}")
 
 
 @pytest.mark.parametrize("layout", CHOSEN)
-def test_monitor(layout: str, cells: Any) -> None:
+def test_monitor(layout: str) -> None:
     """Outputs are what hooks saw; gradients, parameters before and after and moments are those of the whole tensors, gathered, in
     float64."""
     run = ran(layout)
     tc.check_activations(run)
     for rank in run:
         assert compare(rank["mix"].norms, rank["whole"]) > 50
-    proved(cells, layout, "monitor: activations", "monitor: gradients", "monitor: parameters", "monitor: optimizer")
 
 
 @pytest.mark.parametrize("layout", [layout for layout in CHOSEN if layout != "1 rank"])
-def test_collectives(layout: str, cells: Any) -> None:
+def test_collectives(layout: str) -> None:
     """What is between the ranks of a layout is what hooks of the test saw, or what both ends say."""
     run = ran(layout)
     for step in range(job.STEPS):
         calls = [rank["mix"].calls[step] for rank in run]
         assert all(calls)
         CHECKS[layout.split(",")[0]](layout, step, calls)
-    proved(cells, layout, "collectives")
 
 
 def check_shards(layout: str, step: int, calls: list[list[dict[str, Any]]]) -> None:
@@ -119,24 +112,22 @@ CHECKS = {"FSDP2": check_shards, "TP 2": check_sums, "PP 2": check_messages}
 
 
 @pytest.mark.parametrize("layout", CHOSEN)
-def test_grad_probe(layout: str, cells: Any) -> None:
+def test_grad_probe(layout: str) -> None:
     """Gradients of an update are those of that step, clipped; shards make up the whole."""
     tc.check_grad_probe([rank["mix"].probed for rank in ran(layout)], gradients(layout), CLIP)
-    proved(cells, layout, "grad probe")
 
 
 @pytest.mark.parametrize("layout", CHOSEN)
-def test_same_bits(layout: str, cells: Any) -> None:
+def test_same_bits(layout: str) -> None:
     """Parameters, losses and the random state are those without a probe; nothing of torchtitan, torch, the model or the Trainer is
     another object after the probe has gone."""
     for rank in ran(layout):
         assert [rank[level].bits for level in tc.LEVELS] == [rank["bits"]] * len(tc.LEVELS)
         assert rank["left"] == []
-    proved(cells, layout, "same bits", "detach")
 
 
 @pytest.mark.parametrize("layout", CHOSEN)
-def test_incident(layout: str, tmp_path: Path, cells: Any) -> None:
+def test_incident(layout: str, tmp_path: Path) -> None:
     """A parameter that drifts on one rank is named in that step, and before it nothing is; `nan_analyze` finds step, rank and module of a
     NaN that was planted."""
     chosen, given = job.LAYOUTS[layout], tc.files(tmp_path)
@@ -147,4 +138,3 @@ def test_incident(layout: str, tmp_path: Path, cells: Any) -> None:
     if chosen.copy:
         tc.check_drift(said, chosen.copy)
         features.append("replica check")
-    proved(cells, layout, *features)
