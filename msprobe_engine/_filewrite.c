@@ -4,9 +4,6 @@
  *   and of tail go into a new file of the temporary name, which then gets its name. Returns one errno per job, 0 for done; of a job
  *   that failed nothing stays.
  */
-#if !defined(Py_GIL_DISABLED)
-#define Py_LIMITED_API 0x030A0000
-#endif
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <errno.h>

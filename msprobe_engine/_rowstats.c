@@ -9,9 +9,6 @@
  */
 #ifndef ISA
 
-#if !defined(Py_GIL_DISABLED)
-#define Py_LIMITED_API 0x030A0000
-#endif
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 

@@ -76,7 +76,7 @@ static int tell_at(Columns *c) {
 
 /* 1: was a tensor with statistics and nothing else, and is a row now; 0: is none; -1: error. */
 static int tensor(Columns *c, PyObject *prefix, Py_ssize_t index, PyObject *node, char role) {
-    if (!PyDict_CheckExact(node) || PyDict_GET_SIZE(node) != FIELDS || index >= MOST_INDICES) return 0;
+    if (!PyDict_CheckExact(node) || PyDict_Size(node) != FIELDS || index >= MOST_INDICES) return 0;
     PyObject *found[FIELDS];
     for (int i = 0; i < FIELDS; i++) {
         found[i] = PyDict_GetItemWithError(node, fields[i]);
@@ -85,10 +85,10 @@ static int tensor(Columns *c, PyObject *prefix, Py_ssize_t index, PyObject *node
     double four[4];
     for (int i = 0; i < 4; i++) {
         if (!PyFloat_CheckExact(found[MAX + i])) return 0;
-        four[i] = PyFloat_AS_DOUBLE(found[MAX + i]);
+        four[i] = PyFloat_AsDouble(found[MAX + i]);
     }
-    if (!PyUnicode_CheckExact(found[TYPE]) || !PyUnicode_CheckExact(found[DTYPE]) || !PyUnicode_GET_LENGTH(found[DTYPE])) return 0;
-    if (PyUnicode_GET_LENGTH(found[TYPE]) <= LONGEST_ARGUMENT_TYPE) return 0; /* may be none of a tensor: Python looks */
+    if (!PyUnicode_CheckExact(found[TYPE]) || !PyUnicode_CheckExact(found[DTYPE]) || !PyUnicode_GetLength(found[DTYPE])) return 0;
+    if (PyUnicode_GetLength(found[TYPE]) <= LONGEST_ARGUMENT_TYPE) return 0; /* may be none of a tensor: Python looks */
     if (!PyList_CheckExact(found[SHAPE])) return 0;
     PyObject *key = PyList_AsTuple(found[SHAPE]);
     if (!key) return -1;
@@ -100,8 +100,11 @@ static int tensor(Columns *c, PyObject *prefix, Py_ssize_t index, PyObject *node
         PyErr_Clear(); /* lists in the list */
         return 0;
     }
-    PyObject *dtype = PyDict_SetDefault(c->texts, found[DTYPE], found[DTYPE]);
-    if (!dtype) return -1;
+    PyObject *dtype = PyDict_GetItemWithError(c->texts, found[DTYPE]);
+    if (!dtype) {
+        if (PyErr_Occurred() || PyDict_SetItem(c->texts, found[DTYPE], found[DTYPE]) < 0) return -1;
+        dtype = found[DTYPE];
+    }
     PyObject *name = PyUnicode_Concat(prefix, indices[index]);
     if (!name) return -1;
     PyObject *grad = PyBool_Check(found[REQUIRES_GRAD]) ? found[REQUIRES_GRAD] : Py_None;
@@ -120,13 +123,13 @@ static int call(PyObject *result) {
 }
 
 static int section(Columns *c, PyObject *prefix, PyObject *value, char role) {
-    if (PyDict_CheckExact(value) && !PyDict_GET_SIZE(value)) return 0;
+    if (PyDict_CheckExact(value) && !PyDict_Size(value)) return 0;
     if (!PyList_CheckExact(value)) {
         if (flush(c) < 0 || tell_at(c) < 0) return -1;
         return call(PyObject_CallMethod(c->reader, "walk", "OOiiO", prefix, value, (int)role, 0, Py_False));
     }
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); i++) {
-        PyObject *child = Py_NewRef(PyList_GET_ITEM(value, i));
+    for (Py_ssize_t i = 0; i < PyList_Size(value); i++) {
+        PyObject *child = Py_NewRef(PyList_GetItem(value, i));
         int done = tensor(c, prefix, i, child, role);
         if (!done) {
             done = -1;
@@ -154,7 +157,7 @@ static int keep_tags(Columns *c, PyObject *record) {
 
 static int plain(PyObject *name, PyObject *record) {
     if (!PyDict_CheckExact(record)) return 0;
-    Py_ssize_t length = PyUnicode_GET_LENGTH(name);
+    Py_ssize_t length = PyUnicode_GetLength(name);
     if (PyUnicode_Tailmatch(name, debug_end, 0, length, 1) != 0) return 0;
     for (int i = 0; i < 2; i++)
         if (PyUnicode_Tailmatch(name, communication[i], 0, length, -1) != 0) return 0;
@@ -166,7 +169,7 @@ static int one_record(Columns *c, PyObject *name, PyObject *record) {
         if (PyErr_Occurred() || flush(c) < 0) return -1;
         return call(PyObject_CallMethod(c->reader, "record", "OO", name, record));
     }
-    c->at = PyList_GET_SIZE(c->ops);
+    c->at = PyList_Size(c->ops);
     if (PyList_Append(c->ops, name) < 0) return -1;
     Py_ssize_t known = 0;
     for (int i = 0; i < SECTIONS; i++) {
@@ -184,8 +187,8 @@ static int one_record(Columns *c, PyObject *name, PyObject *record) {
         Py_DECREF(prefix);
         if (done < 0) return -1;
     }
-    if (PyDict_GET_SIZE(record) > known && keep_tags(c, record) < 0) return -1;
-    int64_t rows = PyList_GET_SIZE(c->name);
+    if (PyDict_Size(record) > known && keep_tags(c, record) < 0) return -1;
+    int64_t rows = PyList_Size(c->name);
     return put(&c->firsts, &rows, sizeof rows);
 }
 

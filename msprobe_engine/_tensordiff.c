@@ -4,9 +4,6 @@
  * only in others the values are taken apart. Sums are kept in float64; within an equal chunk of 8- or 16-bit elements in float32. Elements that are NaN or Inf on either side
  * count as such and take no part in sums and in the largest difference. msprobe_engine/checkpoint/metrics.py has the same in numpy.
  */
-#if !defined(Py_GIL_DISABLED)
-#define Py_LIMITED_API 0x030A0000
-#endif
 #define PY_SSIZE_T_CLEAN
 #define _FILE_OFFSET_BITS 64
 #include <Python.h>

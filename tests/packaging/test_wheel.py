@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -22,5 +23,6 @@ def test_a_wheel_is_built_with_and_without_a_compiler(kind: str, request: pytest
     assert {"msprobe_engine/web/kit.css", "msprobe_engine/web/kit_texts.json"} <= pages <= set(names)
     assert "msprobe = msprobe_engine.cli.main:main" in entry_points
     assert not any(n.startswith(("tests/", "benchmarks/", "examples/")) for n in names)
-    if kind == "plain_wheel":
-        assert not any(n.endswith(".so") for n in names)
+    sources = {path.stem for package in ("msprobe_engine", "msprobe_integrations") for path in (ROOT / package).rglob("_*.c")}
+    built = {Path(n).name.partition(".")[0] for n in names if n.endswith(".so")}
+    assert built == (sources if kind == "compiled_wheel" and shutil.which("cc") else set())
