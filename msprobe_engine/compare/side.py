@@ -26,7 +26,7 @@ from msprobe_engine.compare.record_rows import PARAMETERS as PARAMETERS
 from msprobe_engine.compare.record_rows import PARAMETERS_GRAD as PARAMETERS_GRAD
 from msprobe_engine.compare.record_rows import RowReader, Value
 from msprobe_engine.core.io.damaged_files import guard_reading
-from msprobe_engine.dump import layout
+from msprobe_engine.dump import framelog, layout
 from msprobe_engine.dump.completeness import missing_records
 from msprobe_engine.dump.reader import collection_paused, parse_json, read_bytes
 from msprobe_engine.dump.stacks import stack_lines
@@ -174,10 +174,15 @@ class Side:
 
     def _beside(self, name: str) -> dict[str, Any]:
         file = self.path.parent / name
-        if not os.path.lexists(file):
-            return {}
+        log = self.path.parent / layout.FRAME_LOG
         try:
-            document = parse_json(read_bytes(file), file)
+            if self.recovered and os.path.lexists(log):  # a killed process: what is beside may be of the run before
+                logged = framelog.decode(read_bytes(log), str(log))
+                document = parse_json((logged.stack if name == layout.STACK else logged.construct) or b"{}", log)
+            elif os.path.lexists(file):
+                document = parse_json(read_bytes(file), file)
+            else:
+                return {}
             if isinstance(document, dict):
                 return document
             raise DumpFormatError(f"{file}: holds a {type(document).__name__}; a JSON object is needed")

@@ -31,6 +31,8 @@ class ChosenRecords:
         self._sink = sink
         self._files = files
         self._tensors = tensors
+        if tensors is not None:
+            tensors.with_frames = True
 
     @property
     def done(self) -> bool:

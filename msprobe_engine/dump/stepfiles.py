@@ -122,7 +122,7 @@ class Saved(NamedTuple):
         rows: [n] bool by statistics row, the last one False.
         lost_names: file names that were not written although their row was kept.
         late: losses that hooks did not count, reason to count.
-        waited: seconds that the training waited for memory.
+        waited: seconds that the training waited for memory, and for files of earlier steps.
     """
 
     rows: Flags
@@ -142,12 +142,13 @@ class StepFiles:
         batch: what was not given to the writer threads yet; guarded by the store.
         pending: batches that writer threads have not finished; guarded by the store.
         closed: no more payloads and entries come. finishing: nor anything else for the writer threads; guarded by the store.
+        complete: the index and the list of what is not saved are written, or their turn has come.
         names: file name to (number of the entry that asked for it, payload).
         again: further claims on a name, each with the number of its entry.
         unsaved: what is listed in ``not_saved.json``.
         lost_names: names without a file although the tensor is saved under others.
         late: losses that the hooks did not know of, reason to count.
-        waited: seconds that the training waited for memory. clock: how many all steps before had waited.
+        waited: seconds that the training waited for memory, and for files of earlier steps. clock: how many all steps before had waited.
     """
 
     def __init__(self, step: int, path: str) -> None:
@@ -158,7 +159,7 @@ class StepFiles:
         self.batch: list[Payload | tuple[int, Entry]] = []
         self.batch_bytes = 0
         self.pending = 0
-        self.closed = self.finishing = False
+        self.closed = self.finishing = self.complete = False
         self.order = itertools.count()
         self.handed: set[int] = set()
         self.names: dict[str, tuple[int, Payload]] = {}

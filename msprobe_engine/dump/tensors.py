@@ -4,6 +4,9 @@ A hook asks for room (`TensorStore.place`), copies the bytes of a tensor there a
 belongs to is complete its name follows (`hand_over`). Neither waits for the disk as long as the memory budget lasts. Payloads are
 keyed by their statistics row: one tensor seen at many places is one payload with many names.
 
+At the end of a step the training waits until the files of the steps before it are whole, so that a process that is killed loses the tensors
+of one finished step at most. The threads have had a whole step for them, so there is nothing to wait for where the disk keeps up.
+
 What does not fit or cannot be written is listed in ``not_saved.json``, counted, and gets no ``data_name``; the training goes on.
 """
 
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 
 from msprobe_engine.dump import packedfiles
@@ -43,6 +47,8 @@ from msprobe_engine.redaction import NOT_SAVED
 _BATCH, _BATCH_BYTES = 64, 4 << 20
 _TOGETHER = 1 << 20
 _MOST_STEPS = 64
+EARLIER_SECONDS = 5.0
+"""How long the end of a step waits for the files of earlier steps while nothing at all is written (a hanging file system)."""
 _log = get_logger()
 
 Job = tuple[StepFiles, "list[Payload | tuple[int, Entry]]"]
@@ -61,7 +67,13 @@ class TensorStore:
         count: told how many tensors were lost by the writer threads.
         threads: writer threads; they end by themselves when there is nothing to do.
         patience: see `msprobe_engine.dump.hostmemory.PATIENCE_SECONDS`.
+
+    Attributes:
+        with_frames: the files of a step are finished when its frame is written, which may take some away (`keep_only`), not before.
+        waits: the end of a step waits for earlier ones.
     """
+
+    waits = True
 
     def __init__(
         self,
@@ -93,8 +105,8 @@ class TensorStore:
         self._lock = threading.Lock()
         self._done = threading.Condition(self._lock)
         self._pool: WriterPool[Job] = WriterPool(self._do, threads)
-        self._resting = False
-        self._progress = 0
+        self._resting = self.with_frames = False
+        self._progress, self._stuck = 0, -1
         self._process = os.getpid()
         self._said: set[str] = set()
         self._error: BaseException | None = None
@@ -210,6 +222,18 @@ class TensorStore:
         with self._lock:
             files.closed = True
             self._send(files)
+        if self.waits:
+            files.waited += self._wait_for_earlier(files)
+
+    def _wait_for_earlier(self, files: StepFiles) -> float:
+        """Wait until all other steps are in their files; the seconds that took. Where nothing is written any more the wait is given up, and
+        there is none until something is written again."""
+        began = time.monotonic()
+        if any(other.pending for other in list(self._steps.values()) if other is not files) and self._progress != self._stuck:
+            self._pool.help()
+            if not self._wait(lambda: any(other.pending for other in self._steps.values() if other is not files), EARLIER_SECONDS):
+                self._stuck = self._progress
+        return time.monotonic() - began
 
     def rest(self) -> None:
         """The next step is not dumped: memory is given back when what there is was written."""
@@ -231,12 +255,8 @@ class TensorStore:
         files = self._steps.get(number)
         if files is None or os.getpid() != self._process:
             return self._finished.get(number, NOTHING)
-        jobs: list[Callable[[], None]] = [lambda: self._settle(files), files.format.finish, files.write_not_saved]
-        for job in jobs:
-            try:
-                job()
-            except Exception as error:
-                self._fail(error, files.tensors)
+        self._settle(files)
+        self._complete(files)
         files.close()
         self.written += sum(name in payload.names for name, (_, payload) in files.names.items() if payload.state == WRITTEN)
         saved = files.saved()
@@ -251,7 +271,7 @@ class TensorStore:
                 del self._finished[next(iter(self._finished))]
             idle = not self._steps
         if files.waited >= 1:
-            _log.info("step %d: the training waited %.1f s for tensor files; a larger memory_budget_mb lets it go on", number, files.waited)
+            _log.info("step %d: the training waited %.1f s for tensor files; dump fewer tensors, or to a faster disk", number, files.waited)
         if idle and self._resting:
             self.memory.trim()
         return saved
@@ -263,6 +283,7 @@ class TensorStore:
             return
         try:
             self._settle(files)
+            files.settle()
             with files.lock:
                 for name in [name for name in files.names if name not in names]:
                     _, payload = files.names.pop(name)
@@ -286,10 +307,14 @@ class TensorStore:
     def drain(self) -> bool:
         """Wait until all copies were written, as long as anything is written at all; False when that was given up."""
         self._pool.help()
+        return self._wait(lambda: any(files.pending for files in self._steps.values()), self._patience)
+
+    def _wait(self, unfinished: Callable[[], bool], patience: float) -> bool:
+        """Wait while there is something unfinished; False when nothing at all was written for so many seconds."""
         with self._done:
-            while any(files.pending for files in self._steps.values()):
+            while unfinished():
                 before = self._progress
-                if not self._done.wait_for(lambda: self._progress != before, self._patience):  # noqa: B023 - called before it changes
+                if not self._done.wait_for(lambda: self._progress != before, patience):  # noqa: B023 - called before it changes
                     return False
         return True
 
@@ -304,7 +329,7 @@ class TensorStore:
     def _send(self, files: StepFiles) -> None:
         """Give the batch to the writer threads; the caller holds the lock."""
         batch, files.batch, files.batch_bytes = files.batch, [], 0
-        if not batch and not self.memory.waiting:
+        if not batch and not self.memory.waiting and not files.closed:
             return
         files.pending += 1
         self._pool.put((files, batch))
@@ -323,10 +348,26 @@ class TensorStore:
         except BaseException as error:
             self._fail(error, files.tensors)
         finally:
+            with self._lock:
+                last = files.closed and files.pending == 1 and not files.finishing and self.waits and not self.with_frames
+                files.finishing |= last
+            if last:
+                self._complete(files)
             with self._done:
                 files.pending -= 1
                 self._progress += 1
                 self._done.notify_all()
+
+    def _complete(self, files: StepFiles) -> None:
+        """All bytes and names of a step are here: write what stands for the whole of it, once."""
+        if not files.complete:
+            files.complete = True
+            jobs: list[Callable[[], None]] = [files.settle, files.format.finish, files.write_not_saved]
+            for job in jobs:
+                try:
+                    job()
+                except Exception as error:
+                    self._fail(error, files.tensors)
 
     def _work(self, files: StepFiles, batch: list[Payload | tuple[int, Entry]]) -> None:
         for item in batch:  # names first: a file that knows its name is written once and renamed once
@@ -360,13 +401,13 @@ class TensorStore:
     def _settle(self, files: StepFiles) -> None:
         """Wait for the writer threads."""
         with self._done:
-            self._send(files)
+            if not files.finishing:
+                self._send(files)
         self._pool.help()
         with self._done:
             while files.pending:
                 self._done.wait()
             files.finishing = True
-        files.settle()
 
     def _release(self, payload: Payload) -> None:
         slab, payload.slab = payload.slab, None

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import time
 from pathlib import Path
+from typing import Any
 
 import probe_ranks as pr
 import pytest
 import torch.distributed as dist
 
+from msprobe_engine.cli.main import main
 from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.dump.tensors import TensorStore
 from msprobe_engine.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 from msprobe_integrations.torch.probe import TorchProbe
@@ -93,3 +98,50 @@ def test_probe(tmp_path: Path) -> None:
     assert set(per_step[:-1]) == {per_step[0]}  # the last step may have been on its way
     assert per_step[0] > 20
     assert per_step[-1] in (0, per_step[0])
+
+
+def with_slow_tensors(config: Path, steps: int, killed: bool) -> None:
+    """Writer threads get the processor late, as beside a training that leaves none free; the process is killed right behind the last step."""
+    work = TensorStore._work
+
+    def late(*args: Any) -> None:
+        time.sleep(0.02)
+        work(*args)
+
+    TensorStore._work = late  # type: ignore[method-assign]
+    debugger = PrecisionDebugger(str(config))
+    job = pr.gpt.Job(pr.TINY)
+    for _ in range(steps):
+        debugger.start(job.model)
+        job.step()
+        debugger.stop()
+        debugger.step()
+    if killed:
+        os.kill(os.getpid(), signal.SIGKILL)
+    debugger.writer.close()
+
+
+@pytest.mark.parametrize("form", ["files", "packed"])
+def test_tensors_of_finished_steps(tmp_path: Path, form: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Tensors of one finished step at most may be on their way; where they are, the step does not look whole. What is there is the same as
+    without the kill."""
+    for name, killed in (("golden", False), ("target", True)):
+        config = pr.write_config(tmp_path / name, "mix", task="tensor")
+        config.write_text(json.dumps({**json.loads(config.read_text()), "tensor": {"tensor_format": form}}))
+        (outcome,) = pr.run(with_slow_tensors, config, DEATH, killed, directory=tmp_path, fails=True)
+        assert outcome.code == (-signal.SIGKILL if killed else 0), outcome.log
+    dump = open_dump(tmp_path / "target/dump")
+    assert dump.steps == list(range(DEATH))
+    assert [dump.load(step).complete for step in range(DEATH - 1)] == [True] * (DEATH - 1)
+    last = dump.load(DEATH - 1)
+    named = {tensor.data_name for entry in last.entries.values() for _, tensor in entry.tensors()} - {None}
+    assert last.complete == (named <= set(last.files.names()))
+    target, golden = (str(tmp_path / name / "dump") for name in ("target", "golden"))
+    compare = ["compare", "-tp", target, "-gp", golden, "-o", str(tmp_path / "out")]
+    for words in (compare, ["diagnose", target, golden, "-o", str(tmp_path / "page")]):
+        capfd.readouterr()
+        assert main(words) == 3
+        said = "".join(capfd.readouterr())
+        assert f"{last.directory}/dump.json: the process was killed before it wrote this file" in said
+        if words is compare and not last.complete:
+            assert f"{last.directory}/dump_tensor_data: there is no tensor" in said

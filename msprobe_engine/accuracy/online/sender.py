@@ -195,6 +195,8 @@ class CallStore(TensorStore):
         patience: see `TensorStore`.
     """
 
+    waits = False  # nothing outlives this process that a wait would save
+
     def __init__(
         self,
         text: StepText,
