@@ -101,7 +101,7 @@ def test_probe(tmp_path: Path) -> None:
 
 
 def with_slow_tensors(config: Path, steps: int, killed: bool) -> None:
-    """Writer threads get the processor late, as beside a training that leaves none free; the process is killed right behind the last step."""
+    """Writer threads get the processor late, as beside a training that leaves none free; the kill comes right behind the last step."""
     work = TensorStore._work
 
     def late(*args: Any) -> None:
