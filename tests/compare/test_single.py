@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 import re
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from existing_environment import existing_tool
 
 from msprobe.core import SingleComparator
 from msprobe_engine.compare.single import HEADER
@@ -209,7 +208,7 @@ for key in ("x", "pair"):
 """
 
 
-@pytest.mark.skipif("MSPROBE_EXISTING_VENV_26" not in os.environ, reason="needs the existing tool")
+@pytest.mark.existing_tool
 def test_figures_of_the_existing_tool(tmp_path: Path) -> None:
     """The same columns and rows, and figures that agree within the rounding of float32, in which the existing tool computes."""
     a, b = tmp_path / "a", tmp_path / "b"
@@ -219,9 +218,7 @@ def test_figures_of_the_existing_tool(tmp_path: Path) -> None:
         other = np.where(random.random(500) < 0.5, values, values * (1 + 0.004 * random.standard_normal(500))).astype(np.float32)
         write(a, f"{place}.npy", *values)
         write(b, f"{place}.npy", *other)
-    plain = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    command = [f"{os.environ['MSPROBE_EXISTING_VENV_26']}/bin/python", "-c", THEIRS, str(a), str(b), str(tmp_path / "theirs")]
-    subprocess.run(command, capture_output=True, env=plain, timeout=120, check=True, cwd=tmp_path)
+    existing_tool("26.2.0").run("python", "-c", THEIRS, a, b, tmp_path / "theirs", cwd=tmp_path)
     for path in SingleComparator.compare(a, b, tmp_path / "ours", file_format="csv"):
         ours, theirs = rows(path), rows(tmp_path / "theirs" / path.name, HEADER[:12])
         assert [r[:6] for r in ours] == [r[:6] for r in theirs]

@@ -1,21 +1,19 @@
-"""Our packs before the existing tool's compare, and its packs beside ours. Opt-in: MSPROBE_EXISTING_VENV_26 and _81 name environments."""
+"""Our packs before the existing tool's compare, and its packs beside ours."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from existing_environment import VERSIONS, existing_tool
 
 from msprobe_engine.config_check.pack import read_pack
 from msprobe_integrations.config_checker import ConfigChecker
 
-VENVS = {"26.2.0": os.environ.get("MSPROBE_EXISTING_VENV_26"), "8.1.1": os.environ.get("MSPROBE_EXISTING_VENV_81")}
-pytestmark = pytest.mark.skipif(not all(VENVS.values()), reason="MSPROBE_EXISTING_VENV_26 and _81 name no environments")
+pytestmark = pytest.mark.existing_tool
 COMPARE = """
 import inspect, json, sys
 import pandas as pd
@@ -30,15 +28,7 @@ print("RESULT" + json.dumps({name: json.loads(sheet.to_json(orient="records")) f
 
 def theirs(version: str, bench: Path, cmp: Path, out: Path) -> tuple[dict[str, str], dict[str, list[dict[str, Any]]]]:
     """(checker to verdict, sheet to rows) of the existing compare."""
-    done = subprocess.run(
-        [f"{VENVS[version]}/bin/python", "-c", COMPARE, str(bench), str(cmp), str(out)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        cwd=bench.parent,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = existing_tool(version).run("python", "-c", COMPARE, bench, cmp, out, cwd=bench.parent)
     sheets = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("RESULT"))[6:])
     return {row["filename"]: str(row["pass_check"]).lower() for row in sheets.pop("summary")}, sheets
 
@@ -52,11 +42,11 @@ def packs(tmp_path_factory: pytest.TempPathFactory, train: Callable[..., str]) -
         found[name] = place / f"{name}.zip"
         train(found[name], micro_steps="2", **given)
     found["existing"] = place / "existing.zip"
-    train(found["existing"], python=f"{VENVS['26.2.0']}/bin/python", tool="existing", steps="2")
+    train(found["existing"], python=str(existing_tool("26.2.0").python), tool="existing", steps="2")
     return found
 
 
-@pytest.mark.parametrize("version", list(VENVS))
+@pytest.mark.parametrize("version", VERSIONS)
 def test_the_existing_compare_reads_our_packs(version: str, packs: dict[str, Path], tmp_path: Path) -> None:
     """All of its checkers run on two packs of ours: equal ones pass, and a difference is where it is."""
     good = {"pass", "true"}

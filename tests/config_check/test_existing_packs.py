@@ -1,18 +1,16 @@
 """Packs of the existing tool, both versions: read by ours, and ours read by its compare.
 
-The packs were written by the tool itself (tests/fixtures/make_existing_config_packs.py). Opt-in: MSPROBE_EXISTING_VENV_26 and
-MSPROBE_EXISTING_VENV_81 name virtual environments with versions 26.2.0 and 8.1.1; they compare packs that ours wrote.
+The packs were written by the tool itself (tests/fixtures/make_existing_config_packs.py).
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from existing_environment import existing_tool
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.config_check.compare_packs import compare_packs
@@ -22,7 +20,6 @@ from msprobe_engine.config_check.report_tables import Table, tables
 
 PACKS = Path(__file__).parents[1] / "fixtures" / "config_packs"
 VERSIONS = ("8.1.1", "26.2.0")
-ENVIRONMENTS = {"8.1.1": "MSPROBE_EXISTING_VENV_81", "26.2.0": "MSPROBE_EXISTING_VENV_26"}
 
 
 def _compare(version: str, cmp: str) -> Comparison:
@@ -106,22 +103,18 @@ def test_rows_of_settings_keep_the_existing_words() -> None:
     assert rows["seed"][5:7] == ("pure name", "error")
 
 
+@pytest.mark.existing_tool
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_existing_tool_compares_packs_of_ours(version: str, tmp_path: Path) -> None:
     """Its compare reads what our command line collected, and finds the seed."""
-    place = os.environ.get(ENVIRONMENTS[version])
-    if not place:
-        pytest.skip(f"{ENVIRONMENTS[version]} does not name a virtual environment with version {version}")
+    existing = existing_tool(version)
     for name, seed in (("a", 1), ("b", 2)):
         (tmp_path / "run.sh").write_text(f"torchrun --nproc_per_node 2 train.py --lr 1e-4 --seed {seed}\n", encoding="utf-8")
         assert main(["config_check", "-d", str(tmp_path / "run.sh"), "-o", str(tmp_path / f"{name}.zip")]) == 0
     flags = ["-f", "pytorch"] if version == "8.1.1" else []
-    command = [f"{place}/bin/msprobe", *flags, "config_check", "-c", "a.zip", "b.zip", "-o", "out"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
+    existing.run("msprobe", *flags, "config_check", "-c", "a.zip", "b.zip", "-o", "out", cwd=tmp_path)
     code = "import openpyxl, json; b = openpyxl.load_workbook('out/result.xlsx')\n"
     code += "print(json.dumps({s.title: [list(r) for r in s.iter_rows(values_only=True)] for s in b}))"
-    read = subprocess.run([f"{place}/bin/python", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    sheets = json.loads(read.stdout)
+    sheets = json.loads(existing.run("python", "-c", code, cwd=tmp_path).stdout)
     assert [row[:5] for row in sheets["hyperparameters"][1:]] == [["hyperparameters_static.json", "seed", "seed", "1", "2"]]
     assert set(sheets) - {"summary"} <= set(CHECKERS)

@@ -1,21 +1,18 @@
-"""Distributed records of the same script under this project and under the existing tool 26.2.0, record by record.
-
-Opt-in: MSPROBE_EXISTING_VENV_26 names a virtual environment that holds it.
-"""
+"""Distributed records of the same script under this project and under the existing tool 26.2.0, record by record."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import existing_distributed
+import existing_environment
 import existing_tool
 import pytest
 
-pytestmark = pytest.mark.framework
+pytestmark = [pytest.mark.framework, pytest.mark.existing_tool]
 
 OTHER = {
     # its record: why ours differs
@@ -41,11 +38,9 @@ def first_lines(dump: Path, rank: int) -> dict[str, str]:
 def test_records_of_both(tmp_path: Path) -> None:
     """Names, null places, arguments, group ids, statistics and the line that called are those of the existing tool, but for the records
     listed in `OTHER` and the bytes of object collectives; its compare takes both dumps."""
-    if not os.environ.get("MSPROBE_EXISTING_VENV_26"):
-        pytest.skip("MSPROBE_EXISTING_VENV_26 does not name a virtual environment with version 26.2.0")
-    venv = Path(os.environ["MSPROBE_EXISTING_VENV_26"]).absolute()
+    existing = existing_environment.existing_tool("26.2.0")
     ours = existing_distributed.run(sys.executable, tmp_path / "ours")
-    theirs = existing_distributed.run(venv / "bin/python", tmp_path / "theirs")
+    theirs = existing_distributed.run(existing.python, tmp_path / "theirs")
     for rank in range(2):
         mine, other = records(ours, rank), records(theirs, rank)
         assert [name for name in other if name not in mine] == ["Distributed.all_gather.1.forward", "Distributed.all_gather.2.forward"]
@@ -56,6 +51,6 @@ def test_records_of_both(tmp_path: Path) -> None:
         lines = first_lines(theirs, rank)
         assert {name: line for name, line in first_lines(ours, rank).items() if lines[name] != line} == {}
     files = [root / "step0/rank0/dump.json" for root in (ours, theirs)]
-    sheet = existing_tool.compare("26.2.0", venv, *files, tmp_path / "sheet")
+    sheet = existing_tool.compare("26.2.0", existing.directory, *files, tmp_path / "sheet")
     matched = [row for row in sheet if row["NPU Name"].startswith("Distributed.") and row["Bench Name"] not in ("N/A", "")]
     assert len(matched) > 40

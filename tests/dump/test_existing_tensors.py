@@ -1,14 +1,11 @@
-"""The existing tool's compare reads the tensor files of our dumps.
-
-Opt-in: MSPROBE_EXISTING_VENV_81 and MSPROBE_EXISTING_VENV_26 name virtual environments that hold its versions 8.1.1 and 26.2.0.
-"""
+"""The existing tool's compare reads the tensor files of our dumps."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
+import existing_environment
 import existing_tool
 import pytest
 import torch
@@ -38,13 +35,13 @@ def dump(directory: Path) -> Path:
     return open_dump(directory / "dump").path(0) / "dump.json"
 
 
-@pytest.mark.parametrize(("version", "variable"), [("8.1.1", "MSPROBE_EXISTING_VENV_81"), ("26.2.0", "MSPROBE_EXISTING_VENV_26")])
-def test_compare_reads_our_tensors(tmp_path: Path, version: str, variable: str) -> None:
+@pytest.mark.existing_tool
+@pytest.mark.parametrize("version", existing_environment.VERSIONS)
+def test_compare_reads_our_tensors(tmp_path: Path, version: str) -> None:
     """Two dumps of the same run: every tensor of the sheet was read from our files and is the same."""
-    if not os.environ.get(variable):
-        pytest.skip(f"{variable} does not name a virtual environment with version {version}")
+    existing = existing_environment.existing_tool(version)
     target, golden = dump(tmp_path / "a"), dump(tmp_path / "b")
-    sheet = existing_tool.compare(version, Path(os.environ[variable]), target, golden, tmp_path / "out")
+    sheet = existing_tool.compare(version, existing.directory, target, golden, tmp_path / "out")
     numbers = [row["Cosine"] for row in sheet if row["Cosine"] not in ("N/A", "unsupported", "")]
     assert len(numbers) > 40
     assert all(float(n) > 0.999 for n in numbers)

@@ -1,4 +1,4 @@
-"""Files of the module side next to those of the existing tool, from the same training. Opt-in: MSPROBE_EXISTING_VENV_26."""
+"""Files of the module side next to those of the existing tool, from the same training."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from existing_environment import existing_tool
 
-pytestmark = pytest.mark.framework
+pytestmark = [pytest.mark.framework, pytest.mark.existing_tool]
 SCRIPT = Path(__file__).parent / "existing_modules.py"
 Rows = dict[tuple[str, str, str], dict[str, str]]
 
@@ -33,11 +34,9 @@ def read(directory: Path) -> tuple[dict[str, Rows], dict[str, list[str]]]:
 def test_same_rows(tmp_path: Path) -> None:
     """The same names, columns and values. What the existing tool has more is `nan`: what is no tensor, and gradients that do not exist.
     Its spectral norm, after three iterations from a random start, is never above ours."""
-    venv = os.environ.get("MSPROBE_EXISTING_VENV_26")
-    if not venv:
-        pytest.skip("MSPROBE_EXISTING_VENV_26 names no environment with the existing tool")
+    existing = existing_tool("26.2.0")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    for python, which in ((f"{venv}/bin/python", "old"), (sys.executable, "new")):
+    for python, which in ((str(existing.python), "old"), (sys.executable, "new")):
         environment = clean | ({"PYTHONPATH": str(SCRIPT.parents[2])} if which == "new" else {})
         done = subprocess.run(
             [python, str(SCRIPT), which, str(tmp_path / which)], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path

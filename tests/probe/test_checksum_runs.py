@@ -1,17 +1,14 @@
-"""summary_mode md5 and xor, and slice, in runs of PrecisionDebugger and the probe; against 26.2.0 where that is installed.
-
-Opt-in: MSPROBE_EXISTING_VENV_26 names a virtual environment that holds version 26.2.0.
-"""
+"""summary_mode md5 and xor, and slice, in runs of PrecisionDebugger and the probe; against 26.2.0 where that is installed."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import zlib
 from pathlib import Path
 from typing import Any
 
+import existing_environment
 import existing_run
 import probe_ranks as pr
 import pytest
@@ -161,18 +158,17 @@ def checksums(dump: Path) -> dict[str, tuple[str | None, tuple[int, ...]]]:
     }
 
 
+@pytest.mark.existing_tool
 @pytest.mark.parametrize(
     ("level", "mode", "section"),
     [("L0", "md5", {}), ("L1", "md5", {}), ("mix", "md5", {}), ("L0", "xor", {"slice": SLICES}), ("mix", "md5", {"slice": SLICES})],
 )
 def test_checksums_of_26_2_0(tmp_path: Path, level: str, mode: str, section: dict[str, Any]) -> None:
     """Every checksum and shape that 26.2.0 writes for a training is ours; but for the XOR of 0-dim tensors, where it writes the value."""
-    if not os.environ.get("MSPROBE_EXISTING_VENV_26"):
-        pytest.skip("MSPROBE_EXISTING_VENV_26 does not name a virtual environment with version 26.2.0")
-    venv = Path(os.environ["MSPROBE_EXISTING_VENV_26"]).absolute()
+    existing = existing_environment.existing_tool("26.2.0")
     keys = json.dumps({"summary_mode": mode, **section})
     ours = existing_run.run(sys.executable, level, tmp_path / "ours", keys)
-    theirs = existing_run.run(venv / "bin/python", level, tmp_path / "theirs", keys)
+    theirs = existing_run.run(existing.python, level, tmp_path / "theirs", keys)
     mine, other = checksums(ours), checksums(theirs)
     common = mine.keys() & other.keys()
     different = {p: (mine[p], other[p]) for p in common if mine[p] != other[p] and (mode == "md5" or other[p][1] != ())}
@@ -183,6 +179,6 @@ def test_checksums_of_26_2_0(tmp_path: Path, level: str, mode: str, section: dic
     if (level, section) == ("mix", {}):
         files = [open_dump(root).path(0) / "dump.json" for root in (ours, theirs)]
         for target, golden, name in ((*files, "ours_theirs"), (*reversed(files), "theirs_ours")):
-            sheet = existing_tool.compare("26.2.0", venv, target, golden, tmp_path / name)
+            sheet = existing_tool.compare("26.2.0", existing.directory, target, golden, tmp_path / name)
             equal = [r for r in sheet if r["Result"] == "pass" and r["NPU MD5"] == r["BENCH MD5"] != ""]
             assert len(equal) > 200

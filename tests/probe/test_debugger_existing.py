@@ -1,7 +1,4 @@
-"""Uses of `PrecisionDebugger` next to the existing tool: one script, the same records with the same numbers.
-
-Opt-in: MSPROBE_EXISTING_VENV_81 and MSPROBE_EXISTING_VENV_26 name virtual environments that hold its versions 8.1.1 and 26.2.0.
-"""
+"""Uses of `PrecisionDebugger` next to the existing tool: one script, the same records with the same numbers."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from pathlib import Path
 import existing_debugger
 import existing_run
 import pytest
+from existing_environment import VERSIONS, existing_tool
 
 from msprobe_engine.dump.reader import open_dump
 
-pytestmark = pytest.mark.framework
-VERSIONS = {"8.1.1": "MSPROBE_EXISTING_VENV_81", "26.2.0": "MSPROBE_EXISTING_VENV_26"}
+pytestmark = [pytest.mark.framework, pytest.mark.existing_tool]
 
 
 def run(python: Path | str, out: Path) -> Path:
@@ -31,10 +28,9 @@ def run(python: Path | str, out: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Where the dumps of each version are, and of this project (""), of those that are installed."""
-    found = {version: os.environ.get(variable, "") for version, variable in VERSIONS.items()}
-    pythons = {version: Path(venv).absolute() / "bin/python" for version, venv in found.items() if venv}
-    return {v: run(p, tmp_path_factory.mktemp("runs")) for v, p in {"": Path(sys.executable), **pythons}.items()} if pythons else {}
+    """Where the dumps of each version are, and of this project ("")."""
+    pythons = {"": Path(sys.executable), **{version: existing_tool(version).python for version in VERSIONS}}
+    return {version: run(python, tmp_path_factory.mktemp("runs")) for version, python in pythons.items()}
 
 
 def known(version: str, case: str, names: list[str]) -> list[str]:
@@ -56,8 +52,6 @@ def test_same_records(made: dict[str, Path], version: str, case: str) -> None:
     """Steps, names, order and statistics are those of the existing tool. Two orders differ: 26.2.0 writes a custom function before
     the modules it calls and their gradients, and the parameter gradients of a module before or after its backward record, as its
     hooks come."""
-    if version not in made:
-        pytest.skip(f"{VERSIONS[version]} does not name a virtual environment with version {version}")
     ours, theirs = (made[v] / case / "dump" for v in ("", version))
     a, b = open_dump(ours), open_dump(theirs)
     assert a.steps == b.steps

@@ -1,14 +1,11 @@
-"""The same script under this project and under the existing tool: entries, statistics, and its compare of the two dumps.
-
-Opt-in: MSPROBE_EXISTING_VENV_81 and MSPROBE_EXISTING_VENV_26 name virtual environments that hold its versions 8.1.1 and 26.2.0.
-"""
+"""The same script under this project and under the existing tool: entries, statistics, and its compare of the two dumps."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
+import existing_environment
 import existing_run
 import pytest
 
@@ -17,20 +14,17 @@ from msprobe_engine.dump.reader import open_dump
 sys.path.insert(0, str(Path(__file__).parents[1] / "dump"))
 import existing_tool
 
-pytestmark = pytest.mark.framework
-VERSIONS = [("8.1.1", "MSPROBE_EXISTING_VENV_81"), ("26.2.0", "MSPROBE_EXISTING_VENV_26")]
+pytestmark = [pytest.mark.framework, pytest.mark.existing_tool]
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
-@pytest.mark.parametrize(("version", "variable"), VERSIONS)
-def test_real_run(tmp_path: Path, version: str, variable: str, level: str) -> None:
+@pytest.mark.parametrize("version", existing_environment.VERSIONS)
+def test_real_run(tmp_path: Path, version: str, level: str) -> None:
     """What both tools record of one training has the same statistics to 1e-5, nothing that 26.2.0 records is missing here, and the
     existing tool's compare takes our dump against its own, both ways."""
-    if not os.environ.get(variable):
-        pytest.skip(f"{variable} does not name a virtual environment with version {version}")
-    venv = Path(os.environ[variable]).absolute()
+    existing = existing_environment.existing_tool(version)
     ours = existing_run.run(sys.executable, level, tmp_path / "ours")
-    theirs = existing_run.run(venv / "bin/python", level, tmp_path / "theirs")
+    theirs = existing_run.run(existing.python, level, tmp_path / "theirs")
     figures = existing_run.figures(ours, theirs, step=0)
     print(figures)
     missing = figures["only_theirs"]
@@ -42,7 +36,7 @@ def test_real_run(tmp_path: Path, version: str, variable: str, level: str) -> No
     assert figures["common"] > 20
     files = [open_dump(root).path(0) / "dump.json" for root in (ours, theirs)]
     for target, golden, name in ((*files, "ours_theirs"), (*reversed(files), "theirs_ours")):
-        sheet = existing_tool.compare(version, venv, target, golden, tmp_path / name)
+        sheet = existing_tool.compare(version, existing.directory, target, golden, tmp_path / name)
         matched = [r for r in sheet if r["Bench Name"] not in ("N/A", "")]
         print(name, len(sheet), len(matched))
         assert len(matched) > 40

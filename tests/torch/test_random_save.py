@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from existing_environment import existing_tool
 from torch import nn
 from torch.nn import functional
 
@@ -189,14 +190,14 @@ draw()
 """
 
 
-@pytest.mark.skipif("MSPROBE_EXISTING_VENV_26" not in os.environ, reason="needs the existing tool")
+@pytest.mark.existing_tool
 def test_file_of_the_existing_tool(tmp_path: Path) -> None:
     """The file is byte for byte that of the existing tool for functions that both know."""
     plain = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     made = []
     script = tmp_path / "script.py"
     script.write_text(EXISTING)
-    for name, python in (("ours", sys.executable), ("theirs", f"{os.environ['MSPROBE_EXISTING_VENV_26']}/bin/python")):
+    for name, python in (("ours", sys.executable), ("theirs", str(existing_tool("26.2.0").python))):
         (tmp_path / name).mkdir()
         subprocess.run([python, str(script)], capture_output=True, env=plain, timeout=120, check=True, cwd=tmp_path / name)
         (path,) = (tmp_path / name / "out").iterdir()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from existing_environment import existing_tool
 
 from msprobe.core import SingleSave
 from msprobe_engine.errors import UsageError
@@ -178,14 +179,14 @@ for _ in range(2):
 """
 
 
-@pytest.mark.skipif("MSPROBE_EXISTING_VENV_26" not in os.environ, reason="needs the existing tool")
+@pytest.mark.existing_tool
 def test_files_of_the_existing_tool(tmp_path: Path) -> None:
     """The same files with the same arrays, and the same figures within the rounding of the tensor's own type, in which the existing
     tool computes them (bfloat16: three digits)."""
     plain = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     script = tmp_path / "script.py"
     script.write_text(EXISTING)
-    for name, python in (("ours", sys.executable), ("theirs", f"{os.environ['MSPROBE_EXISTING_VENV_26']}/bin/python")):
+    for name, python in (("ours", sys.executable), ("theirs", str(existing_tool("26.2.0").python))):
         (tmp_path / name).mkdir()
         subprocess.run([python, str(script)], capture_output=True, env=plain, timeout=120, check=True, cwd=tmp_path / name)
     ours, theirs = tmp_path / "ours/out", tmp_path / "theirs/out"

@@ -1,5 +1,5 @@
 """The TensorBoard plugins of the existing tool, in a browser, open the graphs and trend data bases that we write: ``tb-graph-ascend`` of
-PyPI (extra `test`), and those in 26.2.0 when MSPROBE_EXISTING_VENV_26 names an environment with it."""
+PyPI (extra `test`), and those in 26.2.0 (`make venv-existing`)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from existing_environment import existing_tool
 from existing_graph import cases, unpack
 
 from msprobe_engine.graph.options import DB, NEW, OLD, VIS, GraphOptions
@@ -91,10 +92,7 @@ def page(browser: Any) -> Iterator[Any]:
 
 def existing() -> str:
     """The python of the environment with 26.2.0."""
-    venv = os.environ.get("MSPROBE_EXISTING_VENV_26")
-    if not venv:
-        pytest.skip("MSPROBE_EXISTING_VENV_26 does not name a virtual environment with version 26.2.0")
-    return f"{venv}/bin/python"
+    return str(existing_tool("26.2.0").python)
 
 
 class Plugin:
@@ -184,6 +182,7 @@ def test_the_plugin_of_pypi_opens_ours(page: Any, board: Callable[[str, Path], s
     assert plugin.wrong == []
 
 
+@pytest.mark.existing_tool
 def test_the_plugin_of_26_opens_ours(page: Any, board: Callable[[str, Path], str], logs: Path) -> None:
     """The same in 26.2.0's own plugin, and the other rank."""
     plugin = Plugin(page, board(existing(), logs / DB))
@@ -207,6 +206,7 @@ def test_the_plugin_of_26_opens_ours(page: Any, board: Callable[[str, Path], str
     assert plugin.wrong == []
 
 
+@pytest.mark.existing_tool
 def test_the_trend_viewer_of_26_opens_ours(page: Any, board: Callable[[str, Path], str], logs: Path) -> None:
     """Its heat map has a cell per layer and rank, and a click on one draws the line along the steps."""
     page.set_viewport_size({"width": 1400, "height": 900})
