@@ -13,6 +13,7 @@ from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.diagnose.report import listed
 from msprobe_engine.log import one_line
+from msprobe_engine.monitor.ranges import ranges_of
 from msprobe_engine.sentences import Sentence
 
 NONE, STRUCTURE, DIVERGENCE, NONFINITE, OVERFLOW = "none", "structure", "divergence", "nonfinite", "overflow"
@@ -52,6 +53,7 @@ class Suspect:
         numbers: the two rows, side by side.
         distance, limit: relative difference, and what would have been round-off.
         stack: call stack lines, innermost first.
+        ranks: where it is on one of several and nobody can tell on which: all of them.
     """
 
     record: str
@@ -67,6 +69,7 @@ class Suspect:
     distance: float | None = None
     limit: float | None = None
     stack: list[str] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -196,6 +199,10 @@ class Diagnosis:
 
 def _place(one: Suspect) -> Sentence:
     module, record = one_line(one.module), one_line(one.record)
+    if one.ranks and module:
+        return Sentence("step {0}, ranks {1}, module {2}, {3}", one.step, ", ".join(ranges_of(one.ranks)), module, record)
+    if one.ranks:
+        return Sentence("step {0}, ranks {1}, {2}", one.step, ", ".join(ranges_of(one.ranks)), record)
     if module:
         return Sentence("step {0}, rank {1}, module {2}, {3}", one.step, one.rank, module, record)
     return Sentence("step {0}, rank {1}, {2}", one.step, one.rank, record)

@@ -18,7 +18,7 @@ from msprobe_engine.diagnose.findings import Diagnosis, Suspect
 from msprobe_engine.diagnose.monitored_replicas import check_replicas
 from msprobe_engine.diagnose.replicas import Odd, say_not_compared
 from msprobe_engine.errors import NothingCapturedError
-from msprobe_engine.monitor.analyze import in_order, order_of
+from msprobe_engine.monitor.analyze import Moment, in_order, order_of
 from msprobe_engine.monitor.anomalies import Anomaly, load, word_of
 from msprobe_engine.monitor.completeness import missing_parts, steps_on_one_side
 from msprobe_engine.monitor.ranges import ranks_text
@@ -84,6 +84,7 @@ def diagnose_monitor(target: Path) -> Diagnosis:
             Sentence("{0} alerts; the first in the order of execution is rule {1}: {2}", len(ordered), first.rule, first.message)
         )
         found.next.append(f"msprobe monitor analyze {shlex.quote(str(target))}")
+        found.next += _dump_of(first.step, list(first.ranks))
         return found
     numbers = _count(run)
     found.problems += [problem for what, count in run.problems.items() if (problem := f"{what} ({count})") not in found.problems]
@@ -97,12 +98,15 @@ def diagnose_monitor(target: Path) -> Diagnosis:
         found.suspects = [
             _suspect(bad, Sentence("{0} is {1}: the first number in the order of execution that is not finite", bad.op, bad.target))
         ]
+        found.next = _dump_of(bad.step, [bad.rank])
         return found
     replicas = check_replicas(run)
     if replicas.odd:
         found.finding = findings.DESYNC
-        found.suspects = [_of_odd(one) for one in replicas.odd[:MOST_SUSPECTS]]
+        odd = sorted(replicas.odd, key=_spread, reverse=True)
+        found.suspects = [_of_odd(one) for one in odd[:MOST_SUSPECTS]]
         found.evidence += replicas.evidence
+        found.next = _dump_of(odd[0].step, sorted({odd[0].rank, *odd[0].others[:1]}))
         return found
     if replicas.equal:
         template = "Nothing found: no alert, no number that is not finite, no parameter whose statistics differ between ranks"
@@ -116,7 +120,8 @@ def diagnose_monitor(target: Path) -> Diagnosis:
 
 
 def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
-    """Two runs: the first step, and in it the first tensor in the order of execution, whose numbers part by more than before.
+    """Two runs: the first step, and in it the first tensor in the order of execution, whose numbers part by more than before. Of
+    parameters and their gradients, which come at one moment, the one that is furthest off.
 
     Raises:
         UsageError: no monitor has written at a path.
@@ -133,9 +138,10 @@ def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
     accepted = 0.0
     for step in sorted(by_step):
         limit = max(FLOOR, GROWTH * accepted)
-        off = sorted((item for item in by_step[step] if item.distance > limit), key=lambda item: (item.order, item.rank))
+        off = sorted((item for item in by_step[step] if item.distance > limit), key=_likelihood)
         if off:
             _say_part(found, off, limit, len(by_step[step]))
+            found.next = _dump_of(step, [off[0].rank], golden=True)
             break
         accepted = max(accepted, max(item.distance for item in by_step[step]))
     found.problems = [*missing_parts(a), *missing_parts(b), *steps_on_one_side(a, b)]
@@ -154,6 +160,29 @@ def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
     steps = sorted(by_step)
     found.looked_at = {"steps": f"{steps[0]} to {steps[-1]}", "ranks": len(ranks), "numbers": len(items)}
     return found
+
+
+def _likelihood(item: _Item) -> tuple[tuple[int, int, int], float, int, int]:
+    """Sorts what differs in a step, the likeliest first: the order of the model is one in time in the forward pass only."""
+    section, micro_step, moment, at = item.order
+    return (section, micro_step, moment), at if moment == Moment.FORWARD else -item.distance, item.rank, at
+
+
+def _dump_of(step: int, ranks: Sequence[int], golden: bool = False) -> list[str]:
+    """What would name the operator: a dump of the step, which numbers of the monitor do not replace."""
+    which = ",".join(map(str, ranks))
+    options = f"--set dump.level=mix --set 'dump.step=[{step}]' --set 'dump.rank=[{which}]' --output-dir again"
+    both = " (both runs, each into a directory of its own)" if golden else ""
+    then = "msprobe diagnose again/dump again_golden/dump" if golden else "msprobe diagnose again/dump"
+    return [f"msprobe run --config probe.yaml {options} -- LAUNCH LINE{both}", then]
+
+
+def _spread(odd: Odd) -> float:
+    """How far the copies of a parameter are from each other, of the size of the number."""
+    rows = [row.get("value", ()) for row in odd.numbers.values()]
+    pairs = [(one, two) for one, two in zip(*rows) if isinstance(one, float) and isinstance(two, float)] if len(rows) == 2 else []
+    sizes = [abs(one - two) / max(abs(one), abs(two)) for one, two in pairs if one != two]
+    return max((size if math.isfinite(size) else math.inf for size in sizes), default=0.0)
 
 
 def _say_part(found: Diagnosis, off: Sequence[_Item], limit: float, of: int) -> None:
@@ -296,8 +325,17 @@ def _of_alert(alert: Anomaly) -> Suspect:
     why = alert.message or alert.meaning or f"rule {alert.rule}"
     numbers: Mapping[str, Any] = {"target": {"row": alert.name, alert.op or "value": alert.value}}
     record = f"{alert.word}/{_record_of(alert.name)}"
+    several = list(alert.differing) if len(alert.differing) > 1 else []
     return Suspect(
-        record, _module_of(alert.name), alert.rank, alert.step, kind=alert.rule, why=why, tensor=alert.name, numbers=dict(numbers)
+        record,
+        _module_of(alert.name),
+        alert.rank,
+        alert.step,
+        kind=alert.rule,
+        why=why,
+        tensor=alert.name,
+        numbers=dict(numbers),
+        ranks=several,
     )
 
 

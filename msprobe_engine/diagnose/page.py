@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msprobe_engine.diagnose.findings import NONE, Diagnosis, Suspect
+from msprobe_engine.monitor.ranges import ranges_of
 from msprobe_engine.sentences import Sentence
 from msprobe_engine.web.markup import Html, bullets, code, facts, paragraph, section, table, text, tiles
 from msprobe_engine.web.page import document
@@ -49,7 +50,7 @@ def _first(first: Suspect, differences: int) -> list[str]:
     rows: list[tuple[object, object]] = [(_t("record"), code(first.record))]
     if first.module:
         rows.append((_t("module"), code(first.module)))
-    rows.append((_t("where"), f"{first.step}, {first.rank}"))
+    rows.append((_t("where"), f"{first.step}, {', '.join(ranges_of(first.ranks or [first.rank]))}"))
     rows += [
         (_t(key), code(" ".join(value.split())))
         for key, value in (("source", first.source), ("tensor", first.tensor), ("partner", first.partner))

@@ -146,7 +146,7 @@ def summary(incident: Mapping[str, Any], where: str) -> str:
     lines = [
         f"# Incident {incident['id']}",
         "",
-        f"Rule **{incident['rule']}** fired in step **{incident['step']}** on rank **{incident['announced_by']}**:",
+        f"Rule **{incident['rule']}** fired in step **{incident['step']}**, as rank **{incident['announced_by']}** says:",
         _md(incident["message"]),
         "",
         *_began(incident["began"]),

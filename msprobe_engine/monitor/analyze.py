@@ -208,9 +208,8 @@ def folded(ordered: Iterable[Located]) -> list[Group]:
         a = located.anomaly
         key = (located.place, a.vpp_stage, a.name, a.word, a.phase, a.micro_step, a.op, a.rule)
         if key not in groups:
-            groups[key] = Group(located.place, a, [a.rank])
-        elif a.rank not in groups[key].ranks:
-            groups[key].ranks.append(a.rank)
+            groups[key] = Group(located.place, a, [])
+        groups[key].ranks.extend(rank for rank in a.ranks if rank not in groups[key].ranks)
     for group in groups.values():
         group.ranks.sort()
     return list(groups.values())

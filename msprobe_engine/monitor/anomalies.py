@@ -43,6 +43,7 @@ class Anomaly:
         critical: it is not a mere warning.
         mates: ranks of its pipeline.
         next: what to do, in words; ``""``: nobody said.
+        differing: where `rank` speaks for several (replicas that are not equal): those of a minority, or all where no value has a majority.
     """
 
     rank: int
@@ -62,6 +63,12 @@ class Anomaly:
     mates: tuple[int, ...] = ()
     meaning: str = ""
     next: str = ""
+    differing: tuple[int, ...] = ()
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Where it is."""
+        return self.differing or (self.rank,)
 
     @property
     def tag(self) -> str:
@@ -168,6 +175,10 @@ def from_alert(alert: Mapping[str, Any], rank: int, pipelines: Mapping[int, tupl
     if extra.get("over"):
         return None
     rank = _number(alert.get("rank"), rank)
+    given = extra.get("minority")
+    differing = tuple(sorted(whole_rank for one in given if (whole_rank := whole(one)) is not None)) if isinstance(given, list) else ()
+    if differing and rank not in differing:
+        rank = differing[0]
     stage, mates = pipelines.get(rank, (0, (rank,)))
     phase = str(extra.get("phase", ""))
     family = str(extra.get("family") or _FAMILY.get(str(alert.get("kind")), alert.get("kind", "")))
@@ -189,6 +200,7 @@ def from_alert(alert: Mapping[str, Any], rank: int, pipelines: Mapping[int, tupl
         mates=mates,
         meaning=str(extra.get("meaning", "")),
         next=str(extra.get("next", "")),
+        differing=differing,
     )
 
 

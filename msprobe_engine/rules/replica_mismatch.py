@@ -126,7 +126,11 @@ class ReplicaMismatchRule(LastingRule[ReplicaMismatchArgs]):
         if not m.minority:
             seen = f"ranks {short_ranks(m.ranks)} ({m.group}) do not hold the same"
         elif len(m.minority) == len(m.ranks):
-            seen = f"ranks {short_ranks(m.ranks)} ({m.group}) differ, and no value has a majority"
+            unsure = "which one is wrong cannot be told"
+            if len(m.ranks) == 2:
+                seen = f"ranks {m.ranks[0]} and {m.ranks[1]} ({m.group}) differ; {unsure}"
+            else:
+                seen = f"ranks {short_ranks(m.ranks)} ({m.group}) differ, and no value has a majority; {unsure}"
         else:
             of = f"of {short_ranks(m.ranks)} ({m.group})"
             several = len(m.minority) > 1

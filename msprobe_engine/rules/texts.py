@@ -116,8 +116,8 @@ TEXTS: dict[str, Text] = {
         "critical",
         "Replicas drift apart: a gradient that is not reduced, a different seed or order of operations, or a fault of the hardware. "
         "It does not heal by itself.",
-        "the ranks in the minority are the suspects: dump a step there and on a good rank and compare the records; one single rank and "
-        "one single tensor point to its hardware",
+        "ranks in a minority are the suspects, of two ranks both: dump a step there and on another rank and compare the records; one "
+        "single rank and one single tensor point to its hardware",
     ),
     "dead_expert": Text(
         "an expert gets no token or no gradient for `patience` monitored steps while its neighbours do",

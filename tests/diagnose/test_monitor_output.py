@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from written_monitor import Monitor, alert
@@ -13,6 +15,7 @@ from msprobe_engine.cli.main import main
 from msprobe_engine.diagnose.replicas import odd_ones
 from msprobe_engine.diagnose.run import diagnose
 from msprobe_engine.errors import NothingCapturedError, UsageError
+from msprobe_engine.settings.load import load_settings
 
 
 def test_two_runs_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,6 +121,63 @@ def test_alerts_come_first(tmp_path: Path) -> None:
     other = Monitor(tmp_path / "other")
     other.alerts = run.alerts[:1]
     assert diagnose(other.write()).finding == "nonfinite"
+
+
+def replicas_alert(minority: list[int]) -> Any:
+    return alert("replica_mismatch", 1, 0, "layers.3.mlp.bias", extra={"family": "param_updated", "ranks": [0, 1, 2], "minority": minority})
+
+
+@pytest.mark.parametrize(
+    ("minority", "rank", "said"), [([2], 2, "rank 2"), ([0, 1, 2], 0, "ranks 0-2"), ([1, 2], 1, "ranks 1-2")], ids=["one", "none", "two"]
+)
+def test_the_rank_that_speaks_for_a_group_is_not_the_one_that_differs(
+    minority: list[int], rank: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of replicas the ranks of the minority are named, all of them where there is no majority; rank 0 only told it."""
+    run = Monitor(tmp_path / "run", ranks=3)
+    run.alerts = [replicas_alert(minority)]
+    found = diagnose(run.write())
+    assert found.first_suspect is not None
+    assert found.first_suspect.rank == rank
+    assert f"step 1, {said}, module layers.3.mlp" in found.headline()
+    assert main(["monitor", "analyze", str(tmp_path / "run")]) == 1
+    assert f"layers.3.mlp.bias on {said}." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("family", ["grad_reduced", "param_origin"])
+def test_of_parameters_of_one_moment_the_one_that_is_furthest_off_is_named(family: str, tmp_path: Path) -> None:
+    """The order of the model is none in time."""
+    good, bad = Monitor(tmp_path / "good").write(), Monitor(tmp_path / "bad")
+    bad.put(0, 1, family, "layers.0.attention.weight", "1.2")
+    bad.put(1, 1, family, "layers.2.mlp.weight", "90")
+    bad.put(0, 2, family, "layers.1.mlp.weight", "9000")
+    found = diagnose(bad.write(), good)
+    assert found.first_suspect is not None
+    assert (found.first_suspect.step, found.first_suspect.rank, found.first_suspect.module) == (1, 1, "layers.2.mlp")
+
+
+@pytest.mark.parametrize("what", ["alert", "nan", "replicas", "two runs"])
+def test_what_to_do_next_is_said(what: str, tmp_path: Path) -> None:
+    """Numbers of the monitor end at a module: the next step is a dump of that step and rank, and its settings are valid."""
+    run, golden = Monitor(tmp_path / "run"), None
+    if what == "alert":
+        run.alerts = [alert("nan_inf", 1, 1, "layers.0.mlp.weight", value=float("nan"))]
+    elif what == "nan":
+        run.put(1, 1, "grad_reduced", "layers.0.mlp.weight", "inf")
+    elif what == "replicas":
+        run.put(1, 1, "param_origin", "layers.0.mlp.weight", "7.5")
+    else:
+        run.put(1, 1, "grad_reduced", "layers.0.mlp.weight", "7")
+        golden = Monitor(tmp_path / "golden").write()
+    found = diagnose(run.write(), golden)
+    *_, launch, then = found.next
+    words = shlex.split(launch)
+    changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    settings = load_settings({"monitor": {}}, changes=changes).dump
+    assert settings is not None
+    assert settings.step == (1,)
+    assert 1 in settings.rank
+    assert then.startswith("msprobe diagnose again/dump")
 
 
 def test_incident(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_mismatch_limits_and_patience() -> None:
     alerts = ReplicaMismatchRule(ReplicaMismatchArgs(max_alerts=2)).report(0, 0, many)
     assert len(alerts) == 2
     assert alerts[-1].extra["more"] == 28
-    assert "no value has a majority" in alerts[0].message
+    assert "ranks 0 and 1 (dp) differ; which one is wrong cannot be told" in alerts[0].message
     rule = ReplicaMismatchRule(ReplicaMismatchArgs(patience=2))
     assert [len(rule.report(i, 0, found)) for i, found in enumerate([many[:1], [], many[:1], many[:1]])] == [0, 0, 0, 1]
 
