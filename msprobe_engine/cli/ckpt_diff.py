@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.checkpoint.open import meant
     from msprobe_engine.checkpoint.report_html import page
     from msprobe_engine.checkpoint.report_text import TOP, text
+    from msprobe_engine.cli.inputs import warn_same_files
     from msprobe_engine.cli.outputs import refuse_overwriting, refuse_page_name
     from msprobe_engine.errors import UsageError
 
@@ -67,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output_path is not None:
         outputs += [("-o", path) for path in report_files.paths(args.output_path)]
     refuse_overwriting(outputs, [*meant(args.a), *meant(args.b), *([args.map] if args.map else [])])
+    warn_same_files(args.a, args.b)
     options = Options(
         atol=args.atol, rtol=args.rtol, memory_mb=args.memory_mb, workers=args.workers, trust=args.trust, quick=args.quick,
         model_only=args.model_only, mapping=args.map, output=args.output_path, resume=args.resume,

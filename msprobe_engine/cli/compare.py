@@ -77,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit codes: see the epilog; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    from msprobe_engine.cli.inputs import say_steps, warn_same_files
     from msprobe_engine.cli.outputs import refuse_page_name
     from msprobe_engine.compare.source import from_json
 
@@ -90,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
         given = from_json(args.input_path)
         target, golden, stack = given["npu_path"], given["bench_path"], given["stack_path"]
         log = log or given["is_print_compare_log"]
+    warn_same_files(target, golden)
     if given.get("map_dict"):
         _rename(args, given["map_dict"], target)
     if args.diff_analyze:
@@ -100,24 +102,25 @@ def run(args: argparse.Namespace) -> int:
     options = _options(args, log, stack is not None, given)
     show = stack if args.stack_mode else None
     found = compare_dumps(target, golden, args.output_path, options, stack=show, scheduler=args.scheduler, diagnose=not args.no_diagnose)
-    print(found.text())
+    print(say_steps(found.text(), target, golden))
     for note in found.notes:
         print(printable(f"note: {note}"), file=sys.stderr)
     return found.exit_code
 
 
 def _first_difference(target: str, golden: str, output: str) -> int:
+    from msprobe_engine.cli.inputs import say_steps
     from msprobe_engine.diagnose.diff_analyze import NOTHING, first_differences
     from msprobe_engine.diagnose.findings import NONE
     from msprobe_engine.log import printable
 
     path, found = first_differences(target, golden, output)
     if path is not None:
-        print(f"The first difference is in {path}")
+        print(say_steps(f"The first difference is in {path}", target, golden))
     elif found.finding != NONE or found.problems:  # calls or renamed modules, of which no record is the first; or not all was compared
-        print(printable(found.headline()))
+        print(say_steps(printable(found.headline()), target, golden))
     else:
-        print(NOTHING)
+        print(say_steps(NOTHING, target, golden))
     for problem in found.problems:
         print(printable(f"warning: {problem}"), file=sys.stderr)
     if path is not None or found.finding != NONE:

@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 nothing found, 1 found, 3 nothing found in what could be read; errors are raised as `ProbeError`, which the entry point turns
     into 2."""
+    from msprobe_engine.cli.inputs import say_steps, warn_same_files
     from msprobe_engine.cli.outputs import refuse_page_name
     from msprobe_engine.compare.mapped import Mappings
     from msprobe_engine.diagnose import renames, two_frameworks
@@ -57,9 +58,10 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.log import printable
 
     refuse_page_name(args.output_path)
+    warn_same_files(args.target, args.golden)
     mappings = Mappings(args.data_mapping, args.cell_mapping, args.api_mapping, args.layer_mapping)
     found = diagnose(args.target, args.golden, calibration=args.calibration, mappings=mappings)
-    print(found.text())
+    print(say_steps(found.text(), args.target, args.golden))
     try:
         _, page = found.write(args.output_path)
         names = renames.write(found, Path(args.output_path) / renames.FILE)

@@ -34,11 +34,13 @@ def run(args: argparse.Namespace) -> int:
     turns into 2."""
     from pathlib import Path
 
+    from msprobe_engine.cli.inputs import warn_same_files
     from msprobe_engine.grad_probe.compare import compare_one, compare_runs, is_rank_directory
     from msprobe_engine.log import printable
     from msprobe_engine.progress import progress
 
     first, second, output, plots = Path(args.first), Path(args.second), Path(args.output_path), not args.no_plots
+    warn_same_files(first, second)
     one = is_rank_directory(first) and is_rank_directory(second)
     found = (compare_one if one else compare_runs)(first, second, output, plots=plots, progress=progress)
     suspects = found.suspects

@@ -103,6 +103,7 @@ def layouts(args: argparse.Namespace, sides: int) -> tuple[Layout, ...]:
 
 def draw(args: argparse.Namespace, target: str, golden: str | None, **settings: Any) -> int:
     """Make the graphs, print what they came to, and return the exit code; `settings`: further fields of the options."""
+    from msprobe_engine.cli.inputs import warn_same_files
     from msprobe_engine.cli.outputs import refuse_page_name
     from msprobe_engine.compare.source import numbers
     from msprobe_engine.errors import UsageError
@@ -110,6 +111,7 @@ def draw(args: argparse.Namespace, target: str, golden: str | None, **settings: 
     from msprobe_engine.graph.run import run
 
     refuse_page_name(args.output_path)
+    warn_same_files(target, golden)
     if args.workers < 0 or args.memory_mb < 64:
         raise UsageError(
             f"--workers {args.workers} and --memory_mb {args.memory_mb}: 0 (one per core) or more, and 64 or more, are allowed"
@@ -131,7 +133,7 @@ def draw(args: argparse.Namespace, target: str, golden: str | None, **settings: 
     if args.file_type == "json" and (golden or not options.merge):
         raise UsageError("--file_type json writes the merged dump of one run; give one path, and --merge auto or --rank_size")
     found = run(target, golden, args.output_path, options, _said if options.progress_log else None)
-    _say(found, args.open)
+    _say(found, args.open, target, golden)
     return found.exit_code
 
 
@@ -139,10 +141,11 @@ def _said(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _say(found: Result, show: bool) -> None:
+def _say(found: Result, show: bool, target: str, golden: str | None) -> None:
+    from msprobe_engine.cli.inputs import say_steps
     from msprobe_engine.log import printable
 
-    print(printable(found.text()))
+    print(printable(say_steps(found.text(), target, golden)))
     for note in found.notes:
         print(printable(f"note: {note}"), file=sys.stderr)
     pages = [path for path in found.files if path.suffix == ".html"]

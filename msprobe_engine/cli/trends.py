@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0: the page is written, 3: without what could not be read; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    from msprobe_engine.cli.inputs import warn_same_files
     from msprobe_engine.compare.source import numbers
     from msprobe_engine.errors import UsageError
     from msprobe_engine.log import one_line
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         micro_steps=args.micro_steps,
     )
     paths = [args.run_path, *([args.other_path] if args.other_path else [])]
+    warn_same_files(args.run_path, args.other_path)
     sources = [open_source(path, wanted) for path in paths]
     where = Path(args.run_path)
     page = Path(args.output) if args.output else (where if where.is_dir() else where.parent) / "trends.html"

@@ -1,0 +1,74 @@
+"""Two sides of a comparison that are hardly meant: the same files on both, or different steps. What is found says little of a run then, so
+it is said beside the finding."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+_MOST_FILES = 10_000
+"""Files of a directory that are looked at; links to the files of another directory are found at the first of them that is none."""
+_DUMP = "dump"
+"""An output directory stands for the dumps in it."""
+
+
+def warn_same_files(target: str | os.PathLike[str], golden: str | os.PathLike[str] | None) -> None:
+    """Say in one line that both sides are one: the same path, the same file by another name, or directories of links to the same files."""
+    from msprobe_engine.log import one_line
+
+    if golden is not None and _are_same(Path(target), Path(golden)):
+        said = f"warning: {target} and {golden} are the same files: that they are equal says nothing"
+        print(one_line(said), file=sys.stderr)
+
+
+def _are_same(one: Path, other: Path) -> bool:
+    return any(_is_same(a, b) for a, b in ((one, other), (one / _DUMP, other), (one, other / _DUMP)))
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(one, other) or (one.is_dir() and other.is_dir() and _holds_same(one, other))
+    except OSError:  # a side that is not there is a matter of its reader
+        return False
+
+
+def _holds_same(one: Path, other: Path) -> bool:
+    """Is every file of a directory that of the other one with the same name, and is there one at all?"""
+    count = 0
+    for at, _, names in os.walk(one, followlinks=False):
+        for name in names:
+            path = Path(at, name)
+            if not os.path.samefile(path, other / path.relative_to(one)):
+                return False
+            count += 1
+            if count >= _MOST_FILES:
+                return True
+    return count > 0
+
+
+def say_steps(text: str, target: str | os.PathLike[str], golden: str | os.PathLike[str] | None) -> str:
+    """The text of a result; its second line says so where the two sides are different steps, of which no option asks."""
+    steps = [_only_step(Path(path)) for path in (target, golden) if path is not None]
+    if len(steps) < 2 or None in steps or steps[0] == steps[1]:
+        return text
+    headline, *rest = text.split("\n")
+    said = f"Attention: step {steps[0]} is compared with step {steps[1]} of the golden run; a difference may be that of the steps."
+    return "\n".join([headline, said, *rest])
+
+
+def _only_step(path: Path) -> int | None:
+    """The step that a path stands for; None: of several, or not known."""
+    from msprobe_engine.dump import layout
+    from msprobe_engine.dump.reader import open_dump
+    from msprobe_engine.errors import ProbeError
+
+    path = Path(os.path.realpath(path))
+    for above in (path, path.parent, path.parent.parent):
+        if (step := layout.step_of(above.name)) is not None:
+            return step
+    try:
+        steps = open_dump(path).steps
+    except (OSError, ProbeError):
+        return None
+    return steps[0] if len(steps) == 1 else None
