@@ -154,7 +154,7 @@ def values_of(tree: object, name: str) -> Iterator[float]:
 
 
 @pytest.mark.framework
-@pytest.mark.parametrize("way", ["dump", "monitor"])
+@pytest.mark.parametrize("way", ["dump", pytest.param("monitor", marks=pytest.mark.slow)])
 def test_files_of_shifted_labels_and_of_a_growing_context(way: str, tmp_path: Path) -> None:
     """No difference of two sums in the files is a token, nor the difference of two tokens that a shift by one makes."""
     ids = RNG.integers(1, 60_000, 2007)

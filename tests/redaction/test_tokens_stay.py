@@ -4,9 +4,11 @@ Each case runs without the setting as well, where the search must find something
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,37 +65,53 @@ def train(out: Path, cases: list[list[Any]]) -> Path:
     return out
 
 
+Trained = Callable[[tuple[str, ...]], Runs]
+FAST = ("L0", "tensor files", "online pre-check", "monitor")
+SLOW = tuple(name for name in CASES if name not in FAST)
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    redacted = [
-        [name, case.way, {**case.settings, "redact": ["tokens"]}, KEY]
-        if case.way in ("debugger", "online", "probe")
-        else [name, case.way, case.settings, {**KEY, redaction.WANTED: "tokens"}]
-        for name, case in CASES.items()
-    ]
-    open_cases = [[name, case.way, case.settings, {}] for name, case in CASES.items()]
-    root = tmp_path_factory.mktemp("runs")
-    both = train(root / "redacted", redacted), train(root / "open", [*open_cases, ["plain", "plain", {}, {}]])
-    return Runs(*both, (root / "open" / "plain.bits").read_text())
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Trains cases with and without the setting, once."""
+
+    @functools.cache
+    def runs(names: tuple[str, ...]) -> Runs:
+        redacted = [
+            [name, case.way, {**case.settings, "redact": ["tokens"]}, KEY]
+            if case.way in ("debugger", "online", "probe")
+            else [name, case.way, case.settings, {**KEY, redaction.WANTED: "tokens"}]
+            for name, case in CASES.items()
+            if name in names
+        ]
+        open_cases = [[name, case.way, case.settings, {}] for name, case in CASES.items() if name in names]
+        root = tmp_path_factory.mktemp("runs")
+        both = train(root / "redacted", redacted), train(root / "open", [*open_cases, ["plain", "plain", {}, {}]])
+        return Runs(*both, (root / "open" / "plain.bits").read_text())
+
+    return runs
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_no_token_is_written(name: str, runs: Runs) -> None:
+@pytest.mark.parametrize("names", [FAST, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["some", "others"])
+def test_no_token_is_written(names: tuple[str, ...], trained: Trained) -> None:
     """Nothing with the setting, something without; the same bits."""
-    assert any((runs.redacted / name).rglob("*"))
-    assert finds(runs.redacted / name, IDS, [PROMPT, OTHER_PROMPT, *KEY.values()]) == []
-    assert finds(runs.open / name, IDS, [PROMPT, OTHER_PROMPT])
-    if CASES[name].way in ("probe", "saved"):  # texts become names there
-        assert finds(runs.open / name, IDS[:1], [PROMPT])
-    bits = (runs.redacted / f"{name}.bits").read_text()
-    assert bits == (runs.open / f"{name}.bits").read_text()
-    if CASES[name].way != "probe":  # it has more steps
-        assert bits == runs.plain
+    runs = trained(names)
+    for name in names:
+        assert any((runs.redacted / name).rglob("*")), name
+        found = finds(runs.redacted / name, IDS, [PROMPT, OTHER_PROMPT, *KEY.values()])
+        assert found == [], name
+        assert finds(runs.open / name, IDS, [PROMPT, OTHER_PROMPT]), name
+        if CASES[name].way in ("probe", "saved"):  # texts become names there
+            assert finds(runs.open / name, IDS[:1], [PROMPT]), name
+        bits = (runs.redacted / f"{name}.bits").read_text()
+        assert bits == (runs.open / f"{name}.bits").read_text(), name
+        if CASES[name].way != "probe":  # it has more steps
+            assert bits == runs.plain, name
 
 
-def test_a_dump_says_what_was_left_out(runs: Runs) -> None:
+def test_a_dump_says_what_was_left_out(trained: Trained) -> None:
     """Rows of a few ids have no statistics, a keyed digest and the mark of the key; their tensors are listed as not saved; arguments that
     could be tokens say so."""
+    runs = trained(FAST)
     (step,) = (runs.redacted / "tensor files").glob("out/step0/*")
     text = (step / "dump.json").read_text()
     ids = json.loads(text)["data"]["Module.words.Embedding.forward.0"]["input_args"][0]
