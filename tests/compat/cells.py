@@ -1,27 +1,18 @@
-"""The cells of the comparison (task x level x summary mode x ranks, and some variants), and how they are run under either tool."""
+"""The cells of the comparison on torch (task x level x summary mode x ranks, and some variants)."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-SCRIPT = HERE / "training.py"
-VERSIONS = {"8.1.1": "MSPROBE_EXISTING_VENV_81", "26.2.0": "MSPROBE_EXISTING_VENV_26"}
-"""Version -> variable that names a virtual environment with it."""
-OURS = "ours"
+import torch
+from rules import RULES
+from suite import OURS, Suite
+
 TASKS = ("statistics", "tensor", "structure")
 LEVELS = ("L0", "L1", "mix", "debug")
 MODES = ("statistics", "md5", "xor")
-STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -100,55 +91,50 @@ def cells(version: str) -> list[Cell]:
     return found
 
 
-def environment(version: str) -> Path | None:
-    """The virtual environment that holds an existing version, None when none is named."""
-    named = os.environ.get(VERSIONS[version])
-    return Path(named).absolute() if named else None
+KEPT = {
+    "26.2.0": [
+        (Cell("statistics", "L0", "statistics", 1), 0, 0),
+        (Cell("statistics", "mix", "statistics", 2), 0, 1),
+        (Cell("statistics", "debug", "md5", 1), 0, 0),
+        (Cell("statistics", "L0", "xor", 2), 0, 1),
+        (Cell("tensor", "L0", "md5", 1), 0, 0),
+        (Cell("structure", "mix", "statistics", 1), 0, 0),
+    ],
+    "8.1.1": [
+        (Cell("statistics", "mix", "statistics", 1), 0, 0),
+        (Cell("tensor", "debug", "statistics", 1), 0, 0),
+    ],
+}
+"""Version -> cells with the step and the place of the rank directory that is kept."""
+FACTS = (
+    Cell("statistics", "mix", "statistics", 2),
+    Cell("statistics", "L1", "md5", 1),
+    Cell("statistics", "debug", "statistics", 1),
+    Cell("tensor", "mix", "md5", 1),
+    Cell("tensor", "debug", "statistics", 1),
+    Cell("structure", "L0", "statistics", 1),
+    Cell("statistics", "mix", "statistics", 1, "no_extra"),
+    Cell("statistics", "mix", "statistics", 1, "tensor_list"),
+)
+"""Cells of test_facts.py."""
+RUN = tuple(dict.fromkeys((*FACTS, *(cell for cases in KEPT.values() for cell, _, _ in cases))))
+"""What test_facts.py and the comparison with kept dumps look at, in one run."""
 
 
-def run(tool: str, python: str | Path, wanted: list[Cell], out: Path, limit: float = 900.0) -> Path:
-    """Run cells under the tool of an interpreter; returns ``out``.
-
-    Raises:
-        AssertionError: a rank did not end with 0.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    jobs = out / "jobs.json"
-    jobs.write_text(json.dumps([cell.job(out, tool) for cell in wanted]))
-    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
-    command = [str(python), str(SCRIPT), str(jobs)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, env={**env, "OMP_NUM_THREADS": "1"}, cwd=out)
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    for cell in wanted:
-        ended = (out / str(cell) / "codes.json").read_text()
-        log = "\n".join(p.read_text()[-2000:] for p in sorted((out / str(cell)).glob("log*")))
-        assert json.loads(ended) == [0] * cell.ranks, f"{tool} {cell}: ranks ended with {ended}:\n{log}"
-    return out
+def read(path: Path) -> tuple[object, object, bytes]:
+    """Dtype, shape and bytes of a saved tensor."""
+    tensor = torch.load(path, weights_only=True)
+    return tensor.dtype, tensor.shape, tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-@lru_cache
-def existing(version: str, venv: Path) -> Path:
-    """The dumps of all cells made by an existing version; kept in MSPROBE_COMPAT_CACHE, if that names a directory, until the training
-    or the cells change."""
-    wanted = cells(version)
-    jobs = json.dumps([cell.job(Path(), version) for cell in wanted])
-    key = hashlib.sha256(SCRIPT.read_bytes() + jobs.encode()).hexdigest()[:16]
-    cache = os.environ.get("MSPROBE_COMPAT_CACHE")
-    out = (Path(cache) if cache else Path(tempfile.mkdtemp(prefix="compat"))) / f"{version}-{key}"
-    done = out / "done"
-    if not done.exists():
-        run(version, venv / "bin" / "python", wanted, out)
-        done.touch()
-    return out
-
-
-@lru_cache
-def ours(wanted: tuple[Cell, ...]) -> Path:
-    """The dumps of cells made by this project."""
-    return run(OURS, sys.executable, list(wanted), Path(tempfile.mkdtemp(prefix="compat")) / OURS)
-
-
-def rank_directories(out: Path, cell: Cell, step: int) -> list[Path]:
-    """The rank directories of one step, by name; a run of one process has one, whatever its name."""
-    step_directory = out / str(cell) / "dump" / f"step{step}"
-    return sorted(step_directory.iterdir()) if step_directory.is_dir() else []
+SUITE = Suite(
+    name="compat",
+    framework="torch",
+    script=Path(__file__).with_name("training.py"),
+    cells=cells,
+    kept=KEPT,
+    rules=RULES,
+    stack_rule="stack-frames",
+    read=read,
+    floating=r"torch\.(b?float|complex)",
+)

@@ -15,7 +15,7 @@
 | `checksum` | the md5 field |
 | `file` | data_name of a tensor |
 | `dangling` | a data_name of ours without its file, or a file without a data_name |
-| `content` | the bits of a saved tensor (found by `results`, which reads the files) |
+| `content` | the bits of a saved tensor (found by `suite`, which reads the files) |
 | `header` | the keys in front of the records |
 | `stack missing`, `stack extra`, `stack` | call stacks of a record |
 | `node missing`, `node extra`, `parent` | construct.json |
@@ -37,6 +37,11 @@ Json = dict[str, Any]
 _STATISTICS = ("Max", "Min", "Mean", "Norm")
 _ROUNDING = 2e-6
 """Relative; sums of float32 numbers in another order."""
+ROUNDING = 1e-4
+"""What another processor may round otherwise, of the tensor's own size."""
+CANCELLED = 1e-5
+"""Of the largest tensor in the record: what is zero but for round-off (the gradient of a key's bias: softmax does not see it) has any
+value below that."""
 
 
 @dataclass
@@ -78,6 +83,26 @@ class Difference(NamedTuple):
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) < 150 else text[:147] + "..."
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a difference was found, and whether ours and theirs are of different machines."""
+
+    cell: Any
+    version: str
+    ours: RankDump
+    theirs: RankDump
+    other_machine: bool = False
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One reasoned difference."""
+
+    id: str
+    sentence: str
+    applies: Callable[[Difference, Context], bool]
 
 
 def load(directory: Path) -> RankDump:
@@ -288,3 +313,35 @@ def same_number(a: Any, b: Any, tolerance: float, scale: float = 0.0) -> bool:
     if a == b or (math.isnan(a) and math.isnan(b)):
         return True
     return math.isfinite(a) and math.isfinite(b) and abs(a - b) <= tolerance * max(abs(a), abs(b), scale)
+
+
+def rounds_otherwise(d: Difference, theirs: RankDump, floating: str) -> bool:
+    """Can this difference come from another processor?
+
+    Args:
+        d: the difference.
+        theirs: the dump that `d` was found in.
+        floating: regular expression of the dtypes that are rounded.
+    """
+    tensor = d.whole[1]
+    if not isinstance(tensor, dict) or not re.match(floating, tensor["dtype"]):
+        return False
+    if d.kind == "checksum":
+        return isinstance(d.ours, str) and isinstance(d.theirs, str) and len(d.ours) == len(d.theirs)
+    if d.kind != "value":
+        return False
+    return same_number(d.ours, d.theirs, ROUNDING, norm(tensor)) or same_number(d.ours, d.theirs, CANCELLED, largest(theirs.data[d.record]))
+
+
+def norm(tensor: dict[str, Any]) -> float:
+    """The Norm of a tensor's description, 0 when there is none that is finite."""
+    found = tensor.get("Norm")
+    return abs(found) if isinstance(found, float) and math.isfinite(found) else 0.0
+
+
+def largest(record: Any) -> float:
+    """The largest finite Norm in a record."""
+    if is_tensor(record):
+        return norm(record)
+    inner = record.values() if isinstance(record, dict) else record if isinstance(record, list) else ()
+    return max(map(largest, inner), default=0.0)

@@ -5,25 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
-from cells import Cell
-from matching import Difference, RankDump, is_tensor, same_number
+from matching import Context, Difference, RankDump, is_tensor, same_number
 
 _LOW = {"torch.bfloat16": 1.6e-2, "torch.float16": 2e-3}
 _API = re.compile(r"^(?P<base>(?!Module\.).+\.[^.]+)\.(?P<n>\d+)\.(?P<direction>forward|backward)$")
 _MODULE = re.compile(r"^Module\..+\.(?P<direction>forward|backward)\.\d+$")
-
-
-@dataclass(frozen=True)
-class Context:
-    """Where a difference was found."""
-
-    cell: Cell
-    version: str
-    ours: RankDump
-    theirs: RankDump
 
 
 def _last(d: Difference) -> str:

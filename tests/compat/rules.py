@@ -6,29 +6,8 @@ the two together. What no rule names is a failure of the comparison.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import reasons as why
-from matching import Difference
-from reasons import Context
-
-__all__ = ["RULES", "Context", "Rule", "explain"]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One reasoned difference."""
-
-    id: str
-    sentence: str
-    applies: Callable[[Difference, Context], bool]
-
-
-def explain(difference: Difference, context: Context) -> Rule | None:
-    """The first rule that applies, None when the difference has no reason."""
-    return next((rule for rule in RULES if rule.applies(difference, context)), None)
-
+from matching import Rule
 
 RULES: tuple[Rule, ...] = (
     # what a tensor says

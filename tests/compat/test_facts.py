@@ -9,13 +9,12 @@ import stat
 from pathlib import Path
 from typing import Any
 
-import cells
 import pytest
 import torch
-from cells import Cell
-from kept import FACTS as CELLS
-from kept import RUN
+from cells import FACTS as CELLS
+from cells import RUN, SUITE, Cell
 from matching import RankDump, is_tensor, load
+from suite import STEPS, rank_directories
 
 pytestmark = pytest.mark.framework
 
@@ -23,12 +22,12 @@ pytestmark = pytest.mark.framework
 @pytest.fixture(scope="module")
 def out() -> Path:
     """Our dumps of these cells, made once for all tests of ours."""
-    return cells.ours(RUN)
+    return SUITE.ours(RUN)
 
 
 def directories(out: Path, cell: Cell) -> list[Path]:
     """All rank directories of a cell."""
-    return [path for step in range(cells.STEPS) for path in cells.rank_directories(out, cell, step)]
+    return [path for step in range(STEPS) for path in rank_directories(out, cell, step)]
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)

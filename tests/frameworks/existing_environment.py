@@ -2,7 +2,7 @@
 `tests/fixtures/existing`.
 
 A comparison with it is one test with two parameters (`SOURCES`): the kept outputs, always, and outputs made anew, with the marker
-`existing_tool`. ``python tests/fixtures/make_reference_outputs.py [NAME...]`` makes the kept ones again.
+`existing_tool`. ``python tests/fixtures/make_reference_outputs.py NAME`` makes the kept ones again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ExistingTool:
         """Its interpreter."""
         return self.directory / "bin" / "python"
 
-    def run(self, program: str, *arguments: object, cwd: Path, timeout: float = 250, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(self, program: str, *arguments: object, cwd: Path, timeout: float = 900, **env: str) -> subprocess.CompletedProcess[str]:
         """Run ``python`` or ``msprobe`` of the environment to its end, without PYTHONPATH: its package has the name of one of ours.
 
         Raises:

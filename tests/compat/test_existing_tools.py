@@ -1,22 +1,18 @@
-"""The existing tool's own compare and graph build take our dumps of the same training.
-
-Opt-in: MSPROBE_EXISTING_VENV_81 and MSPROBE_EXISTING_VENV_26, as in test_cells.py.
-"""
+"""The existing tool's own compare and graph build take our dumps of the same training."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import cells
+import existing_environment
 import existing_tool
 import graphs
 import pytest
-from cells import Cell
-from matching import differences, load, owner
-from results import EVERY, pairs
-from rules import Context, explain
+from cells import SUITE, Cell
+from matching import Context, differences, load, owner
+from suite import pairs
 
-pytestmark = [pytest.mark.framework, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.framework, pytest.mark.existing_tool, pytest.mark.timeout(1800)]
 COMPARED = [("statistics", "statistics"), ("statistics", "md5"), ("tensor", "statistics")]
 GOOD = ("", "pass", "Pass", "Yes")
 ROUNDING = 1e-3
@@ -25,29 +21,25 @@ ROUNDING = 1e-3
 
 def both(version: str, cell: Cell) -> tuple[Path, Path]:
     """The rank directories of the first step, ours and theirs."""
-    venv = cells.environment(version)
-    if venv is None:
-        pytest.skip(f"{cells.VERSIONS[version]} does not name a virtual environment with version {version}")
-    return pairs(cells.ours(EVERY), cells.existing(version, venv), cell)[0]
+    return pairs(SUITE.ours(), SUITE.theirs(version), cell)[0]
 
 
 def with_reason(version: str, cell: Cell, ours: Path, theirs: Path) -> set[str]:
     """The records in which the two dumps differ by a documented rule."""
     context = Context(cell, version, load(ours), load(theirs))
-    explained = [d for d in differences(context.ours, context.theirs) if explain(d, context)]
+    explained = [d for d in differences(context.ours, context.theirs) if SUITE.explain(d, context)]
     return {d.record for d in explained} | {d.theirs for d in explained if d.kind == "name"}
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 @pytest.mark.parametrize(("task", "mode"), COMPARED)
-@pytest.mark.parametrize("version", cells.VERSIONS)
+@pytest.mark.parametrize("version", existing_environment.VERSIONS)
 def test_compare_matches_our_dump_with_theirs(tmp_path: Path, version: str, task: str, mode: str, level: str) -> None:
     """Its dump as target, ours as golden: no error, a row for every row of theirs, matched and judged good but for the records that
     a documented rule names; and the other way round no error either."""
     cell = Cell(task, level, mode, 1)
     ours, theirs = both(version, cell)
-    venv = cells.environment(version)
-    assert venv is not None
+    venv = existing_environment.existing_tool(version).directory
     rows = existing_tool.compare(version, venv, theirs / "dump.json", ours / "dump.json", tmp_path / "theirs")
     data = load(theirs).data
     bad = {owner(row["NPU Name"], data) for row in rows if not _good(row)}
@@ -74,14 +66,13 @@ def _good(row: dict[str, str]) -> bool:
 
 
 @pytest.mark.parametrize("level", ["L0", "mix"])
-@pytest.mark.parametrize("version", cells.VERSIONS)
+@pytest.mark.parametrize("version", existing_environment.VERSIONS)
 def test_graph_of_our_dump(tmp_path: Path, version: str, level: str) -> None:
     """The graph of our dump has every node of theirs under the same parent, modules and calls alike, but for documented differences;
     compared with each other, the same nodes are matched."""
     cell = Cell("statistics", level, "statistics", 1)
     ours, theirs = both(version, cell)
-    venv = cells.environment(version)
-    assert venv is not None
+    venv = existing_environment.existing_tool(version).directory
     reasons = with_reason(version, cell, ours, theirs)
     mine = graphs.build(version, venv, tmp_path / "ours", ours)["NPU"]
     other = graphs.build(version, venv, tmp_path / "theirs", theirs)["NPU"]
@@ -103,7 +94,6 @@ def test_graph_of_our_dump(tmp_path: Path, version: str, level: str) -> None:
 def test_graph_of_the_task_structure(tmp_path: Path, level: str) -> None:
     """A dump of task structure, which is made for graphs, gives the nodes of the statistics dump that are forward calls or gradients."""
     ours, _ = both("26.2.0", Cell("structure", level, "statistics", 1))
-    venv = cells.environment("26.2.0")
-    assert venv is not None
+    venv = existing_environment.existing_tool("26.2.0").directory
     graph = graphs.build("26.2.0", venv, tmp_path / "graph", ours)["NPU"]
     assert set(load(ours).construct) - {"megatron_micro_step_number"} <= set(graph)
