@@ -1,5 +1,5 @@
 # Everything a clean machine needs is installed here, into .venv; only python3 >= 3.10 has to be there.
-# Targets: demo, test, test-mindspore, lint, bench, device-check, test-matrix, clean. Stamp files in .venv make repeated calls quick.
+# Targets: demo, test, test-mindspore, lint, lint-js, bench, device-check, clean. Stamp files in .venv make repeated calls quick.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -23,16 +23,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start hundreds of processes that import the package: all but the first are to find it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-mindspore lint bench device-check venv venv-mcore19 venv-mindspore system-packages test-matrix clean
+.PHONY: help demo test test-mindspore lint lint-js bench device-check venv venv-mcore19 venv-mindspore system-packages clean
 
 help:
 	@echo "make demo   a real Megatron run with a planted fault, found by the probe"
 	@echo "make test   lint, types, import contracts and all tests"
 	@echo "make test-mindspore      of these the tests inside MindSpore's own environment"
 	@echo "make lint   lint, types and import contracts only"
+	@echo "make lint-js  lint and types of the scripts of the pages (needs node 20.19)"
 	@echo "make bench  cost of the probe, side by side with no tool"
 	@echo "make device-check  is everything right on this GPU or NPU, and what does it cost? (ARGS=\"--json FILE\"; needs torch, installs nothing)"
-	@echo "make test-matrix         core checks against released versions of the frameworks (ONLY=megatron: one of them)"
 	@echo "make clean  remove the environments and everything generated"
 
 venv: $(VENV)/.installed
@@ -106,6 +106,15 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# What package-lock.json pins is installed on first use. A machine without node may skip it, CI may not.
+lint-js:
+	@if ! node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b >= 19) ? 0 : 1)' 2>/dev/null; then \
+	  echo "lint-js needs node 20.19 or later with npm, and did not run"; [ -z "$${CI:-}" ]; \
+	else \
+	  [ node_modules/.package-lock.json -nt package-lock.json ] || npm ci --silent --no-audit --no-fund; \
+	  npm run --silent check; \
+	fi
+
 # The environments and lint beside each other, then three lanes of tests on two cores, because much of it waits for other processes. In a
 # process of their own: tests with the device shim that lets Megatron train on a CPU, which wraps functions of torch for good; what the
 # other lanes print comes last.
@@ -140,10 +149,6 @@ bench: $(VENV)/.installed
 device-check:
 	@python='$(BIN)/python'; [ -x "$$python" ] || python='$(PYTHON)'; PYTHONPATH="$(CURDIR):$${PYTHONPATH:-}" "$$python" -m msprobe_integrations.doctor $(ARGS)
 
-# Environments are kept in .venvs/matrix-*, results in tests/integrations/matrix/results.json; a repeated call goes on where one ended.
-test-matrix: venv-mcore19
-	$(BIN)/python tests/integrations/matrix/run_matrix.py $(ONLY)
-
 clean:
-	rm -rf $(VENV) .venvs build dist *.egg-info demo_output msprobe_output .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venvs .nox node_modules build dist *.egg-info demo_output msprobe_output .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

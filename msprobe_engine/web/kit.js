@@ -39,18 +39,21 @@ const Kit = (() => {
     return args.length ? text.replace(/\{(\d)\}/g, (_, i) => String(args[i] ?? "")) : text;
   }
   const said = (text) => Array.isArray(text) ? text[language === "zh" ? 1 : 0] : String(text ?? "");
+  /** @param {ParentNode} below @param {string} selector @returns {NodeListOf<HTMLElement>} of this page, which has only html */
+  const within = (below, selector) => below.querySelectorAll(selector);
+  /** @param {ParentNode} below */
   function apply(below = document) {
-    for (const node of below.querySelectorAll("[data-t]")) {
+    for (const node of within(below, "[data-t]")) {
       const args = [];
       while (node.hasAttribute("data-t" + args.length)) args.push(node.getAttribute("data-t" + args.length));
       node.textContent = t(node.dataset.t, ...args);
     }
-    for (const node of below.querySelectorAll("[data-zh]")) {
+    for (const node of within(below, "[data-zh]")) {
       node.dataset.en ??= node.textContent;
       node.textContent = language === "zh" ? node.dataset.zh : node.dataset.en;
     }
-    for (const node of below.querySelectorAll("[data-t-label]")) node.setAttribute("aria-label", t(node.dataset.tLabel));
-    for (const node of below.querySelectorAll("[data-t-hint]")) node.setAttribute("placeholder", t(node.dataset.tHint));
+    for (const node of within(below, "[data-t-label]")) node.setAttribute("aria-label", t(node.dataset.tLabel));
+    for (const node of within(below, "[data-t-hint]")) node.setAttribute("placeholder", t(node.dataset.tHint));
   }
   function word(node, key, ...args) {
     node.dataset.t = key;
@@ -62,7 +65,7 @@ const Kit = (() => {
   const narrow = matchMedia("(max-width: 40rem)");
   function label(below = document) {
     if (!narrow.matches) return;
-    for (const grid of below.querySelectorAll("table.stack")) {
+    for (const grid of /** @type {NodeListOf<HTMLTableElement>} */ (below.querySelectorAll("table.stack"))) {
       const names = [...grid.querySelectorAll("thead tr > *")].map((one) => one.textContent);
       for (const row of grid.tBodies[0].rows) [...row.cells].forEach((cell, i) => { cell.dataset.label = names[i] || ""; });
     }
@@ -104,7 +107,8 @@ const Kit = (() => {
   // Differences in multiples of round-off. 1 is what rounding alone explains, so all up to there is one level.
   const LEVELS = [[0, "equal"], [1, "round_off"], [4, "up_to_4"], [32, "up_to_32"], [1024, "up_to_1024"], [1e6, "up_to_1e6"], [Infinity, "beyond"]];
   function scale(units) {
-    let level = "none", label = "kit.units_none";
+    /** @type {string | number} */ let level = "none";
+    let label = "kit.units_none";
     if (units === null || units === undefined || Number.isNaN(units)) { /* nothing to compare */ }
     else if (units === Infinity) { level = "bad"; label = "kit.units_bad"; }
     else { level = LEVELS.findIndex(([most]) => units <= most); label = "kit.units_" + LEVELS[level][1]; }
@@ -339,7 +343,7 @@ const Kit = (() => {
   // ---- frame ----
   /* What scrolls inside itself can be reached by keyboard, and only that. */
   function reach(below = document) {
-    for (const node of below.querySelectorAll(".scroll")) {
+    for (const node of within(below, ".scroll")) {
       if (node.scrollWidth > node.clientWidth || node.scrollHeight > node.clientHeight) {
         node.tabIndex = 0; node.setAttribute("role", "region"); node.dataset.tLabel ||= "kit.scrolls"; node.setAttribute("aria-label", t(node.dataset.tLabel));
       } else { node.removeAttribute("tabindex"); node.removeAttribute("role"); node.removeAttribute("aria-label"); }

@@ -132,12 +132,12 @@ Graph.panels.push((store) => {
       view.spots = painter.spots;
     });
     if (views.length === 2 && both) bridge();
-    views.forEach(say);
+    views.forEach((view) => say(view));
     for (const view of views) if (view.width && view.map) minimap.draw(view, pen);
   }
 
   // Where one is: the modules around the middle of the view, in the strip above.
-  function say(view, side) {
+  function say(view) {
     if (!view.width || !view.where) return;
     const { layout } = view;
     let i = layout.hit(Math.max(0, Math.min(layout.w[0], (view.width / 2 - view.dx) / view.scale)), Math.max(0, (height / 2 - view.dy) / view.scale));

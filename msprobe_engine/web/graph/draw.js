@@ -41,8 +41,8 @@ Graph.Painter = class {
     pen.rect(view.left, view.top, view.width, view.height);
     pen.clip();
     this._node(0, view.left + view.dx, view.top + view.dy);
-    this._flowOfSelection();
-    this._path();
+    Graph.edges.drawSelection(this);
+    Graph.edges.drawPath(this);
     this._tooSmall('suspect', marks.suspect);
     this._tooSmall('selected', marks.selected);
     this._tooSmall('partner', marks.partner);
@@ -81,7 +81,7 @@ Graph.Painter = class {
     this._mark(i, x, y, w, h);
     if (!inside) return;
     const [first, last] = layout.linesIn(i, (view.top - y) / scale, (view.top + view.height - y) / scale);
-    if (scale > 0.22) this._edges(i, rows, x, y, scale, first, last);
+    if (scale > 0.22) Graph.edges.drawBetween(this, i, rows, x, y, scale, first, last);
     const { starts, children, tops } = rows;
     const lineOfPixels = 1.5 / scale;
     for (let line = first; line <= last; line++) {
@@ -323,7 +323,7 @@ Graph.Painter = class {
 
   // A small sign whose right end stands at x, unless the view ends before.
   _pill(text, x, y, fill, ink, edge) {
-    const { pen, colour, view } = this;
+    const { pen, view } = this;
     const wide = this._pillWidth(text);
     const left = Math.max(view.left + 4, x - wide);
     this._round(left, y - 9, wide, 18, 9);

@@ -1,9 +1,9 @@
 'use strict';
 // Edges of a side: between the children of a module, of the chosen node to wherever its tensors come from and go, and the way of a fault.
-Object.assign(Graph.Painter.prototype, {
+Graph.edges = (() => {
   // Edges between the children of a node: straight to the next line, in an arc at the right side past others.
-  _edges(i, rows, x, y, scale, first, last) {
-    const { pen, colour, view } = this;
+  function drawBetween(painter, i, rows, x, y, scale, first, last) {
+    const { pen, colour, view } = painter;
     const { layout } = view;
     const { pairs, takes } = layout.flow(i);
     const { starts, children } = rows;
@@ -28,7 +28,7 @@ Object.assign(Graph.Painter.prototype, {
       const a = pairs[e];
       const b = pairs[e + 1];
       if (b < from || a > to || a > b) continue;
-      this._edge(x, y, scale, children[a], children[b], line(b) - line(a), arrows);
+      addEdge(painter, x, y, scale, children[a], children[b], line(b) - line(a), arrows);
     }
     // What comes from outside enters at the top of the first line, or at a corner.
     for (let k = from; k <= to; k++) {
@@ -49,11 +49,11 @@ Object.assign(Graph.Painter.prototype, {
       }
     }
     pen.stroke();
-    this._arrows(arrows, scale);
-  },
+    fillArrows(painter, arrows, scale);
+  }
 
-  _edge(x, y, scale, a, b, lines, arrows) {
-    const { pen, view } = this;
+  function addEdge(painter, x, y, scale, a, b, lines, arrows) {
+    const { pen, view } = painter;
     const { layout } = view;
     const ax = x + (layout.x[a] + layout.w[a] / 2) * scale;
     const ay = y + (layout.y[a] + layout.h[a]) * scale;
@@ -74,11 +74,11 @@ Object.assign(Graph.Painter.prototype, {
     pen.moveTo(sx, sy);
     pen.bezierCurveTo(out, sy, out, ey, ex, ey);
     arrows.push(ex, ey, -1);
-  },
+  }
 
   // Heads of arrows: 0 downwards, 1 to the right, -1 to the left.
-  _arrows(arrows, scale) {
-    const { pen } = this;
+  function fillArrows(painter, arrows, scale) {
+    const { pen } = painter;
     const size = Math.max(2.5, Math.min(5, 4.2 * scale));
     pen.beginPath();
     for (let k = 0; k < arrows.length; k += 3) {
@@ -93,11 +93,11 @@ Object.assign(Graph.Painter.prototype, {
       }
     }
     pen.fill();
-  },
+  }
 
   // What the chosen node takes and gives, to wherever that stands.
-  _flowOfSelection() {
-    const { marks, columns, pen, colour, view } = this;
+  function drawSelection(painter) {
+    const { marks, columns, pen, colour, view } = painter;
     const i = marks.selected;
     if (i < 0 || i === undefined) return;
     const here = view.layout.visible(i);
@@ -108,17 +108,17 @@ Object.assign(Graph.Painter.prototype, {
       const there = view.layout.visible(other);
       if (drawn.has(there * 2 + out) || there === here) return;
       drawn.add(there * 2 + out);
-      const [a, b] = [this.place(view, here), this.place(view, there)];
-      if (out) this._link(a, b, 1.8);
-      else this._link(b, a, 1.8);
+      const [a, b] = [painter.place(view, here), painter.place(view, there)];
+      if (out) drawLink(painter, a, b, 1.8);
+      else drawLink(painter, b, a, 1.8);
     };
     for (const other of columns.producers(i).subarray(0, 60)) one(other, 0);
     for (const other of columns.consumers(i).subarray(0, 60)) one(other, 1);
-  },
+  }
 
   // From a box to a box, both in pixels.
-  _link(from, to, width) {
-    const { pen, view } = this;
+  function drawLink(painter, from, to, width) {
+    const { pen, view } = painter;
     const [ax, ay, bx, by] = [from.x + from.w / 2, from.y + from.h, to.x + to.w / 2, to.y];
     if (Math.max(ay, by) < view.top - 2000 || Math.min(ay, by) > view.top + view.height + 2000) return;
     pen.lineWidth = width * Math.min(1, view.scale + 0.25);
@@ -130,19 +130,19 @@ Object.assign(Graph.Painter.prototype, {
       pen.moveTo(sx, sy);
       pen.bezierCurveTo(out, sy, out, ey, ex, ey);
       pen.stroke();
-      this._arrows([ex, ey, -1], Math.max(0.5, view.scale));
+      fillArrows(painter, [ex, ey, -1], Math.max(0.5, view.scale));
       return;
     }
     pen.moveTo(ax, ay);
     const bend = Math.max(8, Math.min(60, Math.abs(by - ay) / 2)) * Math.min(1, view.scale + 0.3);
     pen.bezierCurveTo(ax, ay + bend, bx, by - bend, bx, by);
     pen.stroke();
-    this._arrows([bx, by, 0], Math.max(0.5, view.scale));
-  },
+    fillArrows(painter, [bx, by, 0], Math.max(0.5, view.scale));
+  }
 
   // The way of a fault, over everything else.
-  _path() {
-    const { marks, pen, colour, view } = this;
+  function drawPath(painter) {
+    const { marks, pen, colour, view } = painter;
     if (!marks.path) return;
     const ink = marks.path.kind === 'nonfinite' ? colour.ubad : colour.bad;
     pen.strokeStyle = ink;
@@ -161,14 +161,16 @@ Object.assign(Graph.Painter.prototype, {
       const inside = last && there.y >= last.y && there.y + there.h <= last.y + last.h; // a module that is to blame, and a call in it
       if (last && !inside) {
         pen.strokeStyle = colour.card; // a seam of the page's colour keeps it apart from what it crosses
-        this._link(last, there, 6);
+        drawLink(painter, last, there, 6);
         pen.strokeStyle = ink;
-        this._link(last, there, 3);
+        drawLink(painter, last, there, 3);
       }
       if (away(there) || there.h < 3) continue;
-      this._round(there.x - 1.5, there.y - 1.5, there.w + 3, there.h + 3, leaf ? there.h / 2 + 1.5 : 8);
+      painter._round(there.x - 1.5, there.y - 1.5, there.w + 3, there.h + 3, leaf ? there.h / 2 + 1.5 : 8);
       pen.lineWidth = Math.min(3, 1 + 3 * scale);
       pen.stroke();
     }
-  },
-});
+  }
+
+  return { drawBetween, drawSelection, drawPath };
+})();

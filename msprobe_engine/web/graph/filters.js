@@ -105,7 +105,7 @@ Graph.filters = (() => {
 
   function draw() {
     if (!store.sides.length || content.hidden) return;
-    const had = document.activeElement?.dataset?.choice, counts = tally();
+    const had = /** @type {HTMLElement | null} */ (document.activeElement)?.dataset?.choice, counts = tally();
     content.replaceChildren();
     const group = (key) => {
       const node = make("fieldset", content);
@@ -147,8 +147,8 @@ Graph.filters = (() => {
   function micro(parent) {
     const select = make("select", parent);
     Graph.panel.label(select, "graph.micro_step");
-    select.append(new Option(Kit.t("graph.micro_all"), -1));
-    for (let i = 0; i < store.pair.microSteps; i++) select.append(new Option(Kit.t("graph.micro_step_n", i), i));
+    select.append(new Option(Kit.t("graph.micro_all"), "-1"));
+    for (let i = 0; i < store.pair.microSteps; i++) select.append(new Option(Kit.t("graph.micro_step_n", i), String(i)));
     select.value = String(state.micro);
     select.addEventListener("change", () => { state.micro = Number(select.value); apply(); draw(); });
   }

@@ -44,7 +44,7 @@ Graph.keys = (() => {
   const TREE = new Set(["ArrowDown", "ArrowUp", "ArrowLeft", "ArrowRight", "PageDown", "PageUp", "Home", "End", "Enter", " "]);
 
   function toTree(event) {
-    const grid = document.querySelector("#graph-tree .tree-grid");
+    const grid = /** @type {HTMLElement | null} */ (document.querySelector("#graph-tree .tree-grid"));
     if (!grid) return;
     event.preventDefault();
     grid.focus();
@@ -56,7 +56,7 @@ Graph.keys = (() => {
     document.addEventListener("keydown", (event) => {
       if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
       if (event.target === document.body && TREE.has(event.key)) { toTree(event); return; }
-      const field = event.target.closest?.("input:not([type=checkbox]), textarea, select, dialog");
+      const field = /** @type {Element} */ (event.target).closest?.("input:not([type=checkbox]), textarea, select, dialog");
       if (field || !Object.hasOwn(actions, event.key) || !store.pair) return;
       event.preventDefault();
       actions[event.key]();

@@ -23,7 +23,7 @@ Graph.overview = (() => {
     runs(part(made, "runs"));
     if (store.manifest.pairs.length > 1) pairs(part(made, "all_pairs"));
     const first = store.manifest.pairs[Graph.panel.firstSuspect()];
-    const suspects = store.manifest.pairs.filter((pair) => pair.suspect >= 0).sort((a, b) => (b === first) - (a === first));
+    const suspects = store.manifest.pairs.filter((pair) => pair.suspect >= 0).sort((a, b) => Number(b === first) - Number(a === first));
     if (suspects.length) firsts(part(made, "first_suspects"), suspects);
     figures(part(made, "step_rank", store.pair.step, store.pair.rank));
     problems(made);

@@ -40,15 +40,17 @@ Graph.panel = (() => {
   }
 
   // The name of an element for those who cannot see its sign, and for those who wait over it.
+  const labelArguments = new WeakMap();
   function label(node, key, ...args) {
     node.dataset.label = key;
-    node.labelArguments = args;
+    labelArguments.set(node, args);
     node.setAttribute("aria-label", Kit.t(key, ...args));
     if (node.tagName === "BUTTON" || node.getAttribute("role") === "separator") node.title = Kit.t(key, ...args);
     return node;
   }
   Kit.on("language", () => {
-    for (const node of document.querySelectorAll("[data-label]")) label(node, node.dataset.label, ...(node.labelArguments || []));
+    const named = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-label]"));
+    for (const node of named) label(node, node.dataset.label, ...(labelArguments.get(node) || []));
   });
 
   // The class that colours a node: its difference where two runs are compared, else whether it is finite.

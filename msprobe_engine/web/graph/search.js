@@ -258,7 +258,7 @@ Graph.search = (() => {
       if (listed) open(false);
       else if (field.value) { field.value = ""; run(); return; }
       // After Enter has gone to a hit back to the page, where n and N go on through the hits.
-      if (!listed || entered) { field.blur(); document.querySelector("#graph-tree [tabindex='0']")?.focus(); }
+      if (!listed || entered) { field.blur(); /** @type {HTMLElement | null} */ (document.querySelector("#graph-tree [tabindex='0']"))?.focus(); }
     }
   }
 

@@ -266,7 +266,7 @@ const Heat = (() => {
       Kit.make("span", legend, Kit.t(scale.note), "soft");
     }
     const chip = (cls, text, sign, any = true) => { const node = Kit.make("span", legend, null, any ? "t-chip" : "t-chip zero"); Kit.make("i", node, sign, cls); node.append(text); };
-    chip("nan", Kit.t("trends.n_nan", Kit.count(nan)), "×", nan); chip("nan", Kit.t("trends.n_inf", Kit.count(inf)), "▲", inf);
+    chip("nan", Kit.t("trends.n_nan", Kit.count(nan)), "×", nan > 0); chip("nan", Kit.t("trends.n_inf", Kit.count(inf)), "▲", inf > 0);
     if (missing) chip("none", Kit.t("trends.n_missing", Kit.count(missing)), "");
   }
   const numberText = (p, k) => p.kind[k] === Trends.MISSING ? Kit.t("trends.missing") : p.kind[k] === Trends.NAN ? "NaN" : p.kind[k] === Trends.INF ? "Inf" : p.kind[k] ? "-Inf" : Kit.number(p.value[k]);
@@ -318,7 +318,7 @@ const Heat = (() => {
     box.style.cursor = h.k >= 0 ? "crosshair" : h.edge ? "ns-resize" : h.label ? "pointer" : "";
     if (h.k >= 0) Kit.tip(event, textOf(h.k, h.i, h.c)); else if (h.label) Kit.tip(event, rowName(h.i)); else Kit.hush();
   }
-  function release(event) {
+  function release() {
     const was = drag; drag = null;
     if (!was || was.edge) return;
     const g = geometry;

@@ -3,7 +3,7 @@
   NaN and Inf stand at the upper edge of the chart, where they happen; a line is broken there. */
 const Lines = (() => {
   const S = Trends.state, FEW = 8, DASH = [5, 4];
-  let box, canvas, heading, legend, buttons, tableBox, grid = null, drawn = null, ask = 0, geometry = null, at = -1, scaleKind = "auto", asTable = false, scaleButton, tableButton;
+  let box, canvas, heading, legend, buttons, tableBox, drawn = null, ask = 0, geometry = null, at = -1, scaleKind = "auto", asTable = false, scaleButton, tableButton;
 
   function mount(parent) {
     const bar = Kit.make("div", parent, null, "t-linebar");
@@ -43,7 +43,8 @@ const Lines = (() => {
   async function refresh() {
     const mine = ++ask, b = Trends.book, f = b.plan.factor, R = Trends.ranks(), runs = S.run === "0" || S.run === "1" || b.runs.length < 2 ? [S.run === "1" ? 1 : 0] : [0, 1];
     const lines = [];
-    let x = [], columns = [], ids = [];
+    const columns = [];
+    let x, ids = [];
     try {
       const kC = Math.floor(S.column / f), target = Kit.name(Trends.metric().targets[S.target] ?? "", 300);
       if (S.along === "step") {
@@ -135,7 +136,7 @@ const Lines = (() => {
     legends();
     if (asTable) { fill(); return; }
     if (!box.clientWidth || !box.clientHeight) return;
-    const made = Kit.canvas(box, box.clientHeight, canvas), pen = made.pen, g = geometry = { left: 64, top: 16, width: made.width - 64 - 14, height: made.height - 16 - 24, n: drawn.x.length };
+    const made = Kit.canvas(box, box.clientHeight, canvas), pen = made.pen, g = geometry = { left: 64, top: 16, width: made.width - 64 - 14, height: made.height - 16 - 24, n: drawn.x.length, X: null };
     pen.clearRect(0, 0, made.width, made.height);
     const lines = drawn.lines, scale = scales(lines), X = (i) => g.left + (g.n > 1 ? i / (g.n - 1) : 0.5) * g.width, Y = (v) => g.top + g.height - (scale.at(v) - scale.low) / (scale.high - scale.low) * g.height;
     g.X = X;
@@ -159,12 +160,12 @@ const Lines = (() => {
     if (now >= 0) { pen.strokeStyle = Kit.colour("accent"); pen.globalAlpha = 0.55; pen.setLineDash([3, 3]); pen.beginPath(); pen.moveTo(X(now), g.top - 6); pen.lineTo(X(now), g.top + g.height); pen.stroke(); pen.setLineDash([]); pen.globalAlpha = 1; }
     if (at >= 0) { pen.strokeStyle = Kit.colour("soft"); pen.beginPath(); pen.moveTo(X(at), g.top); pen.lineTo(X(at), g.top + g.height); pen.stroke(); }
     pen.save(); pen.beginPath(); pen.rect(g.left - 4, 0, g.width + 8, made.height); pen.clip();
-    for (const one of [...lines].sort((p, q) => (p.rank === S.rank) - (q.rank === S.rank))) { if (scale) line(pen, one, lines, X, Y, scale); }
+    for (const one of [...lines].sort((p, q) => Number(p.rank === S.rank) - Number(q.rank === S.rank))) { if (scale) line(pen, one, lines, X, Y); }
     for (const one of lines) marks(pen, one, X, g);
     pen.restore();
     label();
   }
-  function line(pen, one, all, X, Y, scale) {
+  function line(pen, one, all, X, Y) {
     const colour = colourOf(one, all), n = one.high.length, plane = one.band ? "high" : Trends.side(), fine = (i) => !one.kind[i];
     if (one.band || differs(one)) { // between the smallest and the largest
       pen.fillStyle = colour; pen.globalAlpha = one.band ? 0.2 : 0.12;
@@ -239,7 +240,7 @@ const Lines = (() => {
     tableBox.replaceChildren();
     const first = { step: "trends.step", rank: "trends.rank", layer: "trends.layer" }[S.along], same = drawn.lines.every((one) => !differs(one));
     const columns = [{ key: first, kind: S.along === "layer" ? "name" : "number", show: (v) => String(v) }, { key: "trends.line", kind: "text" }, ...(same ? [] : [{ key: "trends.smallest", kind: "number" }]), { key: same ? "trends.value" : "trends.largest", kind: "number" }];
-    grid = Kit.table(tableBox, { columns, rows: cells().map(([x, name, l, h]) => same ? [x, name, h] : [x, name, l, h]), label: heading.textContent, tone: (row) => Number.isFinite(row[row.length - 1]) ? "" : "bad", page: 100 });
+    Kit.table(tableBox, { columns, rows: cells().map(([x, name, l, h]) => same ? [x, name, h] : [x, name, l, h]), label: heading.textContent, tone: (row) => Number.isFinite(row[row.length - 1]) ? "" : "bad", page: 100 });
   }
   function save() {
     const quote = (v) => { const text = String(v); return typeof v === "number" ? text : '"' + (/^[=+\-@\t\r\n'＝＋－＠]/.test(text) ? "'" : "") + text.replace(/"/g, '""') + '"'; };

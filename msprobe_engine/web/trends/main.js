@@ -2,7 +2,8 @@
 /* The controls of a trends page, its keyboard, and its address: #metric=..&map=.. keeps what is shown. */
 (() => {
   const S = Trends.state;
-  let controls = {}, help = null;
+  const controls = {};
+  let help = null;
 
   function select(parent, key, change) {
     const label = Kit.make("label", parent, null, "t-control");

@@ -47,7 +47,7 @@ const Trends = (() => {
         const id = `c.${run}.${m}.${s}.${b}`, n = Math.min(book.block, T - begin) * R * C, part = decode(await Kit.data(id), n, planes), at = begin * R * C;
         Kit.drop(id);
         if (!out.high || (out.high instanceof Float32Array && part.high instanceof Float64Array)) {
-          const Kind = part.high.constructor, wider = (old) => { const all = new Kind(T * R * C); if (old) all.set(old); return all; };
+          const Kind = part.high instanceof Float64Array ? Float64Array : Float32Array, wider = (old) => { const all = new Kind(T * R * C); if (old) all.set(old); return all; };
           const one = out.high && out.high === out.low; out.high = wider(out.high); out.low = planes > 1 && !one ? wider(out.low) : planes > 1 ? wider(null) : out.high;
         }
         out.high.set(part.high, at); if (planes > 1) out.low.set(part.low, at);
