@@ -8,7 +8,6 @@ import tempfile
 from dataclasses import replace
 from typing import Any
 
-import fsdp_layout
 import torch
 import torch.distributed as dist
 from every_family import EVERY_FAMILY
@@ -21,6 +20,10 @@ from msprobe_engine.rows import read
 from msprobe_engine.settings.schema import ReplicaCheckSettings
 from msprobe_integrations.megatron.layout import unwrapped
 
+try:
+    import fsdp_layout
+except ImportError:  # before megatron-core 0.14
+    fsdp_layout = None
 ALL = replace(
     EVERY_FAMILY,
     momentum_agreement=False,
@@ -52,7 +55,7 @@ def spy(state: dict[str, Any], chunks: list[Any], optimizer: Any) -> None:
             if isinstance(module, torch.nn.LayerNorm):
                 module.register_forward_hook(seen)
     step = optimizer.step
-    sharded = fsdp_layout.is_it(chunks)
+    sharded = fsdp_layout is not None and fsdp_layout.is_it(chunks)
 
     @functools.wraps(step)
     def looked() -> Any:

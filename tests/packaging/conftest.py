@@ -26,6 +26,13 @@ SOURCES = (
     "README.zh.md",
     "CHANGELOG.md",
     "SECURITY.md",
+    "CONTRIBUTING.md",
+    "noxfile.py",
+    "package.json",
+    "package-lock.json",
+    "eslint.config.js",
+    "tsconfig.json",
+    ".pre-commit-config.yaml",
     "Makefile",
     "MANIFEST.in",
 )

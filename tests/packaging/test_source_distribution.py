@@ -23,7 +23,7 @@ def test_tests_and_pages_are_in_it(source_distribution: Path, tree: Path) -> Non
     wanted = {str(path.relative_to(tree)) for folder in BESIDE for path in (tree / folder).rglob("*") if path.is_file()}
     assert {"tests/conftest.py", "docs/dump.md"} <= wanted
     assert wanted - names == set()
-    assert {"Makefile", "CHANGELOG.md", "SECURITY.md"} <= names
+    assert {"Makefile", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "setup.py", "noxfile.py", "package-lock.json"} <= names
     assert not [name for name in names if name.endswith((".pyc", ".so"))]
 
 

@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from msprobe_engine import __version__
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("kind", ["compiled_wheel", "plain_wheel"])
 def test_a_wheel_is_built_with_and_without_a_compiler(kind: str, request: pytest.FixtureRequest) -> None:
     """A machine without a C compiler gets a complete wheel; compiled helpers are only added where they can be built."""
-    with zipfile.ZipFile(request.getfixturevalue(kind)) as archive:
+    wheel: Path = request.getfixturevalue(kind)
+    assert wheel.name.startswith(f"msprobe-{__version__}-")
+    with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         entry_points = archive.read(next(n for n in names if n.endswith("entry_points.txt"))).decode()
     assert {"msprobe/py.typed", "msprobe_engine/settings/load.py", "msprobe_integrations/torch/__init__.py"} <= set(names)
