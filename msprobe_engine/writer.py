@@ -19,6 +19,7 @@ from msprobe_engine.records import Frame
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.sinks.base import Sink
 from msprobe_engine.sinks.filelimit import FileLimit
+from msprobe_engine.sinks.losses import Losses
 
 QUEUE_LENGTH = 64
 """Frames that may wait in one queue. A frame of 2000 tensors holds 256 KiB of rows; both queues hold the same ones."""
@@ -47,6 +48,7 @@ class SinkQueue:
         self._file_limit = FileLimit(file_limit, self.sinks)
         self._faults = faults
         self._lose = lose
+        self._losses = Losses()
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(QUEUE_LENGTH)
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
@@ -54,11 +56,12 @@ class SinkQueue:
 
     def submit(self, frame: Frame, alerts: Sequence[Alert], until: float) -> None:
         """Queue one frame. Waits at most `until` (of the monotonic clock) when the queue is full, then drops the frame and counts it."""
-        if self.sinks:
-            self.call(lambda: self._write(frame, alerts), f"frame of step {frame.step}", until)
+        if self.sinks and not self.call(lambda: self._write(frame, alerts), f"frame of step {frame.step}", until):
+            for sink in self.sinks:
+                self._note(sink, frame, alerts)
 
-    def call(self, job: Callable[[], None], what: str, until: float) -> None:
-        """Run `job` on the thread of this queue, after everything that was queued before."""
+    def call(self, job: Callable[[], None], what: str, until: float) -> bool:
+        """Run `job` on the thread of this queue, after everything that was queued before; False when there was no room for it in time."""
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -73,6 +76,8 @@ class SinkQueue:
             waited = time.monotonic() - began
             problem = TimeoutError(f"{what} dropped: {QUEUE_LENGTH} frames are waiting and nothing was written for {waited:.2g} s")
             self._faults.fail(self.name, problem, disable=False, hint=f"{_HANGS} dropped frames are counted")
+            return False
+        return True
 
     @property
     def _works(self) -> bool:
@@ -126,6 +131,7 @@ class SinkQueue:
                 self._queue.put_nowait(None)
                 self._thread.join(timeout=PATIENCE_SECONDS)
         self._thread = None
+        self._tell()
         for sink in self.sinks:
             try:
                 sink.close()
@@ -148,7 +154,17 @@ class SinkQueue:
                 if given is not None:
                     sink.write(given, alerts)
             except Exception as error:
+                self._note(sink, frame, alerts)
+                self._tell()  # before a strict probe raises
                 self._fail(sink, error)
+        self._tell()
+
+    def _note(self, sink: Sink, frame: Frame, alerts: Sequence[Alert]) -> None:
+        if hasattr(sink, "losses"):
+            self._losses.note(sink.name, frame.step, len(alerts))
+
+    def _tell(self) -> None:
+        self._losses.tell([sink.losses for sink in self.sinks if hasattr(sink, "losses")])
 
     def _fail(self, sink: Sink, error: Exception) -> None:
         self._lose(sink.name)

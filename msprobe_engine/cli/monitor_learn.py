@@ -15,7 +15,8 @@ then, in probe.yaml of a later run:
   rules:
     - {rule: learned, args: {file: bands.json}}
 
-exit codes: 0 done, 1 done and --check found false alarms, 2 wrong usage or input"""
+exit codes: 0 done, 1 done and --check found false alarms, 2 wrong usage or input, 3 done, but something of the runs is missing or could
+not be read"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: done, 1: false alarms in a run that was checked, 3: something of the runs could not be read."""
+    """0: done, 1: false alarms in a run that was checked, 3: something of the runs is missing or could not be read."""
     from msprobe_engine.errors import UsageError
     from msprobe_engine.monitor.learn import alerts_of, check, describe, learn
     from msprobe_engine.progress import progress
@@ -50,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"  not read: {problem} ({times})")
     if len(learned.unread) > 10:
         print(f"  and {len(learned.unread) - 10} more problems")
+    for sentence in learned.missing:
+        print(f"warning: {sentence}", file=sys.stderr)
     count = 0
     for path in args.check:
         alarms, known = check(learned.bands, path, progress=lambda items: progress(items, "checking"))
@@ -61,4 +64,4 @@ def run(args: argparse.Namespace) -> int:
         if len(alarms) > 10:
             print(f"  and {len(alarms) - 10} more metrics; learn from this run, too, to widen their bands")
     print(f"written: {args.output}")
-    return 1 if count else 3 if learned.unread_count else 0
+    return 1 if count else 3 if learned.unread_count or learned.missing else 0

@@ -18,20 +18,23 @@ from msprobe_engine.monitor.ranges import ranks_text, steps_text
 from msprobe_engine.monitor.reader import Run
 from msprobe_engine.monitor.series import whole
 from msprobe_engine.sentences import Sentence
+from msprobe_engine.sinks.losses import Loss
 
 _MOST = 8
 """Sentences of one kind: of many ranks that each lack something else the first ones."""
 _NAMED = 16
 """Ranks without files that are named."""
+_NO_STEP = "{0}: no step is there; the run was killed before it wrote its first one, could not write, or has just begun"
 
 Steps = Mapping[int, frozenset[int]]
 
 
 def missing_parts(run: Run) -> list[str]:
-    """Sentences about ranks without files, ranks that lack steps which others have, and steps that were interrupted."""
+    """Sentences about ranks without files, ranks that lack steps which others have, steps that were interrupted, and what could not be
+    written; and about a run of which there is no step."""
     if not run.ranks:
-        return []
-    return [*_missing_ranks(run), *_missing_steps(run), *_interrupted_steps(run)]
+        return [Sentence(_NO_STEP, run.path)]
+    return [*_missing_ranks(run), *_missing_steps(run), *_interrupted_steps(run), *_losses(run)]
 
 
 def steps_on_one_side(target: Run, golden: Run) -> list[str]:
@@ -96,6 +99,8 @@ def _missing_steps(run: Run) -> Iterator[str]:
         if own or not chosen or rank in chosen:
             alike.setdefault(own, []).append(rank)
     together = frozenset[int]().union(*alike)
+    if not together:
+        yield Sentence(_NO_STEP, run.path)
     lacking = [(own, together - own, ranks) for own, ranks in alike.items() if len(own) < len(together)]
     for own, missing, ranks in lacking[:_MOST]:
         inner = sorted(step for step in missing if own and step < max(own))
@@ -118,6 +123,19 @@ def _interrupted_steps(run: Run) -> Iterator[str]:
         if len(steps) == 1:
             template = "{0}: {1} was interrupted on {2}; what is there of it is not the whole"
         yield Sentence(template, run.path, steps_text(sorted(steps)), ranks_text(ranks))
+
+
+def _losses(run: Run) -> Iterator[str]:
+    where: dict[tuple[str, Loss], set[int]] = {}
+    for rank in run.ranks:
+        for file, kept in run.losses(rank):
+            if kept is None:
+                yield Sentence("{0}: cannot be read; it would tell what the run could not write", file)
+            for name, loss in (kept.lost if kept is not None else {}).items():
+                where.setdefault((name, loss), set()).add(rank)
+    for (name, loss), ranks in islice(where.items(), _MOST):
+        template = "{0}: sink {1} of {2} could not write {3} steps, or parts of them (from step {4} to step {5}), with {6} alerts"
+        yield Sentence(template, run.path, name, ranks_text(sorted(ranks)), f"{loss.steps:,}", loss.first, loss.last, f"{loss.alerts:,}")
 
 
 def _steps_of_ranks(runs: list[Run]) -> list[Steps]:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.errors import UsageError
+from msprobe_engine.monitor.completeness import missing_parts
 from msprobe_engine.monitor.learn_relations import relations
 from msprobe_engine.monitor.reader import Run, open_run
 from msprobe_engine.monitor.series import Floats, Integers, Key
@@ -67,6 +68,7 @@ class Learned:
         left_out: reason to metrics.
         unread: what of the files could not be read, to how often.
         unread_count: how much of that is damage; what is learned lacks it.
+        missing: what the runs have not written, or what is not here, see `msprobe_engine.monitor.completeness`.
         widened: bands that had to be widened to be silent.
         steps: first and last step.
     """
@@ -77,6 +79,7 @@ class Learned:
     left_out: dict[str, list[str]] = field(default_factory=dict)
     unread: dict[str, int] = field(default_factory=dict)
     unread_count: int = 0
+    missing: list[str] = field(default_factory=list)
     widened: int = 0
 
 
@@ -113,6 +116,7 @@ def learn(paths: Sequence[Path], *, patience: int = 3, progress: Progress = lamb
     for run in runs:
         out.unread.update(run.problems)
         out.unread_count += run.left_out
+        out.missing += missing_parts(run)
     out.bands.about = {"runs": [str(path) for path in paths], "steps": [first, last], "bands": out.bands.count}
     if not out.bands.count:
         raise UsageError(f"{', '.join(map(str, paths))}: no metric could be learned: {out.left_out}")

@@ -28,6 +28,9 @@ from msprobe_engine.monitor.reader_json import CUT, read_alerts
 from msprobe_engine.monitor.series import EMPTY, Builder, Floats, Integers, Key, Series, Table
 from msprobe_engine.records import FAMILIES
 from msprobe_engine.sinks.filelimit import SAMPLES_EVERY
+from msprobe_engine.sinks.losses import ENDING as LOSSES_ENDING
+from msprobe_engine.sinks.losses import FILE as LOSSES
+from msprobe_engine.sinks.losses import Kept, read_losses
 
 __all__ = ["Key", "Run", "Series", "Table", "open_run"]
 
@@ -160,7 +163,17 @@ class Run:
     def alerts(self, rank: int) -> list[dict[str, Any]]:
         """Alerts in the order in which they were raised, each with the fields of `msprobe_engine.rules.base.Alert`."""
         with guard_reading(self.path, "files of a monitor"):
-            return self._source.alerts(rank)
+            found = self._source.alerts(rank)
+        for file, kept in self.losses(rank):
+            if kept is not None and len(found) < kept.alerts:
+                what = f"{len(found)} alerts of rank {rank} are here, and it says that {kept.alerts} were written"
+                self._source.problems[str(file)] = Counter([what])
+        return found
+
+    def losses(self, rank: int) -> list[tuple[Path, Kept | None]]:
+        """The files that tell what a rank could not write, and what they say; None: it cannot be read."""
+        files = (path / LOSSES if path.is_dir() else path.with_name(f"rank{rank}{LOSSES_ENDING}") for path in self.paths(rank))
+        return [(file, read_losses(file)) for file in files]
 
 
 def _thinning(every: Series) -> str:

@@ -6,6 +6,7 @@ infinities here: no other number is beyond 1e9 there.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from msprobe_engine.monitor.trend_db import LIMIT, stored_keys
 
 Problems = Counter[str]
 _CHUNK = 50_000
+_RANK = re.compile(r"rank(\d{1,7})\.trend\.db", re.ASCII)
 
 
 class SqliteSource:
@@ -37,6 +39,8 @@ class SqliteSource:
             ranks = [rank for rank in found if isinstance(rank, int)]
             if len(ranks) < len(found):
                 self.problems.setdefault(str(path), Counter())["ranks that are no numbers: left out"] = len(found) - len(ranks)
+            if not ranks and (match := _RANK.fullmatch(path.name)) is not None:  # killed before its first step, or the disk was full
+                ranks = [int(match[1])]
             for rank in ranks:
                 self._files.setdefault(rank, []).append(path)
 

@@ -15,6 +15,8 @@ class Sink(Protocol):
 
     A sink raises `SinkError` (or any exception: the writer treats both alike) when it cannot write; the writer then counts the
     loss, says so once, and goes on with the other sinks. `write` must leave earlier steps readable whatever happens in it.
+    A sink whose files somebody reads afterwards has `losses`, a `msprobe_engine.sinks.losses.LossFile` beside them: the writer puts there
+    what could not be written.
     """
 
     name: str

@@ -34,6 +34,7 @@ from msprobe_engine.sinks import resume
 from msprobe_engine.sinks.beside import ALERTS, SCALARS_HEADER, RunFile, alert_lines, scalar_lines
 from msprobe_engine.sinks.cells import statistic_cells
 from msprobe_engine.sinks.features import FEATURES, pivot
+from msprobe_engine.sinks.losses import FILE, LossFile
 from msprobe_engine.sinks.names import Names, safe_cell
 
 __all__ = ["CsvSink", "safe_cell"]
@@ -89,6 +90,7 @@ class CsvSink:
             stamp = f"{MONTHS[now.tm_mon - 1]}{time.strftime('%d_%H-%M-%S', now)}"
             self.directory = root / f"{stamp}-rank{rank}-{secrets.token_hex(4)}"
             make_directory(self.directory, "csv sink")
+        self.losses = LossFile(self.directory / FILE)
         self._size = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(self.directory))
         before = read_info(self.directory).get("alerts") if settings.append_output else None
         self._run = RunFile(self.directory, rank, world_size, monitor, rules)
@@ -178,6 +180,7 @@ class CsvSink:
 
     def close(self) -> None:
         self._close_files()
+        self.losses.close()
         if self._alerts is not None:
             self._alerts.close()
             self._alerts = None

@@ -71,9 +71,11 @@ class JsonLinesSink(OneFileSink):
             if run:
                 self._run.stale()
             raise
+        self.losses.count_alerts(len(alerts))
 
     def close(self) -> None:
         self._file.close()
+        self.losses.close()
 
     def _samples(self, frame: Frame) -> list[str]:
         families = self._names.by_family(frame.samples)

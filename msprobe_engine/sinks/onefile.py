@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from msprobe_engine.core.io.output_files import make_directory
 from msprobe_engine.settings.schema import JsonLinesSettings, MonitorSettings, SqliteSettings
 from msprobe_engine.sinks.beside import RunFile
+from msprobe_engine.sinks.losses import ENDING, LossFile
 from msprobe_engine.sinks.names import Names
 
 
@@ -55,6 +56,7 @@ class OneFileSink:
         self._names = Names(monitor is not None and monitor.squash_name)
         self._run = RunFile(None, rank, world_size, monitor)
         self._open()
+        self.losses = LossFile(directory / f"rank{rank}{ENDING}")
 
     def _open(self) -> None:
         """Open `path`; raises `SinkError`."""

@@ -46,16 +46,24 @@ class SqliteSink(OneFileSink):
             SinkError: nothing of this frame was written.
         """
         families = self._names.by_family(frame.samples)
-        with self._db.transaction():
-            for family, samples in families.items():
-                self._add(family, frame, samples)
-            self._db.add_scalars(self._rank, [(frame.step, name, value) for name, value in frame.scalars.items()])
-            self._db.add_alerts(self._rank, [(alert.step, dumps(alert_fields(alert))) for alert in alerts])
-            if self._run.refresh():
-                self._db.set_info(self._rank, dumps(self._run.content))
+        new = self._run.refresh()
+        try:
+            with self._db.transaction():
+                for family, samples in families.items():
+                    self._add(family, frame, samples)
+                self._db.add_scalars(self._rank, [(frame.step, name, value) for name, value in frame.scalars.items()])
+                self._db.add_alerts(self._rank, [(alert.step, dumps(alert_fields(alert))) for alert in alerts])
+                if new:
+                    self._db.set_info(self._rank, dumps(self._run.content))
+        except BaseException:
+            if new:
+                self._run.stale()
+            raise
+        self.losses.count_alerts(len(alerts))
 
     def close(self) -> None:
         self._db.close()
+        self.losses.close()
 
     def _add(self, family: str, frame: Frame, samples: list[Sample]) -> None:
         if family in FEATURES:

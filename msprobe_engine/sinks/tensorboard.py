@@ -39,6 +39,7 @@ from msprobe_engine.settings.schema import MonitorSettings, TensorBoardSettings
 from msprobe_engine.sinks.events import EventFile, tag_bytes
 from msprobe_engine.sinks.features import FEATURES
 from msprobe_engine.sinks.heatmap import Heatmap
+from msprobe_engine.sinks.losses import FILE, LossFile
 from msprobe_engine.sinks.names import Names, plain_tag, utf8
 
 IMAGE_STEPS = 100
@@ -72,6 +73,7 @@ class TensorBoardSink:
         self.directory = Path(settings.path or output_dir / "tensorboard") / f"rank{rank}"
         """Where the event file is."""
         make_directory(self.directory, "tensorboard sink")
+        self.losses = LossFile(self.directory / FILE)
         self._file = EventFile(self.directory, f"rank{rank}", "tensorboard sink")
         self._summary = self._file.summary
         self._rules: set[str] = set()
@@ -131,6 +133,7 @@ class TensorBoardSink:
             with suppress(SinkError):  # a full disk; what the images show is in the histograms, too
                 self._file.append(self._last, (), (), summary)
         self._file.close()
+        self.losses.close()
 
     def _histogram(self, frame: Frame, sample: Sample, add: Any) -> None:
         reference = sample.extra["histogram"]

@@ -180,7 +180,12 @@ def test_write_error_is_a_sink_error(tmp_path: Path) -> None:
     sink.write(frame_of({"w": [1.0]}, step=1), [])
     sink.close()
     sink.close()
-    assert sorted(path.name for path in sink.directory.iterdir()) == ["grad_reduced_0-0.csv", "grad_reduced_1-1.csv", "run.json"]
+    assert sorted(path.name for path in sink.directory.iterdir()) == [
+        "grad_reduced_0-0.csv",
+        "grad_reduced_1-1.csv",
+        "losses.json",
+        "run.json",
+    ]
 
 
 def test_cost(tmp_path: Path) -> None:

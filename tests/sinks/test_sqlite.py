@@ -38,7 +38,8 @@ def test_tables_that_the_viewer_reads(tmp_path: Path) -> None:
     one.close()
     assert one.path == tmp_path / "trend" / "rank0.trend.db"
     assert one.path.stat().st_mode & 0o777 == 0o640
-    assert [p.name for p in one.path.parent.iterdir()] == ["rank0.trend.db"], "nothing but the file is left after closing"
+    left = sorted(p.name for p in one.path.parent.iterdir())
+    assert left == ["rank0.losses.json", "rank0.trend.db"], "nothing of SQLite's but the file is left after closing"
     targets = rows(one.path, "SELECT target_name, vpp_stage, micro_step FROM monitoring_targets")
     assert targets == [("layers.3.w", 0, 0), ("b", 0, 0), ("c", 0, 0), ("layers.3.w", 0, 1)]
     assert rows(one.path, "SELECT metric_name FROM monitoring_metrics") == [("grad_reduced",), ("actv",)]
@@ -183,7 +184,8 @@ def test_a_run_that_was_killed_before_its_first_step_has_written_nothing(tmp_pat
         for statement in statements:
             db.execute(statement)
     run = open_run(tmp_path)
-    assert run.ranks == []
+    assert run.ranks == [0]
+    assert run.recorded_steps(0) == (frozenset(), frozenset())
     assert [said.removeprefix(f"{path}: ")[:32] for said in run.problems] == ["its run has written nothing to i"]
 
 
