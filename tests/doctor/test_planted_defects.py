@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from functools import lru_cache
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,34 +24,32 @@ from msprobe_integrations.doctor.effects import waits
 PROGRAM = Path(planted_defects.__file__)
 
 
-@lru_cache(None)
-def said(group: str) -> dict[str, list[dict[str, Any]]]:
-    """Lines of the checks and cases of a group, the first part of a module's name."""
+FAST = ("numbers.special_tensors", "effects.waits", "environment")
+
+
+def modules(names: Iterable[str]) -> list[Any]:
+    """One parameter per check; those that Triton's interpreter takes long for belong to the full tier."""
+    return [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in dict.fromkeys(names)]
+
+
+@pytest.mark.parametrize("module", modules(planted_defects.RIGHT))
+def test_planted_defects_are_found_and_nothing_else(module: str) -> None:
+    """With a defect at least one line is WRONG and names it. Without, all lines are ok, or skipped with a reason; the machine that runs the
+    tests may have too little of something."""
     pytest.importorskip("triton")
+    cases = {name: case for name, case in planted_defects.CASES.items() if case.module == module}
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    cases = [*planted_defects.RIGHT, *(name for name, case in planted_defects.CASES.items() if case.module.startswith(group))]
-    names = [name for name in cases if name in planted_defects.CASES or name.startswith(group)]
-    command = [sys.executable, "-W", "ignore", str(PROGRAM), *names]
+    command = [sys.executable, "-W", "ignore", str(PROGRAM), module, *cases]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    return {name: lines for line in ran.stdout.splitlines() for name, lines in json.loads(line).items()}
-
-
-@pytest.mark.parametrize("case", planted_defects.CASES)
-def test_a_planted_defect_is_found(case: str) -> None:
-    """At least one line is WRONG and names it."""
-    module, _, found = planted_defects.CASES[case]
-    lines = said(module.split(".")[0])[case]
-    assert any(found in f"{line['name']} {line.get('why')}" for line in lines if line["verdict"] == "WRONG"), lines
-
-
-@pytest.mark.parametrize("module", planted_defects.RIGHT)
-def test_nothing_is_found_where_nothing_is_wrong(module: str) -> None:
-    """All lines are ok, or skipped with a reason; the machine that runs the tests may have too little of something."""
-    lines = said(module.split(".")[0])[module]
+    said = {name: lines for line in ran.stdout.splitlines() for name, lines in json.loads(line).items()}
+    assert cases
+    for name, case in cases.items():
+        lines = said[name]
+        assert any(case.found in f"{line['name']} {line.get('why')}" for line in lines if line["verdict"] == "WRONG"), (name, lines)
     others = ("skipped", "slow") if module == "environment" else ("skipped",)
-    assert any(line["verdict"] == "ok" for line in lines)
-    assert all(line["verdict"] == "ok" or (line["verdict"] in others and line["why"]) for line in lines), lines
+    assert any(line["verdict"] == "ok" for line in said[module])
+    assert all(line["verdict"] == "ok" or (line["verdict"] in others and line["why"]) for line in said[module]), said[module]
 
 
 def test_waits_of_this_thread_are_counted_by_the_place_in_the_probe() -> None:

@@ -212,7 +212,18 @@ def imported(name: str) -> None:
         pytest.importorskip("deepspeed")
 
 
-@pytest.mark.parametrize(("name", "plant", "verdict"), DEFECTS, ids=[f"{name}-{plant.__name__}" for name, plant, _ in DEFECTS])
+FAST = ("C1", "D1", "D3, numbers", "F1", "C3-spoil_weights")
+
+
+def marks(name: str) -> Any:
+    """The others take seconds each."""
+    return () if name in FAST or name.partition("-")[0] in FAST else pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("name", "plant", "verdict"),
+    [pytest.param(*one, marks=marks(f"{one[0]}-{one[1].__name__}"), id=f"{one[0]}-{one[1].__name__}") for one in DEFECTS],
+)
 def test_planted_defects_are_found(name: str, plant: Callable[[Patch], None], verdict: str) -> None:
     """With a defect in what a check watches, one of its lines says so."""
     imported(name)
@@ -220,7 +231,7 @@ def test_planted_defects_are_found(name: str, plant: Callable[[Patch], None], ve
     assert verdict in [line.verdict for line in lines], lines
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in CHECKS])
 def test_nothing_is_found_without(name: str) -> None:
     """Without it no line is WRONG, and something was checked."""
     imported(name)
