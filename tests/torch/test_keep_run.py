@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import shutil
+import socket
 import textwrap
 import time
 from collections.abc import Callable
@@ -15,10 +16,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 import warm
 from keeping import FORMATS
 from safetensors import safe_open
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.dump.tensor_reader import TensorFiles
@@ -27,6 +32,10 @@ from msprobe_engine.settings.schema import DumpSettings, IncidentSettings, Probe
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 from msprobe_integrations.torch.probe import TorchProbe
+
+# Saved tensors of whole runs: names and files agree, the training keeps its bits, killed and forked processes, two ranks.
+
+ONE_FAST = ["files", pytest.param("packed", marks=pytest.mark.slow)]
 
 
 def train(config: dict[str, Any], directory: Path, steps: int = 2, watch: Callable[[int], None] = lambda _: None) -> list[torch.Tensor]:
@@ -170,7 +179,7 @@ KILLED = """
 
 
 @pytest.mark.framework
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", ONE_FAST)
 def test_killed_in_the_middle_of_a_step(tmp_path: Path, form: str) -> None:
     """SIGKILL leaves an unfinished step whose saved tensors can be read by name."""
     config = tmp_path / "config.json"
@@ -215,24 +224,24 @@ def test_a_forked_child_saves_nothing(tmp_path: Path, form: str) -> None:
     assert check(tmp_path, 1) == check(tmp_path, 2)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", ONE_FAST)
 def test_no_growth(tmp_path: Path, form: str) -> None:
-    """200 dumped steps: neither memory, nor open files, nor threads grow."""
+    """120 dumped steps: neither memory, nor open files, nor threads grow."""
     seen: list[tuple[int, int]] = []
 
     def look(step: int) -> None:
-        if step in (40, 199):
+        if step in (40, 119):
             assert PrecisionDebugger._instance is not None
             PrecisionDebugger._instance.writer.flush()  # steps that wait to be written hold their directories open
             resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
             seen.append((resident, len(os.listdir("/proc/self/fd"))))
 
-    train({"task": "tensor", "level": "L0", "tensor": {"tensor_format": form, "memory_budget_mb": 8}}, tmp_path, 200, look)
+    train({"task": "tensor", "level": "L0", "tensor": {"tensor_format": form, "memory_budget_mb": 8}}, tmp_path, 120, look)
     assert seen[1][0] - seen[0][0] < 12 << 20
     assert seen[1][1] <= seen[0][1] + 2
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", ONE_FAST)
 def test_a_directory_that_goes_away(tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture) -> None:
     """When nothing can be written any more the training goes on with the same bits, and every lost tensor is counted."""
     wanted = train({"task": "statistics", "rank": [5]}, tmp_path, 4)
@@ -256,7 +265,7 @@ def test_a_directory_that_goes_away(tmp_path: Path, form: str, caplog: pytest.Lo
     assert len([r for r in caplog.records if "is where a directory belongs" in r.getMessage()]) == 1
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", ONE_FAST)
 def test_a_full_disk(small: Path, form: str) -> None:
     """A run that fills the disk ends with the same bits; what is named in a finished step is there."""
     wanted = train({"task": "statistics", "rank": [5]}, small, 12)
@@ -269,3 +278,121 @@ def test_a_full_disk(small: Path, form: str) -> None:
         named = {t.data_name for e in dump.entries.values() for _, t in e.tensors() if t.data_name}
         assert named == set(dump.files.names())
         assert ("lost" in dump.header) == ((dump.directory / "not_saved.json").exists() or len(named) < 50)
+
+
+# Saved tensors of two ranks: collectives before and after, local shards, each rank in its own directory.
+
+
+def work(rank: int, port: int, config: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    debugger = PrecisionDebugger(config)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    mesh = init_device_mesh("cpu", (2,))
+    for _ in range(2):
+        debugger.start(model)
+        model(torch.full((2, 4), rank + 1.0)).sum().backward()
+        x = torch.full((3,), rank + 1.0)
+        dist.all_reduce(x)
+        gathered = [torch.zeros(2) for _ in range(2)]
+        dist.all_gather(gathered, torch.full((2,), float(rank)), async_op=True).wait()
+        whole = distribute_tensor(torch.arange(8.0).view(4, 2), mesh, [Shard(0)])
+        torch.relu(whole)
+        debugger.stop()
+        debugger.step()
+    debugger.run.at_exit()
+    dist.destroy_process_group()
+
+
+@pytest.mark.framework
+@pytest.mark.parametrize("form", ["files", pytest.param("packed", marks=pytest.mark.slow)])
+def test_two_ranks(tmp_path: Path, form: str) -> None:
+    """What a collective read is the value before it, what it wrote the value after it was waited for; a DTensor is its local shard."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps({"task": "tensor", "level": "mix", "dump_path": str(tmp_path / "dump"), "tensor": {"tensor_format": form}})
+    )
+    mp.start_processes(work, (port, str(config)), nprocs=2, start_method="fork")
+    dump, backend = open_dump(tmp_path / "dump"), TorchBackend()
+    assert dump.steps == [0, 1]
+    for rank in range(2):
+        step = dump.load(1, rank)
+        assert step.complete
+        found = {name: step.files.load(name, backend) for name in step.files.names()}
+        assert {t.data_name for e in step.entries.values() for _, t in e.tensors() if t.data_name} == set(found)
+        assert found["Distributed.all_reduce.0.forward.input.0.pt"].tolist() == [rank + 1.0] * 3
+        assert found["Distributed.all_reduce.0.forward.output.0.pt"].tolist() == [3.0] * 3
+        gathered = [found[f"Distributed.all_gather.0.forward.output.0.{i}.pt"].tolist() for i in range(2)]
+        assert gathered == [[0.0, 0.0], [1.0, 1.0]]
+        assert found["Torch.relu.0.forward.input.0.pt"].tolist() == torch.arange(8.0).view(4, 2)[2 * rank : 2 * rank + 2].tolist()
+        assert found["Functional.linear.0.forward.input.0.pt"].tolist() == [[rank + 1.0] * 4] * 2
+
+
+# A process that is killed while tensor files of finished steps are still being written.
+
+RUN = """
+    import sys
+    import torch
+    from torch import nn
+    from msprobe_integrations.torch.debugger import PrecisionDebugger
+    torch.set_num_threads(1)
+    debugger = PrecisionDebugger(sys.argv[1])
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(6)))
+    while True:
+        debugger.start(model)
+        model(torch.rand(64, 256)).sum().backward()
+        debugger.stop()
+        debugger.step()
+"""
+
+
+@pytest.mark.framework
+@pytest.mark.parametrize("form", ["files", pytest.param("packed", marks=pytest.mark.slow)])
+def test_a_step_that_says_it_is_complete_has_all_its_tensors(tmp_path: Path, form: str) -> None:
+    """After SIGKILL in the middle of a quick loop every step that is complete, recovered from its log or not, has a file that can be read
+    for every tensor its records name; the last step is not taken for complete unless it is."""
+    config, root = tmp_path / "config.json", tmp_path / "dump"
+    config.write_text(json.dumps({"task": "tensor", "level": "mix", "dump_path": str(root), "tensor": {"tensor_format": form}}))
+    with warm.started(textwrap.dedent(RUN), config):
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not (len(list(root.glob("step*"))) >= 6 and list(root.glob("step*/*/dump.json"))):
+            time.sleep(0.01)
+    dump, backend = open_dump(root), TorchBackend()
+    loaded = 0
+    for step in dump.steps:
+        one = dump.load(step)
+        wanted = {tensor.data_name for entry in one.entries.values() for _, tensor in entry.tensors() if tensor.data_name}
+        there = set(one.files.names())
+        if one.complete:
+            assert wanted
+            for name in wanted:
+                assert one.files.load(name, backend) is not None
+                loaded += 1
+        elif one.entries:
+            assert not wanted <= there, "nothing is missing, yet the step is called incomplete"
+    assert loaded
+
+
+def test_a_recovered_step_without_its_files_is_incomplete(tmp_path: Path) -> None:
+    """What the log names and the disk does not have makes a step incomplete, and the message of a missing tensor says how that can be."""
+    config, root = tmp_path / "config.json", tmp_path / "dump"
+    config.write_text(json.dumps({"task": "tensor", "level": "L0", "dump_path": str(root), "tensor": {}}))
+    code = textwrap.dedent(RUN).replace("while True:", "for _ in range(1):")
+    # the log stays when the last file cannot get its name: the step's dump.json is a directory
+    code = code.replace(
+        "debugger.start(model)", "debugger.start(model); import os, glob; os.mkdir(glob.glob(sys.argv[2] + '/step0/*')[0] + '/dump.json')"
+    )
+    done = warm.run(code, config, root)
+    assert done.returncode == 0, done.stderr
+    folder = next(root.glob("step0/*"))
+    (folder / "dump.json").rmdir()
+    whole = open_dump(root).load(0)
+    assert (whole.recovered, whole.complete) == (True, True)
+    victim = next(iter((folder / "dump_tensor_data").glob("*.pt")))
+    victim.unlink()
+    assert not open_dump(root).load(0).complete
+    with pytest.raises(Exception, match="the process was killed before it was written"):
+        whole.files.load(victim.name, TorchBackend())

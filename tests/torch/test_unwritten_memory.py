@@ -1,9 +1,9 @@
-"""Kernels that Python does not see write through a pointer: no operator of torch runs and no version counter moves. What they have
-written has numbers wherever it is met, those of its present values."""
+"""Memory without values, and memory that kernels write to without an operator of torch."""
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import subprocess
 import sys
@@ -13,10 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from capturing import capture, entries, stat
 
 from msprobe_engine.records import Frame, TensorRef
 from msprobe_integrations.torch.backend import TorchBackend
+
+# Kernels that Python does not see write through a pointer: no operator of torch runs and no version counter moves. What they have
+# written has numbers wherever it is met, those of its present values.
 
 
 def scale(source: torch.Tensor, target: torch.Tensor, factor: float) -> None:
@@ -148,21 +152,20 @@ def test_gradients_of_such_a_function_have_numbers() -> None:
     assert stat(frame, gradient).max == 2.0
 
 
-@pytest.mark.parametrize("n", [1, 3, 32, 1000, 100_000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("strided", [False, True])
-def test_a_kernel_in_place_gives_a_new_row(n: int, dtype: torch.dtype, strided: bool) -> None:
+def test_a_kernel_in_place_gives_a_new_row() -> None:
     """The same tensor in the same version has the same row while its memory is as it was, and a new one when a kernel has written to it."""
-    backend = TorchBackend()
-    whole = torch.ones(n, 2, dtype=dtype)
-    tensor = whole[:, 0] if strided else whole.reshape(-1)
-    first = backend.reduce(tensor)
-    assert backend.reduce(tensor).row == first.row
-    ctypes.memset(whole.data_ptr(), 0, whole.numel() * whole.element_size())
-    second = backend.reduce(tensor)
-    rows = backend.finish_step().rows()
-    assert second.row != first.row
-    assert (rows[first.row][7], rows[second.row][7]) == (1.0, 0.0)
+    types = torch.float32, torch.bfloat16, torch.float64
+    for n, dtype, strided in itertools.product([1, 3, 32, 1000, 100_000], types, [False, True]):
+        backend = TorchBackend()
+        whole = torch.ones(n, 2, dtype=dtype)
+        tensor = whole[:, 0] if strided else whole.reshape(-1)
+        first = backend.reduce(tensor)
+        assert backend.reduce(tensor).row == first.row, (n, dtype, strided)
+        ctypes.memset(whole.data_ptr(), 0, whole.numel() * whole.element_size())
+        second = backend.reduce(tensor)
+        rows = backend.finish_step().rows()
+        assert second.row != first.row, (n, dtype, strided)
+        assert (rows[first.row][7], rows[second.row][7]) == (1.0, 0.0), (n, dtype, strided)
 
 
 def test_a_record_has_the_values_of_its_moment() -> None:
@@ -250,3 +253,85 @@ def test_a_triton_launch_is_a_record(tmp_path: Path) -> None:
         "Triton.rope.1.forward [1.0, 1000.0, 1000.0]",
         "triton.runtime.interpreter triton.runtime.autotuner",
     ], done.stderr[-2000:]
+
+
+# Memory without values: what it holds by chance is no statistic and no reason for an alert.
+
+
+def first(frame: Frame, name: str, section: str = "input_args") -> TensorRef:
+    found: Any = entries(frame)[name].sections[section]
+    ref = found[0] if isinstance(found, list) else found["out"]
+    assert isinstance(ref, TensorRef)
+    return ref
+
+
+def test_empty_tensors_of_inference_mode_do_not_raise() -> None:
+    """`torch.empty` under inference_mode, and of layouts without storage, runs as without the probe."""
+
+    def work() -> None:
+        with torch.inference_mode():
+            torch.empty(3).fill_(1).exp()
+        torch.empty(2, 2, layout=torch.sparse_coo)
+        torch.empty(2, device="meta")
+        torch.vmap(lambda x: torch.empty_like(x).fill_(0) + x)(torch.ones(2))
+
+    assert "Tensor.exp.0.forward" in entries(capture(None, work, "L1")[0])
+
+
+def test_writes_that_leave_the_version_end_rawness() -> None:
+    """Memory filled through ``.data`` has values afterwards; before, it has none through the alias either."""
+
+    def work() -> None:
+        made = torch.empty(4)
+        made.data.fill_(2.0)
+        made.exp()
+
+    frame = capture(None, work, "L1")[0]
+    assert first(frame, "Tensor.fill_.0.forward").row == -1
+    assert stat(frame, first(frame, "Tensor.exp.0.forward")).max == 2.0
+
+
+def test_out_buffers_are_not_read_before_the_call() -> None:
+    """What ``out=`` holds before the call is ignored; the result is recorded."""
+    target = torch.full((3,), float("nan"))
+    frame = capture(None, lambda: torch.add(torch.ones(3), 1, out=target), "L1")[0]
+    assert first(frame, "Torch.add.0.forward", "input_kwargs").row == -1
+    assert stat(frame, first(frame, "Torch.add.0.forward", "output")).max == 2.0
+
+
+def test_memory_of_another_tensor_at_the_same_place_is_not_taken_for_raw() -> None:
+    """A raw tensor that was given other memory says nothing about what comes to lie where it was."""
+
+    def work() -> None:
+        made = torch.empty(1000)
+        made.data = torch.ones(1000)
+        for _ in range(20):
+            torch.ones(1000).exp()
+        made.exp()
+
+    frame = capture(None, work, "L1")[0]
+    rows = [e.sections["input_args"][0].row for n, e in entries(frame).items() if n.startswith("Tensor.exp.")]
+    assert len(rows) == 21
+    assert min(rows) >= 0
+
+
+@pytest.fixture
+def _group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_group")
+def test_collectives_fill_raw_memory() -> None:
+    """A buffer that a collective is to fill has no values before, and has them afterwards."""
+
+    def work() -> None:
+        made = torch.empty(4)
+        dist.broadcast(made, 0)
+        made.exp()
+
+    frame = capture(None, work, "L1")[0]
+    assert first(frame, "Distributed.broadcast.0.forward").row == -1
+    assert first(frame, "Distributed.broadcast.0.forward", "output").row >= 0
+    assert first(frame, "Tensor.exp.0.forward").row >= 0

@@ -1,9 +1,4 @@
-"""Models whose modules lie so deep in each other that the bare program needs nearly all of Python's limit of recursion.
-
-The rule: wherever the bare program trains, it trains with the probe, everything is recorded, and the limit is the program's own when
-hooks are off. Where the program leaves no room, by setting the limit itself while hooks are on, the part of the probe that met the limit is
-off with one message, and the training goes on.
-"""
+"""Programs that need nearly all of Python's recursion limit, or are interrupted by signals."""
 
 from __future__ import annotations
 
@@ -14,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Models whose modules lie so deep in each other that the bare program needs nearly all of Python's limit of recursion.
 
 PROGRAM = Path(__file__).with_name("nested_model.py")
 DEPTH = 240
@@ -32,7 +29,7 @@ def train(kind: str, depth: int, room: int = 0) -> dict[str, Any] | None:
 
 
 @pytest.mark.skipif(sys.version_info[:2] > (3, 11), reason="how deep the bare program gets is that of Python 3.10 and 3.11")
-@pytest.mark.parametrize("kind", ["L0", "mix", "monitor"])
+@pytest.mark.parametrize("kind", [pytest.param("L0", marks=pytest.mark.slow), "mix", pytest.param("monitor", marks=pytest.mark.slow)])
 def test_a_model_that_trains_without_the_probe_trains_with_it(kind: str) -> None:
     """At a depth at which hooks of anybody would end the training."""
     bare = train("bare", DEPTH)
@@ -53,6 +50,7 @@ def least_room() -> int:
     return next(room for room in range(44, 200, 4) if train("hooks", 10, room) is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["L0", "mix", "monitor"])
 def test_without_room_the_probe_goes_and_the_training_stays(kind: str, least_room: int) -> None:
     """The program's own limit leaves fewer frames than our hooks need, and enough for those of the program itself."""
@@ -63,3 +61,21 @@ def test_without_room_the_probe_goes_and_the_training_stays(kind: str, least_roo
     assert seen["loss"] == bare["loss"]
     parts = [text.partition(" is switched off")[0] for text in seen["said"] if "RecursionError" in text]
     assert len(parts) == len(set(parts)) > 0, seen["said"]
+
+
+# A handler of the program's signals may raise while code of the probe runs: the program gets its exception, wherever that is.
+
+INTERRUPTED = Path(__file__).with_name("interrupted_training.py")
+SLOW = [pytest.param(mode, 200, marks=pytest.mark.slow) for mode in ("monitor", "statistics", "tensor")]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("mode", "count"), [("monitor", 8), ("statistics", 8), *SLOW])
+def test_an_exception_at_any_line_of_the_probe_reaches_the_program(mode: str, count: int) -> None:
+    """A sample of the some 6,000 lines that run on the training's thread."""
+    done = subprocess.run([sys.executable, INTERRUPTED, mode, str(count)], capture_output=True, text=True, timeout=3600)
+    assert not done.returncode, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(found)
+    assert not found["wrong"]
+    assert found["passed"] > 0.8 * found["tried"]
