@@ -19,13 +19,14 @@ from msprobe_engine.settings.places import check_directory
 from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
 from msprobe_engine.writer import Writer
 from msprobe_integrations.common import at_exit, exits
-from msprobe_integrations.common.dump_checks import check
+from msprobe_integrations.common.dump_checks import check, check_place
 from msprobe_integrations.common.dump_end import differences
 from msprobe_integrations.common.dump_run import DumpRun
-from msprobe_integrations.common.grad_probe import root_of
+from msprobe_integrations.common.grad_probe import PART, root_of
 
 _log = log.get_logger()
 _PART = "dump"
+_WITHOUT = "the training goes on without it; strict: true stops here"
 
 
 class GradientWatch(Protocol):
@@ -47,7 +48,8 @@ class Debugger(ABC):
         model: the model, when ``start`` is called without.
 
     Raises:
-        SettingsError: the configuration is wrong; the message names every wrong key.
+        SettingsError: the configuration is wrong; the message names every wrong key. A place that cannot be written is no such fault: it
+            is said once and the training goes on without the dump (``strict: true`` raises).
         UsageError: an argument is of a kind that cannot work.
     """
 
@@ -86,11 +88,19 @@ class Debugger(ABC):
             self.claim()
             self.gradients = self._run = None
             if settings.grad_probe is not None:
-                check_directory(root_of(settings), _name(config_path), "dump_path" if settings.grad_probe.dump_path else "output_dir")
                 self.gradients = self.gradient_probe(settings)
+                key = "dump_path" if settings.grad_probe.dump_path else "output_dir"
+                try:
+                    check_directory(root_of(settings), _name(config_path), key)
+                except SettingsError as error:
+                    self.gradients.faults.fail(PART, error, hint=_WITHOUT)
             if settings.grad_probe is None or settings.dump is not None:
                 self.check(settings, _name(config_path))
                 self._run = self.make_run(settings, model, self._hot_switch(config_path, given, settings))
+                try:
+                    check_place(settings, _name(config_path))
+                except SettingsError as error:
+                    self._run.switch_off(error, _WITHOUT)
         except BaseException:
             if not self._built:
                 type(self)._instance = None
@@ -341,7 +351,12 @@ class Debugger(ABC):
             if not settings.dump.dump_enable:
                 _log.warning("dump_enable is false and there is no file to watch: nothing is dumped in this run")
             return None
-        return HotSwitch(Path(config_path).absolute(), given, settings, lambda read: self.check(read, str(config_path)))
+
+        def check_all(read: ProbeSettings) -> None:
+            self.check(read, str(config_path))
+            check_place(read, str(config_path))
+
+        return HotSwitch(Path(config_path).absolute(), given, settings, check_all)
 
     def _at_exit(self) -> None:
         try:

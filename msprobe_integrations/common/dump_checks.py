@@ -76,6 +76,17 @@ def check(settings: ProbeSettings, source: str) -> None:
         raise SettingsError(f"{source}: has no 'dump' section, so PrecisionDebugger has nothing to do")
     if dump.tensor_list and (dump.task != "statistics" or dump.level == "debug"):
         _log.warning("tensor_list has no effect with task %s and level %s; it adds tensors to task statistics", dump.task, dump.level)
+
+
+def check_place(settings: ProbeSettings, source: str) -> None:
+    """Can the dump be written where these settings want it? Apart from `check`, since it is no fault of the configuration: the place may
+    have been fine on another node, or yesterday.
+
+    Raises:
+        SettingsError: it cannot; `source` says where the settings come from.
+    """
+    dump = settings.dump
+    assert dump is not None
     check_directory(root_of(settings), source, "dump_path" if dump.dump_path else "output_dir")
 
 

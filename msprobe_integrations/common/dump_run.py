@@ -102,6 +102,16 @@ class DumpRun(DumpParts):
         self.window = Window(dump.rank, dump.step)
         self.ended = self.window.over(self.step_number)
 
+    def switch_off(self, error: Exception, hint: str) -> None:
+        """Nothing can be written: say so once and leave the training alone.
+
+        Raises:
+            Exception: `error`, in strict mode.
+        """
+        self.faults.fail("dump", error, hint=hint)
+        self.faults.disabled["save"] = self.faults.disabled["dump"]
+        self.on = False
+
     def _poll(self) -> None:
         """Between steps: has the configuration file changed?"""
         if self.hot is None or self._open:

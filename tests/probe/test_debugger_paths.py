@@ -9,6 +9,7 @@ from pathlib import Path
 
 import probe_ranks as pr
 import pytest
+import torch
 from debug_model import Net, config, names, steps, written, x
 
 from msprobe_engine.dump.reader import open_dump
@@ -31,9 +32,25 @@ def run(path: Path, root: Path | str) -> PrecisionDebugger:
 
 
 def refused(path: Path, root: Path | str) -> str:
-    with pytest.raises(SettingsError) as caught:
-        PrecisionDebugger(path, dump_path=str(root))
-    return str(caught.value)
+    """What is said of a place that cannot be written; the debugger does nothing there, and a strict one raises."""
+    strict = {"output_dir": str(path.parent), "dump": {"level": "L0", "dump_path": str(root)}, "strict": True}
+    with pytest.raises(SettingsError, match=r"dump_path: .* cannot be used"):
+        PrecisionDebugger(strict)
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("msprobe_engine.guard._log.error", lambda text, *values: said.append(text % values))
+        debugger = PrecisionDebugger(path, dump_path=str(root))
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        for _ in range(2):
+            debugger.start(model)
+            model(torch.ones(1, 2)).sum().backward()
+            debugger.stop()
+            debugger.step()
+    debugger.run.at_exit()
+    PrecisionDebugger._instance = None
+    (message,) = said
+    assert "the training goes on without it" in message
+    return message
 
 
 @pytest.mark.parametrize("name", ["with space", "a+b", "größe/深い", "tab\there", "quote'\"", "-dash", "*", "line\nbreak"])
