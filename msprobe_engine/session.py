@@ -12,6 +12,7 @@ from typing import Any
 
 from msprobe_engine import redaction
 from msprobe_engine.backend import Backend
+from msprobe_engine.earlier_run import find_earlier_run, is_restart
 from msprobe_engine.guard import Faults
 from msprobe_engine.incident.manager import CaptureRequest, IncidentManager
 from msprobe_engine.incident.notify import Notifier, SilentNotifier
@@ -57,12 +58,15 @@ class Session:
         self.rank = backend.rank()
         self.armed: CaptureRequest | None = None
         self._now = 0
+        self._earlier = ""
         if self.rank is not None:
             set_rank(self.rank)
         rank = self.rank or 0
         with_rules = settings
         if settings.monitor is not None or settings.incident.level:
             with_rules = settings if settings.rules else replace(settings, rules=(RuleSettings(),))
+        with self.faults.guard("look for an earlier run"):
+            self._earlier = find_earlier_run(settings, rank) if not rank else ""
         sinks, errors = build_sinks(
             settings,
             output_dir=self.output_dir,
@@ -103,7 +107,7 @@ class Session:
                 sink.watch_cost(self.pipeline.cost)
 
     def say_what_is_on(self) -> None:
-        """One line on rank 0: that the probe is there, what it watches and where it writes."""
+        """One line on rank 0: that the probe is there, what it watches and where it writes; a second where another run has written."""
         if self.rank:
             return
         settings = self.settings
@@ -120,6 +124,8 @@ class Session:
         ports = {s: getattr(s, "port", None) for s in (*self.writer.sinks, *self.writer.dump_sinks)}
         sinks = ", ".join(f"{s.name} on port {port}" if port else s.name for s, port in ports.items())
         _log.info("msprobe is on: %s; writing to %s%s", ", ".join(parts), self.output_dir, f" ({sinks or 'no sink'})")
+        if self._earlier:
+            _log.log(logging.INFO if is_restart() else logging.WARNING, "%s", self._earlier)
 
     def end_step(
         self, step: int, scalars: Mapping[str, Any] | None = None, stacks: list[list[str]] | None = None, complete: bool = True
