@@ -153,3 +153,14 @@ def test_frames_that_were_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     kept = read_losses(next(tmp_path.rglob(FILE)))
     assert kept is not None
     assert kept.lost["csv"].steps == writer.lost["writer queue"] > 0
+
+
+def test_what_learning_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bands of a run that lost steps are made, and what they were not learned from is named."""
+    write(tmp_path / "run", ["csv"], STEPS)
+    words = ["monitor", "learn", str(tmp_path / "run"), "-o", str(tmp_path / "bands.json")]
+    assert main(words) == 0
+    LossFile(next(tmp_path.rglob(FILE))).tell({"csv": Loss(7, 60, 66, 0)})
+    capsys.readouterr()
+    assert main(words) == 3
+    assert "sink csv of rank 0 could not write 7 steps, or parts of them (from step 60 to step 66)" in capsys.readouterr().err
