@@ -1,5 +1,5 @@
 """Checks every call of the dumps of `tests/fixtures/precheck_existing.tar.xz` with ``--compat`` (arguments: directory of the
-unpacked archive, directory of the results). A process of its own, for its kernels: those of `any_processor`."""
+unpacked archive, directory of the results, cases). A process of its own, for its kernels: those of `any_processor`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CASES = ("transformer_float32", "transformer_bfloat16", "sweep_float32", "sweep_
 VERSIONS = ("8.1.1", "26.2.0")
 
 
-def main(dumps: Path, out: Path) -> None:
+def main(dumps: Path, out: Path, cases: list[str]) -> None:
     """``<out>/<case>/<version>/result.csv`` and ``details.csv`` of all."""
     import torch
 
     print("CPU capability", torch.backends.cpu.get_cpu_capability())
-    for case in CASES:
+    for case in cases:
         dump = read_calls(dumps / case / "rank0" / "dump.json")
         for version in VERSIONS:
             work = Work(
@@ -39,4 +39,4 @@ def main(dumps: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

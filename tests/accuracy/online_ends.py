@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,11 +19,12 @@ from msprobe_engine.accuracy.online.options import Address, ClientOptions, Serve
 from msprobe_engine.accuracy.online.server import Server
 
 LOOPBACK = "127.0.0.1"
+CLI = [sys.executable, "-m", "msprobe_engine.cli.main"]
 QUICK_CLIENT = ClientOptions(heartbeat=0.1, silence=0.6, connect_seconds=2.0, retry_seconds=0.1, longest_wait=5.0)
 QUICK_SERVER = ServerOptions(heartbeat=0.1, silence=0.6, greeting_seconds=0.5)
 
 
-def until(condition: Callable[[], object], seconds: float = 10.0) -> bool:
+def until(condition: Callable[[], object], seconds: float = 60.0) -> bool:
     """Does it become true?"""
     end = time.monotonic() + seconds
     while not condition():
@@ -30,6 +32,18 @@ def until(condition: Callable[[], object], seconds: float = 10.0) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 120.0) -> None:
+    """Wait for what another process does."""
+    assert until(condition, seconds), "it never became true"
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        found: int = listener.getsockname()[1]
+    return found
 
 
 class Kept:

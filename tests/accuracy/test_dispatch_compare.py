@@ -421,12 +421,6 @@ def test_wrong_arguments_are_named(options: dict[str, Any], text: str, tmp_path:
     assert not list(tmp_path.iterdir())
 
 
-def test_dump_path_is_required() -> None:
-    """Without a directory there is nothing to write to."""
-    with pytest.raises(UsageError, match="dump_path=None; allowed is an existing directory"):
-        PtdbgDispatch()
-
-
 def test_difference_of_arrays() -> None:
     """Differences are over what is finite on both sides, signed errors relative from 1 on; without such elements there are none."""
     bench, device = np.array([0.5, 4.0, np.inf, np.nan]), np.array([0.75, 3.0, np.inf, 1.0])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
-import runpy
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +21,6 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 from msprobe_integrations.torch.free_benchmark import sliced
 
-PAGE = Path(__file__).parents[2] / "docs" / "free-benchmark.md"
 MODES = ("improve_precision", "add_noise", "bit_noise", "change_value", "no_change", "to_cpu")
 
 
@@ -146,8 +143,14 @@ def plain() -> list[bytes]:
     return bits_of_training(None, torch.bfloat16)
 
 
-@pytest.mark.parametrize("stage", ["forward", "backward"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "stage"),
+    [
+        *((mode, "forward") for mode in MODES),
+        ("bit_noise", "backward"),
+        *(pytest.param(mode, "backward", marks=pytest.mark.slow) for mode in MODES if mode != "bit_noise"),
+    ],
+)
 def test_the_training_has_the_same_bits(mode: str, stage: str, plain: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every mode and stage, over random operators, recomputation and such as change their input; no_change finds nothing; large calls
     are run in pieces."""
@@ -221,28 +224,6 @@ def test_a_composite_softmax_is_found_and_fixed(tmp_path: Path, monkeypatch: pyt
     (gradient,) = torch.autograd.grad(fixed[:, 0].sum(), x)
     assert gradient.dtype == torch.bfloat16
     assert gradient.isfinite().all()
-
-
-def test_fix_brings_the_loss_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A model whose attention has the composite softmax in bfloat16: with fix its loss is that of the good kernel, or nearly."""
-
-    def loss(around: PrecisionDebugger | None) -> float:
-        torch.manual_seed(3)
-        q, k, v = (torch.randn(4, 32, 16, dtype=torch.bfloat16, requires_grad=True) * 2 for _ in range(3))
-        if around is not None:
-            around.start()
-        found = (F.softmax(q @ k.transpose(-1, -2), -1) @ v).float().square().mean()
-        found.backward()
-        if around is not None:
-            around.stop()
-            around.step()
-        return found.item()
-
-    good = loss(None)
-    monkeypatch.setattr(F, "softmax", composite_softmax)
-    bad = loss(None)
-    fixed = loss(debugger(tmp_path, handler_type="fix", list=["softmax"]))
-    assert abs(fixed - good) < abs(bad - good) / 10
 
 
 def test_registered_functions_are_calls(tmp_path: Path) -> None:
@@ -397,17 +378,3 @@ def test_two_ranks(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     mp.start_processes(work, (port, str(tmp_path)), nprocs=2, start_method="fork")
-
-
-def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example for PyTorch of docs/free-benchmark.md finds what the page says it does."""
-    text = PAGE.read_text(encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    settings = re.findall(r"```json\n(.*?)```", text, re.DOTALL)[0]
-    (program,) = re.findall(r"```python\n(# PyTorch.*?)```", text, re.DOTALL)
-    (tmp_path / "config.json").write_text(settings)
-    (tmp_path / "program.py").write_text(program)
-    runpy.run_path(str(tmp_path / "program.py"))
-    found = [row["api_name"] for row in rows(tmp_path)]
-    assert found[0] == "Torch.exp.0.forward"
-    assert "Torch.softmax.0.forward" not in found

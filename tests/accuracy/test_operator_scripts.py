@@ -226,6 +226,7 @@ def test_directions_seed_and_saving(dump: Path, tmp_path: Path) -> None:
     assert (os.stat(tmp_path / "Torch.exp.0.forward.py").st_mode & 0o777) == 0o640
 
 
+@pytest.mark.slow
 def test_pytest_takes_a_script(scripts: Path) -> None:
     """A script is a test as well."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", str(scripts / "Torch.exp.0.py")]
@@ -395,6 +396,7 @@ def test_names_are_taken_without_their_number_and_misspelled_ones_told(
         assert "did you mean Functional.linear" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_there_is_one_line(statistics: Path, tmp_path: Path) -> None:
     """Exit status 2, no traceback; and nothing is said of a numpy that the script does not need."""
     assert generate(statistics, tmp_path, ["Functional.linear.0"]) == 0

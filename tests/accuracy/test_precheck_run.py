@@ -94,6 +94,7 @@ def test_a_call_that_takes_its_process_down_or_hangs_costs_one_row_with_the_reas
     assert "black_list: no call of 'nothing' in this dump" in err
 
 
+@pytest.mark.slow
 def test_a_check_that_is_killed_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     """Killed at any row, resumed with another number of processes: the same bytes. The dump may be read-only; nothing is left in it."""
     file = dump(tmp_path / "dump", ["slow", "good", "wrong"] * 20)
@@ -257,7 +258,13 @@ def test_the_summary_says_what_was_compared_with_what(tmp_path: Path, capsys: py
     assert not list(tmp_path.glob("ut_error_data*"))
 
 
-@pytest.mark.parametrize(("device", "more"), [(["cuda:77"], []), (["cuda:77"], ["--compat"]), (["0"], ["--compat"]), (["0", "1"], [])])
+@pytest.mark.parametrize(
+    ("device", "more"),
+    [
+        (["cuda:77"], []),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((["cuda:77"], ["--compat"]), (["0"], ["--compat"]), (["0", "1"], []))),
+    ],
+)
 def test_a_device_that_is_not_there_is_refused_before_files_are_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], device: list[str], more: list[str]
 ) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import re
-import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,6 @@ from msprobe_engine.errors import UsageError
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy_grpo import training
-
-PAGE = Path(__file__).parents[2] / "docs" / "rl.md"
 
 
 @pytest.mark.parametrize(
@@ -47,14 +43,6 @@ def test_faults_of_a_training(fault: str, first: str, later: str, tmp_path: Path
         found.append(monitor.cause.name)
         monitor.step()
     assert found == [first] + [later] * 4
-
-
-def test_arrays_that_are_one_position_apart() -> None:
-    """The neighbouring position fits better."""
-    x = np.random.default_rng(0).normal(-2, 1, (4, 40))
-    found = measure(Batch.of(x[:, 1:], x[:, :-1]))
-    assert cause_of(found).name == SHIFT
-    assert found.shifted > 0.999
 
 
 def test_figures() -> None:
@@ -128,22 +116,3 @@ def test_mistakes_and_faults(tmp_path: Path) -> None:
     monitor = LogProbMonitor(tmp_path / "file" / "x")
     assert monitor.observe(torch.zeros(3), torch.zeros(3)) is not None
     assert monitor.observe(torch.zeros(3), torch.zeros(3)) is None
-
-
-def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The loop of docs/rl.md finds the fault that the page says it has, and the comparison of two runs runs."""
-    text = PAGE.read_text(encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    loop, saving, comparing = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    (tmp_path / "loop.py").write_text(loop)
-    runpy.run_path(str(tmp_path / "loop.py"))
-    with (tmp_path / "rl_out" / "logprob_mismatch_rank0.csv").open(newline="") as file:
-        assert [row["cause"] for row in csv.DictReader(file)] == [TEMPERATURE] * 3
-    for run in (saving, saving.replace('"first", 5', '"second", 7'), comparing):
-        monkeypatch.setattr("msprobe_integrations.common.single_save.SingleSave._instance", None)
-        (tmp_path / "program.py").write_text(run)
-        runpy.run_path(str(tmp_path / "program.py"))
-    monkeypatch.setattr("msprobe_integrations.common.single_save.SingleSave._instance", None)
-    assert "2 of 3 keys differ" in capsys.readouterr().err
-    with (tmp_path / "compared" / "log_probs.csv").open(newline="", encoding="utf-8-sig") as file:
-        assert [row["verdict"] for row in csv.DictReader(file)] == ["same"]

@@ -33,6 +33,7 @@ def types(result: CallResult) -> list[tuple[str, str]]:
     return [(t.bench_dtype.removeprefix("torch."), t.device_dtype.removeprefix("torch.")) for t in result.tensors]
 
 
+COMPILE = torch.compile
 C64, F8 = torch.complex64, torch.float8_e4m3fn
 CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], Any, list[str]]] = {
     "method": ("Tensor.matmul.0", (normal(3, 4, grad=True), normal(4, 5)), {}, normal(3, 5), ["forward.output.0", "backward.output.0"]),
@@ -112,13 +113,12 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], Any, list[str]]] = 
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CALLS)
-def test_right_kernels_pass(case: str) -> None:
+def test_right_kernels_pass() -> None:
     """Every form of a call runs on both sides; outputs, written arguments and gradients are compared and pass."""
-    name, args, kwargs, grad, compared = CALLS[case]
-    result = check(name, *args, grad=grad, **kwargs)
-    assert (result.forward, result.backward, result.message) == (PASS, NOT_RUN if grad is None else PASS, "")
-    assert names(result) == compared
+    for case, (name, args, kwargs, grad, compared) in CALLS.items():
+        result = check(name, *args, grad=grad, **kwargs)
+        assert (result.forward, result.backward, result.message) == (PASS, NOT_RUN if grad is None else PASS, ""), case
+        assert names(result) == compared, case
 
 
 def test_types_of_both_sides() -> None:
@@ -339,15 +339,15 @@ def softmax() -> Iterator[Any]:
     forget_operator("Torch.softmax")
 
 
-@pytest.mark.parametrize("fault", WRONG)
-def test_wrong_kernels_are_errors(fault: str, softmax: Any) -> None:
+def test_wrong_kernels_are_errors(softmax: Any) -> None:
     """What is wrong with a kernel is seen, with saved inputs and with drawn ones."""
-    softmax(WRONG[fault])
-    x = normal(16, 16)
-    x[3, 4] = torch.nan if fault == "swallows NaN" else 0
-    assert check("Torch.softmax.0", x, 1).forward == ERROR
-    if fault != "swallows NaN":
-        assert check("Torch.softmax.0", x, 1, saved=False).forward == ERROR
+    for fault, kernel in WRONG.items():
+        softmax(kernel)
+        x = normal(16, 16)
+        x[3, 4] = torch.nan if fault == "swallows NaN" else 0
+        assert check("Torch.softmax.0", x, 1).forward == ERROR, fault
+        if fault != "swallows NaN":
+            assert check("Torch.softmax.0", x, 1, saved=False).forward == ERROR, fault
 
 
 def test_wrong_gradients_are_errors(softmax: Any) -> None:
@@ -588,10 +588,13 @@ def test_data_of_a_call() -> None:
     assert data["forward.output.bench.0"].dtype is torch.float64
 
 
-def test_compiled() -> None:
-    """The target may be the compiled call."""
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target may be the compiled call; inductor, torch's own choice, takes a C++ compiler many seconds."""
+    compiled: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda call, **options: compiled.append(call) or COMPILE(call, backend=backend, **options))
     result = check("Functional.gelu.0", normal(4, 8, grad=True), grad=normal(4, 8), checker=Checker(None, Target(compiled=True)))
-    assert (result.forward, result.backward) == (PASS, PASS)
+    assert (result.forward, result.backward, len(compiled)) == (PASS, PASS, 1)
 
 
 def test_a_fault_of_ours_is_no_refusal_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 WORDS, PAD, END = 24, 0, 1
-FAULTS = ("", "temperature", "low precision", "stale weights", "logits shifted", "arrays shifted", "mask", "nan")
 PROMPT, LENGTH, TEMPERATURE = 4, 16, 0.8
 
 
@@ -73,10 +72,6 @@ def training(fault: str, steps: int = 5) -> Iterator[Rollout]:
         new = scores.gather(-1, tokens[..., None])[..., 0]
         if fault == "mask":
             used = torch.ones_like(used)
-        if fault == "arrays shifted":
-            old = old.roll(1, 1)
-            used = used & used.roll(1, 1)
-            used[:, 0] = False
         if fault == "nan":
             old = old.masked_fill(tokens == 7, float("nan"))
         yield Rollout(old, new.detach(), used, tokens)

@@ -15,6 +15,8 @@ import numpy as np
 
 _NUMBER = re.compile(rb"(?<![0-9.])-?[0-9]{4,}")
 _DEEPEST = 4
+KINDS = ("<i4", ">i4", "<f4", ">f4", "<f8", ">f8")
+"""An int32 is the lower half of an int64."""
 
 
 def contents(name: str, data: bytes, depth: int = 0) -> Iterator[tuple[str, bytes]]:
@@ -41,20 +43,25 @@ def _forms(text: str) -> set[bytes]:
     return {text.encode(), text.encode("utf-16-le"), escaped.encode(), escaped.replace("\\u", "\\U0000").encode()}
 
 
+def _numbers_in(data: bytes, kind: str, ids: Sequence[int]) -> int:
+    """How many of the ids stand in the bytes, at whatever place."""
+    known, width, seen = np.array(sorted(ids), kind), np.dtype(kind).itemsize, set()
+    for start in range(min(width, len(data))):
+        values = np.frombuffer(data, kind, (len(data) - start) // width, start)
+        with np.errstate(invalid="ignore"):
+            near = values[(values >= known[0]) & (values <= known[-1])]
+        seen |= set(np.intersect1d(near, known).tolist())
+    return len(seen)
+
+
 def finds(directory: Path, ids: Sequence[int], texts: Sequence[str]) -> list[str]:
     """Where any of the ids or texts stands: ``file: what, how``."""
     wanted = set(ids)
     found = [f"{path}: {text}, name" for path in map(str, directory.rglob("*")) for text in texts if text in path]
-    kinds = {kind: {np.array(one, kind).tobytes() for one in ids} for kind in ("<i4", ">i4", "<f4", ">f4", "<f8", ">f8")}
-    searches = {kind: re.compile(b"|".join(re.escape(end) for end in {value[-2:] for value in known})) for kind, known in kinds.items()}
     for path in sorted(path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()):
         for name, data in contents(str(path.relative_to(directory)), path.read_bytes()):
             found += [f"{name}: {text}" for text in texts if any(form in data for form in _forms(text))]
             numbers = wanted & {int(match.group()) for match in _NUMBER.finditer(data) if len(match.group()) < 20}
             found += [f"{name}: {number}, text" for number in sorted(numbers)[:3]]
-            for kind, known in kinds.items():  # an int32 is the lower half of an int64
-                width = np.dtype(kind).itemsize
-                hits = {data[max(match.end() - width, 0) : match.end()] for match in searches[kind].finditer(data)} & known
-                if hits:
-                    found.append(f"{name}: {len(hits)} ids, {kind}")
+            found += [f"{name}: {count} ids, {kind}" for kind in KINDS if (count := _numbers_in(data, kind, ids))]
     return found

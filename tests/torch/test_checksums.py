@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from msprobe_engine import hostkernel, rows
 from msprobe_engine.errors import UsageError
 from msprobe_integrations.torch import checksums
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.checksums import Staging, xor_into
+from msprobe_integrations.torch.checksums import Staging
 from msprobe_integrations.torch.statistics import CODES
 from msprobe_integrations.torch.testing import EarlyRead, ProbeDevice, reads_forbidden
 
@@ -158,22 +157,6 @@ def test_device_tensors(mode: str) -> None:
     assert backend.unsupported == {}
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 9, 1000, 4097])
-def test_xor_in_pieces(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    """Tensors longer than one piece, of odd lengths and at odd offsets fold to the same word."""
-    monkeypatch.setattr(checksums, "_XOR_PIECE", 64)
-    for tensor in (
-        torch.randn(n),
-        torch.randint(0, 255, (n + 3,), dtype=torch.uint8)[3:],
-        torch.randn(n + 1).half()[1:],
-        torch.randn(5, n).t(),
-        torch.ones(()).expand(n),
-    ):
-        out = torch.zeros((), dtype=torch.int64)
-        xor_into(tensor, out)
-        assert int(out) & (2**64 - 1) == xor_of(raw(tensor))
-
-
 def test_tensors_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors that fill a block, that do not fit behind another and that are longer than a block all have their CRC; when every
     block is under way the hook has to wait, which a device without streams can only do by reading."""
@@ -188,37 +171,6 @@ def test_tensors_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     late = Staging(ProbeDevice.wrap(torch.ones(1)))
     with reads_forbidden(), pytest.raises(EarlyRead):
         late.take(ProbeDevice.wrap(torch.ones(64 * (checksums.MOST_BLOCKS + 2))), 0)
-
-
-class Copies(TorchDispatchMode):
-    """How many bytes an operator gives at most in memory of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.most = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and func._schema.returns[0].alias_info is None:
-            self.most = max(self.most, result.numel() * result.element_size())
-        return result
-
-
-@pytest.mark.parametrize("tensor", [torch.randn(1, 5).expand(4000, 5), torch.randn(500, 8).t()], ids=["expanded", "transposed"])
-def test_no_copy_of_a_whole_tensor(monkeypatch: pytest.MonkeyPatch, tensor: torch.Tensor) -> None:
-    """Bytes of a strided tensor are put in order piece by piece: the gradient of a sum has one element in memory, a copy gigabytes."""
-    monkeypatch.setattr(checksums, "_XOR_PIECE", 256)
-    out = torch.zeros((), dtype=torch.int64)
-    with Copies() as copies:
-        xor_into(tensor, out)
-    assert copies.most <= 512
-    assert int(out) & (2**64 - 1) == xor_of(raw(tensor))
-    monkeypatch.setattr(checksums, "BLOCK", 4096)
-    staging = Staging(torch.ones(1))
-    with Copies() as copies:
-        staging.take(tensor, 0)
-    assert copies.most <= 4096
-    assert staging.results() == {0: zlib.crc32(raw(tensor))}
 
 
 class Streams:

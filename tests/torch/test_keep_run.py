@@ -33,8 +33,6 @@ from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 from msprobe_integrations.torch.probe import TorchProbe
 
-# Saved tensors of whole runs: names and files agree, the training keeps its bits, killed and forked processes, two ranks.
-
 ONE_FAST = ["files", pytest.param("packed", marks=pytest.mark.slow)]
 
 

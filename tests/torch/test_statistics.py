@@ -92,14 +92,6 @@ def test_moments_and_counts_below_a_limit(dtype: torch.dtype, n: int, seed: int,
         np.testing.assert_allclose(row[rows.SUM3], expected[rows.SUM3], rtol=1e-11, atol=1e-10 * expected[rows.SUM4] ** 0.75)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.uint64, torch.complex64])
-def test_pieces_do_not_change_the_row(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tensor larger than one piece gives the same row."""
-    tensor = bits(dtype, 5000, 7)
-    monkeypatch.setattr(statistics, "PIECE", 1234)
-    same(by_operators(tensor), by_numpy(tensor))
-
-
 def test_any_strides_and_scalars() -> None:
     """Transposed, expanded and 0-dim tensors are counted by logical elements."""
     x = torch.randn(6, 5)

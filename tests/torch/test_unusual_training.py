@@ -25,8 +25,6 @@ from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.probe import TorchProbe
 from msprobe_integrations.torch.structure import MAX_VALUES, convert
 
-# Trainings that do unusual things: what is recorded is still right, and nothing is switched off.
-
 
 class TwoHeads(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
