@@ -168,9 +168,7 @@ WRONG: dict[str, Callable[[], Made]] = {
         {"eps": 2**-7},
     ),
     "batch_norm with corrected variance": lambda: Made(
-        "Functional.batch_norm",
-        (X, None, None, None, None, True),
-        (X - X.mean(0)) / (X.var(0) + 1e-5).sqrt(),
+        "Functional.batch_norm", (X, None, None, None, None, True), (X - X.mean(0)) / (X.var(0) + 1e-5).sqrt()
     ),
     "gelu by tanh": lambda: Made("Functional.gelu", (X,), F.gelu(X, approximate="tanh")),
     "gelu computed in bfloat16": lambda: Made("Functional.gelu", (x := X.bfloat16(),), 0.5 * x * (1 + torch.erf(x * 0.7071))),
@@ -256,10 +254,7 @@ WRONG: dict[str, Callable[[], Made]] = {
         "Functional.avg_pool2d", (IMAGE, 3, 3, 1), F.avg_pool2d(IMAGE, 3, 3, 1), {"count_include_pad": False}
     ),
     "cross_entropy without ignore_index": lambda: Made(
-        "Functional.cross_entropy",
-        (X, t := torch.arange(64)),
-        F.cross_entropy(X, t),
-        {"ignore_index": 3},
+        "Functional.cross_entropy", (X, t := torch.arange(64)), F.cross_entropy(X, t), {"ignore_index": 3}
     ),
     "mse_loss as a sum": lambda: Made("Functional.mse_loss", (X, Y), F.mse_loss(X, Y, reduction="sum")),
     "gradient halved": lambda: with_gradient("Functional.gelu", F.gelu, lambda g: g / 2, X),

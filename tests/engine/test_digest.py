@@ -78,9 +78,7 @@ def test_what_xor_confuses_is_told_apart() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    shape=st.lists(st.integers(1, 12), min_size=1, max_size=4),
-    dtype=st.sampled_from(["f4", "f2", "f8", "u1", "c8", "c16"]),
-    data=st.data(),
+    shape=st.lists(st.integers(1, 12), min_size=1, max_size=4), dtype=st.sampled_from(["f4", "f2", "f8", "u1", "c8", "c16"]), data=st.data()
 )
 def test_shards_sum_to_the_whole(shape: list[int], dtype: str, data: st.DataObject) -> None:
     """Digests of shards along any dimension, with global indices, add up to the digest of the whole tensor; kernel and numpy agree."""

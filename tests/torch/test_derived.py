@@ -159,11 +159,7 @@ def test_strided_and_unequal_tensors() -> None:
     backend = TorchBackend()
     for left, right in ((g.t(), m), (g, m.t()), (g.t(), m.t().t()), (g[::2], m.t()[::2])):
         sameness(backend, backend.reduce_agreement(left, right), (1 + torch.sign(left) * torch.sign(right)) / 2)
-    for left, right, why in (
-        (g, g[0], "pair of different sizes"),
-        (g.int(), m, "no pair kernel: torch.int32"),
-        (g, m.to("meta"), "meta"),
-    ):
+    for left, right, why in ((g, g[0], "pair of different sizes"), (g.int(), m, "no pair kernel: torch.int32"), (g, m.to("meta"), "meta")):
         assert backend.reduce_agreement(left, right).row == -1
         assert why in backend.unsupported
 

@@ -325,7 +325,6 @@ def test_places_of_gradients() -> None:
     assert shapes["layer_norm"] == [(2, 3), None]
     assert shapes["where"] == [(2, 3)]
     _, found = run(
-        lambda x, k, mask, y, z=None: x * k * mask + y * z,
-        lambda m: m(fresh(), 3, torch.ones(2, 3), fresh(), z=fresh()).sum().backward(),
+        lambda x, k, mask, y, z=None: x * k * mask + y * z, lambda m: m(fresh(), 3, torch.ones(2, 3), fresh(), z=fresh()).sum().backward()
     )
     assert [r.description.shape for r in backward_of(found).sections["output"]] == [(2, 3)] * 3
