@@ -1,20 +1,18 @@
-"""The existing tool's converters take our files and say what ours say.
-
-Opt-in: MSPROBE_EXISTING_VENV_26 and MSPROBE_EXISTING_VENV_81 name virtual environments with versions 26.2.0 and 8.1.1.
-"""
+"""The existing tool's converters take our files and say what ours say."""
 
 from __future__ import annotations
 
+import json
 import math
-import os
 import sqlite3
-import subprocess
+import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from existing_environment import SOURCES, existing_tool, reference
 
 from msprobe_engine.monitor.csv2tb import csv2tensorboard_by_step
 from msprobe_engine.monitor.data2db import Options, data2db
@@ -25,15 +23,8 @@ from msprobe_engine.testing import frame_of
 
 OPS = ("norm", "min", "max", "mean", "nans", "zeros")
 FIXTURES = Path(__file__).parent.parent / "fixtures"
+MICRO_STEP = ("true", "false")
 VALUES: tuple[list[float], ...] = ([1.0, -2.5], [math.nan], [1e12, 3.0], [-math.inf, 1.0], [0.0, 0.25], [-1e-30])
-
-
-def existing(variable: str, *command: str) -> None:
-    place = os.environ.get(variable)
-    if not place:
-        pytest.skip(f"{variable} does not name a virtual environment")
-    done = subprocess.run([f"{place}/bin/{command[0]}", *command[1:]], capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def run_of(root: Path) -> Path:
@@ -72,67 +63,90 @@ def tags(path: Path) -> set[tuple[Any, ...]]:
         return set(db.execute(query))
 
 
-@pytest.mark.parametrize("micro_step", ["true", "false"])
-def test_data2db_of_our_files(tmp_path: Path, micro_step: str) -> None:
+def global_numbers(path: Path) -> dict[str, set[str]]:
+    """Each column of the global numbers; where it is a list, without order."""
+    with closing(sqlite3.connect(path)) as db:
+        rows = db.execute("SELECT * FROM global_stats")
+        return {c[0]: set(str(v).split(",")) for c, v in zip(rows.description, next(rows))}
+
+
+def dumps(version: str) -> list[Path]:
+    """Dumps of the existing tool."""
+    return sorted({path.parents[2] for path in (FIXTURES / version).glob("*/step*/rank[0-9]/dump.json")})[:3]
+
+
+def scalars(directory: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """Steps and values of every tag, by directory of event files."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = {}
+    for place in sorted({path.parent for path in directory.rglob("events.*")}):
+        events = EventAccumulator(str(place), size_guidance={"scalars": 0})
+        events.Reload()
+        values = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+        found[str(place.relative_to(directory))] = values
+    return found
+
+
+def make(out: Path) -> None:
+    """What the converters of the existing tool make of our files and of its own dumps: data bases of 26.2.0, events of 8.1.1."""
+    with tempfile.TemporaryDirectory() as directory:
+        work = Path(directory)
+        root = run_of(work / "run")
+        new, old = existing_tool("26.2.0"), existing_tool("8.1.1")
+        for micro_step in MICRO_STEP:
+            new.run("msprobe", "data2db", "--db", out / micro_step, "--data", root, "--micro_step", micro_step, cwd=work)
+            for version in ("26.2.0", "8.1.1"):
+                for source in dumps(version):
+                    place = out / f"{micro_step}-{version}-{source.name}"
+                    options = ("--format", "dump", "--micro_step", micro_step)
+                    new.run("msprobe", "data2db", "--db", place, "--data", source, *options, cwd=work)
+        call = f"csv2tensorboard_by_step({str(root)!r}, output_dirpath={str(work / 'events')!r})"
+        old.run("python", "-c", f"from msprobe.pytorch.monitor.csv2tb import csv2tensorboard_by_step\n{call}", cwd=work)
+        (out / "events.json").write_text(json.dumps(scalars(work / "events")))
+
+
+@pytest.fixture(scope="module", params=SOURCES)
+def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make` has made."""
+    return reference("monitor_files", request.param, tmp_path_factory.mktemp("theirs"), make)
+
+
+@pytest.mark.parametrize("micro_step", MICRO_STEP)
+def test_data2db_of_our_files(tmp_path: Path, theirs: Path, micro_step: str) -> None:
     """26.2's data2db on our CSV gives the rows, tags and global numbers that ours gives."""
-    root = run_of(tmp_path / "run")
-    existing(
-        "MSPROBE_EXISTING_VENV_26", "msprobe", "data2db", "--db", str(tmp_path / "old"), "--data", str(root), "--micro_step", micro_step
-    )
-    (ours,) = data2db(tmp_path / "new", root, options=Options(micro_step=micro_step == "true"))
-    old = tmp_path / "old" / "monitor_data.trend.db"
+    (ours,) = data2db(tmp_path / "new", run_of(tmp_path / "run"), options=Options(micro_step=micro_step == "true"))
+    old = theirs / micro_step / "monitor_data.trend.db"
     assert trend(ours.path) == trend(old)
     assert len(trend(old)) == 2 * (6 * 6 + 5 * 6 + 5)
     assert tags(ours.path) == tags(old)
-    facts = []
-    for path in (ours.path, old):
-        with closing(sqlite3.connect(path)) as db:
-            rows = db.execute("SELECT * FROM global_stats")
-            facts.append({c[0]: set(str(v).split(",")) for c, v in zip(rows.description, next(rows))})
-    assert facts[0] == facts[1]
+    assert global_numbers(ours.path) == global_numbers(old)
 
 
-def test_our_reader_on_the_existing_data_base(tmp_path: Path) -> None:
+def test_our_reader_on_the_existing_data_base(theirs: Path) -> None:
     """A data base that 26.2 made is read with what it has kept: NaN where it has NULL, its limits where it has clamped."""
-    root = run_of(tmp_path / "run")
-    existing("MSPROBE_EXISTING_VENV_26", "msprobe", "data2db", "--db", str(tmp_path / "old"), "--data", str(root), "--micro_step", "false")
-    run = open_run(tmp_path / "old")
+    run = open_run(theirs / "false")
     assert (run.ranks, run.families(0)) == ([0, 1], ["actv", "grad_reduced", "exp_avg"])
     found = {key.name: series.values[0] for key, series in run.series(0, "grad_reduced", "max").items()}
     np.testing.assert_equal([found[f"w{i}"] for i in range(6)], [1.0, math.nan, 1e9, 1.0, 0.25, float(np.float64(-1e-30))])
 
 
-@pytest.mark.parametrize("micro_step", ["true", "false"])
-@pytest.mark.parametrize("fixture", ["26.2.0", "8.1.1"])
-def test_data2db_of_dumps(tmp_path: Path, micro_step: str, fixture: str) -> None:
+@pytest.mark.parametrize("micro_step", MICRO_STEP)
+@pytest.mark.parametrize("version", ["26.2.0", "8.1.1"])
+def test_data2db_of_dumps(tmp_path: Path, theirs: Path, micro_step: str, version: str) -> None:
     """26.2's data2db on a dump of the existing tool gives rows that ours gives too; ours has further tensors (keyword arguments, other
     dtypes)."""
-    sources = sorted({path.parents[2] for path in (FIXTURES / fixture).glob("*/step*/rank[0-9]/dump.json")})[:3]
-    assert sources
-    for i, source in enumerate(sources):
-        out = tmp_path / str(i)
-        command = ("data2db", "--db", str(out / "old"), "--data", str(source), "--format", "dump", "--micro_step", micro_step)
-        existing("MSPROBE_EXISTING_VENV_26", "msprobe", *command)
-        (ours,) = data2db(out / "new", source, "dump", Options(micro_step=micro_step == "true"))
-        old, new = trend(out / "old" / "dump_data.trend.db"), trend(ours.path)
+    assert dumps(version)
+    for source in dumps(version):
+        (ours,) = data2db(tmp_path / source.name, source, "dump", Options(micro_step=micro_step == "true"))
+        old, new = trend(theirs / f"{micro_step}-{version}-{source.name}" / "dump_data.trend.db"), trend(ours.path)
         assert old
         assert {place: new.get(place) for place in old} == old
 
 
-def test_csv2tb_of_our_files(tmp_path: Path) -> None:
+def test_csv2tb_of_our_files(tmp_path: Path, theirs: Path) -> None:
     """8.1.1's csv2tensorboard_by_step on our CSV gives the tags, steps and values that ours gives."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    root = run_of(tmp_path / "run")
-    call = f"csv2tensorboard_by_step({str(root)!r}, output_dirpath={str(tmp_path / 'old')!r})"
-    existing("MSPROBE_EXISTING_VENV_81", "python", "-c", f"from msprobe.pytorch.monitor.csv2tb import csv2tensorboard_by_step\n{call}")
-    csv2tensorboard_by_step(root, output_dirpath=tmp_path / "new")
-    for rank in (0, 1):
-        for family in ("actv", "grad_reduced", "exp_avg"):
-            both = []
-            for place in ("old", "new"):
-                events = EventAccumulator(str(tmp_path / place / f"rank{rank}" / family), size_guidance={"scalars": 0})
-                events.Reload()
-                both.append({tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]})
-            np.testing.assert_equal(both[1], both[0])
-            assert both[0]
+    csv2tensorboard_by_step(run_of(tmp_path / "run"), output_dirpath=tmp_path / "new")
+    old = json.loads((theirs / "events.json").read_text())
+    assert set(old) == {f"rank{rank}/{family}" for rank in (0, 1) for family in ("actv", "grad_reduced", "exp_avg")}
+    np.testing.assert_equal(json.loads(json.dumps(scalars(tmp_path / "new"))), old)
