@@ -139,6 +139,23 @@ class Suite:
             self._add(made, load(ours), load(theirs), cell, version)
         return made
 
+    def total(self, version: str) -> Result:
+        """All cells of an installed existing version together; differences without a reason name their cell. The figures of
+        docs/compatibility*.md are these."""
+        whole = Result()
+        for cell in self.cells(version):
+            found = self.result(version, cell)
+            assert found.records > 0 or cell.variant == "one_step", (version, cell)  # a rank that is not dumped has no directory
+            assert (found.tensors > 0) == (cell.task == "tensor" or cell.variant == "tensor_list"), (version, cell)
+            whole.records += found.records
+            whole.equal += found.equal
+            whole.explained += found.explained
+            whole.tensors += found.tensors
+            whole.rules.update(found.rules)
+            whole.unexplained += [f"{version} {cell}: {difference}" for difference in found.unexplained]
+        print(f"{version}: {whole.records} records, {whole.equal} equal, {whole.explained} by a rule, {whole.tensors} tensors")
+        return whole
+
     def unexplained(self, ours: Path, theirs: Path, version: str, cell: Any) -> list[str]:
         """Differences from a kept dump that have no rule and do not come from another processor."""
         mine, other = load(ours), load(theirs)

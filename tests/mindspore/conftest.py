@@ -5,7 +5,11 @@ Without mindspore the directory is skipped as a whole (`tests/conftest.py`), so 
 
 from __future__ import annotations
 
+import itertools
 import os
+import shutil
+import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,35 +35,44 @@ def _litter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where two ranks have left what `programs_of_ranks` has seen."""
-    from ms_ranks import run_ranks
-
+    """Where two ranks have left what they have seen in ranks_program.py, started by msrun; skipped without msrun."""
     root = tmp_path_factory.mktemp("ranks")
-    run_ranks(HERE / "programs_of_ranks.py", root)
+    msrun = shutil.which("msrun", path=str(Path(sys.executable).parent))
+    if msrun is None:
+        pytest.skip("no msrun beside python")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    workers = ["--worker_num=2", "--local_worker_num=2", f"--master_port={port}"]
+    command = [msrun, *workers, "--log_dir=log", "--join=True", str(HERE / "ranks_program.py")]
+    subprocess.run(command, cwd=root, env={**os.environ, "PATH": path}, timeout=200, capture_output=True, check=False)
+    for rank in range(2):
+        log = (root / f"log/worker_{rank}.log").read_text(errors="replace")
+        assert f"FINISHED {rank}" in log, log[-3000:]
     return root
 
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Own directory, seed 1234, PyNative mode before and after."""
+    """Own directory, seed 1234, PyNative mode before and after; no debugger, as in a new process, and no trace of the test's own."""
     import mindspore
+
+    from msprobe.core import SingleSave
+    from msprobe_engine import log
+    from msprobe_integrations.common import at_exit
+    from msprobe_integrations.mindspore.debugger import PrecisionDebugger
+    from msprobe_integrations.mindspore.graph import single_files
+    from msprobe_integrations.mindspore.seeds import undo_seed_all
 
     monkeypatch.chdir(tmp_path)
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE, device_target="CPU")
     mindspore.set_seed(1234)
-    yield
-    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
-
-
-@pytest.fixture
-def own_debugger() -> Iterator[None]:
-    """A process without a debugger, and no trace of the test's own behind it."""
-    from msprobe_engine import log
-    from msprobe_integrations.common import at_exit
-    from msprobe_integrations.mindspore.debugger import PrecisionDebugger
-
     PrecisionDebugger._instance = None
     log.forget_warnings()
+    monkeypatch.setattr(SingleSave, "_instance", None)
+    monkeypatch.setattr(single_files, "_step", 0)
+    monkeypatch.setattr(single_files, "_ids", itertools.count())
     yield
     made = PrecisionDebugger._instance
     if made is not None and made._built:
@@ -68,3 +81,5 @@ def own_debugger() -> Iterator[None]:
         at_exit.unregister(made._at_exit)
     PrecisionDebugger._instance = None
     log.set_rank(None)
+    undo_seed_all()
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import warm
 
 
-def run(program: Path, *arguments: object, cwd: Path | None = None, check: bool = False) -> subprocess.CompletedProcess[str]:
+def run(
+    program: Path, *arguments: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, check: bool = False
+) -> subprocess.CompletedProcess[str]:
     """Run a file as ``python program arguments`` does; with `check` it has to end with 0."""
     start = f"import runpy, sys\nsys.path[0] = {str(program.parent)!r}\nrunpy.run_path({str(program)!r}, run_name='__main__')\n"
-    done = warm.run(start, *arguments, cwd=cwd, timeout=200)
+    done = warm.run(start, *arguments, cwd=cwd, env=env, timeout=200)
     assert done.returncode == 0 or not check, done.stderr[-3000:]
     return done

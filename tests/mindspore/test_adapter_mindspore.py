@@ -13,7 +13,7 @@ import pytest
 
 from msprobe_engine.dump.reader import load_rank_directory
 
-PROGRAM = Path(__file__).with_name("adapter_training.py")
+PROGRAM = Path(__file__).with_name("adapter_program.py")
 FORWARD = [
     "Functional.linear.0.forward", "Module.linear1.Linear.forward.0", "Functional.linear.1.forward", "Module.linear2.Linear.forward.0",
     "Functional.relu.0.forward", "Tensor.__mul__.0.forward", "Tensor.__add__.0.forward", "Torch.ones.0.forward",
@@ -88,7 +88,7 @@ def test_modules_alone_and_chosen_ones(tmp_path: Path) -> None:
 def test_the_monitor_watches_modules_and_optimizers_of_torch(tmp_path: Path) -> None:
     """Gradients are those that the parameters have when `step` is called, states and updates those of the optimizer; `TrainerMon` has the
     steps of the optimizer; the weights have the same bits with each of them as without."""
-    done = ms_programs.run(PROGRAM.with_name("adapter_monitoring.py"), cwd=tmp_path, check=True)
+    done = ms_programs.run(PROGRAM, cwd=tmp_path, check=True)
     *digests, seen, squares = done.stdout.splitlines()
     assert len(digests) == 3
     assert len(set(digests)) == 1

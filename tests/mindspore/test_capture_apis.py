@@ -1,7 +1,8 @@
-"""Capture in MindSpore's dynamic graph: functions, methods, primitives, compiled functions; and that nothing is left on."""
+"""Records of operators in a capture: functions, methods, primitives, compiled functions."""
 
 from __future__ import annotations
 
+import pickle
 import sys
 import threading
 import types
@@ -10,7 +11,7 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import mint, nn, ops
+from mindspore import Tensor, mint, nn, ops
 from mindspore.ops import softmax as early_softmax
 from ms_capturing import LEVELS, Layers, capture, entries, gradients, same, stat, tensor
 
@@ -310,3 +311,46 @@ def test_stacks_show_the_program() -> None:
     assert "ms_capturing.py" in lines[0]
     assert "return self.e(ops.relu(self.d(x)))" in lines[0]
     assert not any("nn/cell.py" in line or "msprobe_integrations" in line for line in lines)
+
+
+@ms.jit
+def weighted(a, b, c, d):  # type: ignore[no-untyped-def]
+    """Every input has a gradient of its own size."""
+    return a.sum() + 2 * b.sum() + 3 * c.sum() + 4 * d.sum()
+
+
+def test_gradients_of_compiled_functions_belong_to_their_inputs() -> None:
+    """MindSpore gives a compiled function's node only the gradients that somebody wants: each is that of its input, the others are none,
+    and the capture of gradients goes on."""
+    x = tensor()
+    run = ms.grad(lambda x: weighted(tensor(), x * 1, tensor(), x * 2) + ops.square(mint.sin(x)).sum())
+    frames, _ = capture(None, lambda: run(x), "L1")
+    found = entries(frames[0])
+    a, b, c, d = found["Jit.weighted.0.backward"].sections["output"]
+    assert (a, c) == (None, None)
+    assert [stat(frames[0], ref).mean for ref in (b, d)] == pytest.approx([2, 4])
+    assert {"Mint.sin.0.backward", "Functional.square.0.backward"} <= found.keys()
+
+
+def test_a_parameter_that_is_not_differentiated() -> None:
+    """A Parameter that nobody differentiates (the scale of a loss) takes a place among the inputs and has no gradient: no other one's is
+    taken for it, and the capture of gradients goes on."""
+    x, scale = tensor(), ms.Parameter(ms.Tensor(2.0, ms.float32), name="scale")
+    run = ms.grad(lambda x: weighted(scale, x * 1, scale, x * 2) + ops.square(mint.sin(x)).sum())
+    frames, _ = capture(None, lambda: run(x), "L1")
+    found = entries(frames[0])
+    assert not any(found["Jit.weighted.0.backward"].sections["output"])
+    assert {"Mint.sin.0.backward", "Functional.square.0.backward"} <= found.keys()
+
+
+def test_functions_are_pickled_in_a_window() -> None:
+    """pickle takes functions and methods while a capture looks at them, and gives the functions themselves afterwards."""
+    kept: list[bytes] = []
+    own = (ops.relu, mint.matmul, Tensor.sum)
+
+    def work() -> None:
+        ops.relu(tensor())
+        kept.extend(pickle.dumps(function) for function in (ops.relu, mint.matmul, Tensor.sum))
+
+    capture(None, work, "L1")
+    assert [pickle.loads(data) for data in kept] == list(own)

@@ -21,8 +21,6 @@ from small_cells import Job, config, names, steps, train, written, x
 from msprobe.mindspore import MsprobeInitStep, MsprobeStep, PrecisionDebugger
 from msprobe_engine.dump.reader import open_dump
 
-pytestmark = pytest.mark.usefixtures("own_debugger")
-
 
 def program(directory: Path, body: str) -> subprocess.CompletedProcess[str]:
     """Run a script in a process of its own."""

@@ -1,4 +1,4 @@
-"""Level L0 inside compiled graphs: the records of the dynamic graph, and the bits of the training."""
+"""Compiled graphs: level L0, `Model.train`, `ConfigChecker`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import mindspore
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import _c_expression, nn
+from mindspore import _c_expression, nn, ops
+from small_residual import Net as Residual
 from static_programs import IDS, MODES, Net, config, train
 
-from msprobe.mindspore import PrecisionDebugger
+from msprobe.mindspore import MsprobeStep, PrecisionDebugger
+from msprobe_engine.config_check.pack import read_pack
+from msprobe_integrations.mindspore.config_checker import MindSporeConfigChecker
 from msprobe_integrations.mindspore.debugger import PrecisionDebugger as Debugger
 
 GRAPHS = MODES[1:]
@@ -46,7 +50,6 @@ def step_of(path: Path, name: str = "dump.json", step: int = 0) -> Any:
     return json.loads(next((path / "dump").glob(f"step{step}/*/{name}")).read_text())
 
 
-@pytest.mark.usefixtures("own_debugger")
 @pytest.mark.parametrize("mode", ["graph", "jit"])
 def test_forward_probes_keep_all_bits(tmp_path: Path, mode: str) -> None:
     """Without probes for gradients all losses and weights have the bits of the training without a probe."""
@@ -80,7 +83,6 @@ def shown(value: Any) -> Any:
     return [shown(v) for v in value if v is not None] if isinstance(value, list) else value
 
 
-@pytest.mark.usefixtures("own_debugger")
 def test_a_call_is_seen_though_nobody_waits_for_its_result_and_averages_are_read_behind_it(tmp_path: Path) -> None:
     """A graph that stop() overtakes is waited for; averages that a call moves are in its record as the call leaves them, as in the dynamic
     graph."""
@@ -110,7 +112,6 @@ def test_saved_tensors_are_those_of_the_dynamic_graph(dumps: dict[str, tuple[Pat
         np.testing.assert_allclose(np.load(graph / file.name), np.load(file), rtol=1e-3, atol=1e-4, err_msg=file.name)
 
 
-@pytest.mark.usefixtures("own_debugger")
 @pytest.mark.parametrize("mode", ["graph", "jit"])
 def test_graphs_that_were_compiled_before_are_compiled_again(tmp_path: Path, mode: str, capsys: pytest.CaptureFixture[str]) -> None:
     """start() after the first step is told, and the records are there all the same."""
@@ -119,7 +120,6 @@ def test_graphs_that_were_compiled_before_are_compiled_again(tmp_path: Path, mod
     assert "compiled again" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("own_debugger")
 @pytest.mark.parametrize("started", [0, 1])
 def test_graphs_of_optimizers_do_not_count(tmp_path: Path, capsys: pytest.CaptureFixture[str], started: int) -> None:
     """An optimizer that is a graph of its own in PyNative mode has no probe in it: nothing is said of it, nothing is compiled again."""
@@ -130,7 +130,6 @@ def test_graphs_of_optimizers_do_not_count(tmp_path: Path, capsys: pytest.Captur
     assert "probes for gradients" not in said
 
 
-@pytest.mark.usefixtures("own_debugger")
 def test_a_program_that_cannot_be_compiled_with_probes_is_compiled_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the compiler has against a probe costs the dump, not the training."""
     from msprobe_integrations.mindspore.graph import compiled
@@ -146,7 +145,6 @@ def test_a_program_that_cannot_be_compiled_with_probes_is_compiled_without(tmp_p
     assert train("graph", PrecisionDebugger(config(tmp_path))) == plain("graph")
 
 
-@pytest.mark.usefixtures("own_debugger")
 def test_selections_hold_inside_of_graphs(tmp_path: Path) -> None:
     """list, scope and step choose the same records as in the dynamic graph."""
     section = {"list": ["parts.1"], "data_mode": ["forward", "output"]}
@@ -162,7 +160,6 @@ def test_selections_hold_inside_of_graphs(tmp_path: Path) -> None:
     assert not list((tmp_path / "dump").glob("step[02]"))
 
 
-@pytest.mark.usefixtures("own_debugger")
 def test_the_cells_are_as_they_were(tmp_path: Path) -> None:
     """Probes are on Cells only while a graph is compiled, and the compiler is let alone after the last step."""
     before = [vars(kind)["compile"] for kind in (_c_expression.GraphExecutor_, _c_expression.JitExecutor_)]
@@ -175,3 +172,121 @@ def test_the_cells_are_as_they_were(tmp_path: Path) -> None:
     debugger.stop()
     debugger.step()
     assert [vars(kind)["compile"] for kind in (_c_expression.GraphExecutor_, _c_expression.JitExecutor_)] == before
+
+
+OUT, DOWN, UP = "Cell.out.Dense", "Cell.block.down.Dense", "Cell.block.up.Dense"
+
+
+def train_model(settings: dict[str, Any] | None = None, *, recompute: bool = False) -> list[bytes]:
+    """Three steps of a residual network; losses and weights."""
+    ms.set_seed(1234)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    net: Any = Residual()  # type: ignore[no-untyped-call]
+    if recompute:
+        net.block.recompute()
+    random = np.random.RandomState(0)
+    arrays = random.randn(6, 4).astype(np.float32), random.randn(6, 1).astype(np.float32)
+    data = ms.dataset.NumpySlicesDataset(arrays, ["x", "y"], shuffle=False).batch(2)
+    losses = _Losses()
+    callbacks: list[Any] = [losses]
+    if settings is not None:
+        debugger: Any = PrecisionDebugger(settings)  # type: ignore[arg-type]
+        debugger.start(net)
+        callbacks.append(MsprobeStep(debugger))
+    ms.Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1)).train(1, data, callbacks=callbacks, dataset_sink_mode=False)
+    if settings is not None:
+        debugger._run.files.wait()
+    return [*losses.seen, *(p.asnumpy().tobytes() for p in net.get_parameters())]
+
+
+class _Losses(ms.train.Callback):  # type: ignore[misc]
+    """Notes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[bytes] = []
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        """The loss of a step."""
+        self.seen.append(run_context.original_args().net_outputs.asnumpy().tobytes())
+
+
+@pytest.fixture(scope="module")
+def plain_model() -> list[bytes]:
+    """Without a probe."""
+    return train_model()
+
+
+def settings_of(path: Path, **section: Any) -> dict[str, Any]:
+    """Level L0 in the steps 1 and 2."""
+    return {"task": "statistics", "level": "L0", "dump_path": str(path), "step": [1, 2], "statistics": section}
+
+
+def names_of(path: Path, step: int) -> list[str]:
+    """Records of a step."""
+    return list(json.loads(next(path.glob(f"step{step}/*/dump.json")).read_text())["data"])
+
+
+def test_each_step_of_a_model(tmp_path: Path, plain_model: list[bytes], capsys: pytest.CaptureFixture[str]) -> None:
+    """The wanted steps have all records, forward and backward; the training has its bits here; that gradient probes may change last bits
+    is said once."""
+    assert train_model(settings_of(tmp_path)) == plain_model
+    for step in (1, 2):
+        names = names_of(tmp_path, step)
+        assert names[:4] == [f"{UP}.forward.0", f"{DOWN}.forward.0", "Cell.block.Block.forward.0", f"{OUT}.forward.0"]
+        assert {f"{cell}.{kind}.0" for cell in (OUT, DOWN, UP) for kind in ("backward", "parameters_grad")} < set(names)
+    assert not (tmp_path / "step0").exists()
+    assert capsys.readouterr().err.count("the last bits of the sum may differ") == 1
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [
+        ([f"{UP}.forward.0", f"{DOWN}.forward.0"], [f"{UP}.forward.0", f"{DOWN}.forward.0"]),
+        (
+            [f"{OUT}.backward.0", f"{DOWN}.backward.0"],
+            [f"{OUT}.parameters_grad.0", f"{OUT}.backward.0", f"{DOWN}.parameters_grad.0", f"{DOWN}.backward.0"],
+        ),
+    ],
+)
+def test_a_range(tmp_path: Path, scope: list[str], expected: list[str]) -> None:
+    """With scope, records from the first to the last, and gradients of parameters between them only."""
+    train_model(settings_of(tmp_path, scope=scope))
+    assert names_of(tmp_path, 1) == expected
+
+
+def test_recompute(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cells that are recomputed have one forward record and gradients of parameters, others all; it is said; the bits stay."""
+    assert train_model(settings_of(tmp_path), recompute=True) == train_model(recompute=True)
+    names = names_of(tmp_path, 1)
+    assert names[:4] == [f"{UP}.forward.0", f"{DOWN}.forward.0", "Cell.block.Block.forward.0", f"{OUT}.forward.0"]
+    assert {name for name in names if ".backward." in name} == {f"{OUT}.backward.0"}
+    assert {f"{cell}.parameters_grad.0" for cell in (OUT, DOWN, UP)} < set(names)
+    assert "are recomputed in a compiled graph" in capsys.readouterr().err
+
+
+def outputs(pack: Path | None) -> tuple[Any, list[Any]]:
+    """The checker, made where `pack` is given, and the bits of the loss and the gradients of a compiled step."""
+    mindspore.set_seed(7)
+    net = nn.SequentialCell(nn.Dense(3, 4), nn.ReLU(), nn.Dense(4, 1))
+    net.set_train()
+    checker = MindSporeConfigChecker(net, {}, pack) if pack is not None else None
+    x = mindspore.Tensor(np.linspace(-1, 1, 6).reshape(2, 3).astype(np.float32))
+
+    def forward(given: Any) -> Any:
+        return ops.square(net(given)).mean()
+
+    gradient = mindspore.value_and_grad(forward, None, net.trainable_params())
+    loss, grads = mindspore.jit(gradient)(x)
+    return checker, [loss.asnumpy().tobytes(), *(g.asnumpy().tobytes() for g in grads)]
+
+
+def test_a_compiled_step_is_left_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A model that only compiled code calls computes the same bits, and the end of the checker says why there is nothing of it."""
+    _, plain = outputs(None)
+    checker, checked = outputs(tmp_path / "pack.zip")
+    assert checked == plain
+    checker.close()
+    said = capfd.readouterr()
+    assert "no forward pass in training outside of compiled functions" in said.out + said.err
+    assert not read_pack(tmp_path / "pack.zip").by_step("weights")

@@ -1,24 +1,14 @@
-"""The cells of the comparison on MindSpore (net x task x level x summary mode, and variants), and how they are run under either tool."""
+"""The cells of the comparison on MindSpore (net x task x level x summary mode, and variants)."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-SCRIPT = HERE / "ms_training.py"
-VERSIONS = {"8.1.1": "MSPROBE_EXISTING_MS_81", "26.2.0": "MSPROBE_EXISTING_MS_26"}
-"""Version -> variable that names a virtual environment with it and mindspore."""
-OURS = "ours"
-STEPS = 2
+import numpy as np
+from ms_rules import RULES
+from suite import Suite
 
 
 @dataclass(frozen=True)
@@ -65,6 +55,7 @@ class Cell:
     level: str
     mode: str
     variant: str = ""
+    ranks = 1
     kind: Variant = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -104,55 +95,37 @@ def cells(version: str) -> list[Cell]:
     return found
 
 
-def environment(version: str) -> Path | None:
-    """The virtual environment that holds an existing version, None when none is named."""
-    named = os.environ.get(VERSIONS[version])
-    return Path(named).absolute() if named else None
+KEPT = {
+    "26.2.0": [
+        (Cell("transformer", "statistics", "mix", "statistics"), 0, 0),
+        (Cell("transformer", "statistics", "L0", "md5"), 1, 0),
+        (Cell("chain", "statistics", "L1", "statistics"), 1, 0),
+        (Cell("chain", "statistics", "L0", "statistics", "fit"), 1, 0),
+        (Cell("chain", "tensor", "debug", "statistics"), 0, 0),
+        (Cell("chain", "structure", "mix", "statistics"), 0, 0),
+    ],
+    "8.1.1": [
+        (Cell("transformer", "statistics", "L1", "md5"), 0, 0),
+        (Cell("chain", "tensor", "mix", "statistics"), 1, 0),
+    ],
+}
+"""Version -> cells with the step and the place of the directory that is kept."""
 
 
-def run(tool: str, python: str | Path, wanted: list[Cell], out: Path, limit: float = 600.0) -> Path:
-    """Run cells under the tool of an interpreter; returns ``out``.
-
-    Raises:
-        AssertionError: a training did not end with 0.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    jobs = out / "jobs.json"
-    jobs.write_text(json.dumps([cell.job(out, tool) for cell in wanted]))
-    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RANK", "RANK_ID", "WORLD_SIZE")}
-    env |= {"OMP_NUM_THREADS": "1", "GLOG_v": "3"} | ({} if tool == OURS else {"MSPROBE_COMPAT_NORM": "1"})
-    ran = subprocess.run(
-        [str(python), str(SCRIPT), str(jobs)], capture_output=True, text=True, timeout=limit, check=False, env=env, cwd=out
-    )
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    for cell in wanted:
-        ended = (out / str(cell) / "code.json").read_text()
-        assert ended == "0", f"{tool} {cell}: ended with {ended}:\n{(out / str(cell) / 'log').read_text()[-3000:]}"
-    return out
+def read(path: Path) -> tuple[object, object, bytes]:
+    """Dtype, shape and bytes of a saved tensor."""
+    array = np.load(path)
+    return array.dtype, array.shape, array.tobytes()
 
 
-@lru_cache
-def existing(version: str, venv: Path) -> Path:
-    """The dumps of all cells made by an existing version; kept in MSPROBE_COMPAT_CACHE, if that names a directory, until the training
-    or the cells change."""
-    wanted = cells(version)
-    jobs = json.dumps([cell.job(Path(), version) for cell in wanted])
-    key = hashlib.sha256(SCRIPT.read_bytes() + jobs.encode()).hexdigest()[:16]
-    cache = os.environ.get("MSPROBE_COMPAT_CACHE")
-    out = (Path(cache) if cache else Path(tempfile.mkdtemp(prefix="compat"))) / f"mindspore-{version}-{key}"
-    if not (out / "done").exists():
-        run(version, venv / "bin" / "python", wanted, out)
-        (out / "done").touch()
-    return out
-
-
-@lru_cache
-def ours(wanted: tuple[Cell, ...]) -> Path:
-    """The dumps of cells made by this project."""
-    return run(OURS, sys.executable, list(wanted), Path(tempfile.mkdtemp(prefix="compat")) / OURS)
-
-
-def rank_directories(out: Path, cell: Cell, step: int) -> list[Path]:
-    """The directory of one step, in a list; empty when the step was not dumped."""
-    step_directory = out / str(cell) / "dump" / f"step{step}"
-    return sorted(step_directory.iterdir()) if step_directory.is_dir() else []
+SUITE = Suite(
+    name="compat_mindspore",
+    framework="mindspore",
+    script=Path(__file__).with_name("ms_training.py"),
+    cells=cells,
+    kept=KEPT,
+    rules=RULES,
+    stack_rule="ms-stack-frames",
+    read=read,
+    floating=r"B?Float|Complex",
+)

@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 
 import numpy as np
-from machines import CANCELLED, ROUNDING, largest
-from matching import Difference, Json, RankDump, is_tensor, same_number
-from ms_cells import Cell
+from matching import CANCELLED, ROUNDING, Context, Difference, Json, is_tensor, largest, same_number
 
 _LOW = {"BFloat16": 1.6e-2, "Float16": 2e-3}
 _API_BACKWARD = re.compile(r"^(?!Cell\.).+\.\d+\.backward$")
 _CELL_BACKWARD = re.compile(r"^Cell\..+\.backward\.\d+$")
-
-
-@dataclass(frozen=True)
-class Context:
-    """Where a difference was found, and whether ours and theirs are of different machines."""
-
-    cell: Cell
-    version: str
-    ours: RankDump
-    theirs: RankDump
-    other_machine: bool = False
 
 
 def _last(d: Difference) -> str:

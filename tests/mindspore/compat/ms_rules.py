@@ -8,17 +8,7 @@ from __future__ import annotations
 
 import ms_reasons as own
 import reasons as shared
-from matching import Difference
-from ms_reasons import Context
-from rules import Rule
-
-__all__ = ["RULES", "Context", "explain"]
-
-
-def explain(difference: Difference, context: Context) -> Rule | None:
-    """The first rule that applies, None when the difference has no reason."""
-    return next((rule for rule in RULES if rule.applies(difference, context)), None)
-
+from matching import Rule
 
 RULES: tuple[Rule, ...] = (
     Rule("ms-counts", "Tensors that hold NaN or Inf say how many: `nan_count`, `inf_count`.", shared.counts),

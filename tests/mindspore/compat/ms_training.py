@@ -4,7 +4,7 @@
 
 JOBS.json is a list of jobs ``{"out": directory, "config": content of config.json, "net": "chain" or "transformer", "does": [...]}``. Each
 job runs in a process forked from this one, so that mindspore and the tool are imported once; ``out`` gets ``config.json``, ``dump/``,
-``losses.json`` and ``log``. The tool is the one whose ``msprobe`` is importable: only names that both have are used.
+``losses.json`` and ``log0``. The tool is the one whose ``msprobe`` is importable: only names that both have are used.
 
 ``chain`` has cells of one tensor input only, because 8.1.1 fails on others with this MindSpore. ``transformer`` has cells with two inputs,
 integer inputs, masks, mint and ops functions, Tensor methods, Primitives, and cells with nested and dict outputs and keyword arguments.
@@ -214,7 +214,7 @@ def child(job: dict[str, Any]) -> None:
     """One job, in a process of its own."""
     code = 1
     out = Path(job["out"])
-    log = os.open(out / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640)
+    log = os.open(out / "log0", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640)
     os.dup2(log, 1)
     os.dup2(log, 2)
     try:
@@ -231,7 +231,7 @@ def child(job: dict[str, Any]) -> None:
 
 
 def run(job: dict[str, Any], limit: float = 60.0) -> None:
-    """Run one job; its end is written to ``out/code.json``: exit code, None when it did not come to an end."""
+    """Run one job; its end is written to ``out/codes.json``: exit code, None when it did not come to an end."""
     out = Path(job["out"])
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(job["config"]))
@@ -247,7 +247,7 @@ def run(job: dict[str, Any], limit: float = 60.0) -> None:
             os.waitpid(pid, 0)
             break
         time.sleep(0.005)
-    (out / "code.json").write_text(json.dumps(code))
+    (out / "codes.json").write_text(json.dumps([code]))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,6 @@
 """Gradient probe, monitor of moments and packs of the config check with MindSpore, file by file against the existing tool's.
 
-What the existing tool wrote is kept in ``tests/fixtures/compat_mindspore/watching_{version}.json``;
-
-    python tests/mindspore/compat/test_ms_watching.py {8.1.1|26.2.0} VENV
-
-makes it again. 26.2.0 has no gradient probe any more.
+26.2.0 has no gradient probe any more.
 """
 
 from __future__ import annotations
@@ -22,9 +18,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from existing_environment import SOURCES, existing_tool, reference
 
 HERE = Path(__file__).parent
-FIXTURES = HERE.parents[1] / "fixtures" / "compat_mindspore"
 PARTS = {"8.1.1": ("L0", "L1", "L2", "moments", "pack"), "26.2.0": ("moments", "pack")}
 
 
@@ -62,18 +58,27 @@ def near(mine: str, theirs: str) -> bool:
         return False
 
 
-def kept(version: str) -> dict[str, Any]:
-    """What the existing tool wrote."""
-    document: dict[str, Any] = json.loads((FIXTURES / f"watching_{version}.json").read_text())
-    return document
+def make(out: Path) -> None:
+    """What the existing versions write, as `run` reads it."""
+    for version, parts in PARTS.items():
+        with tempfile.TemporaryDirectory() as directory:
+            found = run(existing_tool(version, "mindspore").python, parts, Path(directory), existing=True)
+        (out / f"{version}.json").write_text(json.dumps(found, indent=0))
 
 
-def test_gradient_probe_files(ours: dict[str, Any]) -> None:
+@pytest.fixture(scope="module", params=SOURCES)
+def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the existing tool wrote, by version."""
+    out = reference("watching_mindspore", request.param, tmp_path_factory.mktemp("theirs"), make)
+    return {version: json.loads((out / f"{version}.json").read_text()) for version in PARTS}
+
+
+def test_gradient_probe_files(ours: dict[str, Any], theirs: dict[str, dict[str, Any]]) -> None:
     """The same files, columns, rows, numbers, checksums and signs; level L2 has one more column, for NaN, at the end."""
-    theirs = {place: table for place, table in kept("8.1.1").items() if place.startswith("L")}
-    assert len(theirs) == 33
-    assert {place for place in ours if place.startswith("L")} == set(theirs)
-    for place, table in theirs.items():
+    tables = {place: table for place, table in theirs["8.1.1"].items() if place.startswith("L")}
+    assert len(tables) == 33
+    assert {place for place in ours if place.startswith("L")} == set(tables)
+    for place, table in tables.items():
         if place.endswith(".npy"):
             assert ours[place] == table
             continue
@@ -86,12 +91,12 @@ def test_gradient_probe_files(ours: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("version", PARTS)
-def test_monitor_files(ours: dict[str, Any], version: str) -> None:
+def test_monitor_files(ours: dict[str, Any], theirs: dict[str, dict[str, Any]], version: str) -> None:
     """The same files and columns. Theirs write moments shifted by a column (the name stands below ``vpp_stage``, prefixed); here every
     number stands below its own name."""
-    theirs = {place: table for place, table in kept(version).items() if place.startswith("moments/")}
-    assert len(theirs) == 6
-    for place, table in theirs.items():
+    tables = {place: table for place, table in theirs[version].items() if place.startswith("moments/")}
+    assert len(tables) == 6
+    for place, table in tables.items():
         assert ours[place][0] == table[0]
         assert table[0] == ["vpp_stage", "name", "step", "norm", "min", "max", "mean", "shape", "dtype"]
         family = place.removeprefix("moments/").rpartition("_")[0]
@@ -104,11 +109,11 @@ def test_monitor_files(ours: dict[str, Any], version: str) -> None:
 
 
 @pytest.mark.parametrize("version", PARTS)
-def test_packs(ours: dict[str, Any], version: str) -> None:
+def test_packs(ours: dict[str, Any], theirs: dict[str, dict[str, Any]], version: str) -> None:
     """Weights and inputs of the first step have the same entries and numbers, without ``set_train`` too."""
-    theirs = {place: entry for place, entry in kept(version).items() if place.endswith(".json")}
-    assert len(theirs) == 2
-    for place, entry in theirs.items():
+    entries = {place: entry for place, entry in theirs[version].items() if place.endswith(".json")}
+    assert len(entries) == 2
+    for place, entry in entries.items():
         assert flat(ours[place]).keys() == flat(entry).keys()
         assert all(near(str(value), str(flat(entry)[key])) for key, value in flat(ours[place]).items())
 
@@ -118,10 +123,3 @@ def flat(node: Any, at: str = "") -> dict[str, Any]:
     if not isinstance(node, dict):
         return {at: node}
     return {key: value for name, child in node.items() for key, value in flat(child, f"{at}/{name}").items()}
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as directory:
-        made = run(Path(sys.argv[2]).absolute() / "bin" / "python", PARTS[sys.argv[1]], Path(directory), existing=True)
-    lines = ",\n".join(f"{json.dumps(place)}: {json.dumps(entry)}" for place, entry in made.items())
-    (FIXTURES / f"watching_{sys.argv[1]}.json").write_text("{\n" + lines + "\n}\n")

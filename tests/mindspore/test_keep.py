@@ -1,12 +1,15 @@
-"""Tensors of MindSpore as ``.npy`` files: what the hook keeps is what is read back."""
+"""Tensors that stay in a dump (`keep`), and tokens that do not (`redact`)."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mindspore
+import ms_programs
 import numpy as np
 import pytest
 from mindspore import Tensor, mint
@@ -178,3 +181,36 @@ def test_the_error_of_the_training_comes_through(tmp_path: Path) -> None:
         run.take("broken", broken)
     assert run.lost == {}
     run.end()
+
+
+MONITOR = {"activations": True, "ops": ["norm", "min", "max", "mean", "digest"]}
+SINKS = {name: {"enabled": True} for name in ("csv", "jsonl", "sqlite")}
+CASES = {
+    "L0": ("dump", {"task": "tensor", "level": "L0", "tensor": {"summary_mode": "md5"}}),
+    "mix": ("dump", {"task": "tensor", "level": "mix", "tensor": {"summary_mode": "md5"}}),
+    "monitor": ("monitor", {"monitor": MONITOR, "sinks": SINKS}),
+}
+
+
+PROGRAM = Path(__file__).with_name("token_program.py")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_token_is_written(case: str, tmp_path: Path) -> None:
+    """No id and no text of a prompt, as a value or in a name; the same loss."""
+    from artifact_search import finds
+    from token_program import IDS, PROMPT
+
+    way, settings = CASES[case]
+    losses = []
+    for name, redact in (("redacted", {"redact": ["tokens"]}), ("open", {})):
+        settings_text = json.dumps({**settings, **redact})
+        env = {**os.environ, "MSPROBE_KEY": "a key that was made by chance"}
+        run = ms_programs.run(PROGRAM, settings_text, tmp_path / name, way, env=env, check=True)
+        losses.append(next(line for line in run.stdout.splitlines() if line.startswith("loss")))
+    assert losses[0] == losses[1]
+    assert way == "monitor" or list((tmp_path / "redacted").rglob("not_saved.json"))
+    assert any((tmp_path / "redacted").rglob("*"))
+    assert finds(tmp_path / "redacted", IDS, [PROMPT]) == []
+    assert finds(tmp_path / "open", IDS, [])
+    assert finds(tmp_path / "open", IDS[:1], [PROMPT])

@@ -1,21 +1,24 @@
-"""Level debug with MindSpore: variables saved by hand, their gradients, debug.json and the files."""
+"""Tensors saved by hand: level debug, ``save`` and ``save_grad`` in compiled code, `SingleSave`."""
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
 
 import mindspore
+import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, ops
 from small_cells import Job, config, steps, train, x
 
+from msprobe.core import SingleComparator, SingleSave
 from msprobe.mindspore import PrecisionDebugger
-
-pytestmark = pytest.mark.usefixtures("own_debugger")
+from msprobe_engine.errors import UsageError
+from msprobe_integrations.mindspore.graph.single import save, save_grad
 
 
 def document(directory: Path, step: int = 0) -> dict[str, Any]:
@@ -163,3 +166,102 @@ def test_several_threads(tmp_path: Path) -> None:
     debugger.step()
     assert len(document(tmp_path)["data"]) == 80
     assert steps(tmp_path) == [0]
+
+
+def test_tensors_of_a_loop(tmp_path: Path) -> None:
+    """Tensors, lists and dicts of them by key, step and micro step, bfloat16 as float32; other values are left out; two runs compare."""
+    for run in ("a", "b"):
+        SingleSave._instance = None
+        SingleSave(tmp_path / run, fmk="mindspore")
+        low = mindspore.Tensor([[1.5, -2.0]], mindspore.bfloat16)
+        SingleSave.save({"prompt": mindspore.Tensor([1, 2, 3], mindspore.int32), "no": 3})
+        SingleSave.save({"prompt": mindspore.Tensor([4]), "logits": [low, {"x": mindspore.Parameter(mindspore.Tensor([0.5]))}]})
+        SingleSave.step()
+        SingleSave.save_ex({"prompt": mindspore.Tensor(True)}, 7)
+        SingleSave.save_config({"lr": 0.1})
+    place = tmp_path / "a" / "data"
+    assert np.load(place / "prompt/step0/rank0/micro_step1/prompt.npy").tolist() == [4]
+    saved = np.load(place / "logits/step0/rank0/micro_step0/logits.0.npy")
+    assert (saved.dtype, saved.tolist()) == (np.float32, [[1.5, -2.0]])
+    assert np.load(place / "logits/step0/rank0/micro_step0/logits.1.x.npy").tolist() == [0.5]
+    facts = json.loads((place / "logits/step0/rank0/micro_step0/logits.json").read_text())["data"]
+    assert facts[0] == {"max": 1.5, "min": -2.0, "mean": -0.25, "norm": 2.5, "shape": [1, 2]}
+    assert (place / "prompt/step1/rank0/micro_step7/prompt.npy").exists()
+    assert not (place / "no").exists()
+    SingleComparator.compare(tmp_path / "a", tmp_path / "b", tmp_path / "result", file_format="csv")
+    assert (tmp_path / "result" / "prompt.csv").exists()
+
+
+X = Tensor(np.arange(4).astype(np.float32))
+
+
+def program(a, where):  # type: ignore[no-untyped-def]
+    """Saves tensors in containers, without dimensions, of bfloat16, and gradients of such."""
+    b = a * 2
+    save(where, "b", {"k": (b, [a]), "s": b.sum(), "low": b.astype(ms.bfloat16)})
+    b = save_grad(where, "z", b)
+    total = save_grad(where, "total", b.sum())
+    low = save_grad(where, "low", b.astype(ms.bfloat16))
+    return (b * b).sum() + total * 2 + low.astype(ms.float32).sum()
+
+
+def files(where: Path) -> dict[str, Any]:
+    """What is in the files of a run, without the running ids."""
+    found = {re.sub(r"_\d+\.npy$", "", str(p.relative_to(where))): np.load(p) for p in where.rglob("*.npy")}
+    return {name: (array.dtype.name, array.shape, array.tolist()) for name, array in found.items()}
+
+
+@pytest.mark.parametrize("mode", ["jit", "jit_all"])
+def test_a_graph_writes_the_files_of_the_dynamic_graph(tmp_path: Path, mode: str) -> None:
+    """Names, types, shapes and values are the same, and the gradient is that of the program without."""
+    eager, compiled = str(tmp_path / "eager"), str(tmp_path / "compiled")
+    expected = ms.grad(program)(X, eager)
+    if mode == "jit":
+        got = ms.grad(ms.jit(lambda_free(compiled)))(X)
+    else:
+        inner = ms.grad(lambda_free(compiled))
+
+        @ms.jit
+        def both(a):  # type: ignore[no-untyped-def]
+            return inner(a)
+
+        got = both(X)
+    assert np.array_equal(got.asnumpy(), expected.asnumpy())
+    here = files(tmp_path / "eager")
+    assert set(here) == {f"step0/rank0/{name}_float32" for name in ("b.k.0", "b.k.1.0", "b.s", "b.low", "z_grad", "total_grad", "low_grad")}
+    assert here["step0/rank0/total_grad_float32"] == ("float32", (), 2.0)
+    assert here["step0/rank0/b.k.0_float32"] == ("float32", (4,), [0.0, 2.0, 4.0, 6.0])
+    assert files(tmp_path / "compiled") == here
+
+
+def lambda_free(where: str) -> Any:
+    """`program` with its directory; the compiler wants a function with a name."""
+
+    def bound(a):  # type: ignore[no-untyped-def]
+        return program(a, where)  # type: ignore[no-untyped-call]
+
+    return bound
+
+
+@pytest.mark.parametrize(
+    ("save_dir", "name", "data"), [("d", 1, X), ("d", "", X), (3, "n", X), ("d", "a/../b", X), ("d", "n", 3), ("d", "n", [X, None])]
+)
+def test_what_cannot_be_saved_is_said(save_dir: Any, name: Any, data: Any) -> None:
+    """A name that is no file name, or data that is no tensor."""
+    with pytest.raises(UsageError):
+        save(save_dir, name, data)
+
+
+def test_a_gradient_is_that_of_one_tensor() -> None:
+    """Containers have no gradient of their own."""
+    with pytest.raises(UsageError, match="one tensor"):
+        save_grad("d", "n", [X])
+
+
+def test_a_directory_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
+    """The training goes on with the same gradient."""
+    (tmp_path / "file").write_text("")
+    where = str(tmp_path / "file" / "x")
+    expected = ms.grad(program)(X, str(tmp_path / "fine"))
+    assert np.array_equal(ms.grad(ms.jit(lambda_free(where)))(X).asnumpy(), expected.asnumpy())
+    assert ops.isfinite(expected).all()
