@@ -71,15 +71,8 @@ def check(net: nn.Module, loss: Callable[[nn.Module], torch.Tensor] = small_loss
     return checker.compare(loss, net)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "single"),
-    [
-        (torch.float32, True),
-        (torch.bfloat16, False),
-        pytest.param(torch.float32, False, marks=pytest.mark.slow),
-        pytest.param(torch.bfloat16, True, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_right_code_passes(dtype: torch.dtype, single: bool) -> None:
     """Compiled code that is right passes, in one pass and in two, in both precisions, with dropout."""
     result = check(model("", dtype, 0.2), single_pass=single)
@@ -93,16 +86,8 @@ def test_right_code_passes(dtype: torch.dtype, single: bool) -> None:
     })  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("wrong", "kind", "single"),
-    [
-        ("scale", "fwd_output", True),
-        ("gradient", "grad_", False),
-        pytest.param("scale", "fwd_output", False, marks=pytest.mark.slow),
-        pytest.param("gradient", "grad_", True, marks=pytest.mark.slow),
-        *(pytest.param("nan", "fwd_output", single, marks=pytest.mark.slow) for single in (True, False)),
-    ],
-)
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize(("wrong", "kind"), [("scale", "fwd_output"), ("gradient", "grad_"), ("nan", "fwd_output")])
 def test_planted_faults_are_found(wrong: str, kind: str, single: bool) -> None:
     """A result scaled by 1.01, gradients of 1e-6 that are three times too large, and a NaN are failures of the module that has them."""
     result = check(model(wrong), single_pass=single)

@@ -314,7 +314,7 @@ def on_ranks(box: Path, function: Callable[[int], Any], ranks: int = 2) -> list[
 
 
 @pytest.mark.framework
-@pytest.mark.parametrize("level", [pytest.param("", marks=pytest.mark.slow), "mix"])
+@pytest.mark.parametrize("level", ["", "mix"])
 def test_all_ranks_run_again(tmp_path: Path, level: str) -> None:
     """A fault on one of two ranks makes both run the step again, both write, the origin is named with its rank, and the training
     is that of the plain loop on both."""

@@ -161,10 +161,7 @@ def test_special_numbers(interpreter: Interpreter, dtype: torch.dtype) -> None:
 
 
 @triton_here
-@pytest.mark.parametrize(
-    "dtype",
-    [pytest.param(d, marks=() if d is torch.float8_e4m3fn else pytest.mark.slow) for d in KINDS if d.itemsize == 1 and d.is_floating_point],
-)
+@pytest.mark.parametrize("dtype", [d for d in KINDS if d.itemsize == 1 and d.is_floating_point])
 def test_every_byte(interpreter: Interpreter, dtype: torch.dtype) -> None:
     """Each of the 256 bytes of an 8-bit float has the value of the format's definition. A number of a group is there once, the next twice
     and so on: because their values rise or fall with the byte, the sum is another one when two of them are exchanged."""

@@ -33,8 +33,6 @@ from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 from msprobe_integrations.torch.probe import TorchProbe
 
-ONE_FAST = ["files", pytest.param("packed", marks=pytest.mark.slow)]
-
 
 def train(config: dict[str, Any], directory: Path, steps: int = 2, watch: Callable[[int], None] = lambda _: None) -> list[torch.Tensor]:
     """A small training under PrecisionDebugger; returns the parameters."""
@@ -177,7 +175,7 @@ KILLED = """
 
 
 @pytest.mark.framework
-@pytest.mark.parametrize("form", ONE_FAST)
+@pytest.mark.parametrize("form", FORMATS)
 def test_killed_in_the_middle_of_a_step(tmp_path: Path, form: str) -> None:
     """SIGKILL leaves an unfinished step whose saved tensors can be read by name."""
     config = tmp_path / "config.json"
@@ -222,7 +220,7 @@ def test_a_forked_child_saves_nothing(tmp_path: Path, form: str) -> None:
     assert check(tmp_path, 1) == check(tmp_path, 2)
 
 
-@pytest.mark.parametrize("form", ONE_FAST)
+@pytest.mark.parametrize("form", FORMATS)
 def test_no_growth(tmp_path: Path, form: str) -> None:
     """120 dumped steps: neither memory, nor open files, nor threads grow."""
     seen: list[tuple[int, int]] = []
@@ -239,7 +237,7 @@ def test_no_growth(tmp_path: Path, form: str) -> None:
     assert seen[1][1] <= seen[0][1] + 2
 
 
-@pytest.mark.parametrize("form", ONE_FAST)
+@pytest.mark.parametrize("form", FORMATS)
 def test_a_directory_that_goes_away(tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture) -> None:
     """When nothing can be written any more the training goes on with the same bits, and every lost tensor is counted."""
     wanted = train({"task": "statistics", "rank": [5]}, tmp_path, 4)
@@ -263,7 +261,7 @@ def test_a_directory_that_goes_away(tmp_path: Path, form: str, caplog: pytest.Lo
     assert len([r for r in caplog.records if "is where a directory belongs" in r.getMessage()]) == 1
 
 
-@pytest.mark.parametrize("form", ONE_FAST)
+@pytest.mark.parametrize("form", FORMATS)
 def test_a_full_disk(small: Path, form: str) -> None:
     """A run that fills the disk ends with the same bits; what is named in a finished step is there."""
     wanted = train({"task": "statistics", "rank": [5]}, small, 12)
@@ -303,7 +301,7 @@ def work(rank: int, port: int, config: str) -> None:
 
 
 @pytest.mark.framework
-@pytest.mark.parametrize("form", ["files", pytest.param("packed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("form", FORMATS)
 def test_two_ranks(tmp_path: Path, form: str) -> None:
     """What a collective read is the value before it, what it wrote the value after it was waited for; a DTensor is its local shard."""
     with socket.socket() as free:
@@ -348,7 +346,7 @@ RUN = """
 
 
 @pytest.mark.framework
-@pytest.mark.parametrize("form", ["files", pytest.param("packed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("form", FORMATS)
 def test_a_step_that_says_it_is_complete_has_all_its_tensors(tmp_path: Path, form: str) -> None:
     """After SIGKILL in the middle of a quick loop every step that is complete, recovered from its log or not, has a file that can be read
     for every tensor its records name; the last step is not taken for complete unless it is."""

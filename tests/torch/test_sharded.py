@@ -120,7 +120,6 @@ def twice_in_a_step() -> tuple[list[float], list[float], list[float]]:
     return recorded, held, [ref.row for refs in places for ref in refs]
 
 
-@pytest.mark.slow
 def test_fsdp2_on_one_rank() -> None:
     """There nothing is gathered: FSDP2 copies the shards into memory without values and leaves its version as it was. The weight of a call
     has its values all the same, and those of after an update are not those of before."""
@@ -130,7 +129,6 @@ def test_fsdp2_on_one_rank() -> None:
     assert len(set(recorded)) == 4
 
 
-@pytest.mark.slow
 def test_tensor_parallel() -> None:
     """Inputs, parameters, outputs and gradients are local parts with their placements; an output that is still on its way when the
     module ends gets its values when it has arrived."""
