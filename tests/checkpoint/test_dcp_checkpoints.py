@@ -290,10 +290,10 @@ def test_what_megatron_fsdp_stores(tmp_path: Path) -> None:
 
 def _accelerated(target: Path) -> None:
     """A step under Accelerate's FSDP2; saved by itself, in pieces and gathered."""
-    import trainer_checks
+    sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
     from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
+    from harness.frameworks import accelerate_loop  # noqa: F401 - has Accelerate take FSDP on a CPU
 
-    trainer_checks.fsdp_on_cpu()
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="NO_WRAP", cpu_offload=False)
     accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
     torch.manual_seed(0)
@@ -348,16 +348,14 @@ def test_safetensors_of_two_ranks(tmp_path: Path) -> None:
 
 def _titan(target: Path) -> Any:
     """Two steps of torchtitan's own Trainer, and its checkpoint; weights and moments as this rank's model has them."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "integrations" / "torchtitan"))
-    import titan_job
-
-    titan_job.stand_in()
+    sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
+    from harness.frameworks import torchtitan_trainer
     from torchtitan.components.checkpointer.dcp import CheckpointManager
 
     if dist.get_rank() == 0:
-        titan_job.assets(target)
+        torchtitan_trainer.assets(target)
     dist.barrier()
-    settings = titan_job.config(target, dp=2, steps=2)
+    settings = torchtitan_trainer.config(target, dp=2, steps=2)
     field = next(name for name in ("checkpointer", "checkpoint") if hasattr(settings, name))
     manager = CheckpointManager.Config(enable=True, interval=2, last_save_model_only=False)
     trainer = dataclasses.replace(settings, **{field: manager}).build()

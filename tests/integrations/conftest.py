@@ -1,4 +1,4 @@
-"""Puts the helpers of these tests, and the harnesses of others, on the path."""
+"""Puts the harness of trainings, and the helpers of these folders and of others, on the path."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import os
 import sys
 from pathlib import Path
 
-TESTS = Path(__file__).parents[1]
-for place in (
-    Path(__file__).parent,
-    *(TESTS / n for n in ("frameworks", "torch", "distributed", "megatron", "deepspeed", "trainer_mon", "grad_probe")),
-):
+HERE, TESTS = Path(__file__).parent, Path(__file__).parents[1]
+SHARED = ("training", "frameworks", "torch", "distributed", "megatron", "deepspeed", "trainer_mon", "grad_probe", "monitor_torch")
+for place in (HERE, *(HERE / name for name in ("torch", "deepspeed", "mindspeed")), *(TESTS / name for name in SHARED)):
     if str(place) not in sys.path:
         sys.path.insert(0, str(place))
+if os.environ.get("MSPROBE_DEEPSPEED_DIR"):  # another version, for the runs of the version matrix
+    sys.path.insert(0, os.environ["MSPROBE_DEEPSPEED_DIR"])
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("LOCAL_SIZE", "2")  # else some versions of DeepSpeed ask numactl, which few machines have

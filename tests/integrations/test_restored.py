@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from every_family import EVERY_FAMILY
 from forkpool import run_ranks
-from restored import snapshot
+from harness.restored import snapshot
 from torch import nn
 
 from msprobe_engine.settings.schema import (

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-for place in (Path(__file__).parent, ROOT / "tests" / "frameworks", ROOT / "examples" / "megatron"):
+for place in (Path(__file__).parent, ROOT / "tests" / "frameworks", ROOT / "tests" / "training", ROOT / "examples" / "megatron"):
     if str(place) not in sys.path:
         sys.path.insert(0, str(place))
 version = os.environ.get("MSPROBE_MCORE_DIR", "")

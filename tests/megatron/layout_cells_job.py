@@ -21,7 +21,7 @@ from megatron.core import parallel_state
 from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
 from megatron.core.tensor_parallel import layers
 from megatron_harness import Frames, capturing, probe_settings, run_gpt, run_with_fault, train_gpt
-from restored import snapshot
+from harness.restored import snapshot
 
 from msprobe_engine.settings.schema import (
     DumpSettings,

@@ -14,14 +14,8 @@ from pathlib import Path
 import megatron_harness as harness
 import pytest
 import torch
-
-INTEGRATIONS = Path(__file__).parents[1] / "integrations"
-for place in (INTEGRATIONS / "isolation", INTEGRATIONS / "deepspeed"):
-    if str(place) not in sys.path:
-        sys.path.append(str(place))
-from isolation_jobs import asked  # noqa: E402
-from isolation_run import Bits, Job, Outcome, Trial, lacking, outcomes, reached, table, trials, wrong  # noqa: E402
-from plants import Plant  # noqa: E402
+from harness.fault_trials import Bits, Job, Outcome, Trial, lacking, outcomes, reached, start_process_with_probe, table, trials, wrong
+from harness.probe_faults import Plant
 
 pytestmark = pytest.mark.framework
 EVERY = os.environ.get("MSPROBE_EVERY_FAULT") == "1"
@@ -31,7 +25,7 @@ train_gpt = harness.train_gpt
 def train(place: Path, seen: bool, argv: str) -> Bits:
     """A loop of one's own that the environment's probe follows."""
     if seen:
-        asked(place, "megatron")
+        start_process_with_probe(place, "megatron")
     a = train_gpt.arguments(["--quiet", "--steps", "3", "--layers", "1", *argv.split()])
     _, chunks, optimizer = train_gpt.build(a)
     losses = train_gpt.train(a, chunks, optimizer)

@@ -1,4 +1,4 @@
-"""Loops of one's own around an `Accelerator`: followed by whoever follows the optimizer, or the engine, inside of it."""
+"""Loops of one's own around an `Accelerator`: faults stay inside, what a version lacks is named, a launch needs nothing else."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import acc_job
 import accelerate
 import accelerate.accelerator
 import pytest
-import trainer_cells as tc
-from trainer_checks import compare, config, digest, everything, files, ranks
+import torch
+from harness.models import MODELS, OPTIMIZER
+from harness.run import digest, ranks, write_settings
 
 from msprobe_engine import log
 from msprobe_integrations import reliance
@@ -22,35 +22,7 @@ from msprobe_integrations.accelerate import autoload
 from msprobe_integrations.accelerate.reliance import TABLE
 from msprobe_integrations.torch import owner
 
-
-def on_and_off(tmp_path: Path, n: int, arguments: dict[str, Any], **sections: Any) -> list[dict[str, Any]]:
-    """Train with the probe and without: the bits are the same. What each rank has seen."""
-    plain = ranks(n, acc_job.train, tmp_path, None, arguments)
-    followed = ranks(n, acc_job.train, tmp_path, config(tmp_path, **sections), arguments)
-    assert [bits for bits, _ in plain] == [bits for bits, _ in followed]
-    return [found for _, found in followed]
-
-
-@pytest.mark.parametrize("n", [1, 2])
-def test_ddp(tmp_path: Path, n: int) -> None:
-    """Norms are those of a float64 training by hand with the global batch; accumulated batches are one step; evaluation, gathered
-    metrics and checkpoints leave nothing; everything that files are asked for is written."""
-    found = on_and_off(tmp_path, n, {}, **everything())
-    for each in found:
-        assert each["steps"] == [0, 1, 2, 3]
-        assert compare(each["norms"], acc_job.reference(n)) > 30
-        for step in each["steps"]:
-            assert {"loss", "grad_norm", "learning_rate", "skipped"} <= each["scalars"][step].keys()
-        assert len([name for name in each["entries"][1] if ".first.Linear.forward" in name]) == 2  # no evaluation
-        assert not [name for name in each["entries"][1] if "gather" in name]
-    assert files(tmp_path) == {"dump": True, "grad_probe": True, "incident": True}
-
-
-def test_mixed_precision(tmp_path: Path) -> None:
-    """bf16: the same bits, gradients close to those of a training by hand."""
-    (found,) = on_and_off(tmp_path, 1, {"mixed_precision": "bf16"})
-    assert found["steps"] == [0, 1, 2, 3]
-    compare(found["norms"], acc_job.reference(), tolerance=0.1, families=["grad_reduced"])
+pytestmark = pytest.mark.framework
 
 
 class Broken:
@@ -68,10 +40,10 @@ class Broken:
 
 
 def _bits(folder: Path) -> str:
-    net = acc_job.Net()
+    net: Any = MODELS["mlp"].make()
     accelerator = accelerate.Accelerator(cpu=True)
-    model, optimizer = accelerator.prepare(net, acc_job.adamw(net.parameters()))
-    loss = model(acc_job.samples()).pow(2).mean()
+    model, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), **OPTIMIZER))
+    loss = model(MODELS["mlp"].batch(0, 0, 0)).pow(2).mean()
     accelerator.backward(loss)
     norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
@@ -100,29 +72,31 @@ def test_faults_and_restoring(tmp_path: Path) -> None:
     assert left == []
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.on.rpartition(".")[2])
-def test_a_name_is_missing(row: reliance.Reliance) -> None:
+def test_a_name_is_missing() -> None:
     """A version that lacks one of the names: the training goes on, and the message says which name and what is not there without it."""
+    for row in TABLE:
+        ((line,),) = ranks(1, lacking, row)
+        assert line.endswith(f"has no {row.on}: without it: no {row.needed_for}")
 
-    def job() -> list[str]:
-        module, _, path = row.on.partition(":")
-        cls, _, name = path.partition(".")
-        said: list[str] = []
-        log.get_logger().addFilter(lambda record: said.append(record.getMessage()) or True)  # type: ignore[func-returns-value]
-        holder = getattr(importlib.import_module(module), cls)
-        if any(name in vars(base) for base in holder.__mro__[1:]):  # it would be inherited
-            holder, name = importlib.import_module(module), cls
-        delattr(holder, name)
-        reliance._said.clear()
-        autoload._patch(accelerate.accelerator)
-        accelerator = accelerate.Accelerator(cpu=True)
-        net = acc_job.Net()
-        model = accelerator.prepare_model(net)
-        accelerator.backward(model(acc_job.samples()).pow(2).mean())
-        return [line for line in said if "without it" in line]
 
-    ((line,),) = ranks(1, job)
-    assert line.endswith(f"has no {row.on}: without it: no {row.needed_for}")
+def lacking(row: reliance.Reliance) -> list[str]:
+    """In a rank: what is said."""
+
+    module, _, path = row.on.partition(":")
+    cls, _, name = path.partition(".")
+    said: list[str] = []
+    log.get_logger().addFilter(lambda record: said.append(record.getMessage()) or True)  # type: ignore[func-returns-value]
+    holder = getattr(importlib.import_module(module), cls)
+    if any(name in vars(base) for base in holder.__mro__[1:]):  # it would be inherited
+        holder, name = importlib.import_module(module), cls
+    delattr(holder, name)
+    reliance._said.clear()
+    autoload._patch(accelerate.accelerator)
+    accelerator = accelerate.Accelerator(cpu=True)
+    net: Any = MODELS["mlp"].make()
+    model = accelerator.prepare_model(net)
+    accelerator.backward(model(MODELS["mlp"].batch(0, 0, 0)).pow(2).mean())
+    return [line for line in said if "without it" in line]
 
 
 SCRIPT = """
@@ -143,11 +117,11 @@ accelerator.end_training()
 """
 
 
-@pytest.mark.skipif(not tc.chosen(["launch"]), reason="13 s, like test_accelerate_launch of tests/launch: set MSPROBE_EVERY_CELL=1")
+@pytest.mark.slow
 def test_launch(tmp_path: Path) -> None:
     """`msprobe run -- accelerate launch` of a script that knows nothing of the probe: both ranks write all steps of their gradients."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    file = config(tmp_path, monitor={"gradients": True}, sinks={"csv": {"enabled": True}})
+    file = write_settings(tmp_path, monitor={"gradients": True}, sinks={"csv": {"enabled": True}})
     text = "accelerate launch --multi_gpu --num_machines 1 --num_processes 2 --main_process_port 0 --mixed_precision no train.py"
     binaries = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

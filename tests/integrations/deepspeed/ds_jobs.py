@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import deepspeed_harness as harness
 import torch
+from harness.frameworks.deepspeed_engine import weights_of
 
 from msprobe_engine.records import Frame
 from msprobe_engine.settings.schema import CsvSettings, DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
@@ -37,16 +38,6 @@ class Run(NamedTuple):
     def bits(self) -> tuple[list[float], dict[str, bytes], bytes]:
         """What has to be the same with and without a probe."""
         return self.losses, self.weights, self.random
-
-
-def weights_of(engine: Any) -> dict[str, bytes]:
-    """The bits of all parameters, gathered one by one: of several, versions until 0.18 wait for the last only."""
-    stage = engine.zero_optimization_stage()
-    found = {}
-    for name, p in engine.module.named_parameters():
-        with harness.deepspeed.zero.GatheredParameters([p], enabled=stage == 3):
-            found[name] = p.detach().clone().contiguous().view(torch.uint8).numpy().tobytes()
-    return found
 
 
 def dumps_in(directory: str) -> dict[str, Any]:

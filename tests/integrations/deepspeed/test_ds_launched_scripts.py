@@ -22,7 +22,6 @@ from forkpool import run_ranks
 
 from msprobe_engine.cli.run import prepared
 
-EVERY = os.environ.get("MSPROBE_TABLE") or os.environ.get("MSPROBE_EVERY_CELL") == "1"
 pytestmark = pytest.mark.framework
 EXAMPLE = Path(__file__).parents[3] / "examples" / "deepspeed"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
@@ -91,6 +90,7 @@ def check_output(output: Path) -> None:
         assert "Module.middle.Linear.backward.1" in dump
 
 
+@pytest.mark.slow
 def test_example(tmp_path: Path) -> None:
     """examples/deepspeed/run.sh as it is: the DeepSpeed launcher, two ranks, nothing but the key. Every step is there, and the user's csv
     monitor has our numbers."""
@@ -106,7 +106,7 @@ def test_example(tmp_path: Path) -> None:
     assert (len(losses(said)), losses(second)) == (6, [])
 
 
-@pytest.mark.skipif(not EVERY, reason="one rank of it is in test_a_job_that_is_ended; two launches, 60 s: set MSPROBE_EVERY_CELL=1")
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 3])
 def test_msprobe_run(stage: int, tmp_path: Path) -> None:
     """``msprobe run`` before the user's line: script and configuration know nothing of the probe."""

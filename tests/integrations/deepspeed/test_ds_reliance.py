@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from typing import Any
 
 import deepspeed_harness as harness
-import ds_drift
 import ds_jobs as jobs
 import pytest
 import torch
 from forkpool import run_ranks
+from harness import renames
 
 from msprobe_engine.settings.schema import MonitorSettings, ReplicaCheckSettings
 from msprobe_integrations import reliance as reliances
@@ -70,45 +69,42 @@ class Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-EVERY = os.environ.get("MSPROBE_EVERY_FAULT") == "1"
-
-
-def rows(stage: int) -> list[str]:
-    """What a training in this stage relies on. What stages share is tried in one of them, with ``MSPROBE_EVERY_FAULT=1`` in all."""
+def rows(stage: int, every: bool) -> list[str]:
+    """What a training in this stage relies on. What stages share is tried in one of them, or in all."""
     shared = [row.on for row in reliance.MODULE_TABLE if ":DeepSpeedEngine." in row.on] + [row.on for row in reliance.ENGINE_TABLE]
-    shared = shared if EVERY else shared[stage :: len(KINDS)]
+    shared = shared if every else shared[stage :: len(KINDS)]
     own = [row.on for row in reliance.KIND_TABLES[KINDS[stage]]]
-    own = own if EVERY or stage < 2 else own[::3]  # stages 1 and 2 have the same table, and stage 3 much of it
+    own = own if every or stage < 2 else own[::3]  # stages 1 and 2 have the same table, and stage 3 much of it
     return [on for on in (*shared, *own) if on.rpartition(".")[2] not in OF_OTHERS]
 
 
-def drifted(stage: int) -> Any:
+def drifted(stage: int, every: bool) -> Any:
     harness.deepspeed.init_distributed("gloo", verbose=False)
     handler = Lines()
     logging.getLogger("msprobe").addHandler(handler)
     found, (plain, _) = {}, train(stage, False)
-    for on in rows(stage):
+    for on in rows(stage, every):
         name = on.rpartition(".")[2]
         handler.lines.clear()
         reliances._said.clear()
-        ds_drift.rename(name, f"{name}_of_another_version")
+        renames.rename(name, f"{name}_of_another_version")
         try:
             bits, frames = train(stage, True)
             said = [line for line in handler.lines if name in line]
             found[on] = (bits == plain, frames, bool(said), list(handler.lines))
         finally:
-            ds_drift.rename(f"{name}_of_another_version", name)
+            renames.rename(f"{name}_of_another_version", name)
     return found
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="instructions are as of Python 3.11")
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_another_version(stage: int) -> None:
+@pytest.mark.parametrize(("stage", "every"), [(1, False), *(pytest.param(stage, True, marks=pytest.mark.slow) for stage in range(4))])
+def test_another_version(stage: int, every: bool) -> None:
     """Each attribute of the table in turn has another name: the training is the same, bit for bit, the steps are there, and a line names
     the attribute and what is lost."""
-    ds_drift.functions("deepspeed")  # once, before children are forked
-    for found in run_ranks(2 if stage > 1 else 1, drifted, stage, timeout=200):
-        assert set(found) == set(rows(stage))
+    renames.functions("deepspeed")  # once, before children are forked
+    for found in run_ranks(2 if stage > 1 else 1, drifted, stage, every, timeout=250):
+        assert set(found) == set(rows(stage, every))
         for on, (same, frames, said, lines) in found.items():
             assert same, (on, lines)
             assert said, (on, lines)

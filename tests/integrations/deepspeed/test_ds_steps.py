@@ -10,6 +10,7 @@ import ds_jobs as jobs
 import pytest
 import torch
 from forkpool import run_ranks
+from harness.frameworks.deepspeed_engine import weights_of
 
 from msprobe_engine.settings.schema import MonitorSettings
 from msprobe_integrations.deepspeed.callback import DeepSpeedCallback
@@ -207,7 +208,7 @@ def torn() -> Any:
     callback.observer._before_update = None  # type: ignore[assignment,method-assign]
     losses = jobs.loop(engine, harness.batches("fp32", 3))
     callback.close()
-    return losses, jobs.weights_of(engine)
+    return losses, weights_of(engine)
 
 
 def whole() -> Any:

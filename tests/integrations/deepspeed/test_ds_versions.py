@@ -58,6 +58,7 @@ def trained(stage: int) -> Any:
     return plain.bits == seen.bits == dumped.bits, frames, sorted(dump), [line for line in lines if "without it" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_core(stage: int) -> None:
     """Same bits with a monitor and with a dump; steps, scalars, names of modules; gradients of the whole; nothing of the table missing."""

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import pl_job
 import torch
-from trainer_checks import config, ranks
+from harness.frameworks import lightning_trainer as pl_small
+from harness.models import MODELS
+from harness.run import ranks, write_settings
 
 from msprobe_engine.config_check.pack import read_pack
 
@@ -19,7 +20,7 @@ class Kept(pl.LightningModule):
     def __init__(self, width: int = 16, api_key: str = "abc") -> None:  # noqa: ARG002
         super().__init__()
         self.save_hyperparameters()
-        self.net = pl_job.make_net()
+        self.net = MODELS["mlp"].make()
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:  # noqa: ARG002
         return self.net(batch[0]).square().mean()
@@ -32,7 +33,7 @@ def test_trainer_and_hyperparameters(tmp_path: Path) -> None:
     """Arguments of the Trainer under their names, the optimizer that the module made, ``hparams`` without secrets."""
     pack = tmp_path / "pack.zip"
     arguments = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
-    ranks(1, pl_job.train, tmp_path / "run", config(tmp_path, config_check={"path": str(pack)}), arguments, Kept)
+    ranks(1, pl_small.train_with, tmp_path / "run", write_settings(tmp_path, config_check={"path": str(pack)}), arguments, Kept)
     found = read_pack(pack).json("msprobe/hyperparameters/rank0.json")
     expected = {
         "accumulate_grad_batches": (2, "code", "lightning"),

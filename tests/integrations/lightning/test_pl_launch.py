@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import trainer_cells as tc
 
 
-@pytest.mark.skipif(not tc.chosen(["launch"]), reason="three launches, 25 s: set MSPROBE_EVERY_CELL=1")
+@pytest.mark.slow
+@pytest.mark.framework
 def test_launch(tmp_path: Path) -> None:
     """`msprobe run` before the line: ranks that Lightning starts as processes, or forks, write what they have seen of every step; losses
     and parameters come out as without it."""

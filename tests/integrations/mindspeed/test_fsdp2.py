@@ -1,18 +1,15 @@
-"""MindSpeed-LLM's FSDP2 backend: steps, their numbers and values, with a Trainer of the same form, in two ranks that shard their model."""
+"""Trainers of the form of MindSpeed's FSDP2 backends: numbers of steps, several optimizers, steps that raise."""
 
 from __future__ import annotations
 
 import csv
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from forkpool import run_ranks
+from harness.frameworks.mindspeed_trainer import import_anew
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 
 from msprobe_integrations.autoload import request
 from msprobe_integrations.mindspeed import fsdp2
@@ -30,11 +27,10 @@ def batches(rank: int) -> list[list[torch.Tensor]]:
 
 
 def train(
-    config: str, sharded: bool = True, broken: bool = False, several: bool = False, engine: bool = False
+    config: str, broken: bool = False, several: bool = False, engine: bool = False
 ) -> tuple[list[tuple[float, float]], list[bytes], list[bool]]:
     """What the Trainer logs, the weights after it, and whether the optimizer's step and the owner are what they were."""
-    sys.modules.pop("fsdp2_trainer", None)
-    module: Any = importlib.import_module("fsdp2_trainer")
+    module = import_anew()
     owner.release()
     request.forget()
     if config:
@@ -44,8 +40,6 @@ def train(
     follow(module)  # a second time changes nothing
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     net = model()
-    if sharded:
-        fully_shard(net)
     given = batches(rank)
     if broken:
         given[1][1].fill_(float("nan"))
@@ -82,42 +76,28 @@ def rows(tmp_path: Path, family: str, rank: int) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("engine", [False, True], ids=["MindSpeed-LLM", "MindSpeed-MM"])
-def test_two_ranks(tmp_path: Path, engine: bool) -> None:
-    """Every update is a step with the Trainer's number, loss and gradient norm as it logs them; reduced gradients are those of the whole
-    model on both ranks; log and weights are bitwise those of a training without the probe, and the optimizer has its own step again. The
-    same with the engine of MindSpeed-MM, and its evaluations are of no step."""
-    plain = run_ranks(2, train, "", True, False, False, engine)
-    probed = run_ranks(2, train, config(tmp_path), True, False, False, engine)
-    assert [found[:2] for found in probed] == [found[:2] for found in plain]
-    assert [found[2] for found in probed] == [[True, True]] * 2
-    assert plain[0][2] == [True, False]
-    for rank in (0, 1):
-        log = probed[rank][0]
-        scalars = {(row["step"], row["name"]): float(row["value"]) for row in rows(tmp_path, "scalars", rank)}
-        for number, (loss, norm) in enumerate(log, 7):
-            assert scalars[str(number), "loss"] == pytest.approx(loss, rel=1e-6)
-            assert scalars[str(number), "grad_norm"] == pytest.approx(norm, rel=1e-6)
-            assert scalars[str(number), "learning_rate"] == 0.1
-            assert scalars.get((str(number), "aux_loss")) == (0.5 if engine else None)
-        micro = {(row["step"], row["micro_step"]) for row in rows(tmp_path, "actv", rank)}
-        assert micro == {(str(step), str(number)) for step in (7, 8, 9) for number in (0, 1)}
-        gradients = rows(tmp_path, "grad_reduced", rank)
-        assert {row["step"] for row in gradients} == {"7", "8", "9"}
-        for number, (_, norm) in enumerate(log, 7):
-            squares = sum(
-                float(row["norm"]) ** 2 for row in gradients if row["step"] == str(number) and row["phase"] == gradients[0]["phase"]
-            )
-            assert squares**0.5 == pytest.approx(min(norm, 0.1) if gradients[0]["phase"] == "clipped" else norm, rel=1e-4)
-    _layout, _version = "MindSpeed-LLM FSDP2, 2 ranks", "stand-in for MindSpeed-LLM's Trainer"
-    if engine:
-        _layout, _version = "MindSpeed-MM FSDP2, 2 ranks", "stand-in for MindSpeed-MM's engine"
+def test_steps_after_a_checkpoint(tmp_path: Path, engine: bool) -> None:
+    """Every update is a step with the Trainer's number, loss and gradient norm as it logs them, and what else its engine says; evaluations
+    are of no step; log and weights are the same bits, and the optimizer has its own step again."""
+    plain = train("", engine=engine)
+    probed = train(config(tmp_path), engine=engine)
+    assert probed[:2] == plain[:2]
+    assert (plain[2], probed[2]) == ([True, False], [True, True])
+    scalars = {(row["step"], row["name"]): float(row["value"]) for row in rows(tmp_path, "scalars", 0)}
+    for number, (loss, norm) in enumerate(probed[0], 7):
+        assert scalars[str(number), "loss"] == pytest.approx(loss, rel=1e-6)
+        assert scalars[str(number), "grad_norm"] == pytest.approx(norm, rel=1e-6)
+        assert scalars[str(number), "learning_rate"] == 0.1
+        assert scalars.get((str(number), "aux_loss")) == (0.5 if engine else None)
+    micro = {(row["step"], row["micro_step"]) for row in rows(tmp_path, "actv", 0)}
+    assert micro == {(str(step), str(number)) for step in (7, 8, 9) for number in (0, 1)}
 
 
 def test_several_optimizers(tmp_path: Path) -> None:
     """With expert parallelism the Trainer's optimizer is a mapping of optimizers: an update of all of them is one step, and all parameters
     have their updates."""
-    plain = train("", sharded=False, several=True)
-    probed = train(config(tmp_path), sharded=False, several=True)
+    plain = train("", several=True)
+    probed = train(config(tmp_path), several=True)
     assert probed[:2] == plain[:2]
     assert probed[2] == [True, True]
     found = rows(tmp_path, "param_updated", 0)
@@ -129,7 +109,7 @@ def test_several_optimizers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", [False, True], ids=["MindSpeed-LLM", "MindSpeed-MM"])
 def test_a_step_that_raises(tmp_path: Path, engine: bool) -> None:
     """An error of the training comes out as it is, and the step it was raised in is there, marked as interrupted."""
-    train(config(tmp_path), sharded=False, broken=True, engine=engine)
+    train(config(tmp_path), broken=True, engine=engine)
     scalars = {(row["step"], row["name"]): float(row["value"]) for row in rows(tmp_path, "scalars", 0)}
     assert scalars["8", "interrupted"] == 1.0
     assert {step for step, _ in scalars} == {"7", "8"}
@@ -137,6 +117,6 @@ def test_a_step_that_raises(tmp_path: Path, engine: bool) -> None:
 
 def test_nobody_asks() -> None:
     """Without a request the Trainer trains and nobody observes."""
-    log, _, restored = train("", sharded=False)
+    log, _, restored = train("")
     assert len(log) == 3
     assert restored == [True, False]

@@ -51,6 +51,7 @@ def frames(file: Path) -> list[dict[str, Any]]:
     return [record for line in file.read_text().splitlines() if "step" in (record := json.loads(line))]
 
 
+@pytest.mark.slow
 def test_example_of_fsdp(tmp_path: Path) -> None:
     """examples/fsdp as it is: every step with the losses that the script prints, whole parameters on both ranks, one dumped step, and
     no step for the evaluation."""

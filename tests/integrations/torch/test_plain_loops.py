@@ -10,7 +10,7 @@ import parameter_cases as pc
 import plain_cases as cases
 import pytest
 import torch
-from restored import snapshot
+from harness.restored import snapshot
 from torch import nn
 
 pytestmark = pytest.mark.framework

@@ -10,23 +10,24 @@ import sys
 from pathlib import Path
 
 import pytest
-import titan_job
-import trainer_cells as tc
+from harness.frameworks import torchtitan_trainer as titan
 
 pytestmark = pytest.mark.framework
+TESTS = Path(__file__).parents[2]
 _STEP = re.compile(r"step:\s+(\d+).*?loss:\s+([\d.]+).*?grad_norm:\s+([\d.]+)")
 
 
-@pytest.mark.skipif(not tc.chosen(["launch"]), reason="a launch of 15 s: set MSPROBE_EVERY_CELL=1")
+@pytest.mark.slow
 def test_launch(tmp_path: Path) -> None:
     """The line as it is, with `msprobe run` before it: every rank has all steps, with the loss and the gradient norm that torchtitan
     prints itself."""
-    titan_job.assets(tmp_path / "run")
+    titan.assets(tmp_path / "run")
     (tmp_path / "probe.yaml").write_text("output_dir: out\nstrict: true\nmonitor: {gradients: true}\n")
     script = [str(Path(__file__).with_name("titan_launch.py")), str(tmp_path / "run"), "--module", "titan_launch", "--config", "small"]
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *script]
     probe = [sys.executable, "-m", "msprobe", "run", "--config", "probe.yaml", "--"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "hf"), "NO_COLOR": "1"}
+    path = os.pathsep.join(str(TESTS / name) for name in ("training", "frameworks"))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "hf"), "NO_COLOR": "1"}
     done = subprocess.run(probe + line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     printed = {int(step) - 1: (float(loss), float(norm)) for step, loss, norm in _STEP.findall(done.stdout + done.stderr)}

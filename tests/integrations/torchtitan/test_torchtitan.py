@@ -1,46 +1,42 @@
-"""torchtitan's Trainer with a small llama3 on the CPU, followed by its `train_step`."""
+"""torchtitan's Trainer with a small llama3 on the CPU: its scalars, faults that stay inside, what a version lacks."""
 
 from __future__ import annotations
 
 import logging
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-import titan_job
-import torch
-from trainer_checks import asked, config, digest, everything, files, ranks, seen
+from harness.frameworks import torchtitan_trainer as titan
+from harness.memory import everything, files, seen
+from harness.run import ask, ranks, write_settings
 
 from msprobe_integrations.torch import owner
 from msprobe_integrations.torch.loop import LoopObserver
 from msprobe_integrations.torchtitan.reliance import TABLE
 
-titan_job.stand_in()
+pytestmark = pytest.mark.framework
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Tokenizer and text."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    titan_job.assets(tmp_path / "run")
+    titan.assets(tmp_path / "run")
     return tmp_path / "run"
 
 
 def job(folder: Path, file: Path | None, keys: dict[str, int]) -> Any:
     """Train in this rank; a group of one rank is made by torchtitan."""
-    os.environ.update({"RANK": os.environ.get("RANK", "0"), "LOCAL_RANK": os.environ.get("LOCAL_RANK", "0")})
-    os.environ.setdefault("WORLD_SIZE", "1")
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/init{os.getpid()}", rank=0, world_size=1)
-    asked(file, "torchtitan")
-    trainer = titan_job.config(folder, **keys).build()
+    titan.join_alone()
+    ask(file, "torchtitan")
+    trainer = titan.config(folder, **keys).build()
     before = set(vars(trainer))
     trainer.train()
     found = seen()
     assert not {"forward_backward_step"} & (set(vars(trainer)) - before)  # the Trainer has its own methods back
-    bits = digest(p for part in trainer.model_parts for p in part.parameters())
+    bits = titan.digest(p for part in trainer.model_parts for p in part.parameters())
     owner.release()
     trainer.close()
     return bits, found
@@ -49,7 +45,7 @@ def job(folder: Path, file: Path | None, keys: dict[str, int]) -> Any:
 def on_and_off(folder: Path, n: int, keys: dict[str, int], **sections: Any) -> list[dict[str, Any]]:
     """Train with the probe and without: the bits are the same. What each rank has seen."""
     plain = ranks(n, job, folder, None, keys)
-    followed = ranks(n, job, folder, config(folder.parent, **sections), keys)
+    followed = ranks(n, job, folder, write_settings(folder.parent, **sections), keys)
     assert [bits for bits, _ in plain] == [bits for bits, _ in followed]
     return [found for _, found in followed]
 
@@ -85,20 +81,12 @@ def test_faults_stay_inside(folder: Path) -> None:
         for method in METHODS:
             original = getattr(LoopObserver, method)
             setattr(LoopObserver, method, broken)
-            asked(file, "torchtitan")
-            os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-            if not torch.distributed.is_initialized():
-                torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/broken", rank=0, world_size=1)
-            trainer = titan_job.config(folder, steps=2).build()
-            for _ in range(1):
-                trainer.train()
-            found.append(digest(p for part in trainer.model_parts for p in part.parameters()))
+            found.append(job(folder, file, {"steps": 2})[0])
             setattr(LoopObserver, method, original)
-            owner.release()
         return found
 
     plain = ranks(1, job, folder, None, {"steps": 2})[0][0]
-    assert ranks(1, broken_job, config(folder.parent, strict=False)) == [[plain] * len(METHODS)]
+    assert ranks(1, broken_job, write_settings(folder.parent, strict=False)) == [[plain] * len(METHODS)]
 
 
 LACKING = {"forward_backward_step": {"loss"}, "clip_grad_norm_": set()}
@@ -135,7 +123,7 @@ def test_what_a_version_lacks(folder: Path) -> None:
     if find_spec("torchtitan.trainer") is None:
         pytest.skip("before 0.3 the Trainer is defined elsewhere")
     plain = ranks(1, job, folder, None, {"steps": 2})[0][0]
-    (found,) = ranks(1, lacking, config(folder.parent, strict=False))
+    (found,) = ranks(1, lacking, write_settings(folder.parent, strict=False))
     for name, (bits, lines, steps, scalars) in found.items():
         assert bits == plain, name
         assert steps == [0, 1], name

@@ -9,14 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import hf_job
-from trainer_checks import config, ranks
+import pytest
+from harness.frameworks import transformers_trainer as hf
+from harness.run import ranks, write_settings
 
 ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT / "tests" / "monitor_pages"))
 from page_blocks import blocks, run  # noqa: E402
 
 
+@pytest.mark.slow
 def test_example(tmp_path: Path) -> None:
     """run.sh trains two ranks of an unchanged script; the files that its README names are there, evaluation is in none."""
     with socket.socket() as free:
@@ -41,17 +43,16 @@ def test_page(tmp_path: Path) -> None:
 
     def job(folder: Path, kind: str) -> Any:
         os.chdir(folder)
-        config(folder)
+        write_settings(folder)
         text = next(each for each in blocks("docs/trainers.md", "python") if f".{kind}.callback" in each)
         if kind == "transformers":
-            made = hf_job.make_trainer(folder)
-            names = {"Trainer": type(made), "model": made.model, "arguments": made.args, "data": hf_job.Samples()}
+            made = hf.make_trainer(folder)
+            names = {"Trainer": type(made), "model": made.model, "arguments": made.args, "data": hf.Samples()}
         else:
-            sys.path.append(str(ROOT / "tests" / "integrations" / "lightning"))
             import lightning.pytorch as pl
-            import pl_job
+            from harness.frameworks import lightning_trainer
 
-            names = {"Trainer": pl.Trainer, "module": pl_job.module(), "data": pl_job.loader()}
+            names = {"Trainer": pl.Trainer, "module": lightning_trainer.make_module(), "data": lightning_trainer.make_loader()}
         after = run(text, "docs/trainers.md", names)
         return len(after["trainer"].callbacks[0].observer.probe.frames if kind == "lightning" else _frames(after["trainer"]))
 

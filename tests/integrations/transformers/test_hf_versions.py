@@ -10,12 +10,16 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import hf_job
 import pytest
 import torch
-from trainer_checks import asked, by_hand, compare, config, digest, everything, files, ranks, seen
+from harness.case import CLIP
+from harness.checks import compare
+from harness.frameworks import transformers_trainer as hf
+from harness.memory import everything, files, seen
+from harness.models import by_hand, make_gpt
+from harness.run import ask, digest, ranks, write_settings
 
-pytestmark = pytest.mark.framework
+pytestmark = [pytest.mark.framework, pytest.mark.slow]
 FAMILIES = ("monitor: gradients", "monitor: parameters", "monitor: optimizer", "same bits")
 
 
@@ -25,7 +29,7 @@ def own_loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.reshape(-1, 32), tokens[:, 1:].reshape(-1))
 
 
-class OwnLoss(hf_job.InOrder):
+class OwnLoss(hf.InOrder):
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
         loss = own_loss(model, inputs["input_ids"])
         return (loss, {}) if return_outputs else loss
@@ -37,8 +41,8 @@ def job(folder: Path, file: Path | None, made: Any, arguments: dict[str, Any]) -
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("msprobe").addHandler(handler)
-    asked(file, "transformers", "torch", "accelerate")
-    trainer = hf_job.make_trainer(folder, made=made, logging_steps=1, **arguments)
+    ask(file, "transformers", "torch", "accelerate")
+    trainer = hf.make_trainer(folder, made=made, logging_steps=1, **arguments)
     trainer.train()
     log = [(entry["loss"], float(entry["grad_norm"]), entry["learning_rate"]) for entry in trainer.state.log_history if "loss" in entry]
     return digest(trainer.model.parameters()), seen(), log, [line for line in lines if "without it" in line or "fault" in line]
@@ -47,7 +51,7 @@ def job(folder: Path, file: Path | None, made: Any, arguments: dict[str, Any]) -
 def both(tmp_path: Path, n: int, made: Any, arguments: dict[str, Any], **sections: Any) -> list[Any]:
     """Without the probe and with it: the same bits, the same log. What each rank has seen, and the log."""
     plain = ranks(n, job, tmp_path / "plain", None, made, arguments)
-    followed = ranks(n, job, tmp_path / "followed", config(tmp_path, **sections), made, arguments)
+    followed = ranks(n, job, tmp_path / "followed", write_settings(tmp_path, **sections), made, arguments)
     for (bits, _, log, _), (again, found, same, lost) in zip(plain, followed):
         assert (bits, log) == (again, same)
         assert lost == []
@@ -58,13 +62,13 @@ def both(tmp_path: Path, n: int, made: Any, arguments: dict[str, Any], **section
 def test_numbers(tmp_path: Path) -> None:
     """Two ranks: gradients, parameters and moments are those of a training by hand in float64 with the batches of both."""
     batches = [[range(4 * step, 4 * step + 4)] for step in range(3)]
-    tokens = torch.stack([hf_job.Samples()[i]["input_ids"] for i in range(12)])
+    tokens = torch.stack([hf.Samples()[i]["input_ids"] for i in range(12)])
     expected = by_hand(
-        hf_job.make_model(),
+        make_gpt(),
         lambda model, numbers: own_loss(model, tokens[list(numbers)]),
         batches,
         lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.0),
-        clip=1.0,
+        clip=CLIP,
     )
     for found, _ in both(tmp_path, 2, OwnLoss, {"gradient_accumulation_steps": 1}):
         assert found["steps"] == [0, 1, 2]
@@ -75,7 +79,7 @@ def test_steps(tmp_path: Path) -> None:
     """Two micro batches per update, evaluation and a checkpoint after each: steps, loss, gradient norm and learning rate are the Trainer's,
     which has the norm of the gradients that are seen; evaluation is not; all that files are asked for is written."""
     every = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
-    ((found, log),) = both(tmp_path, 1, hf_job.InOrder, every, **everything())
+    ((found, log),) = both(tmp_path, 1, hf.InOrder, every, **everything())
     assert found["steps"] == [0, 1, 2]
     assert found["micro"]["actv", 0] == {0, 1}
     for step, (loss, norm, rate) in enumerate(log):
