@@ -15,13 +15,13 @@ from typing import Any
 import fsdp_layout
 import torch
 import torch.distributed as dist
+from harness.restored import snapshot
 from layout_job import ALL, _sums, norm, spy
 from megatron.core import optimizer as optimizers
 from megatron.core import parallel_state
 from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
 from megatron.core.tensor_parallel import layers
 from megatron_harness import Frames, capturing, probe_settings, run_gpt, run_with_fault, train_gpt
-from harness.restored import snapshot
 
 from msprobe_engine.settings.schema import (
     DumpSettings,
