@@ -81,12 +81,14 @@ def _current(kind: str, engine: Any) -> EngineObserver | None:
     try:
         import torch
 
-        from msprobe_integrations.deepspeed.engine import EngineObserver
         from msprobe_integrations.torch import owner
 
         found = owner.current()
-        if isinstance(found, EngineObserver):
-            return found
+        if found is not None:  # until then that module may be half imported: an engine that is collected meanwhile is asked about, too
+            from msprobe_integrations.deepspeed.engine import EngineObserver
+
+            if isinstance(found, EngineObserver):
+                return found
         trains = kind == "train_batch" or (kind in ("forward", "backward") and torch.is_grad_enabled() and engine.module.training)
         return _find() if trains else None
     except Exception as error:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
+import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import deepspeed_harness as harness
@@ -11,6 +14,8 @@ import pytest
 import torch
 from forkpool import run_ranks
 from harness.frameworks.deepspeed_engine import weights_of
+from harness.memory import seen
+from harness.run import ask, write_settings
 
 from msprobe_engine.settings.schema import MonitorSettings
 from msprobe_integrations.deepspeed.callback import DeepSpeedCallback
@@ -89,9 +94,9 @@ DUMP = {"dump": jobs.dump_of("L0")}
 def test_evaluation_is_not_seen() -> None:
     """A pass without gradients or in eval mode is no micro batch and no record, before, inside and between steps."""
     names = ["Module.a.Linear.forward.0", "Module.a.Linear.backward.0", "Module.a.Linear.parameters_grad.0"]
-    for frames, seen in run_ranks(2, with_evaluation):
+    for frames, records in run_ranks(2, with_evaluation):
         assert frames == [(0, [0]), (1, [0])]
-        assert sorted(seen) == sorted(names)
+        assert sorted(records) == sorted(names)
 
 
 def resumed(stage: int, directory: str) -> Any:
@@ -218,6 +223,30 @@ def whole() -> Any:
 def test_faults_of_the_observer_stay_in_it() -> None:
     """An exception in the observer switches the probe off, and the training is bitwise what it is without."""
     assert [list(r) for r in run_ranks(2, torn)] == [list(r) for r in run_ranks(2, whole)]
+
+
+def collected_meanwhile(directory: str) -> Any:
+    """In a rank: an engine of before is destroyed while the part that follows engines is imported."""
+    ask(write_settings(Path(directory)), "deepspeed")
+    before, engine = (harness.engine_of(harness.config(1, "fp32")) for _ in range(2))
+    name, plain = "msprobe_integrations.deepspeed.engine", builtins.__import__
+    sys.modules.pop(name)
+
+    def importing(asked: str, names: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if (names or {}).get("__name__") == name:
+            builtins.__import__ = plain
+            before.destroy()
+        return plain(asked, names, *args, **kwargs)
+
+    builtins.__import__ = importing
+    jobs.loop(engine, harness.batches("fp32", 2))
+    assert builtins.__import__ is plain, "nothing was imported"
+    return seen()["steps"]
+
+
+def test_an_engine_that_is_collected_meanwhile(tmp_path: Path) -> None:
+    """The next one is followed all the same."""
+    assert run_ranks(2, collected_meanwhile, str(tmp_path)) == [[0, 1]] * 2
 
 
 def owned() -> Any:
