@@ -25,7 +25,7 @@ for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "ligh
     logging.getLogger(name).setLevel(logging.ERROR)
 warnings.filterwarnings("ignore")
 
-ARM = ("lightning", "torch")
+ARM = ("lightning",)
 SCALARS = ("loss", "learning_rate", "skipped")
 
 
