@@ -9,6 +9,8 @@ import torch
 
 from msprobe_engine.accuracy.results import CallResult
 from msprobe_integrations.torch.accuracy.checker import Checker
+from msprobe_integrations.torch.accuracy.references import find
+from msprobe_integrations.torch.accuracy.references.formula import with_known_arguments
 
 
 class Memory:
@@ -86,3 +88,15 @@ def check(name: str, *args: Any, grad: Any = None, checker: Checker | None = Non
 def names(result: CallResult) -> list[str]:
     """What was compared, without the name of the call."""
     return [t.name.removeprefix(f"{result.name}.") for t in result.tensors]
+
+
+def wide(*shape: int) -> torch.Tensor:
+    """Random numbers in float64."""
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def run_formula(name: str, *args: Any, **kwargs: Any) -> Any:
+    """What the formula of a recorded name gives, called as the pre-check calls it."""
+    formula = find(name)
+    assert formula is not None
+    return with_known_arguments(name.rpartition(".")[2], formula)(*args, **kwargs)

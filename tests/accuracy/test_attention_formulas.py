@@ -8,28 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from call_records import run_formula as run
+from call_records import wide
 
-from msprobe_integrations.torch.accuracy.references import find
-from msprobe_integrations.torch.accuracy.references.formula import NotChecked, with_known_arguments
+from msprobe_integrations.torch.accuracy.references.formula import NotChecked
 
 HEADS, KEY_HEADS, SIZE, VALUE_SIZE, ROWS, COLUMNS = 4, 2, 6, 4, 5, 7
 Counts = Callable[[int, int, int], bool]
 """Does a key count: (batch, query, key)."""
-
-
-@pytest.fixture(autouse=True)
-def _same_numbers() -> None:
-    torch.manual_seed(0)
-
-
-def wide(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def run(name: str, *args: Any, **kwargs: Any) -> Any:
-    formula = find(name)
-    assert formula is not None
-    return with_known_arguments(name.rpartition(".")[2], formula)(*args, **kwargs)
 
 
 def by_hand(

@@ -7,27 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from call_records import run_formula as run
+from call_records import wide
 from torch.nn import functional
 
 from msprobe_integrations.torch.accuracy.references import FORMULAS, find
 from msprobe_integrations.torch.accuracy.references.formula import NotChecked, with_known_arguments
 
 close = torch.testing.assert_close
-
-
-@pytest.fixture(autouse=True)
-def _same_numbers() -> None:
-    torch.manual_seed(0)
-
-
-def wide(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.float64)
-
-
-def run(name: str, *args: Any, **kwargs: Any) -> Any:
-    formula = find(name)
-    assert formula is not None
-    return with_known_arguments(name.rpartition(".")[2], formula)(*args, **kwargs)
 
 
 def test_norms_of_sums() -> None:

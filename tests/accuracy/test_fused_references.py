@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
-from call_records import Memory
+from call_records import Memory, wide
 from torch.nn import functional
 
 from msprobe_engine.accuracy.results import ERROR, PASS
 from msprobe_integrations.torch.accuracy.checker import Checker
 from msprobe_integrations.torch.accuracy.references import FORMULAS, activations, matmul, moe, moves, norms
-
-
-def wide(*shape: int) -> torch.Tensor:
-    """Random numbers in float64."""
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-@pytest.fixture(autouse=True)
-def _same_numbers() -> None:
-    torch.manual_seed(0)
 
 
 def test_norms_and_activations() -> None:

@@ -18,11 +18,6 @@ from msprobe_integrations.torch.accuracy.checker import Bench, Checker, Target
 from msprobe_integrations.torch.accuracy.custom import forget_operator, load_operators, register_operator
 
 
-@pytest.fixture(autouse=True)
-def _same_numbers() -> None:
-    torch.manual_seed(0)
-
-
 def normal(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:
     """Random numbers."""
     return torch.randn(*shape, dtype=dtype).requires_grad_(grad)

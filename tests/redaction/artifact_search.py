@@ -58,8 +58,12 @@ def finds(directory: Path, ids: Sequence[int], texts: Sequence[str]) -> list[str
     """Where any of the ids or texts stands: ``file: what, how``."""
     wanted = set(ids)
     found = [f"{path}: {text}, name" for path in map(str, directory.rglob("*")) for text in texts if text in path]
+    seen: set[bytes] = set()
     for path in sorted(path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()):
         for name, data in contents(str(path.relative_to(directory)), path.read_bytes()):
+            if data in seen:  # tensors have several names, and stay the same from step to step
+                continue
+            seen.add(data)
             found += [f"{name}: {text}" for text in texts if any(form in data for form in _forms(text))]
             numbers = wanted & {int(match.group()) for match in _NUMBER.finditer(data) if len(match.group()) < 20}
             found += [f"{name}: {number}, text" for number in sorted(numbers)[:3]]
