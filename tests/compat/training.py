@@ -238,7 +238,7 @@ def child(job: dict[str, Any], rank: int) -> None:
     os._exit(code)
 
 
-def run(job: dict[str, Any], limit: float = 90.0) -> None:
+def run(job: dict[str, Any], limit: float = 600.0) -> None:
     """Run one job; its end is written to ``out/codes.json``: exit code per rank, None for a rank that did not come to an end."""
     out = Path(job["out"])
     out.mkdir(parents=True, exist_ok=True)

@@ -92,11 +92,12 @@ def keep(name: str, make: Callable[[Path], None]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory)
         make(out)
+        files = sorted(path for path in out.rglob("*") if path.is_file())
+        for path, place in ((path, place) for path in files for place in (directory, str(ROOT), str(Path.home()))):
+            assert place.encode() not in path.read_bytes(), f"{path} names {place}"
         _archive(name).parent.mkdir(exist_ok=True)
         with tarfile.open(_archive(name), "w:xz", format=tarfile.USTAR_FORMAT) as archive:
-            for path in sorted(path for path in out.rglob("*") if path.is_file()):
-                for place in (directory, str(ROOT), str(Path.home())):
-                    assert place.encode() not in path.read_bytes(), f"{path} names {place}"
+            for path in files:
                 entry = tarfile.TarInfo(str(path.relative_to(out)))
                 entry.size = path.stat().st_size
                 with path.open("rb") as file:

@@ -46,7 +46,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     workers = ["--worker_num=2", "--local_worker_num=2", f"--master_port={port}"]
     command = [msrun, *workers, "--log_dir=log", "--join=True", str(HERE / "ranks_program.py")]
-    subprocess.run(command, cwd=root, env={**os.environ, "PATH": path}, timeout=200, capture_output=True, check=False)
+    subprocess.run(command, cwd=root, env={**os.environ, "PATH": path}, timeout=800, capture_output=True, check=False)
     for rank in range(2):
         log = (root / f"log/worker_{rank}.log").read_text(errors="replace")
         assert f"FINISHED {rank}" in log, log[-3000:]

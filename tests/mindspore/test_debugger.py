@@ -39,8 +39,13 @@ def test_cells(tmp_path: Path, plain: list[bytes], task: str) -> None:
     assert bool(list((tmp_path / "dump").glob("step0/*/dump_tensor_data/*.npy"))) == (task == "tensor")
 
 
-@pytest.mark.parametrize("task", ["statistics", "tensor", "structure", "overflow_check"])
-@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+LEVELS_AND_TASKS = [(level, task) for level in ("L0", "L1", "mix") for task in ("statistics", "tensor", "structure", "overflow_check")]
+FAST = [("L1", "tensor"), ("mix", "statistics"), ("L0", "structure"), ("L0", "overflow_check"), ("mix", "overflow_check")]
+
+
+@pytest.mark.parametrize(
+    ("level", "task"), [cell if cell in FAST else pytest.param(*cell, marks=pytest.mark.slow) for cell in LEVELS_AND_TASKS]
+)
 def test_the_training_keeps_its_bits(tmp_path: Path, plain: list[bytes], level: str, task: str) -> None:
     """Losses, gradients, weights and moments are the same with a dump of any level and task."""
     assert train(PrecisionDebugger(config(tmp_path, level, task))) == plain

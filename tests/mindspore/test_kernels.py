@@ -152,6 +152,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
+@pytest.mark.slow
 def test_a_run_agrees_with_itself(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every tensor of every kernel has its partner, in both iterations; bfloat16 too."""
     assert main(["compare", str(runs / "golden" / "dump"), str(runs / "golden" / "dump"), "-o", str(tmp_path)]) == 0
@@ -166,6 +167,7 @@ def test_a_run_agrees_with_itself(runs: Path, tmp_path: Path, capsys: pytest.Cap
         assert not any("N/A" in (row["NPU Name"], row["Bench Name"]) for row in rows)
 
 
+@pytest.mark.slow
 def test_the_scaled_kernel_is_the_first_suspect(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of some tens of kernels, forward, backward and optimizer, the multiplication is named."""
     settings = {"npu_path": str(runs / "scaled" / "dump"), "bench_path": str(runs / "golden" / "dump"), "rank_id": [], "step_id": [0]}

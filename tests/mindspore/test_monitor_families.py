@@ -60,7 +60,11 @@ def norms(frame: Frame, family: str) -> dict[str, float]:
     return {name: norm for name, norm in found.items() if norm is not None}
 
 
-@pytest.fixture(scope="module", params=list(OPTIMIZERS))
+LIKE_OTHERS = ("nn.AdamWeightDecay", "nn.SGD", "experimental.AdamW")
+"""Optimizers whose code here is that of another one in the list."""
+
+
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.slow) if name in LIKE_OTHERS else name for name in OPTIMIZERS])
 def run(request: Any) -> tuple[str, list[Frame], list[bytes], list[Any]]:
     """A watched training of every kind of optimizer, and what numpy has seen of it."""
     seen: list[Any] = []

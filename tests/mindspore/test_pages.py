@@ -54,6 +54,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Every operator of the dump is in the graph; forward and backward of fc2 lead to its line in the program."""
     monkeypatch.chdir(trained)
@@ -72,6 +73,7 @@ def test_the_commands_of_the_page(trained: Path, monkeypatch: pytest.MonkeyPatch
         assert re.search(rf"net\.py:{at}\b", stack)
 
 
+@pytest.mark.slow
 def test_every_stage_of_the_compiler_is_read(trained: Path) -> None:
     """Whatever save_graphs=2 writes as text has nodes with scopes; only the first file is from before there are lines."""
     files = sorted((trained / "graphs").glob("*.ir")) + sorted((trained / "graphs").glob("trace_code_graph_*"))
@@ -252,6 +254,7 @@ def test_the_examples_run(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "saved" / "step0" / "rank0").iterdir()) == ["y_float32_0.npy", "y_grad_float32_1.npy"]
 
 
+@pytest.mark.slow
 def test_the_kernels(tmp_path: Path) -> None:
     """The example of level L2, in a process of its own, dumps the chosen kernels under the names that the page has."""
     (block,) = (block for block in graph_blocks() if KERNELS in block)

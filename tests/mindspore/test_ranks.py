@@ -14,6 +14,8 @@ from mindspore import nn
 from msprobe.mindspore import MindSporeProbe
 from msprobe_integrations.mindspore.watch_collectives import CollectiveWatch
 
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture
 def ranks(two_ranks: Path) -> list[Any]:

@@ -20,21 +20,31 @@ from msprobe_engine.config_check.pack import read_pack
 from msprobe_integrations.mindspore.config_checker import MindSporeConfigChecker
 from msprobe_integrations.mindspore.debugger import PrecisionDebugger as Debugger
 
-GRAPHS = MODES[1:]
+GRAPHS = [pytest.param(mode, marks=pytest.mark.slow) if mode == "one_step" else mode for mode in MODES[1:]]
+"""`Model.train`, below, compiles what one_step does."""
+
+
+class Dumps(dict[str, tuple[Path, list[bytes]]]):
+    """Mode -> directory and bits of a training with a dump of task tensor, made when it is first asked for."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        super().__init__()
+        self._factory = factory
+
+    def __missing__(self, mode: str) -> tuple[Path, list[bytes]]:
+        Debugger._instance = None
+        path = self._factory.mktemp(mode)
+        debugger: Any = PrecisionDebugger(config(path, task="tensor"))
+        self[mode] = path, train(mode, debugger)
+        debugger._run.at_exit()
+        Debugger._instance = None
+        return self[mode]
 
 
 @pytest.fixture(scope="module")
-def dumps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[bytes]]]:
-    """Each mode with a dump of task tensor: directory and bits."""
-    made = {}
-    for mode in MODES:
-        Debugger._instance = None
-        path = tmp_path_factory.mktemp(mode)
-        debugger: Any = PrecisionDebugger(config(path, task="tensor"))
-        made[mode] = path, train(mode, debugger)
-        debugger._run.at_exit()
-    Debugger._instance = None
-    return made
+def dumps(tmp_path_factory: pytest.TempPathFactory) -> Dumps:
+    """Of all modes."""
+    return Dumps(tmp_path_factory)
 
 
 @cache
@@ -58,7 +68,7 @@ def test_forward_probes_keep_all_bits(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["graph", "jit"])
-def test_gradient_probes_differ_by_rounding_at_most(dumps: dict[str, tuple[Path, list[bytes]]], mode: str) -> None:
+def test_gradient_probes_differ_by_rounding_at_most(dumps: Dumps, mode: str) -> None:
     """The forward pass has all its bits; weights may differ in the last ones, where gradients of several uses come together."""
     expected, probed = plain(mode), dumps[mode][1]
     assert probed[0] == expected[0]
@@ -67,7 +77,7 @@ def test_gradient_probes_differ_by_rounding_at_most(dumps: dict[str, tuple[Path,
 
 
 @pytest.mark.parametrize("mode", GRAPHS)
-def test_records_are_those_of_the_dynamic_graph(dumps: dict[str, tuple[Path, list[bytes]]], mode: str) -> None:
+def test_records_are_those_of_the_dynamic_graph(dumps: Dumps, mode: str) -> None:
     """Names, their order, parents, places, types and shapes are the same in every mode."""
     eager, graph = step_of(dumps["pynative"][0])["data"], step_of(dumps[mode][0])["data"]
     assert list(graph) == list(eager)
@@ -100,7 +110,7 @@ def test_a_call_is_seen_though_nobody_waits_for_its_result_and_averages_are_read
 
 
 @pytest.mark.parametrize("mode", GRAPHS)
-def test_saved_tensors_are_those_of_the_dynamic_graph(dumps: dict[str, tuple[Path, list[bytes]]], mode: str) -> None:
+def test_saved_tensors_are_those_of_the_dynamic_graph(dumps: Dumps, mode: str) -> None:
     """Every tensor has its file, and the values differ by rounding at most."""
     eager, graph = (next((dumps[m][0] / "dump").glob("step0/*/dump_tensor_data")) for m in ("pynative", mode))
     forward = sorted(p.name for p in eager.iterdir() if ".forward." in p.name)

@@ -230,7 +230,7 @@ def child(job: dict[str, Any]) -> None:
     os._exit(code)
 
 
-def run(job: dict[str, Any], limit: float = 60.0) -> None:
+def run(job: dict[str, Any], limit: float = 600.0) -> None:
     """Run one job; its end is written to ``out/codes.json``: exit code, None when it did not come to an end."""
     out = Path(job["out"])
     out.mkdir(parents=True, exist_ok=True)
