@@ -90,7 +90,7 @@ def check_monitor(case: TrainingCase, run: Sequence[Watched], expected: Mapping[
             mine = {key: norm for key, norm in (one.spy["whole"] or expected).items() if key in norms}
             compare(norms, mine, 2e-4 if exact else LOW_PRECISION)
             found |= mine.keys()
-    assert everywhere or found == expected.keys()
+    assert everywhere or found == expected.keys(), sorted(expected.keys() - found)
 
 
 def check_scalars(case: TrainingCase, run: Sequence[Watched], expected: Mapping[Key, float]) -> None:

@@ -45,7 +45,7 @@ MONITOR = {
     "collectives": True,
 }
 _SHARD = re.compile(r"\[(\d+), (\d+)\) of (\d+)")
-_WRAPPERS = re.compile(r"(^|\.)(module|_forward_module|_fsdp_wrapped_module|_orig_mod|net)(?=\.)")
+_WRAPPERS = re.compile(r"(^|\.)(module|_forward_module|_fsdp_wrapped_module|_orig_mod|net|chunk\d+)(?=\.)")
 _DUMPED = re.compile(r"(?:Module\..+?\.(\w+)|Functional\.(\w+))\.(?:\d+\.)?(forward|backward)\b")
 
 

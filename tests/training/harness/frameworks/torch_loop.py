@@ -129,7 +129,7 @@ def _train_stages(training: Training) -> Any:
     case, kind, rank = training.case, SHARED[training.case.model], dist.get_rank()
     layers: Any = kind.make()
     several = "interleaved" in case.features
-    cuts = (0, 2, CUT, 6, len(layers)) if several else (0, CUT, len(layers))
+    cuts = (0, 1, 3, 5, len(layers)) if several else (0, CUT, len(layers))
     numbers = (rank, rank + 2) if several else (rank,)
     parts = [nn.Sequential(OrderedDict((str(i), layers[i]) for i in range(cuts[n], cuts[n + 1]))) for n in numbers]
     whole = training.model(nn.Sequential(OrderedDict(child for part in parts for child in part.named_children())))
