@@ -28,7 +28,7 @@ def run(python: str | Path, parts: tuple[str, ...], out: Path, existing: bool) -
     """Every table, sign file and entry of a pack by its place; the directory of a monitor and its random name left out."""
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1", "GLOG_v": "3"}
     env |= {"MSPROBE_COMPAT_NORM": "1"} if existing else {}
-    subprocess.run([str(python), str(HERE / "ms_watching.py"), ".", *parts], cwd=out, env=env, check=True, timeout=200)
+    subprocess.run([str(python), str(HERE / "ms_watching.py"), ".", *parts], cwd=out, env=env, check=True, timeout=900)
     found: dict[str, Any] = {}
     for part in parts:
         assert (out / part / "code").read_text() == "0", (out / part / "log").read_text()[-3000:]
