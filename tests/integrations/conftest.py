@@ -11,8 +11,6 @@ SHARED = ("training", "frameworks", "torch", "distributed", "megatron", "deepspe
 for place in (HERE, *(HERE / name for name in ("torch", "deepspeed", "mindspeed")), *(TESTS / name for name in SHARED)):
     if str(place) not in sys.path:
         sys.path.insert(0, str(place))
-if os.environ.get("MSPROBE_DEEPSPEED_DIR"):  # another version, for the runs of the version matrix
-    sys.path.insert(0, os.environ["MSPROBE_DEEPSPEED_DIR"])
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("LOCAL_SIZE", "2")  # else some versions of DeepSpeed ask numactl, which few machines have

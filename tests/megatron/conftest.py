@@ -1,4 +1,4 @@
-"""Puts the example scripts and the fork pool on the path of the Megatron tests, and the megatron-core that MSPROBE_MCORE_DIR names."""
+"""Puts the example scripts and the fork pool on the path of the Megatron tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,4 @@ ROOT = Path(__file__).parents[2]
 for place in (Path(__file__).parent, ROOT / "tests" / "frameworks", ROOT / "tests" / "training", ROOT / "examples" / "megatron"):
     if str(place) not in sys.path:
         sys.path.insert(0, str(place))
-version = os.environ.get("MSPROBE_MCORE_DIR", "")
-if version and version not in sys.path:
-    sys.path.insert(0, version)
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -26,7 +26,7 @@ def launch(
         probe: settings file; without one the script runs alone.
         path: comes first on the path of imports.
     """
-    if EVERY or os.environ.get("MSPROBE_MCORE_DIR"):
+    if EVERY:
         return torchrun(script, arguments, ranks=ranks, probe=probe, path=path)
     arguments = [script, *(["--msprobe-config", str(probe)] if probe else []), *arguments]
     with tempfile.TemporaryDirectory() as output:

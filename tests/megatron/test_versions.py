@@ -1,4 +1,4 @@
-"""The core checks for one version of megatron-core: the installed one, or that of MSPROBE_MCORE_DIR (made by ``pip install --target``).
+"""The core checks for one version of megatron-core: the installed one (`nox -t megatron` installs others).
 
 Its own loop: gradients, activations, parameters, sums over groups and moments against float64. Megatron's loop, where the version has it:
 losses as Megatron logs them.
@@ -9,13 +9,12 @@ from __future__ import annotations
 import csv
 import importlib.util
 import logging
-import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
-from launches import EVERY, EXAMPLES, launch
+from launches import EXAMPLES, launch
 from layout_checks import check_gradients, check_outputs, check_parameters, check_sums
 from layout_job import seen_by
 
@@ -34,7 +33,7 @@ SHARED = ("TP 2, fp16 with loss scale", "PP 2, interleaved")
 """For the version that all tests use, those that test_layouts.py has run."""
 
 
-@pytest.mark.parametrize("layout", LAYOUTS if EVERY or os.environ.get("MSPROBE_MCORE_DIR") else SHARED)
+@pytest.mark.parametrize("layout", [pytest.param(name, marks=() if name in SHARED else pytest.mark.slow) for name in LAYOUTS])
 def test_own_loop(layout: str) -> None:
     """What is seen in a loop of one's own on megatron-core equals references in float64."""
     run = seen_by(2, LAYOUTS[layout], "mix")
@@ -60,8 +59,7 @@ def test_megatron_loop(tmp_path: Path) -> None:
     """`pretrain` of this version: every iteration is a step, with the loss that Megatron logs, and nothing relied on is missing."""
     probe = tmp_path / "probe.yaml"
     probe.write_text(f"output_dir: {tmp_path / 'out'}\nstrict: true\nmonitor: {{gradients: true}}\n")
-    path = os.environ.get("MSPROBE_MCORE_DIR", "")
-    done = launch(str(EXAMPLES / "pretrain_loop.py"), ["--use-distributed-optimizer"], probe=probe, path=path)
+    done = launch(str(EXAMPLES / "pretrain_loop.py"), ["--use-distributed-optimizer"], probe=probe)
     text = done.stdout + done.stderr
     assert done.returncode == 0, text[-6000:]
     assert "without it: no" not in text

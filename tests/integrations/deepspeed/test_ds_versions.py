@@ -1,9 +1,8 @@
-"""The core of the integration on one version of DeepSpeed: the installed one, or that of MSPROBE_DEEPSPEED_DIR (`pip install --target`)."""
+"""The core of the integration on one version of DeepSpeed: the installed one (`nox -t deepspeed` installs others)."""
 
 from __future__ import annotations
 
 import logging
-import os
 from typing import Any
 
 import deepspeed_harness as harness
@@ -74,9 +73,3 @@ def test_core(stage: int) -> None:
             assert frames[0][2][name] == pytest.approx(norm, rel=1e-5), name
         assert {"Module.a.Linear.forward.0", "Module.a.Linear.backward.0"} <= set(names)
         assert lost == []
-
-
-def test_the_version_is_the_one_that_was_asked_for() -> None:
-    """MSPROBE_DEEPSPEED_DIR decides which DeepSpeed is imported."""
-    wanted = os.environ.get("MSPROBE_DEEPSPEED_DIR", "")
-    assert str(harness.deepspeed.__file__).startswith(wanted)

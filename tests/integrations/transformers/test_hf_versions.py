@@ -1,4 +1,4 @@
-"""The core of the integration on one version of Transformers, whichever is first on the path (see `make test-matrix`).
+"""The core of the integration on one version of Transformers, the installed one (`nox -t transformers` installs others).
 
 Versions differ in what the Trainer makes of the model's loss: 4.46 adds up the micro batches of GPT-2 where later ones take their mean, and
 its log has four digits. So gradients and moments are held against float64 with a loss of the test's own, and the rest against the log.
