@@ -190,6 +190,7 @@ draw()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.existing_tool
 def test_file_of_the_existing_tool(tmp_path: Path) -> None:
     """The file is byte for byte that of the existing tool for functions that both know."""

@@ -248,6 +248,7 @@ print("NUMBERS", numbers)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.existing_tool
 @pytest.mark.parametrize("way", ["plain", "enhanced"])
 def test_numbers_of_the_existing_tool(way: str) -> None:

@@ -179,6 +179,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.existing_tool
 def test_files_of_the_existing_tool(tmp_path: Path) -> None:
     """The same files with the same arrays, and the same figures within the rounding of the tensor's own type, in which the existing
