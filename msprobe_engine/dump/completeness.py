@@ -42,17 +42,30 @@ def missing_records(file: Path, header: Mapping[str, Any], count: int, *, recove
 
 
 def missing_ranks(dump: DumpDirectory, step: int) -> list[str]:
-    """Sentences about the directories of ranks of a step that hold no dump, or are of a rank that another one is of."""
+    """Sentences about the directories of ranks of a step that hold no dump, or are of a rank that another one is of, and about ranks that
+    other steps have."""
     found: list[str] = []
     if repeated := dump.repeated_ranks(step):
         template = "{0}, step {1}: several directories are of one rank, and one of them is read: {2}"
         found.append(Sentence(template, dump.root, step, ", ".join(repeated[:_MOST])))
     names = dump.empty_ranks(step)
+    if absent := _absent_ranks(dump, step, names):
+        more = f" and {len(absent) - _MOST:,} more" if len(absent) > _MOST else ""
+        template = "{0}, step {1}: no directory of ranks {2}, which other steps have"
+        found.append(Sentence(template, dump.root, step, f"{', '.join(map(str, absent[:_MOST]))}{more}"))
     if not names:
         return found
     more = f" and {len(names) - _MOST:,} more" if len(names) > _MOST else ""
     template = "{0}, step {1}: no dump.json in {2}; were they killed before they wrote it, or is it a copy of a part?"
     return [*found, Sentence(template, dump.root, step, f"{', '.join(names[:_MOST])}{more}")]
+
+
+def _absent_ranks(dump: DumpDirectory, step: int, empty: Collection[str]) -> list[int]:
+    """Ranks that another step has; none where a directory of the step does not say its rank."""
+    here = dump.ranks(step)
+    if any(isinstance(rank, str) for rank in here):
+        return []
+    return sorted(dump.known_ranks - set(here) - {layout.rank_of(name) for name in empty})
 
 
 def missing_steps(dump: DumpDirectory, steps: Collection[int] = ()) -> list[str]:

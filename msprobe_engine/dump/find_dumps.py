@@ -75,13 +75,14 @@ def find_ranks(path: Path) -> Found:
     if _has_dump(path):
         step = layout.step_of(path.resolve().parent.name)
         found[step] = {path.resolve().name if not layout.is_rank_directory(path.name) else path.name: path}
-    elif any(layout.is_rank_directory(p.name) for p in _children(path)):
+    elif any(layout.is_rank_directory(name) for name in (*(child.name for child in _children(path)), *_lost(path))):
         found[layout.step_of(path.resolve().name)] = _ranks(path)
     else:
         for child in _children(path):
             step = layout.step_of(child.name)
             if step is not None:
                 found[step] = _ranks(child)
+        found |= {step: {name: None} for name in _lost(path) if (step := layout.step_of(name)) is not None}
     return {step: ranks for step, ranks in found.items() if ranks}
 
 
@@ -108,4 +109,13 @@ def _has_dump(path: Path) -> bool:
 
 
 def _ranks(path: Path) -> dict[str, Path | None]:
-    return {p.name: p if _has_dump(p) else None for p in _children(path) if layout.is_rank_directory(p.name)}
+    found: dict[str, Path | None] = {p.name: p if _has_dump(p) else None for p in _children(path) if layout.is_rank_directory(p.name)}
+    return found | {name: None for name in _lost(path) if layout.is_rank_directory(name)}
+
+
+def _lost(path: Path) -> list[str]:
+    """Names of links to nothing."""
+    try:
+        return [entry.name for entry in os.scandir(path) if entry.is_symlink() and not os.path.exists(entry.path)]
+    except OSError as error:
+        raise DumpFormatError(f"{path}: cannot be listed ({error.strerror}); check owner and mode") from None

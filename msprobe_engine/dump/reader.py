@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,11 @@ class DumpDirectory:
             UsageError: no such step.
         """
         return sorted(self._ranks(step), key=lambda r: (isinstance(r, str), r if isinstance(r, int) else 0, str(r)))
+
+    @cached_property
+    def known_ranks(self) -> frozenset[int]:
+        """Ranks of any step."""
+        return frozenset(rank for ranks in self._found.values() for rank in ranks if isinstance(rank, int))
 
     @property
     def empty_steps(self) -> list[int]:
