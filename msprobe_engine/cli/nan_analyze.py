@@ -29,10 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 nothing found, 1 found, 3 nothing found in what could be read; errors are raised as `ProbeError`, which the entry point turns
     into 2."""
+    from msprobe_engine.diagnose.findings import NOTHING, Diagnosis
     from msprobe_engine.diagnose.nan_analyze import nan_analyze
     from msprobe_engine.log import printable
 
     result = nan_analyze(args.input_path, args.output_path)
+    if result.problems and not result.findings:
+        print(Diagnosis(nothing=NOTHING, problems=result.problems).headline())
     print(printable(result.text))
     for problem in result.problems:
         print(printable(f"warning: {problem}"), file=sys.stderr)

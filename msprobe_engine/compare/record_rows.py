@@ -273,7 +273,7 @@ _NO_TENSORS = frozenset(("int", "float", "bool", "str", "complex", "NoneType"))
 """Types of arguments, which have no dtype; none is longer than ``LONGEST_ARGUMENT_TYPE`` of ``_siderows.c``."""
 _PLAIN = itemgetter("type", "dtype", "shape", "Max", "Min", "Mean", "Norm", "requires_grad")
 _COMMON = frozenset(("type", "dtype", "shape", "Max", "Min", "Mean", "Norm", "requires_grad", "md5", "data_name"))
-_WORDS = {
+WORDS_OF_NUMBERS: Mapping[str, float] = {
     "NaN": float("nan"),
     "nan": float("nan"),
     "Infinity": float("inf"),
@@ -281,6 +281,7 @@ _WORDS = {
     "-Infinity": -float("inf"),
     "-inf": -float("inf"),
 }
+"""Text that stands for a number that JSON has not."""
 
 
 def _number(value: Any) -> float:
@@ -291,12 +292,12 @@ def _number(value: Any) -> float:
             return float(value)
         except OverflowError:
             return float("inf") if value > 0 else -float("inf")
-    return _WORDS.get(value, float("nan")) if type(value) is str else float("nan")
+    return WORDS_OF_NUMBERS.get(value, float("nan")) if type(value) is str else float("nan")
 
 
 def is_number(value: Any) -> bool:
     """A statistic as the file has it is a number, NaN and the infinities among them."""
-    return isinstance(value, (int, float)) or (type(value) is str and value in _WORDS)
+    return isinstance(value, (int, float)) or (type(value) is str and value in WORDS_OF_NUMBERS)
 
 
 def _is_gradients(name: str) -> bool:

@@ -11,12 +11,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msprobe_engine.compare.record_rows import is_number
 from msprobe_engine.compare.side import INPUT, OUTPUT, Side
 from msprobe_engine.diagnose import across, measure
 from msprobe_engine.diagnose.explain import module_around, stack_of
 from msprobe_engine.diagnose.facts import normal_op
 from msprobe_engine.diagnose.findings import Suspect
-from msprobe_engine.diagnose.links import Link
+from msprobe_engine.diagnose.links import Link, is_asynchronous, reduction_of
 from msprobe_engine.diagnose.report import own_line
 from msprobe_engine.sentences import Sentence, one_line_of
 
@@ -71,8 +72,10 @@ def _check(link: Link, sides: Mapping[int, Side]) -> list[Wrong] | None:
     ins = {rank: _tensors(sides[rank], index, INPUT) for rank, index in link.members}
     if not all(outs.values()):
         return None
-    if any(_asynchronous(sides[rank], index) for rank, index in link.members):
-        return None  # what the record has as output was read before the call was done
+    if not all(is_number(value) for rank, rows in outs.items() for row in rows for value in sides[rank].four(row)):
+        return None  # `load_rank` says it
+    if any(is_asynchronous(sides[rank].collectives.get(index, {})) for rank, index in link.members):
+        return None
     reference = _expected(link, sides, ins) if op == "allreduce" else None
     wrong: list[Wrong] = []
     groups: dict[tuple[object, ...], list[int]] = {}
@@ -109,21 +112,11 @@ def _tensors(side: Side, op: int, role: int) -> list[int]:
     return [r for r in side.rows(op) if side.role[r] == role and isinstance(side.shape[r], list) and r not in side.values and side.dtype[r]]
 
 
-def _asynchronous(side: Side, op: int) -> bool:
-    tags = side.collectives.get(op, {}).get("tags")
-    return isinstance(tags, dict) and bool(tags.get("async"))
-
-
-def _reduction(side: Side, op: int) -> str:
-    tags = side.collectives.get(op, {}).get("tags")
-    return str(tags.get("reduce", "")).lower() if isinstance(tags, dict) else ""
-
-
 def _expected(link: Link, sides: Mapping[int, Side], ins: Mapping[int, Sequence[int]]) -> tuple[float, float] | None:
     """(mean of the result, tolerance); None when the dump does not say enough."""
     rank, op = link.members[0]
-    how = _reduction(sides[rank], op)
-    if not any(word in how for word in ("sum", "avg")) or not all(ins.values()):
+    how = reduction_of(sides[rank].collectives.get(op, {}))
+    if how not in ("sum", "avg") or not all(ins.values()):
         return None
     means, spread, eps = 0.0, 0.0, 0.0
     for r, rows in ins.items():
@@ -134,7 +127,7 @@ def _expected(link: Link, sides: Mapping[int, Side], ins: Mapping[int, Sequence[
         means += mean
         spread += norm / math.sqrt(max(1, measure.elements(side.shape[row])))
         eps = max(eps, measure.eps(side.dtype[row]))
-    share = len(ins) if "avg" in how else 1
+    share = len(ins) if how == "avg" else 1
     return means / share, _SLACK * eps * spread / share
 
 

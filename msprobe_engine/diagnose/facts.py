@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msprobe_engine.diagnose.model import NONFINITE, Call, OddTensorError, Trace, flags_of
+from msprobe_engine.diagnose.model import NONFINITE, UNSEARCHED, Call, OddTensorError, Trace, flags_of
 from msprobe_engine.dump.stacks import stack_lines
 
 WRITE_ONLY: dict[str, tuple[int, str]] = {
@@ -148,6 +148,7 @@ def trace(
     stacks, odd_stacks = stack_lines(stack or {})
     result = Trace(step, rank, calls, stacks, complete, path)
     result.left_out, result.odd_stacks = left_out, odd_stacks
+    result.unsearched = [call.name for call in calls if (call.in_flags | call.parameter_flags | call.out_flags) & UNSEARCHED]
     result.parents = _with_backward_parents(calls, parents)
     return result
 

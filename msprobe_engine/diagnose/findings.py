@@ -32,6 +32,8 @@ HEADLINES: Mapping[str, str] = {
     CHECKPOINT: Sentence("The checkpoints differ"),
 }
 
+NOTHING = Sentence("No NaN or Inf that matters")
+"""What one run was searched for."""
 
 _WORDS = 9
 """Width of the words in front of the lines of the text."""

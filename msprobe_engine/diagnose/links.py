@@ -178,6 +178,23 @@ def p2p_items(node: Any) -> Iterator[Mapping[str, Any]]:
             yield from p2p_items(child)
 
 
+def group_of(raw: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Global ranks of a recorded collective, ascending; None where its record does not say them."""
+    tagged = _tag(raw, "group_ranks")
+    return _members(tagged) if isinstance(tagged, list) else None
+
+
+def reduction_of(raw: Mapping[str, Any]) -> str | None:
+    """``sum``, ``avg``, ...; None where its record does not say it."""
+    tagged = _tag(raw, "reduce")
+    return tagged.lower() if isinstance(tagged, str) else None
+
+
+def is_asynchronous(raw: Mapping[str, Any]) -> bool:
+    """What the record has as output was read before the call was done."""
+    return bool(_tag(raw, "async"))
+
+
 def _tag(raw: Mapping[str, Any], *keys: str) -> Any:
     tags = raw.get("tags")
     for place in (raw, tags if isinstance(tags, dict) else {}):

@@ -12,12 +12,14 @@ from typing import Any
 from msprobe_engine.compare.side import Side, read_side, side_of
 from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.diagnose import facts
+from msprobe_engine.diagnose.missing_statistics import UNSEARCHED
 from msprobe_engine.diagnose.model import Trace
 from msprobe_engine.dump import framelog, layout
 from msprobe_engine.dump.completeness import missing_ranks, missing_records
 from msprobe_engine.dump.reader import DumpDirectory, parse_json, read_bytes, read_json
 from msprobe_engine.dump.stream import open_records
 from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.sentences import Sentence
 
 
 def numbered(dump: DumpDirectory, step: int) -> Iterator[tuple[int, Path]]:
@@ -106,6 +108,8 @@ def load_rank(step: int, rank: int, path: Path, problems: list[str], sides: dict
     if made.left_out:
         count, first = f"{len(made.left_out):,}", made.left_out[0][:120]
         problems.append(f"{file}: {count} records with a shape that is no list of integers are left out, the first is {first!r}")
+    if made.unsearched:
+        problems.append(Sentence(UNSEARCHED, file, f"{len(made.unsearched):,}", made.unsearched[0][:120]))
     if made.odd_stacks:
         problems.append(f"{path / layout.STACK}: {made.odd_stacks:,} stacks are no lists of lines of text and are left out")
     return made

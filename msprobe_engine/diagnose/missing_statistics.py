@@ -18,6 +18,7 @@ from msprobe_engine.compare import codes
 from msprobe_engine.compare.record_rows import is_number
 from msprobe_engine.compare.side import STRUCTURE, TENSOR, Side
 from msprobe_engine.diagnose import recorders
+from msprobe_engine.diagnose.model import is_not_float
 from msprobe_engine.sentences import Sentence
 
 Bools = npt.NDArray[np.bool_]
@@ -30,6 +31,7 @@ _STATISTICS, _DTYPE, _CHECKSUM, SHAPE, _FILE, _VALUE = slice(0, 4), 4, 5, 7, 8, 
 _NOT_BY_ALL = slice(2, 4)
 _NO_VALUES = frozenset(("ignored", "uninitialised"))
 _NO_TYPE = str(type(None))
+UNSEARCHED = "{0}: {1} records have a tensor without numbers, which was not searched for NaN and Inf; the first is {2}"
 
 
 def on_one_side(target: Side, golden: Side, left: codes.Integers, right: codes.Integers, elements: codes.Integers) -> Bools:
@@ -96,6 +98,17 @@ def expects_numbers(target: Side, golden: Side, left: codes.Integers, right: cod
         return np.zeros(len(left), bool)
     tensors = codes.of_each(target.dtype, bool, bool)[left] & codes.of_each(golden.dtype, bool, bool)[right]
     return np.asarray(tensors & (elements > 0) & ~_unwritten(target)[left] & ~_unwritten(golden)[right])
+
+
+def say_unsearched(side: Side) -> None:
+    """Say which records of one dump have a tensor with elements whose Max or Min is no number: nobody can tell whether it holds NaN."""
+    if side.mode == STRUCTURE or not side.odd:
+        return
+    kinds = codes.of_each(side.dtype, lambda dtype: bool(dtype) and not is_not_float(str(dtype)), bool)
+    rows = np.flatnonzero(_missing(side)[:, :2].any(1) & kinds & ~_unwritten(side) & ~codes.mask(side.values, len(side))).tolist()
+    ops = dict.fromkeys(side.op[row] for row in rows if row not in side.nans and row not in side.infs and 0 not in (side.shape[row] or ()))
+    if ops:
+        side.say(Sentence(UNSEARCHED, side.path, f"{len(ops):,}", side.ops[next(iter(ops))][:120]))
 
 
 def _empty(side: Side) -> Bools:

@@ -12,10 +12,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-NAN, POS_INF, NEG_INF, UNKNOWN, FINITE, NOT_FLOAT = 1, 2, 4, 8, 16, 32
+from msprobe_engine.compare.record_rows import WORDS_OF_NUMBERS as _WORDS
+
+NAN, POS_INF, NEG_INF, UNKNOWN, FINITE, NOT_FLOAT, UNSEARCHED = 1, 2, 4, 8, 16, 32, 64
 INF = POS_INF | NEG_INF
 _INT = frozenset((int,))
+_TENSORS = ("Tensor", "Parameter")
+"""What the types of tensors end with."""
 NONFINITE = NAN | INF
+_NO_VALUES = frozenset(("ignored", "uninitialised"))
+"""Keys of tensors of which a dump has no numbers, because they have no values yet or are not read."""
 
 
 MOST_LEVELS = 200
@@ -27,7 +33,8 @@ class OddTensorError(ValueError):
 
 
 @lru_cache(maxsize=256)
-def _is_not_float(dtype: str) -> bool:
+def is_not_float(dtype: str) -> bool:
+    """Integers, bool and text: they hold no NaN."""
     return dtype.rpartition(".")[2].lower().startswith(("int", "uint", "bool", "qint", "quint", "str"))
 
 
@@ -35,7 +42,7 @@ def tensor_flags(item: Mapping[str, Any]) -> int:
     """Flags of one tensor object of a dump file.
 
     Max and Min decide, not Mean and Norm: a norm taken in fp16 overflows for healthy tensors. Counts (`nan_count`, `inf_count`) win where
-    they exist, because NaN hides Inf in Max and Min.
+    they exist, because NaN hides Inf in Max and Min. `UNSEARCHED` stands for a tensor with elements that has neither.
 
     Raises:
         OddTensorError: its shape is no list of integers.
@@ -44,9 +51,9 @@ def tensor_flags(item: Mapping[str, Any]) -> int:
     shape = get("shape")
     if shape is not None and (type(shape) is not list or not _INT.issuperset(map(type, shape))):
         raise OddTensorError
-    if _is_not_float(str(get("dtype"))):
+    if is_not_float(str(get("dtype"))):
         return NOT_FLOAT
-    top, low = get("Max"), get("Min")
+    top, low = (_WORDS.get(value, value) if type(value) is str else value for value in (get("Max"), get("Min")))
     nans, infs = get("nan_count"), get("inf_count")
     if nans or infs:
         if not infs:
@@ -55,7 +62,9 @@ def tensor_flags(item: Mapping[str, Any]) -> int:
         signs = (POS_INF if math.inf in (top, low) else 0) | (NEG_INF if -math.inf in (top, low) else 0)
         return (NAN if nans else 0) | (signs or INF)
     if not isinstance(top, (int, float)) or not isinstance(low, (int, float)):
-        return FINITE if (nans == 0 and infs == 0) or _is_empty(shape) else UNKNOWN
+        if (nans == 0 and infs == 0) or _is_empty(shape):
+            return FINITE
+        return UNKNOWN if not _NO_VALUES.isdisjoint(item) else UNKNOWN | UNSEARCHED
     if top - top == 0 and low - low == 0:
         return FINITE
     if top != top or low != low:
@@ -78,7 +87,9 @@ def flags_of(node: Any) -> int:
     flags = 0
     if kind is dict:
         if isinstance(node.get("type"), str):
-            return tensor_flags(node) if "dtype" in node and "shape" in node else 0
+            if "dtype" in node and "shape" in node:
+                return tensor_flags(node)
+            return UNKNOWN | UNSEARCHED if node["type"].endswith(_TENSORS) else 0
         for child in node.values():
             if type(child) is dict or type(child) is list:
                 flags |= flags_of(child)
@@ -209,6 +220,7 @@ class Trace:
         complete: False when the step was cut off.
         path: directory it was read from.
         left_out: names of records that hold what no dump has.
+        unsearched: names of records with a tensor of which the dump has no number that could be searched.
         odd_stacks: how many stacks were left out, because they are no lists of text.
     """
 
@@ -219,6 +231,7 @@ class Trace:
     complete: bool = True
     path: str = ""
     left_out: Sequence[str] = ()
+    unsearched: Sequence[str] = ()
     odd_stacks: int = 0
     _by_name: dict[str, Call] | None = None
 

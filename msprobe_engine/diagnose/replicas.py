@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msprobe_engine.compare.record_rows import is_number
 from msprobe_engine.compare.side import INPUT, PARAMETERS, Side
 from msprobe_engine.diagnose import measure
 from msprobe_engine.diagnose.facts import normal_op
@@ -45,8 +46,12 @@ def parameters(sides: Mapping[int, Side]) -> dict[str, dict[int, Row]]:
     table: dict[str, dict[int, Row]] = {}
     for rank, side in sides.items():
         for row in _parameter_rows(side):
-            digest = side.facts.get(row, {}).get("digest")
-            table.setdefault(side.name[row], {})[rank] = (str(side.shape[row]), *side.four(row), side.md5[row], digest)
+            digest, four = side.facts.get(row, {}).get("digest"), side.four(row)
+            if not all(map(is_number, four)):
+                if not (digest or side.md5[row]):
+                    continue  # nothing that could be held against a copy; `load_rank` says it
+                four = (None,) * 4
+            table.setdefault(side.name[row], {})[rank] = (str(side.shape[row]), *four, side.md5[row], digest)
     return table
 
 

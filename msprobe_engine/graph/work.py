@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from msprobe_engine.compare.side import Side, read_side
+from msprobe_engine.diagnose.missing_statistics import say_unsearched
 from msprobe_engine.dump.reader import collection_paused
 from msprobe_engine.errors import DumpFormatError, ProbeError
 from msprobe_engine.graph.build import build
@@ -110,6 +111,8 @@ def finish(part: Part, made: Graph | Comparison, options: GraphOptions) -> None:
     for graph in graphs:
         part.problems += [problem for problem in graph.problems if problem not in part.problems]
         if graph.side is not None:
+            if len(graphs) == 1 and not part.job.members:
+                say_unsearched(graph.side)
             part.problems += [problem for problem in graph.side.problems if problem not in part.problems]
     part.nonfinite = graphs[0].side is not None and holds_nonfinite(graphs[0].side)
 
