@@ -86,6 +86,11 @@ class Comparison:
             return DIFFERENT
         return UNREAD if self.all_problems else EQUAL
 
+    @property
+    def _rows_alone(self) -> bool:
+        """The exit code is that of rows, of which the diagnosis says nothing."""
+        return self.exit_code == DIFFERENT and self.finding == NONE
+
     def as_json(self) -> dict[str, Any]:
         """JSON-ready, the finding first."""
         diagnosis = self.diagnosis.as_json() if self.diagnosis else {}
@@ -111,7 +116,7 @@ class Comparison:
 
     def headline(self) -> str:
         """The first line: what, and where."""
-        if self.diagnosis is not None:
+        if self.diagnosis is not None and not self._rows_alone:
             return self.diagnosis.headline()
         first = next((f"{result.key}: {result.first}" for result in self.results if result.first), "")
         if first:
@@ -125,7 +130,7 @@ class Comparison:
 
     def text(self) -> str:
         """For the console."""
-        lines = (self.diagnosis.text() if self.diagnosis else self.headline()).split("\n")
+        lines = [self.headline(), *(self.diagnosis.text().split("\n")[1:] if self.diagnosis else ())]
         verdicts = self.verdicts
         if verdicts:
             rows = sum(result.rows for result in self.results)

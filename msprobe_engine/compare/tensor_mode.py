@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from msprobe_engine.compare.options import NEW, OLD, CompareOptions
 from msprobe_engine.compare.postprocess import Postprocess
 from msprobe_engine.compare.side import Side
 from msprobe_engine.compare.tensor_metrics import Taken, threads
-from msprobe_engine.compare.tensor_read import Held, Readable, join, open_elements, whole
+from msprobe_engine.compare.tensor_read import Held, Readable, check_dumped, join, open_elements, whole
 from msprobe_engine.compare.tensor_words import Cell
 from msprobe_engine.diagnose.measure import EPS, limit, longest_sum
 from msprobe_engine.dump.tensor_reader import TensorFiles
@@ -37,12 +37,14 @@ JOINED = ";"
 
 
 class Pair(NamedTuple):
-    """What is compared: ``data_name`` of both sides, "" for none; `matched`: the row has a partner; `argument`: it is no tensor."""
+    """What is compared: ``data_name`` of both sides, "" for none; `matched`: the row has a partner; `argument`: it is no tensor; `said`:
+    shape and dtype in the dump of each side, empty where files are not held against it."""
 
     target: str
     golden: str
     matched: bool = True
     argument: bool = False
+    said: tuple[tuple[Any, str | None], ...] = ()
 
 
 class Measured(NamedTuple):
@@ -124,6 +126,8 @@ class TensorMode:
             return self._nothing(tensor_words.UNSUPPORTED, lacking)
         try:
             with self._open(0, pair.target) as target, self._open(1, pair.golden) as golden:
+                for tensor, name, (shape, dtype) in zip((target, golden), pair, () if self._rule else pair.said):
+                    check_dumped(tensor, str(name), shape, dtype)
                 left, right, message = self._processed(target, golden, pair)
                 found = self._existing(left, right) if self._rule else self._ours(left, right)
                 extra, said = self._extra(left, right, found)
@@ -273,7 +277,9 @@ def _loaded(paths: tuple[Path, ...]) -> tuple[Metric, ...]:
 def _pair(target: Side, golden: Side, i: int, j: int) -> Pair:
     names = [side.data_name[row] if row >= 0 else "" for side, row in ((target, i), (golden, j))]
     argument = any(row >= 0 and (row in side.values or side.dtype[row] is None) for side, row in ((target, i), (golden, j)))
-    return Pair(names[0], names[1], i >= 0 and j >= 0, argument)
+    both = i >= 0 and j >= 0
+    said = ((target.shape[i], target.dtype[i]), (golden.shape[j], golden.dtype[j])) if both and not argument else ()
+    return Pair(names[0], names[1], both, argument, said)
 
 
 def _pair_text(pair: Pair, old: bool) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.io.input_files import open_input
-from msprobe_engine.dump.dtypes import decoder, plain_name
+from msprobe_engine.dump.dtypes import decoder, item_size, plain_name
 from msprobe_engine.dump.ptfile import locate_pt
 from msprobe_engine.dump.tensor_reader import NPY, SAFETENSORS, TensorFiles, TensorSource
 from msprobe_engine.errors import DumpFormatError
@@ -160,6 +160,27 @@ def open_file(path: Path) -> Elements:
         DumpFormatError: as `open_elements`, or there is no such file.
     """
     return _open(TensorSource(path.name, path, NPY if path.suffix == ".npy" else "pt", 0, 0))
+
+
+def check_dumped(tensor: Readable, name: str, shape: Any, dtype: str | None) -> None:
+    """Hold a saved tensor against what its dump says of it: bfloat16 and float8 may be saved as float32, dimensions of 1 are not looked at.
+
+    Args:
+        name: of the file, for the message.
+        shape, dtype: as dump.json has them; what is no shape and no known type is not looked at.
+
+    Raises:
+        DumpFormatError: the file holds another tensor.
+    """
+    said = plain_name(dtype or "")
+    widened = tensor.dtype == "float32" and said.startswith(("bfloat16", "float8"))
+    other_type = item_size(said) is not None and tensor.dtype != said and not widened
+    other_shape = isinstance(shape, list) and [n for n in shape if n != 1] != [n for n in tensor.shape if n != 1]
+    if other_type or other_shape:
+        raise DumpFormatError(
+            f"{name}: holds {tensor.dtype} of shape {list(tensor.shape)}, and its dump.json says {said} of shape {shape}; the file is of "
+            "another tensor"
+        )
 
 
 def whole(tensor: Readable) -> Array:

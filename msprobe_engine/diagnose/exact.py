@@ -12,7 +12,7 @@ import numpy as np
 
 from msprobe_engine.compare.side import TENSOR, Side
 from msprobe_engine.compare.tensor_metrics import Figures, Taken, threads
-from msprobe_engine.compare.tensor_read import open_elements
+from msprobe_engine.compare.tensor_read import check_dumped, open_elements
 from msprobe_engine.diagnose import measure
 from msprobe_engine.diagnose.measure import Distances
 from msprobe_engine.errors import DumpFormatError, UsageError
@@ -24,8 +24,8 @@ _BATCH = 4096
 def refine(found: Distances, target: Side, golden: Side, rows: Sequence[tuple[int, int]], workers: int = 0) -> int:
     """Put the distance of the elements in place of that of the statistics, for pairs whose tensors are saved and of equal shape.
 
-    Tensors that cannot be read, or are not of the shape that the dump says, keep the distance they have; `target.problems` says how many
-    could not be read.
+    Tensors that cannot be read, or are not of the shape and type that the dump says, keep the distance they have; `target.problems` says
+    how many.
 
     Args:
         found: as `measure.distances` made it of `rows`; changed.
@@ -77,7 +77,9 @@ def _figures(target: Side, golden: Side, i: int, j: int) -> Figures | str | None
     """None: shapes that do not fit; a text: why a file could not be read."""
     try:
         with open_elements(target.files, target.data_name[i]) as x, open_elements(golden.files, golden.data_name[j]) as y:
-            if list(x.shape) != target.shape[i] or x.shape != y.shape:
+            check_dumped(x, target.data_name[i], target.shape[i], target.dtype[i])
+            check_dumped(y, golden.data_name[j], golden.shape[j], golden.dtype[j])
+            if x.shape != y.shape:
                 return None
             figures = Taken(x, y, None).run()
     except (DumpFormatError, UsageError) as error:

@@ -77,7 +77,7 @@ def _around(side: Side, record: str) -> Iterator[str]:
 def why(origin: Origin, walker: Walker, step: int) -> Sentence:
     """One sentence; `step`: where it was found, counted from 0."""
     side, golden = walker.side, walker.golden.side
-    place = _place(side, origin.row) if origin.row >= 0 else Sentence("it")
+    place = place_of(side, origin.row) if origin.row >= 0 else Sentence("it")
     user = side.ops[side.op[origin.row]] if origin.row >= 0 else ""
     size = _size(origin, side, golden)
     if origin.kind == origins.NONFINITE:
@@ -129,7 +129,7 @@ def _takes_redacted(walker: Walker, op: int) -> bool:
     return any(hidden[at] and walker.side.role[walker.rows[at][0]] == INPUT for at in walker.span_of(op))
 
 
-def _place(side: Side, row: int) -> str:
+def place_of(side: Side, row: int) -> str:
     """Where in its record a row stands; its whole name where a record stands for several of the file."""
     name, record = side.name[row], side.ops[side.op[row]]
     return (name[len(record) + 1 :] if name.startswith(record) else name) or Sentence("it")

@@ -17,6 +17,10 @@ from msprobe_engine.diagnose.origins import Walk, Walker
 from msprobe_engine.sentences import Sentence
 
 
+_LEAST = 3
+"""Of so many calls of a run at least one has a partner in the same run of another layout."""
+
+
 def differ(target: Mapping[int, Side], golden: Mapping[int, Side]) -> bool:
     """The runs are cut differently: most tensors of other sizes, or more micro batches in a step."""
     a, b = target[min(target)], golden[min(golden)]
@@ -31,6 +35,15 @@ def differ(target: Mapping[int, Side], golden: Mapping[int, Side]) -> bool:
     other = sum(x != y and merge.whole_shape(x, y) is not None for x, y in shared)
     many = min(len(target), len(golden)) > 1  # two parallel layouts may differ in few places: of sequence parallelism only the norms do
     return (50 if many else 5) * other > len(shared)
+
+
+def has_pieces(found: Divergence) -> bool:
+    """Something was put together, of runs that make most of their calls both; else they are not of two layouts, and one of them only lacks
+    calls."""
+    return any(
+        whole.made_of and _LEAST * len(whole.structure.pairs) >= max(len(whole.target.ops), len(whole.golden.ops))
+        for whole in found.wholes.values()
+    )
 
 
 class PieceWalker(Walker):

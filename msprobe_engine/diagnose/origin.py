@@ -13,6 +13,8 @@ UNSUMMED = "unsummed part"
 CHANGED = "changed afterwards"
 INSIDE = "made inside"
 GRADLESS = "no gradient"
+DTYPE, SHAPE, GRAD_FLAG, GROUP, REDUCTION = "dtype", "shape", "requires_grad", "group", "reduction"
+"""What a record says beside numbers (`call_facts`), as `ARGUMENT` does."""
 
 
 @dataclass

@@ -15,6 +15,7 @@ from msprobe_engine.compare.layout.together import together
 from msprobe_engine.compare.mapped import Mappings, lost
 from msprobe_engine.compare.side import Side
 from msprobe_engine.diagnose import (
+    call_facts,
     explain,
     findings,
     kinds,
@@ -31,7 +32,7 @@ from msprobe_engine.diagnose import (
 )
 from msprobe_engine.diagnose.begun import Begun
 from msprobe_engine.diagnose.divergence import Divergence, diverge
-from msprobe_engine.diagnose.findings import Diagnosis
+from msprobe_engine.diagnose.findings import Diagnosis, Suspect
 from msprobe_engine.diagnose.load import read_step
 from msprobe_engine.diagnose.monitored import diagnose_monitor, diagnose_two_monitors
 from msprobe_engine.diagnose.nonfinite_alone import SAME, SAME_BESIDE_NAN, SAME_IN_COMMON, note_later, only_here
@@ -198,6 +199,7 @@ class _Way:
         self._called: dict[tuple[int, str], int] = {}  # arguments of another value -> the first step that has them
         self._records = self._recorded = self._hidden = 0
         self._one_sided = False
+        self._facts: list[Suspect] = []  # what records say beside numbers and is not the same
         self._ranks: set[int] = set()
 
     @property
@@ -219,20 +221,21 @@ class _Way:
         whole = a
         a, b = both_hold(a, b, found.evidence)
         found.unseen = found.unseen or whole is not a
-        right, other_layout = b, False
+        right, joined_stages, other_layout = b, False, False
         if not _one_program(a, b) and not _two_frameworks(a, b):
-            a, b, other_layout = together(a, b, found.problems, found.evidence)
-            other_layout = other_layout or layouts.differ(a, b)
+            a, b, joined_stages = together(a, b, found.problems, found.evidence)
+            other_layout = joined_stages or layouts.differ(a, b)
         alone = sorted(a.keys() ^ b.keys())
         if alone and not other_layout:
             found.problems.append(f"step {step}: ranks {', '.join(map(str, alone[:16]))} are on one side only, not compared")
         units = self._moved(step, right, found.problems) if self._moved and right is b else None
         previous = self.before
-        if other_layout:
-            found.problems += lost(whole, a)
-            self.before = layouts.diverge_layouts(a, b, previous, units)
+        walked = layouts.diverge_layouts(a, b, previous, units) if other_layout else None
+        if walked is None or (a.keys() == b.keys() and not joined_stages and not layouts.has_pieces(walked)):
+            walked = diverge(a, b, previous, units, self._begun(step) if self._begun else None)
         else:
-            self.before = diverge(a, b, previous, units, self._begun(step) if self._begun else None)
+            found.problems += lost(whole, a)
+        self.before = walked
         self._note(step, a, self.before)
         self._judge(step, previous, self.before)
         found.problems += [problem for side in sides_of_both for problem in side.problems if problem not in found.problems]
@@ -243,10 +246,21 @@ class _Way:
         self._one_sided = say_one_sided(walked) or self._one_sided
         self._ranks |= set(walked.walks)
         _note_structure(self.found, walked)
+        self._note_facts(step, walked)
         self.found.unseen = self.found.unseen or _nonfinite_alone(a, walked)
         for rank, walker in walked.walkers.items():
             for row in walker.other_arguments():
                 self._called.setdefault((rank, walker.side.name[row]), step)
+
+    def _note_facts(self, step: int, walked: Divergence) -> None:
+        """Of the first step whose records say something else beside numbers; what is cut in another way has other arguments."""
+        alike = {rank: walker for rank, walker in walked.walkers.items() if rank not in walked.wholes}
+        for walker in alike.values():
+            if unsaid := call_facts.one_sided_collectives(walker):
+                template = "{0} against {1}: the ranks or the reduction of {2} collectives are said on one side only, the first is {3}"
+                walker.side.say(Sentence(template, walker.side.path, walker.golden.side.path, f"{len(unsaid):,}", unsaid[0]))
+        if not self._facts:
+            self._facts = [one for rank, walker in alike.items() for one in call_facts.differing(walker, step, rank)]
 
     def _judge(self, step: int, previous: Divergence | None, walked: Divergence) -> None:
         if walked.origins and strangers(walked, self.found):
@@ -295,6 +309,8 @@ class _Way:
         same = not largest or any(recorders.differ(walker.side, walker.golden.side) for walker in before.walkers.values())
         if same and not found.aligned and (found.renamed or any(found.unmatched.values())):
             found.finding = findings.STRUCTURE  # with round-off between them, or in another framework, the calls are another way to them
+        if self._facts:
+            found.finding, found.suspects = findings.STRUCTURE, self._facts[:MOST_SUSPECTS]
         equal = SAME_IN_COMMON if self._one_sided else SAME_BESIDE_NAN if self._hidden else SAME
         found.evidence.append(Sentence("The largest difference is {0}.", _amount(before, largest)) if largest else equal)
 

@@ -12,7 +12,7 @@ from msprobe_engine.compare.mapped import Mappings
 from msprobe_engine.compare.side import Side, read_side
 from msprobe_engine.diagnose import measure
 from msprobe_engine.diagnose.begun import Begun
-from msprobe_engine.diagnose.findings import NONE, NONFINITE, OVERFLOW
+from msprobe_engine.diagnose.findings import NONE, NONFINITE, NOTHING, OVERFLOW, Diagnosis
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import collection_paused
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError
@@ -62,7 +62,7 @@ class Suspects:
     problems: list[str] = field(default_factory=list)
 
 
-def of_two(jobs: Sequence[Job], what: str, mappings: Mappings, known: Mapping[Key, Comparison]) -> Suspects:
+def of_two(jobs: Sequence[Job], what: str, mappings: Mappings, known: Mapping[Key, Comparison], problems: Sequence[str] = ()) -> Suspects:
     """Where two runs part.
 
     Args:
@@ -70,6 +70,7 @@ def of_two(jobs: Sequence[Job], what: str, mappings: Mappings, known: Mapping[Ke
         what: the two runs, for messages.
         mappings: names of the target on the golden side.
         known: comparisons that are in memory; the others are read and walked again.
+        problems: what could not be read or compared before; the first line counts it.
     """
     from msprobe_engine.diagnose.origin import MISSING
     from msprobe_engine.diagnose.run import over_steps
@@ -105,7 +106,8 @@ def of_two(jobs: Sequence[Job], what: str, mappings: Mappings, known: Mapping[Ke
         with collection_paused():
             diagnosis = over_steps(sorted({job.step for job in jobs}), read, what, begun=begun)
     except (NothingCapturedError, DumpFormatError) as error:
-        return Suspects("unknown", problems=[Sentence("no first suspect: {0}", error)])
+        return Suspects("unknown", Sentence("Nothing could be compared"), problems=[Sentence("no first suspect: {0}", error)])
+    diagnosis.problems = list(dict.fromkeys([*problems, *diagnosis.problems]))
     found.finding, found.headline, found.problems = diagnosis.finding, diagnosis.headline(), diagnosis.problems
     for suspect in diagnosis.suspects:
         row = suspect.tensor
@@ -129,16 +131,17 @@ def _read(files: Iterable[tuple[int, Path]], sides: dict[int, Side], problems: l
             problems.append(str(error))
 
 
-def of_one(jobs: Iterable[Job], bad: set[Key]) -> Suspects:
+def of_one(jobs: Iterable[Job], bad: set[Key], problems: Sequence[str] = ()) -> Suspects:
     """The first NaN or Inf of a run.
 
     Args:
         jobs: its dump files.
         bad: step and rank of those that hold something that is not finite; when there are none, nothing is read.
+        problems: what could not be read before; the first line counts it.
     """
     from msprobe_engine.diagnose import first_bad, load, report
 
-    found = Suspects(headline="No NaN or Inf that matters")
+    found = Suspects()
     jobs = list(jobs)
     of_rank = {(job.step, rank): job.key for job in jobs for rank, _ in job.ranks}
     for step in sorted({step for step, _ in bad}):
@@ -166,6 +169,9 @@ def of_one(jobs: Iterable[Job], bad: set[Key]) -> Suspects:
             found.first, found.why = of_rank[step, first["rank"]], one_line(str(first["explanation"]))
             found.headline = report.text(verdict, findings).split("\n")[0]
             break
+    if found.finding == NONE:
+        unread = list(dict.fromkeys([*problems, *found.problems]))
+        found.headline = Diagnosis(nothing=NOTHING, problems=unread).headline()
     return found
 
 

@@ -95,9 +95,9 @@ def _made(jobs: Sequence[Job], options: GraphOptions, store: _Store, progress: P
 def _suspects(jobs: Sequence[Job], parts: Sequence[Part], options: GraphOptions, store: _Store, result: Result) -> over_ranks.Suspects:
     if result.golden:
         mappings = Mappings(layer=options.layer_mapping if options.layer_mapping not in (None, True) else None)
-        found = over_ranks.of_two(jobs, f"{result.target} and {result.golden}", mappings, store.known())
+        found = over_ranks.of_two(jobs, f"{result.target} and {result.golden}", mappings, store.known(), result.problems)
     else:
-        found = over_ranks.of_one(jobs, {part.job.key for part in parts if part.nonfinite})
+        found = over_ranks.of_one(jobs, {part.job.key for part in parts if part.nonfinite}, result.problems)
     store.forget_walks()
     result.finding, result.headline, result.why = found.finding, found.headline, found.why
     result.problems += [problem for problem in found.problems if problem not in result.problems]

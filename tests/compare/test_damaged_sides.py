@@ -34,11 +34,9 @@ NOT_COMPARED = {
         r"(del|null) (task|level|framework|summary_mode)": "what it stands for without the key is what the dump is, or the records say it",
         r"(del|null) (dump_data_dir|nonfinite_counts)": "says where files lie and who wrote; no number",
         r"\S+ \S+\.requires_grad": "True and False are told apart; a flag that is not known is no number",
-        r"\S+ data\.Distributed\S*\.(reduce|async|tags)\S*": "what one run's ranks are held against each other by, not two runs",
+        r"\S+ data\.Distributed\S*\.async": "says when the result is waited for, not what it is",
         r"(del|null|empty) data\.\S+\.input_kwargs": "only of calls that have none, or none with a value",
         r"\S+ data\.\S+\.generator\S*": "a generator has no value that can be compared",
-        r"(del|null|pop|empty) data\.\S+\.shape\.#": "counts as another shape of what went in, from which the same came out",
-        r"empty data\.\S+\.shape": "counts as another shape of what went in, from which the same came out",
         r"(del|empty|pop|null) data\.\S+\.(Max|Min|Mean|Norm)": "a checksum, or the saved tensor, says more than the statistics",
     },
     "pack": {
@@ -202,6 +200,175 @@ def test_numbers_that_neither_side_has(command: str, runs: Path, tmp_path: Path,
     said = "".join(capsys.readouterr())
     assert code in (2, 3), said
     assert code == 2 or "no number on either side" in said
+
+
+GELU, DROPOUT, LINEAR, SUM = (
+    "Functional.gelu.0.forward",
+    "Functional.dropout.0.forward",
+    "Module.first.Linear.forward.0",
+    "Distributed.all_reduce.0.forward",
+)
+SAVED = f"step0/rank0/dump_tensor_data/{GELU}.output.0.pt"
+
+
+def _set(*way: Any, step: int = 0, rank: int = 0) -> Damage:
+    """Put a value, the last argument, into a record of dump.json; "header" in place of its name: into the file itself."""
+
+    def apply(root: Path) -> None:
+        file = root / f"step{step}/rank{rank}/dump.json"
+        document = json.loads(file.read_text())
+        parent = _at(document, way[1:-2] if way[0] == "header" else ("data", *way[:-2]))
+        parent[way[-2]] = way[-1]
+        file.write_text(json.dumps(document, indent=1))
+
+    return apply
+
+
+def _kept(*names: str) -> Damage:
+    def apply(root: Path) -> None:
+        file = root / "step0/rank0/dump.json"
+        document = json.loads(file.read_text())
+        document["data"] = {name: record for name, record in document["data"].items() if name in names}
+        file.write_text(json.dumps(document, indent=1))
+
+    return apply
+
+
+def _saved(change: Callable[[Any], Any]) -> Damage:
+    def apply(root: Path) -> None:
+        torch = pytest.importorskip("torch")
+        torch.save(change(torch.load(root / SAVED)), root / SAVED)
+
+    return apply
+
+
+def _dangling(name: str) -> Damage:
+    def apply(root: Path) -> None:
+        shutil.rmtree(root / name)
+        (root / name).symlink_to("nowhere")
+
+    return apply
+
+
+CHANGED: dict[str, tuple[str, int, Damage]] = {
+    "an argument": ("statistics", 1, _set(GELU, "input_kwargs", "approximate", "value", "none")),
+    "an argument beside checksums": ("md5", 1, _set(GELU, "input_kwargs", "approximate", "value", "none")),
+    "an argument beside saved tensors": ("tensor", 1, _set(GELU, "input_kwargs", "approximate", "value", "none")),
+    "the type of an argument": ("statistics", 1, _set(DROPOUT, "input_kwargs", "p", {"type": "str", "value": "0.1"})),
+    "the dtype of an output": ("statistics", 1, _set(GELU, "output", 0, "dtype", "torch.bfloat16")),
+    "the dtype of an output beside checksums": ("md5", 1, _set(GELU, "output", 0, "dtype", "torch.bfloat16")),
+    "the dtype of what goes in": ("statistics", 1, _set(GELU, "input_args", 0, "dtype", "torch.float64")),
+    "the dtype of a parameter": ("statistics", 1, _set(LINEAR, "parameters", "weight", "dtype", "torch.float64")),
+    "the shape of an output": ("statistics", 1, _set(GELU, "output", 0, "shape", [4, 3])),
+    "the shape of what goes in": ("statistics", 1, _set(LINEAR, "input_args", 0, "shape", [6, 3])),
+    "a frozen parameter": ("statistics", 1, _set(LINEAR, "parameters", "weight", "requires_grad", False)),
+    "a detached output": ("statistics", 1, _set(GELU, "output", 0, "requires_grad", False)),
+    "the ranks of a collective": ("statistics", 1, _set(SUM, "tags", "group_ranks", [0])),
+    "no ranks of a collective": ("statistics", 3, _set(SUM, "tags", {})),
+    "a reduction": ("statistics", 1, _set(SUM, "reduce", "avg")),
+    "no reduction": ("statistics", 3, _set(SUM, "reduce", None)),
+    "a wait": ("statistics", 0, _set(SUM, "async", True)),
+    "the class of a tensor": ("statistics", 0, _set(GELU, "input_args", 0, "type", "torch.nn.parameter.Parameter")),
+    "the level in the header": ("statistics", 0, _set("header", "level", "L1")),
+    "the task in the header": ("statistics", 3, _set("header", "task", "tensor")),
+    "all but the first call of a function": ("statistics", 1, _kept("Functional.linear.0.forward")),
+    "all but one record": ("md5", 1, _kept(GELU)),
+    "a saved tensor of another shape": ("tensor", 3, _saved(lambda tensor: tensor.reshape(4, 3))),
+    "a saved tensor of fewer elements": ("tensor", 3, _saved(lambda tensor: tensor[:2])),
+    "a saved tensor of another type": ("tensor", 3, _saved(lambda tensor: tensor.double())),
+}  # fmt: skip
+SAID = {0: r"No difference beyond round-off\.", 1: "(?!No difference).+", 3: r"No difference in what could be compared; .+"}
+
+
+@pytest.mark.parametrize("side", ["target", "golden"])
+@pytest.mark.parametrize("change", CHANGED)
+def test_commands_agree(change: str, side: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What records say beside numbers: one answer of all three commands, and the first line says what the code says."""
+    task, expected, apply = CHANGED[change]
+    for name in ("target", "golden"):
+        shutil.copytree(runs / task / "step0", tmp_path / name / "step0")
+    apply(tmp_path / side)
+    for command in ("compare", "diagnose", "graph"):
+        code = run(DUMP_COMMANDS[command], tmp_path / "target", tmp_path / "golden", tmp_path / "out")
+        said = capsys.readouterr().out
+        assert (command, code) == (command, expected), said
+        assert re.fullmatch(SAID[expected], said.split("\n")[0]), (command, said)
+
+
+def _numbers(value: Any, *names: str) -> Damage:
+    """Another value, or no key, in place of the statistics of some records."""
+    new = "" if value == "gone" else rf'"\1": {json.dumps(value)},'
+
+    def apply(root: Path) -> None:
+        file = root / "step0/rank0/dump.json"
+        document = json.loads(file.read_text())
+        for name in names:
+            text = re.sub(r'"(Max|Min|Mean|Norm)": [^,}]+,', new, json.dumps(document["data"][name]))
+            document["data"][name] = json.loads(text)
+        file.write_text(json.dumps(document, indent=1))
+
+    return apply
+
+
+def _no_sum(root: Path) -> None:
+    """All ranks get twice the sum."""
+    for rank in (0, 1):
+        file = root / f"step0/rank{rank}/dump.json"
+        document = json.loads(file.read_text())
+        record = document["data"]["Distributed.all_reduce.2.forward"]  # of the weight of a norm, whose mean is not 0
+        record["output"][0] |= {name: 2 * record["output"][0][name] for name in ("Max", "Min", "Mean", "Norm")}
+        file.write_text(json.dumps(document, indent=1))
+
+
+ALONE: dict[str, tuple[int, str, Damage]] = {
+    "nothing": (0, "", lambda _: None),
+    "null": (3, "a tensor without numbers", _numbers(None, GELU)),
+    "text": (3, "a tensor without numbers", _numbers("?", GELU)),
+    "no key": (3, "a tensor without numbers", _numbers("gone", GELU)),
+    "the text NaN": (1, "gelu", _numbers("NaN", GELU)),
+    "null in a collective": (3, "a tensor without numbers", _numbers(None, SUM)),
+    "null in a parameter": (3, "a tensor without numbers", _numbers(None, LINEAR)),
+    "a rank of one step": (3, "no directory of ranks 1, which other steps have", _removed("step0/rank1")),
+    "a rank that is a link to nothing": (3, "no dump.json in rank1", _dangling("step0/rank1")),
+    "a step that is a link to nothing": (3, "no dump.json in the directories of steps 1", _dangling("step1")),
+}
+
+
+@pytest.mark.parametrize(
+    "command", ["nan_analyze -i {target} -o {out}", "diagnose {target} -o {out}", "graph {target} -o {out} --format html --workers 1"]
+)
+@pytest.mark.parametrize("damage", ALONE)
+def test_one_run(damage: str, command: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A search for NaN says of which records it had no numbers and which ranks are not there."""
+    expected, phrase, change = ALONE[damage]
+    shutil.copytree(runs / "statistics", tmp_path / "target")
+    change(tmp_path / "target")
+    code = run(command, tmp_path / "target", tmp_path / "target", tmp_path / "out")
+    said = "".join(capsys.readouterr())
+    assert code == expected, said
+    assert phrase in said
+    assert expected != 3 or re.search("warnings? says? what could not be looked at", said.split("\n")[0])
+
+
+@pytest.mark.parametrize("damage", ["a rank of one step", "a rank that is a link to nothing"])
+def test_what_both_runs_lack(damage: str, runs: Path, tmp_path: Path) -> None:
+    """A rank that neither side has in one step, and both in another."""
+    for side in ("target", "golden"):
+        shutil.copytree(runs / "statistics", tmp_path / side)
+        ALONE[damage][2](tmp_path / side)
+    for command in ("compare", "diagnose", "graph"):
+        assert run(DUMP_COMMANDS[command], tmp_path / "target", tmp_path / "golden", tmp_path / "out") == 3, command
+
+
+@pytest.mark.parametrize(("asynchronous", "code"), [(False, 1), (True, 0)])
+def test_a_sum_that_is_none(asynchronous: bool, code: int, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The mean of what a sum gives is the sum of the means that went in; what was read before the call was done says nothing."""
+    shutil.copytree(runs / "statistics", tmp_path / "target")
+    _no_sum(tmp_path / "target")
+    for rank in (0, 1):
+        _set("Distributed.all_reduce.2.forward", "async", asynchronous, rank=rank)(tmp_path / "target")
+    assert run("diagnose {target} -o {out}", tmp_path / "target", tmp_path / "target", tmp_path / "out") == code
+    assert ("A collective does not give what was put into it" in capsys.readouterr().out) is not asynchronous
 
 
 def test_numbers_of_two_structures(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

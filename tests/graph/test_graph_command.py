@@ -97,7 +97,7 @@ def test_one_run_opens_at_its_first_nan(tmp_path: Path, capsys: pytest.CaptureFi
     assert second.leading
     dump(tmp_path / "good/step0/rank0")
     code, out, _ = _say(capsys, "graph", tmp_path / "good", "-o", tmp_path / "o")
-    assert (code, out.split("\n")[0]) == (0, "No NaN or Inf that matters")
+    assert (code, out.split("\n")[0]) == (0, "No NaN or Inf that matters.")
 
 
 def test_steps_and_ranks_go_by_number(tmp_path: Path, kept: type[Kept]) -> None:
