@@ -47,7 +47,8 @@ def check_case(case: TrainingCase, folder: Path, *ops: str) -> list[Watched]:
         for level in LEVELS[1:]:
             check_collectives([shared(one.seen[level].calls, case.ranks) for one in run], *ops)
     if not hidden:
-        check_incident(folder / "fault", case.ranks - 1, model_of(case).failing)
+        chunk = "1." if "interleaved" in case.features else ""  # the second stage of its rank
+        check_incident(folder / "fault", case.ranks - 1, chunk + model_of(case).failing)
     if case.replicated:
         check_drift([one.said for one in run], drifting_of(case))
     return run
