@@ -16,7 +16,6 @@ from msprobe_engine.diagnose.origin import EXTRA, RESULT, TAKEN, UNSUMMED, Origi
 from msprobe_engine.diagnose.origins import Walk, Walker
 from msprobe_engine.sentences import Sentence
 
-
 _LEAST = 3
 """Of so many calls of a run at least one has a partner in the same run of another layout."""
 

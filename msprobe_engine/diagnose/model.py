@@ -53,7 +53,9 @@ def tensor_flags(item: Mapping[str, Any]) -> int:
         raise OddTensorError
     if is_not_float(str(get("dtype"))):
         return NOT_FLOAT
-    top, low = (_WORDS.get(value, value) if type(value) is str else value for value in (get("Max"), get("Min")))
+    top, low = get("Max"), get("Min")
+    if type(top) is str or type(low) is str:
+        top, low = _WORDS.get(str(top), top), _WORDS.get(str(low), low)
     nans, infs = get("nan_count"), get("inf_count")
     if nans or infs:
         if not infs:
