@@ -66,7 +66,7 @@ def train(out: Path, cases: list[list[Any]]) -> Path:
 
 
 Trained = Callable[[tuple[str, ...]], Runs]
-FAST = ("L0", "tensor files", "online pre-check", "monitor")
+FAST = ("L0", "tensor files", "monitor")
 SLOW = tuple(name for name in CASES if name not in FAST)
 
 

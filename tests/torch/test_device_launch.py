@@ -24,15 +24,20 @@ from msprobe_integrations.torch import device_trust
 triton_here = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    """What the cases of `interpreted_device` found, in one process."""
+def run_interpreted(*cases: str) -> dict[str, Any]:
+    """What these cases of `interpreted_device` found, in one process."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     program = str(Path(__file__).with_name("interpreted_device.py"))
-    command = [sys.executable, "-W", "ignore", program, "direct", "batched", "paired", "counted", "of_any_strides"]
+    command = [sys.executable, "-W", "ignore", program, *cases]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return {name: case for line in ran.stdout.splitlines() for name, case in json.loads(line).items()}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """Rows, batches and pairs."""
+    return run_interpreted("direct", "batched", "paired")
 
 
 @triton_here
@@ -49,20 +54,22 @@ def test_launches_by_address_give_the_same_bits(found: dict[str, Any]) -> None:
 
 
 @triton_here
-def test_what_no_kernel_reads_where_it_lies(found: dict[str, Any]) -> None:
+@pytest.mark.slow
+def test_what_no_kernel_reads_where_it_lies() -> None:
     """Tensors of five dimensions that are not dense, and pairs of tensors in other orders, are copied and read piece by piece: rows and
     histograms are those of the C kernel, and no new memory is larger than a few pieces."""
-    got = found["of_any_strides"]
+    got = run_interpreted("of_any_strides")["of_any_strides"]
     assert got["wrong"] == []
     assert got["trusted"] >= 4
     assert got["largest"] <= got["limit"]
 
 
 @triton_here
-def test_histograms_by_the_kernel(found: dict[str, Any]) -> None:
+@pytest.mark.slow
+def test_histograms_by_the_kernel() -> None:
     """For every type of real numbers, of one program and of several, the kernel counts tensors of any strides as numpy does, and writes the
     rows that the C kernel's counts have on the host."""
-    got = found["counted"]
+    got = run_interpreted("counted")["counted"]
     assert got["wrong"] == []
     assert got["without kernel"] == []
     assert got["kernels"] >= 30
