@@ -160,6 +160,7 @@ def test_plain(use: Callable[[Training, Path], None], tmp_path: Path, monkeypatc
     assert run_ranks(1, left, use, str(tmp_path)) == [[]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", [probe, mixed, trainer_mon])
 def test_fsdp2(use: Callable[[Training, Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With FSDP2 on two ranks nothing is left behind."""

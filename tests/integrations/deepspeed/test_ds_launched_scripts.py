@@ -116,6 +116,7 @@ def test_msprobe_run(stage: int, tmp_path: Path) -> None:
     check_output(place / "output" / "probe")
 
 
+@pytest.mark.slow
 def test_a_mistake_ends_the_job(tmp_path: Path) -> None:
     """A wrong key: `deepspeed.initialize` ends with one line that says what is wrong, before anything is trained."""
     place = example(tmp_path, key={"config": "probe.yaml", "moniter": True})

@@ -122,7 +122,7 @@ def play(module: ModuleType, operations: Sequence[str], with_probe: bool) -> lis
     return found
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(operations=st.lists(st.sampled_from(OPERATIONS), max_size=14))
 def test_any_order(patch_utils: ModuleType, megatron: Path, operations: list[str]) -> None:
     """Whatever is imported, patched, removed and observed in whatever order: every step runs what it would run without the probe, is

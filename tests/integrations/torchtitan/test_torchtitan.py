@@ -50,6 +50,7 @@ def on_and_off(folder: Path, n: int, keys: dict[str, int], **sections: Any) -> l
     return [found for _, found in followed]
 
 
+@pytest.mark.slow
 def test_one_rank(folder: Path) -> None:
     """Steps are the Trainer's minus one, micro batches those of gradient accumulation; validation leaves nothing; the scalars are
     torchtitan's own; everything that files are asked for is written."""
