@@ -25,19 +25,18 @@ INTERNAL = {"constexpr", "equal_ext_op", "jit_forbidden_register", "jit_view_uns
 """Names in mindspore.mint that are no functions of its documentation."""
 
 
-@pytest.mark.parametrize(
-    ("mine", "its"),
-    [
-        (("Primitive.matmul", "BatchMatMul"), ("Torch", "bmm")), (("Tensor", "__matmul__"), ("Torch", "matmul")),
-        (("Mint", "gather"), ("Torch", "gather")), (("Functional", "gather_d"), ("Torch", "gather")),
-        (("Functional", "gather"), ("Torch", "index_select")), (("Functional", "select"), ("Torch", "where")),
-        (("Functional", "dense"), ("Functional", "linear")), (("Primitive.softmax", "Softmax"), ("Functional", "softmax")),
-        (("Tensor", "__radd__"), ("Tensor", "add_")), (("Functional", "expand_dims"), ("Tensor", "unsqueeze")),
-    ],
-)  # fmt: skip
-def test_one_meaning(mine: tuple[str, str], its: tuple[str, str]) -> None:
+SAME_MEANING = [
+    (("Primitive.matmul", "BatchMatMul"), ("Torch", "bmm")), (("Tensor", "__matmul__"), ("Torch", "matmul")),
+    (("Mint", "gather"), ("Torch", "gather")), (("Functional", "gather_d"), ("Torch", "gather")),
+    (("Functional", "gather"), ("Torch", "index_select")), (("Functional", "select"), ("Torch", "where")),
+    (("Functional", "dense"), ("Functional", "linear")), (("Primitive.softmax", "Softmax"), ("Functional", "softmax")),
+    (("Tensor", "__radd__"), ("Tensor", "add_")), (("Functional", "expand_dims"), ("Tensor", "unsqueeze")),
+]  # fmt: skip
+
+
+def test_one_meaning() -> None:
     """Functions that compute the same have one word, whatever their name and form."""
-    assert of_function(*mine, "mindspore") == of_function(*its, "pytorch")
+    assert [pair for pair in SAME_MEANING if of_function(*pair[0], "mindspore") != of_function(*pair[1], "pytorch")] == []
 
 
 def test_no_name_has_two_meanings() -> None:
