@@ -16,6 +16,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "compatibility-mindspore.md").read_
 
 
 @pytest.mark.framework
+@pytest.mark.timeout(900)
 def test_our_mindspore_dumps_match_the_kept_ones(tmp_path: Path) -> None:
     """Record for record, each difference with a rule of docs/compatibility-mindspore.md."""
     kept = reference(SUITE.name, "kept", tmp_path, SUITE.make)

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from existing_environment import SOURCES, existing_tool, reference
 
+pytestmark = pytest.mark.timeout(900)
 HERE = Path(__file__).parent
 PARTS = {"8.1.1": ("L0", "L1", "L2", "moments", "pack"), "26.2.0": ("moments", "pack")}
 
