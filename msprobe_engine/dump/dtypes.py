@@ -74,7 +74,8 @@ def decoder(dtype: str) -> Decoder | None:
 
 
 def _bfloat16(words: Array) -> Array:
-    return np.left_shift(words.astype(np.uint32), np.uint32(16)).view(np.float32)  # numpy 1 makes int64 of one number and a plain 16
+    wide: Array = np.left_shift(words.astype(np.uint32), np.uint32(16))  # numpy 1 makes int64 of one number and a plain 16
+    return wide.view(np.float32)
 
 
 @lru_cache(maxsize=8)
