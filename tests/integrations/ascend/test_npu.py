@@ -132,6 +132,7 @@ def test_copies_to_the_host_that_come_late(ran: dict[str, Any]) -> None:
     }
 
 
+@pytest.mark.slow
 def test_transfer_to_npu(ran: dict[str, Any]) -> None:
     """Of trainings that name the device ``cuda``, after ``transfer_to_npu``, everything is as of those that name it ``npu``: rows, records,
     files, stacks (without the functions that stand in place of torch's), and the NPU is listed, and its random state saved, once.

@@ -16,6 +16,7 @@ import pytest
 from harness.checks import check_drift, check_incident
 from megatron_loop import DRIFTING, FAILING, MORE
 
+pytestmark = [pytest.mark.framework, pytest.mark.slow]
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
 CONFIG = """
@@ -76,8 +77,6 @@ def dumps(folder: Path) -> dict[str, Any]:
     return {str(file.relative_to(folder)): json.loads(file.read_text())["data"] for file in folder.glob("dump/*/*/dump.json")}
 
 
-@pytest.mark.framework
-@pytest.mark.slow
 @pytest.mark.parametrize("levels", [("mix", "L0", "L1")])
 def test_as_the_megatron_integration(tmp_path: Path, place: str, levels: tuple[str, ...]) -> None:
     """With MindSpeed's train_step in place of Megatron's, every value of every step on both ranks is what the Megatron integration gives

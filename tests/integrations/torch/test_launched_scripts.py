@@ -81,7 +81,7 @@ def test_script_with_ddp(tmp_path: Path) -> None:
     (start,) = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     config.write_text(f"{start}sinks: {{jsonl: {{enabled: true}}}}\n")
     launch(tmp_path, config, "train.py", environment=True)
-    assert sorted(path.name for path in (tmp_path / "msprobe_output" / "jsonl").iterdir()) == ["rank0.jsonl", "rank1.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "msprobe_output" / "jsonl").glob("*.jsonl")) == ["rank0.jsonl", "rank1.jsonl"]
     for rank in (0, 1):
         losses = [float(line) for line in (tmp_path / f"losses{rank}").read_text().split()]
         found = frames(tmp_path / "msprobe_output" / "jsonl" / f"rank{rank}.jsonl")
