@@ -120,7 +120,7 @@ lint-js:
 # other lanes print comes last.
 SHIMMED := tests/megatron tests/monitor_faults
 TABLES := tests/compare tests/cross_framework tests/web tests/trends
-ISOLATION := tests/integrations/isolation
+ISOLATION := tests/integrations/test_isolation.py
 SECOND := tests/config_check tests/deepspeed tests/diagnose tests/checkpoint $(ISOLATION)
 FRAMEWORKS := tests/integrations
 MINDSPORE_TESTS = if [ -x $(MINDSPORE_DIR)/bin/python ]; then $(MINDSPORE_DIR)/bin/python -m pytest tests/mindspore $(PYTEST_ARGS); \
