@@ -50,7 +50,7 @@ from msprobe_integrations.torch.loop import LoopObserver
 from msprobe_integrations.torch.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
-STRIDE = 20
+STRIDE = 40
 MINDSPEED = Path(__file__).parent / "mindspeed"
 STEPS = 2
 MONITOR = replace(
