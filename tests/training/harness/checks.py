@@ -11,7 +11,7 @@ import pytest
 
 from harness.case import TrainingCase
 from harness.faults import STEP
-from harness.models import Key, reference
+from harness.models import Key, local_gradients, reference
 from harness.run import LEVELS, Row, Watched, drifting_of, framework_of, model_of, plain, watch_case
 from msprobe_engine.diagnose.nan_analyze import nan_analyze
 
@@ -38,6 +38,8 @@ def check_case(case: TrainingCase, folder: Path, *ops: str) -> list[Watched]:
     expected = reference(case) if not run[0].spy["whole"] else {key: norm for one in run for key, norm in one.spy["whole"].items()}
     check_monitor(case, run, expected)
     check_scalars(case, run, expected)
+    if case.framework == "torch_loop" and {"dp", "fsdp1"} & case.parallelism.keys() and len(case.parallelism) == 1:
+        check_unreduced(case, run)
     gradients = [{key[2]: norm for key, norm in expected.items() if key[:2] == ("grad_reduced", step)} for step in range(case.steps)]
     if case.model != "moe":  # an expert has one owner, and what is gathered is bfloat16
         for level in LEVELS:
@@ -92,6 +94,16 @@ def check_monitor(case: TrainingCase, run: Sequence[Watched], expected: Mapping[
             compare(norms, mine, 2e-4 if exact else LOW_PRECISION)
             found |= mine.keys()
     assert everywhere or found == expected.keys(), sorted(expected.keys() - found)
+
+
+def check_unreduced(case: TrainingCase, run: Sequence[Watched]) -> None:
+    """Gradients before they are reduced are those of a rank's own batches (DDP), and every parameter has its update."""
+    for number, one in enumerate(run):
+        norms = one.seen["mix"].norms
+        families = {family for family, _, _ in norms}
+        assert {"grad_unreduced", "update"} <= families, families
+        if "dp" in case.parallelism:
+            compare(norms, {("grad_unreduced", 0, name): norm for name, norm in local_gradients(case, number).items()})
 
 
 def check_scalars(case: TrainingCase, run: Sequence[Watched], expected: Mapping[Key, float]) -> None:

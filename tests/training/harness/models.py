@@ -107,6 +107,15 @@ def reference(case: TrainingCase) -> dict[Key, float]:
     return by_hand(model.make(), model.loss, steps, optimizer, case.clip)
 
 
+def local_gradients(case: TrainingCase, data_rank: int) -> dict[str, float]:
+    """Norms of the gradients of a rank's own batches in step 0, before anything is reduced, by hand in float64."""
+    kind = MODELS[case.model]
+    model = kind.make().double()
+    for micro in range(case.micro_batches):
+        (kind.loss(model, kind.batch(0, micro, data_rank).double()) / case.micro_batches).backward()
+    return {name: float(p.grad.norm()) for name, p in model.named_parameters() if p.grad is not None}
+
+
 def by_hand(
     model: nn.Module,
     loss: Callable[[nn.Module, Any], torch.Tensor],

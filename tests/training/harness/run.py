@@ -226,9 +226,10 @@ def settings_files(case: TrainingCase, folder: Path) -> dict[str, Path]:
     """One per level with everything watched, one for replicas, one for an incident."""
     steps = list(range(case.steps))
     found = {}
+    monitor = {**MONITOR, **getattr(framework_of(case), "MONITOR", {})}
     for name, level in {**{level: level for level in LEVELS}, "left": "mix"}.items():
         dump = {"step": steps, "level": level}
-        found[name] = write_settings(folder / name, dump=dump, grad_probe={"grad_level": "L1"})
+        found[name] = write_settings(folder / name, monitor=monitor, dump=dump, grad_probe={"grad_level": "L1"})
     replicas = {"gradients": False, "replica_check": {"interval": 1}}
     found["drift"] = write_settings(folder / "drift", monitor=replicas, sinks={"csv": {"enabled": True}}, log_level="silent")
     ring = {"level": "mix", "ring_steps": 3}

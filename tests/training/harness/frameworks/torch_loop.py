@@ -30,6 +30,8 @@ except ImportError:
 
 ARM = ("torch",)
 SCALARS = ("loss", "learning_rate", "skipped")
+MONITOR = {"unreduced_gradients": True, "updates": True}
+"""What is watched here, too; `checks.check_unreduced`."""
 CUT = 4
 """First layer of the second stage."""
 MISSING = {
