@@ -23,11 +23,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start hundreds of processes that import the package: all but the first are to find it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-mindspore lint lint-js bench device-check venv venv-mcore19 venv-mindspore system-packages clean
+.PHONY: help demo test test-full test-touched venv-existing test-mindspore lint lint-js bench device-check venv venv-mcore19 venv-mindspore system-packages clean
 
 help:
 	@echo "make demo   a real Megatron run with a planted fault, found by the probe"
-	@echo "make test   lint, types, import contracts and all tests"
+	@echo "make test   lint, types, import contracts and the fast tier of the tests"
+	@echo "make test-full           all tests, those beside the existing tool too"
+	@echo "make test-touched        what the fast tier leaves out, of the packages that changed since BASE=COMMIT"
 	@echo "make test-mindspore      of these the tests inside MindSpore's own environment"
 	@echo "make lint   lint, types and import contracts only"
 	@echo "make lint-js  lint and types of the scripts of the pages (needs node 20.19)"
@@ -54,7 +56,7 @@ $(VENV)/.torch-$(TORCH): $(VENV)/.created
 	$(BIN)/python -m pip install --quiet --no-compile '$(TORCH)'
 	@rm -f $(VENV)/.torch-*; touch '$@'
 
-$(VENV)/.installed: $(VENV)/.torch-$(TORCH) pyproject.toml $(wildcard msprobe_engine/*.[ch] msprobe_integrations/common/*.c)
+$(VENV)/.installed: $(VENV)/.torch-$(TORCH) pyproject.toml setup.py $(wildcard msprobe_engine/*.[ch] msprobe_integrations/common/*.c)
 	$(BIN)/python -m pip install --quiet --no-compile '$(TORCH)' -e '.[test]'
 	@touch $@
 
@@ -71,7 +73,7 @@ $(MCORE19_DIR)/.installed: $(VENV)/.installed
 # it has no wheel the environment stays empty, and what needs it is skipped with that reason.
 venv-mindspore: $(MINDSPORE_DIR)/.installed
 
-$(MINDSPORE_DIR)/.installed: $(VENV)/.created pyproject.toml $(wildcard msprobe_engine/*.[ch] msprobe_integrations/common/*.c)
+$(MINDSPORE_DIR)/.installed: $(VENV)/.created pyproject.toml setup.py $(wildcard msprobe_engine/*.[ch] msprobe_integrations/common/*.c)
 	@mkdir -p $(MINDSPORE_DIR)
 	@if $(MINDSPORE_PYTHON) -c 'import sys; sys.exit(not (3, 9) < sys.version_info[:2] < (3, 13))'; then \
 	  [ -x $(MINDSPORE_DIR)/bin/python ] || $(MINDSPORE_PYTHON) -m venv $(MINDSPORE_DIR); \
@@ -93,7 +95,7 @@ system-packages:
 	done
 
 # What the tests need on top (Trainers, DeepSpeed, ...) would make the demo wait.
-$(VENV)/.demo: $(VENV)/.torch-$(TORCH) pyproject.toml $(wildcard msprobe_engine/*.[ch] msprobe_integrations/common/*.c)
+$(VENV)/.demo: $(VENV)/.torch-$(TORCH) pyproject.toml setup.py $(wildcard msprobe_engine/*.[ch] msprobe_integrations/common/*.c)
 	@[ -e $(VENV)/.installed ] || $(BIN)/python -m pip install --quiet --no-compile '$(TORCH)' '$(MCORE)' -e '.[megatron,tensorboard,prometheus,cli]'
 	@touch $@
 
@@ -123,20 +125,42 @@ TABLES := tests/compare tests/cross_framework tests/web tests/trends
 ISOLATION := tests/integrations/test_isolation.py
 SECOND := tests/config_check tests/deepspeed tests/diagnose tests/checkpoint $(ISOLATION)
 FRAMEWORKS := tests/integrations
-MINDSPORE_TESTS = if [ -x $(MINDSPORE_DIR)/bin/python ]; then $(MINDSPORE_DIR)/bin/python -m pytest tests/mindspore $(PYTEST_ARGS); \
+TIER ?= -m "not slow and not existing_tool"
+MINDSPORE_TESTS = if [ -x $(MINDSPORE_DIR)/bin/python ]; then $(MINDSPORE_DIR)/bin/python -m pytest $(TIER) tests/mindspore $(PYTEST_ARGS); \
   else echo "tests/mindspore skipped: no environment with $(MINDSPORE)"; fi
 test: system-packages $(VENV)/.created
 	@$(MAKE) --no-print-directory -j2 --output-sync=target venv-mindspore venv-mcore19 lint
 	@set +e; mindspore='$(CURDIR)/$(MINDSPORE_DIR)'; [ ! -x "$$mindspore/bin/python" ] || export MSPROBE_MINDSPORE="$$mindspore"; \
 	second='$(VENV)/second-lane.log'; third='$(VENV)/third-lane.log'; \
-	( $(BIN)/python -m pytest $(SECOND) $(PYTEST_ARGS); before=$$?; \
-	  $(BIN)/python -m pytest $(FRAMEWORKS) --ignore=$(ISOLATION) $(PYTEST_ARGS) && [ $$before -eq 0 ] ) >"$$second" 2>&1 & two=$$!; \
+	( $(BIN)/python -m pytest $(TIER) $(SECOND) $(PYTEST_ARGS); before=$$?; \
+	  $(BIN)/python -m pytest $(TIER) $(FRAMEWORKS) --ignore=$(ISOLATION) $(PYTEST_ARGS) && [ $$before -eq 0 ] ) >"$$second" 2>&1 & two=$$!; \
 	( $(MINDSPORE_TESTS); inside=$$?; \
-	  MSPROBE_MCORE19='$(CURDIR)/$(MCORE19_DIR)' $(BIN)/python -m pytest $(SHIMMED) $(PYTEST_ARGS); shimmed=$$?; \
-	  $(BIN)/python -m pytest $(TABLES) $(PYTEST_ARGS) && [ $$shimmed -eq 0 ] && [ $$inside -eq 0 ] ) >"$$third" 2>&1 & three=$$!; \
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(SHIMMED) $(TABLES) $(SECOND) $(FRAMEWORKS)) $(PYTEST_ARGS); others=$$?; \
+	  MSPROBE_MCORE19='$(CURDIR)/$(MCORE19_DIR)' $(BIN)/python -m pytest $(TIER) $(SHIMMED) $(PYTEST_ARGS); shimmed=$$?; \
+	  $(BIN)/python -m pytest $(TIER) $(TABLES) $(PYTEST_ARGS) && [ $$shimmed -eq 0 ] && [ $$inside -eq 0 ] ) >"$$third" 2>&1 & three=$$!; \
+	$(BIN)/python -m pytest $(TIER) $(addprefix --ignore=,$(SHIMMED) $(TABLES) $(SECOND) $(FRAMEWORKS)) $(PYTEST_ARGS); others=$$?; \
 	wait $$two; two=$$?; wait $$three; three=$$?; cat "$$second" "$$third"; \
 	[ $$others -eq 0 ] && [ $$two -eq 0 ] && [ $$three -eq 0 ]
+
+test-full: venv-existing
+	@$(MAKE) --no-print-directory test TIER=
+
+# The slow tests of what changed since the commit BASE.
+test-touched: venv-mcore19
+	@places=$$($(BIN)/python tests/frameworks/touched.py '$(BASE)'); for place in $$places; do \
+	  MSPROBE_MCORE19='$(CURDIR)/$(MCORE19_DIR)' $(BIN)/python -m pytest -m "slow and not existing_tool" $$place $(PYTEST_ARGS) || [ $$? -eq 5 ]; \
+	done
+
+# The existing tool beside the torch and the MindSpore that are here already: its environments see theirs.
+venv-existing: $(VENV)/.installed venv-mindspore
+	@make_existing() { \
+	  [ -x "$$2/bin/python" ] || return 0; \
+	  [ -x "$$1/bin/python" ] || "$$2/bin/python" -m venv "$$1"; \
+	  site=$$("$$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	  "$$2/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$site/zz_base.pth"; \
+	  "$$1/bin/python" -m pip install --quiet --no-compile "mindstudio-probe==$$3"; \
+	}; \
+	make_existing .venvs/existing-26 $(VENV) 26.2.0; make_existing .venvs/existing-81 $(VENV) 8.1.1; \
+	make_existing .venvs/existing-ms-26 $(MINDSPORE_DIR) 26.2.0; make_existing .venvs/existing-ms-81 $(MINDSPORE_DIR) 8.1.1
 
 # Tests in the main environment that start MindSpore programs find this environment by MSPROBE_MINDSPORE, which `test` sets.
 test-mindspore: venv-mindspore

@@ -44,6 +44,24 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
     return None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a parametrized test with the marker `fast_cells` all other cells are slow."""
+    cells: dict[str, set[str]] = {}
+    named: dict[str, set[str]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and (marker := item.get_closest_marker("fast_cells")) is not None:
+            function, cell = item.nodeid.partition("[")[0], item.callspec.id
+            cells.setdefault(function, set()).add(cell)
+            named[function] = set(marker.args)
+            if cell not in marker.args:
+                item.add_marker(pytest.mark.slow)
+    if not any("[" in argument for argument in config.args):  # else only some cells were collected
+        for function, names in named.items():
+            if names - cells[function]:
+                raise pytest.UsageError(f"{function}: fast_cells names {sorted(names - cells[function])}; there are {sorted(cells[function])}")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """What was imported stays to the end, so the garbage collector need not look through it again and again, here and in every process

@@ -35,6 +35,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, megatron_checkpoints: Path) 
     return target
 
 
+@pytest.mark.fast_cells("qwen", "zero0")
 @pytest.mark.parametrize("name", FORMATS)
 def test_same_weights_are_equal(files: Path, name: str) -> None:
     """Whatever the framework, the layout and the names: no tensor differs, none is missing, and each of the model was compared."""

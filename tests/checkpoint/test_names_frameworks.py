@@ -34,6 +34,7 @@ def proven(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     return directory, json.loads((directory / "result.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_weights_that_go_over_by_the_pairs_give_the_same_logits(proven: tuple[Path, dict[str, Any]], model: str) -> None:
     """Every parameter of megatron-core 0.16.1 has its values in what transformers saves, and nothing is left on either side."""

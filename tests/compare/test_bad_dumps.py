@@ -98,6 +98,7 @@ def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(place for key, child in inside for place in places(child, (*path, key)))]
 
 
+@pytest.mark.slow
 @given(data=st.data(), value=JSON)
 @FEW
 def test_any_value_at_any_place(data: st.DataObject, value: Any, capsys: pytest.CaptureFixture[str]) -> None:

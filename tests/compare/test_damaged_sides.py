@@ -119,6 +119,7 @@ def unexplained(names: list[str], part: str) -> list[str]:
     return [name for name in names if not any(re.fullmatch(pattern, name) for pattern in NOT_COMPARED[part])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["compare", "diagnose"])
 @pytest.mark.parametrize(("task", "side"), [("statistics", "target"), ("statistics", "golden"), ("md5", "target"), ("tensor", "golden")])
 def test_a_place_of_a_dump(task: str, side: str, command: str, runs: Path, tmp_path: Path) -> None:
@@ -407,6 +408,7 @@ def _damaged_packs(entries: dict[str, bytes]) -> Iterator[tuple[str, dict[str, b
                 yield f"del {group}#{key}#{inner}", entries | {name: json.dumps(document | {key: less}).encode()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pack", ["pack.zip", "monitored/config_check_pack.zip"])
 @pytest.mark.parametrize("side", ["target", "golden"])
 def test_a_place_of_a_pack(side: str, pack: str, runs: Path, tmp_path: Path) -> None:

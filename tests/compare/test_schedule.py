@@ -68,6 +68,7 @@ def test_no_script_is_run_twice(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out").glob("compare_result_rank*.csv"))) == 2
 
 
+@pytest.mark.slow
 def test_a_dask_cluster_of_two_workers_one_of_them_killed(tmp_path: Path) -> None:
     """What the killed worker had is done by the other one; all tables are there."""
     distributed = pytest.importorskip("distributed")

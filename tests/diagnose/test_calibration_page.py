@@ -18,6 +18,7 @@ from msprobe_engine.settings.load import load_settings
 PAGE = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page(tmp_path: Path) -> None:
     """The script with its two files makes a golden dump and a moved one, whose weights are others by round-off, and with which two
     golden runs are still the same."""

@@ -36,6 +36,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("levels")
 
 
+@pytest.mark.fast_cells("tensor-query and key weights swapped", "L0-scores not scaled", "L0-one parameter not updated")
 @pytest.mark.parametrize(("name", "defect"), SAMPLE)
 def test_named(name: str, defect: str, root: Path) -> None:
     """The culprit comes first: at level L0 the innermost module that holds the defect."""
@@ -47,6 +48,7 @@ def test_named(name: str, defect: str, root: Path) -> None:
     assert first.step == true.step
 
 
+@pytest.mark.fast_cells("tf32")
 @pytest.mark.parametrize(
     "noise", [plant.tf32_noise, plant.two_halves, lambda t: plant.compiled(t, "aot_eager")], ids=["tf32", "halves", "compiled"]
 )

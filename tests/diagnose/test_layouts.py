@@ -33,6 +33,7 @@ def right(dumps: Path, layout: str) -> Path:
     return dumps / layout
 
 
+@pytest.mark.fast_cells("tp")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout_is_no_difference(layout: str, dumps: Path) -> None:
     """Pieces are put together, the factor of half batches is taken out, and nothing is found, whichever of the two is called golden."""
@@ -56,6 +57,7 @@ def test_defect_beside_one_process(case: Case, dumps: Path) -> None:
     assert first.step == case.step
 
 
+@pytest.mark.slow
 def test_calibration(dumps: Path, tmp_path: Path) -> None:
     """With what one rounding unit moves each record, noise of that size is none, and a defect is counted in it."""
     plants = {case.name: case.plant for case in (*CASES, *HARMLESS)}

@@ -39,6 +39,7 @@ def merged(found: Diagnosis) -> int:
     return int(re.sub(r"\D", "", line.split("layouts: ")[1].split(" tensors")[0]))
 
 
+@pytest.mark.fast_cells("SP 2-one process")
 @pytest.mark.parametrize(("target", "golden"), [(SP, ONE), (ONE, DP), (TP, SP), (PADDED, DP)])
 def test_layout_is_no_difference(target: str, golden: str, dumps: Path) -> None:
     """Two layouts of one training agree up to round-off in both steps, and most tensors could be put together. (`benchmarks/layouts.py
@@ -88,6 +89,7 @@ def test_placements_are_recorded(dumps: Path) -> None:
     assert told == {name: shapes[name] for name in told}
 
 
+@pytest.mark.slow
 def test_tables_are_of_the_wholes(dumps: Path, tmp_path: Path) -> None:
     """`msprobe compare` of two layouts writes one table per step, of what the ranks make together: all of it passes, a defect does not;
     with --compat ranks are compared by their numbers."""

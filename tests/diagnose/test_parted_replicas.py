@@ -47,6 +47,7 @@ def test_replicas_that_part(tmp_path: Path, output: str, capsys: pytest.CaptureF
     assert "optimizer.lr is 0.01" in text or output == "dump"
 
 
+@pytest.mark.fast_cells("ddp-dump")
 @pytest.mark.parametrize("kind", ["ddp-monitor", "ddp-dump", "experts-monitor", "experts-dump"])
 def test_nobody_is_accused(tmp_path: Path, kind: str) -> None:
     """Replicas that agree; and modules of two ranks with the same names and first numbers that have gradients of their own."""
@@ -57,6 +58,7 @@ def test_nobody_is_accused(tmp_path: Path, kind: str) -> None:
     assert any("differ from step" in problem for problem in found.problems) == kind.startswith("experts")
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_started_otherwise_is_a_finding(tmp_path: Path) -> None:
     """Shards say nothing about each other, and their ranks were started with another learning rate: that is the finding."""
     found = diagnose(train(tmp_path, "fsdp-rate-monitor"))

@@ -22,6 +22,7 @@ def holds(shown: Any, real: Any) -> bool:
     return bool(shown == real)
 
 
+@pytest.mark.slow
 @pytest.mark.framework
 def test_the_example(tmp_path: Path) -> None:
     """The script of the page runs on two ranks, and rank 1 has the record that the page shows."""

@@ -132,6 +132,7 @@ def losses(directory: Path) -> list[str]:
     return [path.read_text() for path in sorted(directory.glob("loss*.txt"))]
 
 
+@pytest.mark.fast_cells("one process-subprocess", "torchrun-fork")
 @pytest.mark.parametrize(
     ("alone", "how"), [(name, how) for name in LAUNCHERS for how in (HOW if name in _ALL_WAYS else HOW[:1])], indirect=["alone"]
 )
@@ -161,6 +162,7 @@ def test_a_child_changes_nothing_of_its_parents(how: str, alone: tuple[str, dict
         assert done.stderr.count("no probe in this process") == (how != "fork")
 
 
+@pytest.mark.slow
 def test_a_child_may_have_a_probe_with_a_directory_of_its_own(tmp_path: Path) -> None:
     """MSPROBE_CHILDREN=1."""
     done = train(tmp_path, "subprocess", "one process", MSPROBE_CHILDREN="1")
@@ -173,6 +175,7 @@ def test_a_child_may_have_a_probe_with_a_directory_of_its_own(tmp_path: Path) ->
     assert "no probe in this process" not in done.stderr
 
 
+@pytest.mark.fast_cells("one process")
 @pytest.mark.parametrize("alone", _ALL_WAYS, indirect=True)
 def test_two_trainings_in_one_directory_at_once_are_two_runs(alone: tuple[str, dict[str, Any], list[str]], tmp_path: Path) -> None:
     """All sinks, dumps and the pack of both are whole, and those of the first are where they always are."""
@@ -223,6 +226,7 @@ def test_a_start_right_after_a_kill_goes_on_in_the_same_directory(tmp_path: Path
     assert not (tmp_path / "out" / ".owners").exists()
 
 
+@pytest.mark.slow
 def test_an_elastic_restart_after_a_kill_is_a_restart(tmp_path: Path) -> None:
     """Rank 1 is killed by SIGKILL in step 3 of its first launch: torchrun starts all ranks again, and they go on in the same files."""
     (tmp_path / "probe.yaml").write_text(SETTINGS)

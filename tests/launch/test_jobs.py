@@ -140,6 +140,7 @@ def test_a_rank_that_fails(here: Path) -> None:
     check(here / "out", 2, 3, cut_off=3)
 
 
+@pytest.mark.slow
 def test_accelerate_launch(here: Path) -> None:
     """Accelerate's launcher starts a script of plain torch: followed; the launcher itself, which imports torch, is not."""
     process = started([sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", JOB, "done", "9"], here)

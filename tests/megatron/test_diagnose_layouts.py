@@ -56,6 +56,7 @@ def diagnosed(dumps: Path, name: str, layout: str) -> tuple[Path, Any]:
     return path, diagnose(path, golden(dumps, layout)).first_suspect
 
 
+@pytest.mark.fast_cells("pp-False")
 @pytest.mark.parametrize(("layout", "turned"), [("pp", False), ("vpp", True), ("ep", False)])
 def test_layout_is_no_difference(layout: str, turned: bool, dumps: Path) -> None:
     """Nothing is found, whichever of the two is called golden, and nearly all records were compared."""
@@ -68,6 +69,7 @@ def test_layout_is_no_difference(layout: str, turned: bool, dumps: Path) -> None
     assert found.looked_at["steps"] == ("0, 1" if STEPS[layout] == 2 else "0")
 
 
+@pytest.mark.fast_cells("gradient of a micro batch lost-pp")
 @pytest.mark.parametrize(("name", "layout"), CASES)
 def test_defect(name: str, layout: str, dumps: Path) -> None:
     """The first suspect is the planted defect: its record as the dump of the rank to blame has it, its module in the whole model."""
@@ -82,6 +84,7 @@ def test_defect(name: str, layout: str, dumps: Path) -> None:
 AUTO = GraphOptions(merge="auto", steps=frozenset({0}))
 
 
+@pytest.mark.fast_cells("pp")
 @pytest.mark.parametrize("layout", ["pp", "vpp", "ep"])
 def test_one_graph_of_all_ranks(layout: str, dumps: Path) -> None:
     """The graph has the layers and the experts of the whole model, each once, and against one process no node is an error."""
@@ -101,6 +104,7 @@ def test_one_graph_of_all_ranks(layout: str, dumps: Path) -> None:
     assert sum(both.units[node] > 1 for node in compared) < 0.01 * len(compared)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "layout"), [("wrong eps in a layer of the second half", "vpp"), ("stale weight of one expert", "ep")])
 def test_a_defect_has_its_node_in_the_whole(name: str, layout: str, dumps: Path) -> None:
     """What is named with a rank is found in the graph of all ranks, inside of the planted module."""

@@ -71,6 +71,7 @@ def scalars(tmp_path: Path, rank: int, tag: str) -> dict[int, float]:
     return {event.step: event.value for event in reader.Scalars(name)}
 
 
+@pytest.mark.slow
 @pytest.mark.framework
 def test_own_loop(tmp_path: Path) -> None:
     """A script with its own argument parser and loop runs unchanged: every step is there on every rank, numbered from 0, with the

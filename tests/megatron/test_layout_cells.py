@@ -56,6 +56,7 @@ def ran(layout: str) -> list[dict[str, Any]]:
         return run_ranks(ranks, watched, argv, place, timeout=300)
 
 
+@pytest.mark.fast_cells("DP 2, distributed optimizer, bf16-L0")
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("layout", CHOSEN)
 def test_dump(layout: str, level: str) -> None:
@@ -173,6 +174,7 @@ def test_no_replicas(layout: str) -> None:
     assert others == [[]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [layout for layout in CHOSEN if layout != "Megatron-FSDP"])
 def test_incident(layout: str, tmp_path: Path) -> None:
     """Step, rank and module that `nan_analyze` gives for the incident are those of a planted fault."""

@@ -54,6 +54,7 @@ HEALTHY = (
 )
 
 
+@pytest.mark.fast_cells("DP 2", "TP 2 x PP 2", "EP 2 x TP 2, sequence parallel, distributed optimizer")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_everything_is_seen_as_it_is(layout: str) -> None:
     """Layer norms of modules and operators in the order of their calls, activations, reduced gradients, parameters
@@ -97,6 +98,7 @@ if not EVERY:  # others are in test_planted_faults.py
     INCIDENTS = ["DP 2, recompute full", "TP 2, sequence parallel", "PP 2, interleaved", "TP 2 x PP 2"]
 
 
+@pytest.mark.fast_cells("TP 2 x PP 2")
 @pytest.mark.parametrize("layout", INCIDENTS)
 def test_an_incident_names_the_fault(layout: str, tmp_path: Path) -> None:
     """Step, rank and module that `nan_analyze` gives for the incident are those of a planted fault."""
@@ -142,6 +144,7 @@ def drifting(argv: str, guilty: int) -> list[tuple[int, str, tuple[int, ...]]]:
     return [(alert.step, alert.name, tuple(alert.extra.get("ranks", ()))) for alert in ears.alerts if not alert.extra.get("over")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["DP 2", "TP 2, sequence parallel", *FOUR] if EVERY else ["TP 2, sequence parallel", FOUR[1]])
 def test_replicas_that_drift_apart(layout: str) -> None:
     """A healthy training is silent; a weight that changes on one rank alone is named with its group, which has that rank in it."""

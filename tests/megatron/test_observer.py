@@ -70,6 +70,7 @@ def unbroken() -> list[Any]:
     return [losses for losses, _ in run_ranks(2, broken, "")]
 
 
+@pytest.mark.fast_cells("before_step", "end_step")
 @pytest.mark.framework
 @pytest.mark.parametrize("part", ["before_step", "after_step", "__init__", "begin_step", "end_step"])
 def test_faults_of_the_probe_stay_in_the_probe(part: str) -> None:

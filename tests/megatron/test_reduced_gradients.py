@@ -112,6 +112,7 @@ def pick(samples: dict[Key, Any], family: str, phase: str = "", micro: int = -1)
     return {f"{k[3]} {k[2]}": v for k, v in samples.items() if k[0] == family and k[1] == phase and k[4] == micro}
 
 
+@pytest.mark.fast_cells("--bf16 --distopt --overlap", "--tp 2 --distopt")
 @pytest.mark.framework
 @pytest.mark.parametrize("argv", LAYOUTS + OTHER)
 def test_reduced_gradients_are_those_of_the_whole_tensor(argv: str) -> None:

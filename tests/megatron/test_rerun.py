@@ -104,6 +104,7 @@ def test_a_nan_that_reproduces(tmp_path: Path, level: str, arguments: list[str])
         assert of["1"] == of["2"]
 
 
+@pytest.mark.slow
 @pytest.mark.framework
 def test_a_nan_that_does_not(tmp_path: Path) -> None:
     """A NaN of the first run only is called transient."""

@@ -48,6 +48,7 @@ def activations(place: Path, name: str) -> dict[int, int]:
     return counts
 
 
+@pytest.mark.slow
 def test_a_job_that_goes_on(tmp_path: Path) -> None:
     """A job that ends by ``--exit-interval`` after iteration 4 has all its steps; the one that loads its checkpoint, and the arguments in
     it, goes on with step 4 and says that it was loaded; an iteration that Megatron leaves out has no step; evaluation and saving leave no

@@ -66,6 +66,7 @@ def read(output: Path, rank: int) -> dict[Key, float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.framework
 def test_rows_are_of_whole_parameters(tmp_path: Path) -> None:
     """Gradients of all phases, parameters and moments under FSDP2 are those of the same training under plain data parallelism, with the

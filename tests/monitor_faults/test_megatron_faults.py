@@ -183,6 +183,7 @@ def test_layouts_without_a_fault(argv: str) -> None:
     healthy(argv, 8)
 
 
+@pytest.mark.slow
 def test_many_healthy_steps() -> None:
     """Tensor and sequence parallel, two data-parallel ranks with the distributed optimizer, everything watched, all recommended rules,
     replicas compared every 10 steps: not a word in 40 steps (300 with MSPROBE_EVERY_CELL=1)."""

@@ -13,6 +13,7 @@ from msprobe_engine import __version__
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["compiled_wheel", "plain_wheel"])
 def test_a_wheel_is_built_with_and_without_a_compiler(kind: str, request: pytest.FixtureRequest) -> None:
     """A machine without a C compiler gets a complete wheel; compiled helpers are only added where they can be built."""

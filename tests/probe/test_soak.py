@@ -12,6 +12,7 @@ import warm
 SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "arguments"),
     [(600, ["--task", "statistics", "--level", "mix"]), (600, ["--task", "tensor", "--level", "L0", "--format", "packed"])],

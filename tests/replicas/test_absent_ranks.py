@@ -206,6 +206,9 @@ def _scope(frame: Frame) -> str:
     return "/".join(sorted(scopes))
 
 
+@pytest.mark.fast_cells(
+    "fsdp2-2-no probe", "ddp-2-settings cannot be read", "ddp-2-closes in a step", "ddp-2-healthy", "fsdp2-2-attaches late"
+)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(("kind", "ranks"), [("ddp", 2), ("fsdp2", 2), ("hsdp", 4)])
 def test_ranks_that_disagree_about_the_probe(kind: str, ranks: int, plan: str) -> None:

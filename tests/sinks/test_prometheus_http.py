@@ -119,6 +119,7 @@ def is_answered(port: int, tls: ssl.SSLContext | None) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_two_thousand_drips_do_not_stop_a_training(tmp_path: Path, tls: bool) -> None:
     """A training whose limit is 1024 descriptors saves checkpoints all the while, with 16 connections and no further thread, and a

@@ -158,6 +158,7 @@ class Plugin:
         return int(found.group(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [DB, VIS])
 def test_the_plugin_of_pypi_opens_ours(page: Any, board: Callable[[str, Path], str], logs: Path, kind: str) -> None:
     """Both kinds of files: opening a module on both sides, rows of a selected node, search, matched nodes; colours and their filter."""
