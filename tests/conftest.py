@@ -58,8 +58,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.slow)
     if not any("[" in argument for argument in config.args):  # else only some cells were collected
         for function, names in named.items():
-            if names - cells[function]:
-                raise pytest.UsageError(f"{function}: fast_cells names {sorted(names - cells[function])}; there are {sorted(cells[function])}")
+            if unknown := sorted(names - cells[function]):
+                raise pytest.UsageError(f"{function}: fast_cells names {unknown}; there are {sorted(cells[function])}")
 
 
 @pytest.hookimpl(trylast=True)
