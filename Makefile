@@ -142,7 +142,7 @@ test: system-packages $(VENV)/.created
 	[ $$others -eq 0 ] && [ $$two -eq 0 ] && [ $$three -eq 0 ]
 
 test-full: venv-existing
-	@$(MAKE) --no-print-directory test TIER=
+	@$(MAKE) --no-print-directory test TIER=--hypothesis-profile=full
 
 # The slow tests of what changed since the commit BASE.
 test-touched: venv-mcore19

@@ -23,9 +23,9 @@ from msprobe_engine.core.variables import VARIABLES
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job: programs that tests interrupt would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-EXAMPLES = 100 if os.environ.get("MSPROBE_EVERY_CELL") == "1" else 40
-settings.register_profile("shared", deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
-settings.load_profile("shared")
+for profile, examples in (("full", 100), ("fast", 25)):
+    settings.register_profile(profile, deadline=None, max_examples=examples, suppress_health_check=[HealthCheck.function_scoped_fixture])
+settings.load_profile("fast")
 
 
 class _NeedsMindSpore(pytest.Dir):

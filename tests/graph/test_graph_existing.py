@@ -1,12 +1,11 @@
 """Our graph files against those that the existing tool wrote of the same dumps, cell by cell.
 
-A few cases of each kind by default, all of them with MSPROBE_EVERY_CELL=1.
+The fast tier has a few cases of each kind.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from collections import Counter
 from pathlib import Path
@@ -38,9 +37,7 @@ LEFT_OUT = ("statistics_L1-build",)
 
 def held(version: str) -> list[Case]:
     """The cases in which every difference has a name."""
-    every = os.environ.get("MSPROBE_EVERY_CELL") == "1"
-    found = [c for c in cases(version) if c.name.startswith(HELD) and c.name not in LEFT_OUT]
-    return [case for case in found if every or case.name in SHORT]
+    return [c for c in cases(version) if c.name.startswith(HELD) and c.name not in LEFT_OUT]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +46,14 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {version: tmp_path_factory.mktemp(version) for version in VERSIONS}
 
 
-@pytest.mark.parametrize("case", [case for version in VERSIONS for case in held(version)], ids=lambda c: f"{c.version}-{c.name}")
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=f"{version}-{case.name}", marks=() if case.name in SHORT else pytest.mark.slow)
+        for version in VERSIONS
+        for case in held(version)
+    ],
+)
 def test_every_cell(tmp_path: Path, dumps: dict[str, Path], case: Case) -> None:
     """Nodes, their place, type, order, micro step, partner, index, overflow level, stack, links and all fields of their rows are those of
     the existing tool, but for differences with a name."""

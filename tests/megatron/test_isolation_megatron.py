@@ -1,13 +1,12 @@
 """No exception of the probe reaches a Megatron training, whatever function of ours it comes from; what Megatron lacks costs the part
 that needs it.
 
-``MSPROBE_EVERY_FAULT=1 python -m pytest tests/megatron/test_isolation_megatron.py`` tries all functions that the training calls.
+The full tier tries all functions that the training calls.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from harness.fault_trials import Bits, Job, Outcome, Trial, lacking, outcomes, r
 from harness.probe_faults import Plant
 
 pytestmark = pytest.mark.framework
-EVERY = os.environ.get("MSPROBE_EVERY_FAULT") == "1"
 train_gpt = harness.train_gpt
 
 
@@ -50,12 +48,12 @@ def wanted(argv: str) -> list[Outcome]:
     return outcomes(JOBS[argv], None, False)
 
 
-@pytest.mark.parametrize("argv", JOBS if EVERY else ["--distopt"])
-def test_a_fault_stays_in_the_probe(argv: str) -> None:
+@pytest.mark.parametrize(("argv", "every"), [("--distopt", False), *(pytest.param(argv, True, marks=pytest.mark.slow) for argv in JOBS)])
+def test_a_fault_stays_in_the_probe(argv: str, every: bool) -> None:
     """A function of ours raises, on all ranks or on one: the training is the same, bit for bit, and each part that is lost is said
     once."""
     job = JOBS[argv]
-    tried = trials(job, reached(job), _known) if EVERY else SOME
+    tried = trials(job, reached(job), _known) if every else SOME
     _known.update(trial.plant for trial in tried)
     found = [problem for trial in tried for problem in wrong(job, trial, wanted(argv))]
     assert not found, table(found)
@@ -70,9 +68,10 @@ NAMES = (
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="instructions are as of Python 3.11")
-def test_names_that_megatron_lacks() -> None:
+@pytest.mark.parametrize("names", [NAMES[:1], pytest.param(NAMES[1:], marks=pytest.mark.slow)], ids=["one", "others"])
+def test_names_that_megatron_lacks(names: tuple[str, ...]) -> None:
     """Each name of the table in turn is another one in Megatron: the training is the same, bit for bit, nothing fails, and a line names
     what is missing."""
     job = JOBS["--distopt"]
-    found = [problem for name in NAMES[: None if EVERY else 1] for problem in lacking(job, "megatron", name, wanted("--distopt"))]
+    found = [problem for name in names for problem in lacking(job, "megatron", name, wanted("--distopt"))]
     assert not found, table(found)

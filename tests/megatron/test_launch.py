@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launches import EVERY, EXAMPLES, ROOT, launch
+from launches import EXAMPLES, ROOT, launch
 
 from msprobe_engine.errors import UsageError
 from msprobe_integrations.megatron.flags import Flags
@@ -135,7 +135,9 @@ dist.destroy_process_group()
 
 
 @pytest.mark.framework
-@pytest.mark.parametrize("arguments", [["--use-distributed-optimizer"], ["--tensor-model-parallel-size", "2"]][0 if EVERY else 1 :])
+@pytest.mark.parametrize(
+    "arguments", [pytest.param(["--use-distributed-optimizer"], marks=pytest.mark.slow), ["--tensor-model-parallel-size", "2"]]
+)
 def test_megatron_training(tmp_path: Path, arguments: list[str]) -> None:
     """Megatron's `pretrain` runs unchanged: its parser knows the flag, iterations are the steps, evaluation leaves no trace, and what
     it logs is what it logs without the probe."""

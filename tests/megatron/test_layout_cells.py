@@ -1,5 +1,4 @@
-"""Every layout of Megatron in docs/integrations.md with every feature. All of them run for that page (MSPROBE_TABLE) and with
-MSPROBE_EVERY_CELL=1; else three layouts, the others have their own tests in test_layouts.py."""
+"""Every layout of Megatron in docs/integrations.md with every feature. One is in the fast tier; others have tests in test_layouts.py."""
 
 from __future__ import annotations
 
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 from forkpool import run_ranks
 from fsdp_layout import FLAG
-from launches import EVERY
 from layout_cells_job import LEVELS, STEPS, alone, drifting, faulty, watched
 from layout_checks import check_gradients, check_parameters, check_sums
 
@@ -43,8 +41,7 @@ LAYOUTS = {
     "DP 2 x TP 2, sequence parallel, distributed optimizer": (4, "--tp 2 --sp --distopt --overlap"),
     "EP 2 x TP 2, sequence parallel, distributed optimizer": (4, "--tp 2 --sp --ep 2 --experts 4 --distopt"),
 }
-SAMPLE = ("DP 2, distributed optimizer, bf16", "EP 2", "Megatron-FSDP")
-CHOSEN = list(LAYOUTS if EVERY else SAMPLE)
+FAST = "DP 2, distributed optimizer, bf16"
 ALONE = ("1 rank", "PP 2", "PP 2, interleaved", "Megatron-FSDP")
 """No two ranks hold the same."""
 
@@ -56,9 +53,9 @@ def ran(layout: str) -> list[dict[str, Any]]:
         return run_ranks(ranks, watched, argv, place, timeout=300)
 
 
-@pytest.mark.fast_cells("DP 2, distributed optimizer, bf16-L0")
+@pytest.mark.fast_cells(*(f"{FAST}-{level}" for level in LEVELS))
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("layout", CHOSEN)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_dump(layout: str, level: str) -> None:
     """Outputs of all layer norms, as modules and as operators, and gradients of these outputs are those that hooks of the test's own have
     seen, in every step and micro batch; a level has what belongs to it and nothing else."""
@@ -80,7 +77,8 @@ def factor(scalars: dict[str, float]) -> float:
     return min(1.0, 1.0 / (scalars["grad_norm"] + 1e-6)) / scalars.get("loss_scale", 1.0)
 
 
-@pytest.mark.parametrize("layout", CHOSEN)
+@pytest.mark.fast_cells(FAST)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_monitor(layout: str) -> None:
     """Activations, reduced gradients and updated parameters are those of whole tensors in float64; after the first update, moments are
     what Adam makes of these gradients; sums over groups are the sums of what their members gave."""
@@ -117,7 +115,8 @@ def check_moments(reference: dict[str, tuple[float, ...]], seen: dict[str, Any])
         assert moments["exp_avg_sq", name].max == pytest.approx(0.001 * largest**2, rel=1e-3, abs=1e-20)
 
 
-@pytest.mark.parametrize("layout", CHOSEN)
+@pytest.mark.fast_cells(FAST)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_grad_probe(layout: str) -> None:
     """Norms of the gradients that the optimizer uses are those of gathered gradients in float64, without loss scale and clipped; ranges
     that the ranks of a group update make up the whole."""
@@ -138,7 +137,8 @@ def test_grad_probe(layout: str) -> None:
             assert set(rows) <= set(reference)
 
 
-@pytest.mark.parametrize("layout", CHOSEN)
+@pytest.mark.fast_cells(FAST)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_same_bits(layout: str) -> None:
     """With everything watched, the gradient probe and each level of the dump, losses, weights and the random state are those without."""
     for rank in ran(layout):
@@ -146,14 +146,16 @@ def test_same_bits(layout: str) -> None:
             assert rank[level]["bits"] == rank["plain"], level
 
 
-@pytest.mark.parametrize("layout", CHOSEN)
+@pytest.mark.fast_cells(FAST)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_detach(layout: str) -> None:
     """After a probe with everything on has left a training, every name of Megatron and torch is the same object as before, and so are
     methods and hooks of its chunks and its optimizer."""
     assert [rank["left"] for rank in ran(layout)] == [[]] * LAYOUTS[layout][0]
 
 
-@pytest.mark.parametrize("layout", [layout for layout in CHOSEN if layout not in ALONE])
+@pytest.mark.fast_cells(FAST)
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout not in ALONE])
 def test_replicas(layout: str) -> None:
     """Silent until a parameter changes on one rank alone; in that step it is named, with a group that has the rank in it."""
     ranks, argv = LAYOUTS[layout]
@@ -165,6 +167,7 @@ def test_replicas(layout: str) -> None:
     assert any(step == 2 and one.endswith(names) and ranks - 1 in group for step, one, group in said), said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ALONE[1:])
 def test_no_replicas(layout: str) -> None:
     """Where no two ranks hold the same, the replica check says once that there is nothing to compare."""
@@ -175,7 +178,7 @@ def test_no_replicas(layout: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [layout for layout in CHOSEN if layout != "Megatron-FSDP"])
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "Megatron-FSDP"])
 def test_incident(layout: str, tmp_path: Path) -> None:
     """Step, rank and module that `nan_analyze` gives for the incident are those of a planted fault."""
     ranks, argv = LAYOUTS[layout]

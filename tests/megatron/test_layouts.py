@@ -1,6 +1,6 @@
 """Every parallel layout of Megatron that runs on CPUs: what the probe says of it, against float64 and against what other ranks saw.
 
-Incidents, drifting replicas and levels of some layouts, of all with MSPROBE_EVERY_CELL=1."""
+The fast tier has some layouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from forkpool import run_ranks
-from launches import EVERY
 from layout_checks import check_gradients, check_outputs, check_parameters, check_sums
 from layout_job import seen_by
 from megatron_harness import Frames, capturing, probe_settings, run_with_fault, train_gpt
@@ -42,8 +41,6 @@ LAYOUTS = {
     "EP 2 x TP 2, sequence parallel, distributed optimizer": (4, f"--tp 2 --sp --ep 2 {EXPERTS} --distopt"),
 }
 LEVELS = {"DP 2, distributed optimizer": ("L0", "L1", "mix")}
-if EVERY:
-    LEVELS |= {"PP 2, interleaved": ("L0", "mix"), "TP 2 x PP 2": ("L0", "L1", "mix")}
 """For the others mix, which has both."""
 HEALTHY = (
     "monitor: activations",
@@ -78,7 +75,8 @@ PLAIN = {"DP 2": "DP 2, distributed optimizer"}
 FOUR = [layout for layout, (ranks, _) in LAYOUTS.items() if ranks == 4]
 
 
-@pytest.mark.parametrize("layout", [*PLAIN.values(), *FOUR[1 if EVERY else 2 :]])
+@pytest.mark.fast_cells("DP 2, distributed optimizer")
+@pytest.mark.parametrize("layout", [*PLAIN.values(), *FOUR[1:]])
 def test_moments_of_sharded_optimizers_are_whole(layout: str) -> None:
     """Moments under the distributed optimizer are those of the same layout without it."""
     ranks, argv = LAYOUTS[layout]
@@ -94,8 +92,6 @@ def faulty(argv: str, seed: int, output: str) -> dict[str, Any]:
 
 
 INCIDENTS = [layout for layout in LAYOUTS if "EP" not in layout and "expert" not in layout]
-if not EVERY:  # others are in test_planted_faults.py
-    INCIDENTS = ["DP 2, recompute full", "TP 2, sequence parallel", "PP 2, interleaved", "TP 2 x PP 2"]
 
 
 @pytest.mark.fast_cells("TP 2 x PP 2")
@@ -145,7 +141,7 @@ def drifting(argv: str, guilty: int) -> list[tuple[int, str, tuple[int, ...]]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["DP 2", "TP 2, sequence parallel", *FOUR] if EVERY else ["TP 2, sequence parallel", FOUR[1]])
+@pytest.mark.parametrize("layout", ["DP 2", "TP 2, sequence parallel", *FOUR])
 def test_replicas_that_drift_apart(layout: str) -> None:
     """A healthy training is silent; a weight that changes on one rank alone is named with its group, which has that rank in it."""
     ranks, argv = LAYOUTS[layout]

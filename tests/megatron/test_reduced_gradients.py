@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from every_family import PARAMETER_FAMILIES
 from forkpool import run_ranks
-from launches import EVERY
 from megatron_harness import probe_settings, run_gpt
 
 from msprobe_engine.digest import digest_array
@@ -103,9 +102,6 @@ OTHER: tuple[str, ...] = (
     "--pp 2 --vpp 2 --layers 4 --untie",
     "--ep 2 --experts 4 --distopt",
 )
-if not EVERY:  # the others are like these, or among those of test_layouts.py
-    LAYOUTS = ("", "--distopt", "--distopt --overlap --overlap-param", "--bf16 --distopt --overlap")
-    OTHER = ("--fp16 --distopt", "--tp 2 --distopt", "--pp 2 --layers 4 --distopt --untie")
 
 
 def pick(samples: dict[Key, Any], family: str, phase: str = "", micro: int = -1) -> dict[str, tuple[Statistics, dict[str, Any]]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from launches import EVERY, EXAMPLES, launch
+from launches import EXAMPLES, launch
 from megatron_harness import Frames
 from test_launch import rows
 from torch import nn
@@ -84,7 +84,8 @@ def run(tmp_path: Path, level: str, times: int, arguments: list[str], code: int)
 
 @pytest.mark.framework
 @pytest.mark.parametrize(
-    ("level", "arguments"), [("", ["--use-distributed-optimizer"]), ("mix", ["--tensor-model-parallel-size", "2"])][0 if EVERY else 1 :]
+    ("level", "arguments"),
+    [pytest.param("", ["--use-distributed-optimizer"], marks=pytest.mark.slow), ("mix", ["--tensor-model-parallel-size", "2"])],
 )
 def test_a_nan_that_reproduces(tmp_path: Path, level: str, arguments: list[str]) -> None:
     """In Megatron's own loop a NaN gradient makes the machine run the step again; with the monitor alone the second run's dump names

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from forkpool import run_ranks
-from launches import EVERY
 from megatron_harness import observed, probe_settings, train_gpt
 
 from msprobe_engine.settings.schema import MonitorSettings
@@ -47,7 +46,7 @@ def alone() -> list[Any]:
 
 
 @pytest.mark.framework
-@pytest.mark.parametrize("order", ["ABAB", "AABB", "BABA"] if EVERY else ["ABAB", "AABB"])
+@pytest.mark.parametrize("order", ["ABAB", "AABB", pytest.param("BABA", marks=pytest.mark.slow)])
 def test_the_newest_is_followed(order: str, tmp_path: Any) -> None:
     """Passes and updates of the model that was built first are in no step of the other's: each has what it has alone, with its loss."""
     both = run_ranks(2, job, order, str(tmp_path / "both"))

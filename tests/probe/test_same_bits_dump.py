@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -31,14 +30,8 @@ ONE_RANK = [
     "statistics mix md5",
     "statistics mix list",
 ]
-TWO_RANKS = {
-    "ddp": ["tensor mix", "statistics L0", "structure mix"],
-    "fsdp2": ["tensor mix", "statistics L1", "statistics debug"],
-    "tp": ["tensor mix", "statistics mix"],
-}
-"""By parallelism; every pair with MSPROBE_EVERY_CELL=1."""
-if os.environ.get("MSPROBE_EVERY_CELL") == "1":
-    TWO_RANKS = {kind: sorted({what for some in TWO_RANKS.values() for what in some}) for kind in TWO_RANKS}
+TWO_RANKS = ("tensor mix", "statistics L0", "statistics L1", "statistics mix", "statistics debug", "structure mix")
+PARALLEL = ("ddp", "fsdp2", "tp")
 
 
 class Block(nn.Module):
@@ -152,7 +145,7 @@ def job(kind: str, what: str, directory: str) -> list[Any]:
 def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     directory = tmp_path_factory.mktemp("plain")
     found = {}
-    for kind in ("", *TWO_RANKS):
+    for kind in ("", *PARALLEL):
         done = pr.run(job, kind, "", str(directory), ranks=2 if kind else 0, directory=directory)
         found[kind] = [one.value for one in done]
     return found
@@ -171,7 +164,9 @@ def test_one_rank(tmp_path: Path, references: dict[str, list[Any]], what: str) -
     assert len(written(tmp_path)) == 2
 
 
-@pytest.mark.parametrize(("kind", "what"), [(kind, what) for kind, every in TWO_RANKS.items() for what in every])
+@pytest.mark.fast_cells("ddp-tensor mix", "ddp-statistics L0", "fsdp2-statistics L1", "fsdp2-statistics debug", "tp-tensor mix")
+@pytest.mark.parametrize("what", TWO_RANKS)
+@pytest.mark.parametrize("kind", PARALLEL)
 def test_two_ranks(tmp_path: Path, references: dict[str, list[Any]], kind: str, what: str) -> None:
     """DDP, FSDP2 and tensor parallelism on two gloo ranks."""
     done = pr.run(job, kind, what, str(tmp_path), ranks=2, directory=tmp_path, timeout=120)
