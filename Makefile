@@ -125,19 +125,21 @@ TABLES := tests/compare tests/cross_framework tests/web tests/trends
 ISOLATION := tests/integrations/test_isolation.py
 SECOND := tests/config_check tests/deepspeed tests/diagnose tests/checkpoint $(ISOLATION)
 FRAMEWORKS := tests/integrations
+CALLS := tests/accuracy tests/launch
 TIER ?= -m "not slow and not existing_tool"
 MINDSPORE_TESTS = if [ -x $(MINDSPORE_DIR)/bin/python ]; then $(MINDSPORE_DIR)/bin/python -m pytest $(TIER) tests/mindspore $(PYTEST_ARGS); \
   else echo "tests/mindspore skipped: no environment with $(MINDSPORE)"; fi
 test: system-packages $(VENV)/.created
 	@$(MAKE) --no-print-directory -j2 --output-sync=target venv-mindspore venv-mcore19 lint
-	@set +e; mindspore='$(CURDIR)/$(MINDSPORE_DIR)'; [ ! -x "$$mindspore/bin/python" ] || export MSPROBE_MINDSPORE="$$mindspore"; \
+	@set +e; mindspore='$(CURDIR)/$(MINDSPORE_DIR)'; [ ! -x "$$mindspore/bin/python" ] || export MINDSPORE_ENVIRONMENT="$$mindspore"; \
 	second='$(VENV)/second-lane.log'; third='$(VENV)/third-lane.log'; \
 	( $(BIN)/python -m pytest $(TIER) $(SECOND) $(PYTEST_ARGS); before=$$?; \
-	  $(BIN)/python -m pytest $(TIER) $(FRAMEWORKS) --ignore=$(ISOLATION) $(PYTEST_ARGS) && [ $$before -eq 0 ] ) >"$$second" 2>&1 & two=$$!; \
+	  $(BIN)/python -m pytest $(TIER) $(FRAMEWORKS) --ignore=$(ISOLATION) $(PYTEST_ARGS); frameworks=$$?; \
+	  $(BIN)/python -m pytest $(TIER) $(CALLS) $(PYTEST_ARGS) && [ $$before -eq 0 ] && [ $$frameworks -eq 0 ] ) >"$$second" 2>&1 & two=$$!; \
 	( $(MINDSPORE_TESTS); inside=$$?; \
 	  MSPROBE_MCORE19='$(CURDIR)/$(MCORE19_DIR)' $(BIN)/python -m pytest $(TIER) $(SHIMMED) $(PYTEST_ARGS); shimmed=$$?; \
 	  $(BIN)/python -m pytest $(TIER) $(TABLES) $(PYTEST_ARGS) && [ $$shimmed -eq 0 ] && [ $$inside -eq 0 ] ) >"$$third" 2>&1 & three=$$!; \
-	$(BIN)/python -m pytest $(TIER) $(addprefix --ignore=,$(SHIMMED) $(TABLES) $(SECOND) $(FRAMEWORKS)) $(PYTEST_ARGS); others=$$?; \
+	$(BIN)/python -m pytest $(TIER) $(addprefix --ignore=,$(SHIMMED) $(TABLES) $(SECOND) $(FRAMEWORKS) $(CALLS)) $(PYTEST_ARGS); others=$$?; \
 	wait $$two; two=$$?; wait $$three; three=$$?; cat "$$second" "$$third"; \
 	[ $$others -eq 0 ] && [ $$two -eq 0 ] && [ $$three -eq 0 ]
 
@@ -162,7 +164,7 @@ venv-existing: $(VENV)/.installed venv-mindspore
 	make_existing .venvs/existing-26 $(VENV) 26.2.0; make_existing .venvs/existing-81 $(VENV) 8.1.1; \
 	make_existing .venvs/existing-ms-26 $(MINDSPORE_DIR) 26.2.0; make_existing .venvs/existing-ms-81 $(MINDSPORE_DIR) 8.1.1
 
-# Tests in the main environment that start MindSpore programs find this environment by MSPROBE_MINDSPORE, which `test` sets.
+# Tests in the main environment that start MindSpore programs find this environment by MINDSPORE_ENVIRONMENT, which `test` sets.
 test-mindspore: venv-mindspore
 	@$(MINDSPORE_TESTS)
 

@@ -97,6 +97,7 @@ def runs(scripts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
     return run_bare(moved, "--exact")
 
 
+@pytest.mark.slow
 def test_recorded_results_come_out_bit_for_bit(runs: dict[str, tuple[int, str]]) -> None:
     """More than 50 operators, forward and backward, without numpy and this package, in another directory: what was recorded, same bits."""
     assert len(runs) > 80

@@ -57,6 +57,7 @@ def files(directory: Path) -> tuple[Path, Path]:
     return result, details
 
 
+@pytest.mark.slow
 def test_a_call_that_takes_its_process_down_or_hangs_costs_one_row_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

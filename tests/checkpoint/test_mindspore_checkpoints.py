@@ -70,10 +70,10 @@ def test_every_entry_is_what_mindspore_reads(expected: Expected) -> None:
     check_tags(FILES, expected)
 
 
-@pytest.mark.skipif("MSPROBE_MINDSPORE" not in os.environ, reason="MSPROBE_MINDSPORE names no environment with mindspore")
+@pytest.mark.skipif("MINDSPORE_ENVIRONMENT" not in os.environ, reason="MINDSPORE_ENVIRONMENT names no environment with mindspore")
 def test_files_of_the_installed_mindspore(tmp_path: Path) -> None:
-    """The MindSpore of the environment that MSPROBE_MINDSPORE names writes the files anew, and they are read alike."""
-    python = Path(os.environ["MSPROBE_MINDSPORE"]) / "bin" / "python"
+    """The MindSpore of the environment that MINDSPORE_ENVIRONMENT names writes the files anew, and they are read alike."""
+    python = Path(os.environ["MINDSPORE_ENVIRONMENT"]) / "bin" / "python"
     subprocess.run([python, MAKER, tmp_path / "files"], check=True, env={**os.environ, "GLOG_v": "3"}, timeout=250, capture_output=True)
     with np.load(tmp_path / "files" / "expected.npz") as found:
         check_tags(tmp_path / "files", {name: found[name] for name in found.files})

@@ -44,6 +44,7 @@ def test_weights_that_go_over_by_the_pairs_give_the_same_logits(proven: tuple[Pa
     assert (seen["only_a"], seen["only_b"], seen["left_out"]) == ([], [], [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_states_of_an_optimizer_are_cut_as_their_parameters(proven: tuple[Path, dict[str, Any]], model: str) -> None:
     """Gradients of one loss, kept as a state: those of a fused projection are the other model's, part by part."""

@@ -1,4 +1,4 @@
-"""`ConfigChecker` for MindSpore, in the environment that MSPROBE_MINDSPORE names; without one only what needs no MindSpore."""
+"""`ConfigChecker` for MindSpore, in the environment that MINDSPORE_ENVIRONMENT names; without one only what needs no MindSpore."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ JOBS = (("a.zip", "1", "pynative"), ("b.zip", "2", "pynative", "0.5"), ("graph.z
 @pytest.fixture(scope="module")
 def packs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """Where the packs of all jobs are, and what each job has said."""
-    python, place = Path(os.environ["MSPROBE_MINDSPORE"]) / "bin" / "python", tmp_path_factory.mktemp("packs")
+    python, place = Path(os.environ["MINDSPORE_ENVIRONMENT"]) / "bin" / "python", tmp_path_factory.mktemp("packs")
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [python, "-c", SCRIPT, json.dumps(JOBS)]
     done = subprocess.run(
@@ -63,7 +63,7 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     return place, done.stdout.split("JOB\n")[1:]
 
 
-@pytest.mark.skipif("MSPROBE_MINDSPORE" not in os.environ, reason="MSPROBE_MINDSPORE names no environment with mindspore")
+@pytest.mark.skipif("MINDSPORE_ENVIRONMENT" not in os.environ, reason="MINDSPORE_ENVIRONMENT names no environment with mindspore")
 def test_packs_of_mindspore(packs: tuple[Path, list[str]], tmp_path: Path) -> None:
     """Weights and inputs by digest and statistics, seeds and random calls; two packs differ in what was planted; the random functions
     take their own arguments and are put back."""
@@ -85,7 +85,7 @@ def test_packs_of_mindspore(packs: tuple[Path, list[str]], tmp_path: Path) -> No
     assert not any(one["sheet"] == "weights" and one["name"] != "0.weight" for one in found)
 
 
-@pytest.mark.skipif("MSPROBE_MINDSPORE" not in os.environ, reason="MSPROBE_MINDSPORE names no environment with mindspore")
+@pytest.mark.skipif("MINDSPORE_ENVIRONMENT" not in os.environ, reason="MINDSPORE_ENVIRONMENT names no environment with mindspore")
 def test_graph_mode_says_what_it_cannot_see(packs: tuple[Path, list[str]]) -> None:
     """Compiled cells have no hooks: weights are there, inputs are not, and the training runs."""
     place, (*_, said) = packs

@@ -53,10 +53,10 @@ def test_no_name_has_two_meanings() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.skipif("MSPROBE_MINDSPORE" not in os.environ, reason="MSPROBE_MINDSPORE names no environment with mindspore")
+@pytest.mark.skipif("MINDSPORE_ENVIRONMENT" not in os.environ, reason="MINDSPORE_ENVIRONMENT names no environment with mindspore")
 def test_all_of_mint(tmp_path: Path) -> None:
     """Every function of mindspore.mint and mint.nn.functional, and most of mindspore.ops, mean something that PyTorch has."""
-    python = str(Path(os.environ["MSPROBE_MINDSPORE"]) / "bin" / "python")
+    python = str(Path(os.environ["MINDSPORE_ENVIRONMENT"]) / "bin" / "python")
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOG_v": "3"}
     done = subprocess.run([python, "-c", LIST], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
     listed = json.loads(done.stdout.splitlines()[-1])

@@ -1,6 +1,6 @@
 """The same small transformer with the same weights in PyTorch and MindSpore: aligned without a mapping, no difference beyond round-off,
 and a planted difference is the first suspect. Both are dumped by our own PrecisionDebugger; the environment with MindSpore is named by
-MSPROBE_MINDSPORE.
+MINDSPORE_ENVIRONMENT.
 
 The fast tier tries some ways to write the model and some differences, the full tier all.
 """
@@ -22,7 +22,7 @@ from msprobe_engine.diagnose.run import diagnose
 
 HERE = Path(__file__).parent
 pytestmark = [
-    pytest.mark.skipif("MSPROBE_MINDSPORE" not in os.environ, reason="MSPROBE_MINDSPORE names no environment with mindspore"),
+    pytest.mark.skipif("MINDSPORE_ENVIRONMENT" not in os.environ, reason="MINDSPORE_ENVIRONMENT names no environment with mindspore"),
     pytest.mark.timeout(1800),
 ]
 
@@ -86,7 +86,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         for style, level, fault in wanted
     ]
     targets.append([str(root / "m_tensor_transposed"), "mix", "tensor", "plain", "1", "transposed"])
-    mindspore = str(Path(os.environ["MSPROBE_MINDSPORE"]) / "bin" / "python")
+    mindspore = str(Path(os.environ["MINDSPORE_ENVIRONMENT"]) / "bin" / "python")
     for python, program, jobs in ((sys.executable, "train_torch", golden), (mindspore, "train_mindspore", targets)):
         file = root / f"{program}.json"
         file.write_text(json.dumps(jobs))

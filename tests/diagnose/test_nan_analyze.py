@@ -151,6 +151,7 @@ def test_a_fault_of_the_update(tmp_path: Path) -> None:
     assert "step 4, rank 0, optimizer, update" in result.text
 
 
+@pytest.mark.slow
 def test_speed(tmp_path: Path, rank_dump: Any) -> None:
     """Eight ranks with 20,000 calls each, bad from the middle on, are analysed in seconds."""
     r = rank_dump()

@@ -33,6 +33,7 @@ def train(tmp_path: Path, kind: str) -> Path:
     return tmp_path / "out"
 
 
+@pytest.mark.fast_cells("dump")
 @pytest.mark.parametrize("output", ["monitor", "dump"])
 def test_replicas_that_part(tmp_path: Path, output: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Data parallel ranks with another learning rate each: all parameters part at the first update, and no layer is left that agrees."""

@@ -132,7 +132,7 @@ def losses(directory: Path) -> list[str]:
     return [path.read_text() for path in sorted(directory.glob("loss*.txt"))]
 
 
-@pytest.mark.fast_cells("one process-subprocess", "torchrun-fork")
+@pytest.mark.fast_cells("one process-subprocess")
 @pytest.mark.parametrize(
     ("alone", "how"), [(name, how) for name in LAUNCHERS for how in (HOW if name in _ALL_WAYS else HOW[:1])], indirect=["alone"]
 )
@@ -208,6 +208,7 @@ def test_two_trainings_in_one_directory_at_once_are_two_runs(alone: tuple[str, d
     assert report.returncode == 0, report.stderr
 
 
+@pytest.mark.slow
 def test_a_start_right_after_a_kill_goes_on_in_the_same_directory(tmp_path: Path) -> None:
     """The killed one owns nothing any more; what it has left is that of an earlier run."""
     (tmp_path / "probe.yaml").write_text(SETTINGS)

@@ -117,6 +117,7 @@ def bare(line: list[str], cwd: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_scheduler_ends_the_job(here: Path) -> None:
     """SIGTERM to torchrun, which hands it to the ranks: exit code and the agent's report are those without the probe, the files are
     complete, and nobody had to be killed."""

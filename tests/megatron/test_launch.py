@@ -92,6 +92,7 @@ def test_own_loop(tmp_path: Path) -> None:
     assert {step: round(value, 5) for step, value in loss.items()} == pytest.approx(printed, abs=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.framework
 def test_the_settings_file_is_followed(tmp_path: Path) -> None:
     """With `monitor.hot` a family that is switched on in the file while the training runs is there from one step on, the same on both

@@ -106,10 +106,10 @@ def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> Non
 
 
 def test_data_base_that_is_none(tmp_path: Path) -> None:
-    """A damaged data base, or one with other tables, has no rank and is a problem."""
+    """A damaged data base is that of its rank, of which nothing can be read, and a problem."""
     (tmp_path / "rank0.trend.db").write_bytes(b"no data base" * 100)
     run = open_run(tmp_path)
-    assert run.ranks == []
+    assert run.ranks == [0]
     assert [what for what in run.problems if "cannot be read" in what]
 
 

@@ -74,7 +74,8 @@ def test_converting() -> None:
 def test_files_and_columns() -> None:
     """Directory names, file names and headers are those of the page."""
     (directory,) = Path("runs/a/monitor").iterdir()
-    assert {"run.json", "scalars_0-99.csv", "actv_0-99.csv", "grad_reduced_0-99.csv"} == {path.name for path in directory.iterdir()}
+    wanted = {"run.json", "losses.json", "scalars_0-99.csv", "actv_0-99.csv", "grad_reduced_0-99.csv"}
+    assert wanted == {path.name for path in directory.iterdir()}
     text = (ROOT / PAGE).read_text()
     assert "`vpp_stage,name,step[,micro_step],<ops in the order of the settings>,shape,dtype[,phase][,state][,tag]`" in text
     header = (directory / "grad_reduced_0-99.csv").read_text().splitlines()[0]

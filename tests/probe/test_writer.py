@@ -109,6 +109,7 @@ def test_hanging_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ki
     assert under_test.lost[QUEUES[kind]] >= 5
 
 
+@pytest.mark.slow
 def test_full_queues_hold_the_training_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where both queues hang, a step waits as long as for one of them."""
     monkeypatch.setattr(writer, "QUEUE_LENGTH", 1)

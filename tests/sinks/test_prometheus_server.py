@@ -82,6 +82,7 @@ def wait_for(what: Callable[[], Any], seconds: float = 60.0) -> Any:
     raise AssertionError("not seen in time")
 
 
+@pytest.mark.slow
 def test_a_real_server_fires_the_alert(binary: Callable[[str], str], tmp_path: Path) -> None:
     """A Prometheus server that scrapes a process whose step 30 is NaN has MsprobeNonFinite and MsprobeIncident firing, and knows
     the step."""

@@ -40,6 +40,7 @@ def found() -> dict[str, Any]:
     return run_interpreted("direct", "batched", "paired")
 
 
+@pytest.mark.slow
 @triton_here
 def test_launches_by_address_give_the_same_bits(found: dict[str, Any]) -> None:
     """The second tensor of a kind is reduced without Triton's own call, one launch for a small tensor and two for a large one, for every
