@@ -131,13 +131,13 @@ MINDSPORE_TESTS = if [ -x $(MINDSPORE_DIR)/bin/python ]; then $(MINDSPORE_DIR)/b
   else echo "tests/mindspore skipped: no environment with $(MINDSPORE)"; fi
 test: system-packages $(VENV)/.created
 	@$(MAKE) --no-print-directory -j2 --output-sync=target venv-mindspore venv-mcore19 lint
-	@set +e; mindspore='$(CURDIR)/$(MINDSPORE_DIR)'; [ ! -x "$$mindspore/bin/python" ] || export MINDSPORE_ENVIRONMENT="$$mindspore"; \
+	@set +e; export MCORE19_ENVIRONMENT='$(CURDIR)/$(MCORE19_DIR)'; mindspore='$(CURDIR)/$(MINDSPORE_DIR)'; [ ! -x "$$mindspore/bin/python" ] || export MINDSPORE_ENVIRONMENT="$$mindspore"; \
 	second='$(VENV)/second-lane.log'; third='$(VENV)/third-lane.log'; \
 	( $(BIN)/python -m pytest $(TIER) $(SECOND) $(PYTEST_ARGS); before=$$?; \
 	  $(BIN)/python -m pytest $(TIER) $(FRAMEWORKS) --ignore=$(ISOLATION) $(PYTEST_ARGS); frameworks=$$?; \
 	  $(BIN)/python -m pytest $(TIER) $(CALLS) $(PYTEST_ARGS) && [ $$before -eq 0 ] && [ $$frameworks -eq 0 ] ) >"$$second" 2>&1 & two=$$!; \
 	( $(MINDSPORE_TESTS); inside=$$?; \
-	  MSPROBE_MCORE19='$(CURDIR)/$(MCORE19_DIR)' $(BIN)/python -m pytest $(TIER) $(SHIMMED) $(PYTEST_ARGS); shimmed=$$?; \
+	  $(BIN)/python -m pytest $(TIER) $(SHIMMED) $(PYTEST_ARGS); shimmed=$$?; \
 	  $(BIN)/python -m pytest $(TIER) $(TABLES) $(PYTEST_ARGS) && [ $$shimmed -eq 0 ] && [ $$inside -eq 0 ] ) >"$$third" 2>&1 & three=$$!; \
 	$(BIN)/python -m pytest $(TIER) $(addprefix --ignore=,$(SHIMMED) $(TABLES) $(SECOND) $(FRAMEWORKS) $(CALLS)) $(PYTEST_ARGS); others=$$?; \
 	wait $$two; two=$$?; wait $$three; three=$$?; cat "$$second" "$$third"; \
@@ -149,7 +149,7 @@ test-full: venv-existing
 # The slow tests of what changed since the commit BASE.
 test-touched: venv-mcore19
 	@places=$$($(BIN)/python tests/frameworks/touched.py '$(BASE)'); for place in $$places; do \
-	  MSPROBE_MCORE19='$(CURDIR)/$(MCORE19_DIR)' $(BIN)/python -m pytest -m "slow and not existing_tool" $$place $(PYTEST_ARGS) || [ $$? -eq 5 ]; \
+	  MCORE19_ENVIRONMENT='$(CURDIR)/$(MCORE19_DIR)' $(BIN)/python -m pytest -m "slow and not existing_tool" $$place $(PYTEST_ARGS) || [ $$? -eq 5 ]; \
 	done
 
 # The existing tool beside the torch and the MindSpore that are here already: its environments see theirs.

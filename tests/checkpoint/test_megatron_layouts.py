@@ -175,11 +175,12 @@ def test_embeddings_with_a_learning_rate_of_their_own_have_their_states(megatron
     assert sum(t.state == "exp_avg" for t in found.tensors) == 52
 
 
+@pytest.mark.slow
 def test_files_of_newer_megatron_are_read(megatron_checkpoints: Path, tmp_path: Path) -> None:
     """Since core 0.17 the common part of a distributed checkpoint is an object in its data files; what it holds is the same."""
-    mcore = os.environ.get("MSPROBE_MCORE19", "")
+    mcore = os.environ.get("MCORE19_ENVIRONMENT", "")
     if not mcore:
-        pytest.skip("MSPROBE_MCORE19 does not say where megatron-core 0.19 is installed (make venv-mcore19)")
+        pytest.skip("MCORE19_ENVIRONMENT does not say where megatron-core 0.19 is installed (make venv-mcore19)")
     cases = ["dist-tp2", "dist-dp-reshardable", "dense-tp2"]
     script = Path(__file__).with_name("megatron_writer.py")
     environment = {**os.environ, "PYTHONPATH": mcore}

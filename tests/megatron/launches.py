@@ -55,7 +55,7 @@ def torchrun(
 def _server() -> subprocess.Popen[str]:
     """Ends with this process, or when that is gone: its stdin is a pipe from here."""
     fixed = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCHDYNAMO_DISABLE": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    command = [sys.executable, str(Path(__file__).with_name("launch_server.py")), os.environ.get("MSPROBE_MCORE19", "")]
+    command = [sys.executable, str(Path(__file__).with_name("launch_server.py")), os.environ.get("MCORE19_ENVIRONMENT", "")]
     server = subprocess.Popen(command, env={**os.environ, **fixed}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     atexit.register(server.communicate)
     return server

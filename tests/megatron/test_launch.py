@@ -142,9 +142,9 @@ dist.destroy_process_group()
 def test_megatron_training(tmp_path: Path, arguments: list[str]) -> None:
     """Megatron's `pretrain` runs unchanged: its parser knows the flag, iterations are the steps, evaluation leaves no trace, and what
     it logs is what it logs without the probe."""
-    place = os.environ.get("MSPROBE_MCORE19", "")
+    place = os.environ.get("MCORE19_ENVIRONMENT", "")
     if not place:
-        pytest.skip("MSPROBE_MCORE19 does not say where megatron-core 0.19 is installed (make venv-mcore19)")
+        pytest.skip("MCORE19_ENVIRONMENT does not say where megatron-core 0.19 is installed (make venv-mcore19)")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(examples=str(EXAMPLES)))
     plain = launch(str(script), arguments, path=place)

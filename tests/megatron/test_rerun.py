@@ -60,9 +60,9 @@ pretrain_loop.main(sys.argv[1:])
 
 
 def place() -> str:
-    found = os.environ.get("MSPROBE_MCORE19", "")
+    found = os.environ.get("MCORE19_ENVIRONMENT", "")
     if not found:
-        pytest.skip("MSPROBE_MCORE19 does not say where megatron-core 0.19 is installed (make venv-mcore19)")
+        pytest.skip("MCORE19_ENVIRONMENT does not say where megatron-core 0.19 is installed (make venv-mcore19)")
     return found
 
 

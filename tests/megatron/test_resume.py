@@ -20,9 +20,9 @@ pytestmark = pytest.mark.framework
 
 def run(place: Path, name: str, arguments: list[str], probe: bool = True) -> tuple[list[tuple[str, str]], dict[int, dict[str, float]], str]:
     """(loss and gradient norm of each log line, scalars of each step, what was printed) of one launch."""
-    mcore = os.environ.get("MSPROBE_MCORE19", "")
+    mcore = os.environ.get("MCORE19_ENVIRONMENT", "")
     if not mcore:
-        pytest.skip("MSPROBE_MCORE19 does not say where megatron-core 0.19 is installed (make venv-mcore19)")
+        pytest.skip("MCORE19_ENVIRONMENT does not say where megatron-core 0.19 is installed (make venv-mcore19)")
     out, config = place / name, place / "probe.yaml"
     config.write_text(CONFIG.format(output=place / "unused"))
     ours = ["--msprobe-output-dir", str(out)] if probe else []

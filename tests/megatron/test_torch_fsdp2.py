@@ -38,9 +38,9 @@ Key = tuple[str, ...]
 
 def run(place: Path, arguments: list[str]) -> list[dict[Key, float]]:
     """Norms by family, name, step and phase, and scalars, of both ranks."""
-    mcore = os.environ.get("MSPROBE_MCORE19", "")
+    mcore = os.environ.get("MCORE19_ENVIRONMENT", "")
     if not mcore:
-        pytest.skip("MSPROBE_MCORE19 does not say where megatron-core 0.19 is installed (make venv-mcore19)")
+        pytest.skip("MCORE19_ENVIRONMENT does not say where megatron-core 0.19 is installed (make venv-mcore19)")
     place.mkdir()
     script, probe = place / "script.py", place / "probe.yaml"
     script.write_text(SCRIPT.format(examples=str(EXAMPLES)))

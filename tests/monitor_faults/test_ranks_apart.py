@@ -121,6 +121,7 @@ def dynamic(directory: str, on: bool) -> tuple[list[bytes], list[int]]:
     if on:
         monitor = TrainerMon(path)
         monitor.set_monitor(model, optimizer)
+    dist.barrier()  # both ranks have read the file before the first one changes it
     for step in range(40):
         if dist.get_rank() == 0 and on:
             wild(path, rng)

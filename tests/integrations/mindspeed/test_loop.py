@@ -32,8 +32,8 @@ FAMILIES = {"grad_reduced", "param_origin", "param_updated", "exp_avg", "exp_avg
 
 @pytest.fixture(scope="module")
 def place() -> str:
-    """Where megatron-core 0.19 is: MSPROBE_MCORE19, or what ``make venv-mcore19`` makes."""
-    found = Path(os.environ.get("MSPROBE_MCORE19") or ROOT / ".venvs" / "mcore19")
+    """Where megatron-core 0.19 is: MCORE19_ENVIRONMENT, or what ``make venv-mcore19`` makes."""
+    found = Path(os.environ.get("MCORE19_ENVIRONMENT") or ROOT / ".venvs" / "mcore19")
     if not found.is_dir():
         pytest.skip(f"no megatron-core 0.19 in {found}: make venv-mcore19")
     return str(found)
