@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -205,9 +206,7 @@ class _Collector:
         if isinstance(value, str):
             if value in self._known_secrets:
                 return HIDDEN
-            for secret in self._known_secrets:
-                value = value.replace(secret, HIDDEN)
-            return value
+            return _without(value, self._known_secrets)
         return [self._without_known(item) for item in value] if isinstance(value, list) else value
 
     def _conflict(self, key: str, one: Found) -> None:
@@ -323,6 +322,20 @@ def _bounded(value: object) -> object:
     if isinstance(value, list) and len(value) > _MAX_ITEMS:
         return [*(_bounded(item) for item in value[:_MAX_ITEMS]), f"... ({len(value)} values)"]
     return [_bounded(item) for item in value] if isinstance(value, list) else value
+
+
+def _without(text: str, secrets: Iterable[str]) -> str:
+    """A text without these secrets. One may be a part of another, or overlap it: what any of them covers goes."""
+    spans = sorted(
+        (at.start(), at.start() + len(one)) for one in secrets if one in text for at in re.finditer(f"(?={re.escape(one)})", text)
+    )
+    out, done = "", 0
+    for begin, end in spans:
+        if end <= done:
+            continue
+        out += (text[done:begin] + HIDDEN) if begin >= done else ""
+        done = end
+    return out + text[done:]
 
 
 def _hidden_texts(value: Any, shown_value: Any) -> list[str]:

@@ -363,6 +363,18 @@ def test_secrets_that_a_script_edits_are_left_out(tmp_path: Path) -> None:
     assert plain(found)["head"] == "warmup"
 
 
+@pytest.mark.parametrize("part", ["${API_TOKEN:4:12}", "${API_TOKEN:0:8}", "${API_TOKEN:18}", "$DB_PASSWORD"])
+def test_a_secret_that_is_a_part_of_another_hides_both(tmp_path: Path, part: str) -> None:
+    """Whatever is masked first: no rest of the longer one stays."""
+    token = "QZXWvk81mtuwcyQZXWzj27ghirdlqb"
+    script = (
+        f"export API_TOKEN={token}\nexport DB_PASSWORD=vk81mtuwcy\n"
+        f"torchrun train.py --short {part} --run_name exp-$API_TOKEN --log /l/$API_TOKEN/x\n"
+    )
+    everything = repr((found := collected(tmp_path, script), found.existing_shape()))
+    assert [token[i : i + 4] for i in range(len(token) - 3) if token[i : i + 4] in everything] == []
+
+
 def test_a_secret_that_a_script_edits_for_its_option_is_one_elsewhere(tmp_path: Path) -> None:
     """An option says that a variable in upper case is a password: the variable is one as it stands, too."""
     found = collected(tmp_path, "LOGIN=huntermanagertwo99x\ntorchrun train.py --password ${LOGIN^^} --other $LOGIN\n")
