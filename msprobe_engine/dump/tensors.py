@@ -228,10 +228,14 @@ class TensorStore:
     def _wait_for_earlier(self, files: StepFiles) -> float:
         """Wait until all other steps are in their files; the seconds that took. Where nothing is written any more the wait is given up, and
         there is none until something is written again."""
+
+        def unfinished() -> bool:
+            return any(other.pending for other in list(self._steps.values()) if other is not files)
+
         began = time.monotonic()
-        if any(other.pending for other in list(self._steps.values()) if other is not files) and self._progress != self._stuck:
+        if unfinished() and self._progress != self._stuck:
             self._pool.help()
-            if not self._wait(lambda: any(other.pending for other in self._steps.values() if other is not files), EARLIER_SECONDS):
+            if not self._wait(unfinished, EARLIER_SECONDS):
                 self._stuck = self._progress
         return time.monotonic() - began
 
