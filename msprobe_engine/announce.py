@@ -25,6 +25,10 @@ class Announcer:
     def __init__(self) -> None:
         self._running: dict[str, int] = {}
 
+    def will_say(self, alerts: Sequence[Alert]) -> bool:
+        """Would `say` show a line of these?"""
+        return any(_is_shown(self._running.get(rule, 0) + 1) for rule in {alert.rule for alert in alerts})
+
     def say(self, alerts: Sequence[Alert]) -> None:
         """Announce the alerts of one step."""
         by_rule: dict[str, list[Alert]] = {}
@@ -39,8 +43,13 @@ class Announcer:
                     _log.log(level, "ALERT %s", alert.message)
                 if len(found) > LINES_PER_STEP:
                     _log.log(level, "ALERT %s: and %d more lines like these in step %d", rule, len(found) - LINES_PER_STEP, found[0].step)
-            elif (steps - 2) % REPEAT_EVERY == 0:
+            elif _is_shown(steps):
                 first = found[0]
                 _log.log(
                     level, "ALERT %s goes on, %d in step %d (every %d steps): %s", rule, len(found), first.step, REPEAT_EVERY, first.message
                 )
+
+
+def _is_shown(steps: int) -> bool:
+    """Has this step with alerts of a rule, counted from 1, a line?"""
+    return steps == 1 or (steps - 2) % REPEAT_EVERY == 0

@@ -43,7 +43,7 @@ class Pipeline:
         rules: alert rules, called at step boundaries.
         writer: receives every finished frame.
         faults: isolation of failures.
-        listeners: called with each finished frame and its alerts, on the training thread, before the writer (ring, incidents).
+        listeners: called with each finished frame and its alerts, on the training thread (ring, incidents).
     """
 
     def __init__(
@@ -246,12 +246,16 @@ class Pipeline:
                 with self.faults.guard(part):
                     found = rule.check(frame)
                     alerts.extend([a for a in found if (a.rule, a.name) not in known] if known else found)
-        self._announcer.say(alerts)
+        try:
+            with self.faults.guard("writer"):
+                self.writer.submit(frame, alerts)
+                if self._announcer.will_say(alerts):
+                    self.writer.settle()
+        finally:  # a strict probe raises what a sink could not do
+            self._announcer.say(alerts)
         for listener in self.listeners:
             with self.faults.guard(f"listener {getattr(listener, '__qualname__', listener)}"):
                 listener(frame, alerts)
-        with self.faults.guard("writer"):
-            self.writer.submit(frame, alerts)
 
 
 def _without_rows(samples: Sequence[Sample], unknown: Mapping[int, str]) -> list[Sample]:

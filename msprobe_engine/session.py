@@ -184,11 +184,14 @@ class Session:
     def raise_alert(self, alert: Alert) -> None:
         """An alert of a thread that watches the training, or after the last step: said, written and made an incident of without
         waiting for a step."""
-        _log.log(logging.ERROR if alert.severity == "critical" else logging.WARNING, "ALERT %s", alert.message)
         frame = Frame(alert.step, alert.rank, empty(0), framework=self.backend.framework, complete=False)
+        try:
+            self.writer.submit(frame, [alert])
+            self.writer.settle()
+        finally:
+            _log.log(logging.ERROR if alert.severity == "critical" else logging.WARNING, "ALERT %s", alert.message)
         if self.incidents is not None and self.incidents.starts(alert):
             self._incident(frame, [alert])
-        self.writer.submit(frame, [alert])
 
     def _arm(self, request: CaptureRequest) -> None:
         if self.armed is None:

@@ -67,6 +67,9 @@ class SinkQueue:
             raise error
         if os.getpid() != self._process:  # a forked child: the thread, and whoever held the queue's lock, stayed in the parent
             self._process, self._queue, self._thread = os.getpid(), queue.Queue(QUEUE_LENGTH), None
+            for sink in self.sinks:
+                if hasattr(sink, "losses"):
+                    sink.losses.take_over()
         self._need_thread()
         began = time.monotonic()
         try:
@@ -95,13 +98,12 @@ class SinkQueue:
         thread.start()
         self._thread = thread
 
-    def flush(self, seconds: float) -> None:
-        """Wait until everything queued so far is written, at most so many seconds."""
+    def settle(self, seconds: float) -> bool:
+        """Wait until the sinks have been given everything that was queued so far, at most so many seconds; False: they have not."""
         if not self._works:
-            return
+            return True
         done = threading.Event()
-        began = time.monotonic()
-        until = began + seconds
+        until = time.monotonic() + seconds
         written = False
         with contextlib.suppress(queue.Full, RuntimeError):  # at the end of the interpreter no thread can be started
             self._need_thread()
@@ -110,7 +112,14 @@ class SinkQueue:
             while not (written := done.wait(min(1.0, max(0.0, until - time.monotonic())))):
                 if time.monotonic() >= until or not self._thread.is_alive():
                     break
-        if not written:
+        return written
+
+    def flush(self, seconds: float) -> None:
+        """Wait until everything queued so far is written, at most so many seconds."""
+        if not self._works:
+            return
+        began = time.monotonic()
+        if not self.settle(seconds):
             self._lose(self.name)
             alive = self._thread is not None and self._thread.is_alive()
             why = f"{_HANGS} the run does not wait for it" if alive else "the thread that writes files has ended"
@@ -198,6 +207,11 @@ class Writer:
         until = time.monotonic() + PATIENCE_SECONDS
         self._monitor.submit(frame, alerts, until)
         self._dump.submit(frame, alerts, until)
+
+    def settle(self) -> None:
+        """Wait until the monitor's files have every frame that was queued so far, at most `PATIENCE_SECONDS`: an alert is on the disk
+        before people read it, so that no process can be killed between the two."""
+        self._monitor.settle(PATIENCE_SECONDS)
 
     def call(self, job: Callable[[], None], what: str) -> None:
         """Run `job` on the thread of the monitor's sinks, after every frame that was queued before."""

@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
             else f"{'1/' if w['below'] else ''}{w['jump']:g}{' of' if w['below'] else ' times'} its median at step {w['jump_step']}"
         )
         print(printable(f"  {w['layer']} ({w['family']}): {bad}"))
+    for what in data["running"]:
+        print(printable(f"  note: {what}"))
     for what in data["missing"]:
         print(printable(f"  missing: {what}"))
     for what, count in data["problems"].items():

@@ -20,7 +20,7 @@ from msprobe_engine.diagnose.replicas import Odd, say_not_compared
 from msprobe_engine.errors import NothingCapturedError
 from msprobe_engine.monitor.analyze import Moment, in_order, order_of
 from msprobe_engine.monitor.anomalies import Anomaly, load, word_of
-from msprobe_engine.monitor.completeness import missing_parts, steps_on_one_side
+from msprobe_engine.monitor.completeness import missing_parts, steps_on_one_side, still_running
 from msprobe_engine.monitor.ranges import ranks_text
 from msprobe_engine.monitor.reader import Run, open_run
 from msprobe_engine.monitor.series import EMPTY, Key, Series
@@ -67,7 +67,6 @@ def diagnose_monitor(target: Path) -> Diagnosis:
 
     Raises:
         UsageError: no monitor has written there.
-        NothingCapturedError: it has, and there is no alert and no number.
     """
     run = open_run(target)
     found = Diagnosis()
@@ -76,6 +75,7 @@ def diagnose_monitor(target: Path) -> Diagnosis:
     ordered = [located.anomaly for located in in_order(loaded.anomalies)]
     critical = [a for a in ordered if a.critical] or ordered
     found.problems = loaded.missing + [f"{what} ({count})" for what, count in loaded.problems.items()]
+    found.evidence += loaded.running
     if critical:
         first = critical[0]
         found.finding = _finding_of(first)
@@ -88,9 +88,10 @@ def diagnose_monitor(target: Path) -> Diagnosis:
         return found
     numbers = _count(run)
     found.problems += [problem for what, count in run.problems.items() if (problem := f"{what} ({count})") not in found.problems]
-    if not numbers:
-        raise NothingCapturedError(f"{target}: no alert and no number in it" + (f" ({found.problems[0]})" if found.problems else ""))
     found.looked_at["numbers"] = numbers
+    if not numbers:  # `found.problems` has that no step is there
+        found.nothing = Sentence("There is nothing to judge: no alert and no number in it")
+        return found
     items = list(_not_finite(run))
     if items:
         bad = min(items, key=lambda item: (item.step, item.order, item.rank))
@@ -145,6 +146,7 @@ def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
             break
         accepted = max(accepted, max(item.distance for item in by_step[step]))
     found.problems = [*missing_parts(a), *missing_parts(b), *steps_on_one_side(a, b)]
+    found.evidence += [*still_running(a), *still_running(b)]
     found.problems += [_said_alone(golden if k else target, names) for k, names in enumerate(alone) if names]
     found.problems += [f"{what} ({count})" for run in (a, b) for what, count in run.problems.items()]
     if not found.suspects:

@@ -294,7 +294,8 @@ def summary(analysis: Analysis) -> str:
     if began is None:
         ranks = analysis.found.ranks
         looked = "".join(f"\n  {sentence}" for sentence in analysis.found.looked_at)
-        partly = " in what could be read" if analysis.found.left_out else " in what is here" if analysis.found.missing else ""
+        partly = " so far" if analysis.found.running else ""
+        partly += " in what could be read" if analysis.found.left_out else " in what is here" if analysis.found.missing else ""
         return (f"No alerts{partly} on {ranks_text(ranks)}." if ranks else f"No alerts{partly}.") + looked
     a = began.first
     lines = [f"It began in step {a.step} {moment_text(began)}: {a.name} on {ranks_text(began.ranks)}{_pipeline_text(a)}."]

@@ -13,6 +13,7 @@ from itertools import islice
 
 import numpy as np
 
+from msprobe_engine.core.processes import Process, parse_process
 from msprobe_engine.monitor.places import rank_directory
 from msprobe_engine.monitor.ranges import ranks_text, steps_text
 from msprobe_engine.monitor.reader import Run
@@ -30,11 +31,22 @@ Steps = Mapping[int, frozenset[int]]
 
 
 def missing_parts(run: Run) -> list[str]:
-    """Sentences about ranks without files, ranks that lack steps which others have, steps that were interrupted, and what could not be
-    written; and about a run of which there is no step."""
+    """Sentences about ranks without files, ranks that lack steps which others have, ranks that did not end, steps that were interrupted,
+    and what could not be written; and about a run of which there is no step."""
     if not run.ranks:
         return [Sentence(_NO_STEP, run.path)]
-    return [*_missing_ranks(run), *_missing_steps(run), *_interrupted_steps(run), *_losses(run)]
+    return [*_missing_ranks(run), *_missing_steps(run), *_cut_off(run), *_interrupted_steps(run), *_losses(run)]
+
+
+def still_running(run: Run) -> list[str]:
+    """A sentence where processes of the run live on this machine: what is here is what they have written so far."""
+    last = {rank: _last_whole(run, rank) for rank, process in _unclosed(run).items() if process.runs()}
+    if not last:
+        return []
+    template = "{0}: {1} still run; the last step that is whole so far is {2}"
+    if len(last) == 1:
+        template = "{0}: {1} is still running; the last step that is whole so far is {2}"
+    return [Sentence(template, run.path, ranks_text(sorted(last)), min(last.values(), key=lambda step: -1 if step is None else step))]
 
 
 def steps_on_one_side(target: Run, golden: Run) -> list[str]:
@@ -111,6 +123,37 @@ def _missing_steps(run: Run) -> Iterator[str]:
             yield Sentence(template, run.path, ranks_text(ranks), max(own), max(together))
         if inner:
             yield Sentence("{0}: no {1} of {2}, which other ranks have", run.path, steps_text(inner), ranks_text(ranks))
+
+
+def _unclosed(run: Run) -> dict[int, Process]:
+    """Ranks whose last launch has not closed its files, and who writes or wrote them."""
+    found = {}
+    for rank in run.ranks:
+        for _, kept in run.losses(rank)[-1:]:
+            if kept is not None and kept.process and (process := parse_process(kept.process)) is not None:
+                found[rank] = process
+    return found
+
+
+def _last_whole(run: Run, rank: int) -> int | None:
+    steps, interrupted = run.recorded_steps(rank)
+    return max(steps - interrupted, default=None)
+
+
+def _cut_off(run: Run) -> Iterator[str]:
+    where: dict[tuple[str, int | None], list[int]] = {}
+    for rank, process in _unclosed(run).items():
+        runs = process.runs()
+        if not runs:
+            host = "" if runs is False else process.host or "another host"
+            where.setdefault((host, _last_whole(run, rank)), []).append(rank)
+    for (host, last), ranks in islice(where.items(), _MOST):
+        who = ranks_text(sorted(ranks))
+        seen = Sentence("no step is whole") if last is None else Sentence("the last step that is whole is {0}", last)
+        if host:
+            yield Sentence("{0}: {1} did not end, or still runs on {2}, which cannot be seen from here; {3}", run.path, who, host, seen)
+        else:
+            yield Sentence("{0}: {1} did not end: the process was killed or has crashed; {2}", run.path, who, seen)
 
 
 def _interrupted_steps(run: Run) -> Iterator[str]:

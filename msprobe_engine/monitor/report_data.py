@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.errors import UsageError
-from msprobe_engine.monitor.completeness import missing_parts
+from msprobe_engine.monitor.completeness import missing_parts, still_running
 from msprobe_engine.monitor.reader import Run, Series, Table
 from msprobe_engine.names import is_number
 from msprobe_engine.sinks.prometheus_layers import layer_of
@@ -108,6 +108,7 @@ def collect(run: Run, progress: Progress = lambda _: None) -> dict[str, Any]:
         "meanings": _meanings(began),
         "timeline": _timeline(began, starts),
         "missing": missing_parts(run),
+        "running": still_running(run),
         "problems": run.problems,
     }
 

@@ -153,6 +153,10 @@ class CsvSink:
             self._there = None
         families = self._names.by_family(frame.samples)
         failed: SinkError | None = None
+        try:
+            self._add_alerts(alerts)  # before the step they are of: a process that is killed in between leaves too much, not too little
+        except SinkError as error:
+            failed = error
         for family, samples in families.items():
             try:
                 header, lines = (self._feature_lines if family in FEATURES else self._lines)(family, frame, samples)
@@ -162,18 +166,21 @@ class CsvSink:
         try:
             if frame.scalars and (frame.samples or list(frame.scalars) != ["step_seconds"]):  # a step that nobody looks at makes no file
                 self._append("scalars", SCALARS_HEADER, scalar_lines(frame))
-            if alerts:
-                if self._alerts is None:
-                    self._alerts = AppendFile(self.directory / ALERTS)
-                data = alert_lines(alerts).encode("utf-8", "backslashreplace")
-                self._alerts.append(data)
-                self._size += len(data)
-                self._run.count_alerts(len(alerts))
             self._run.refresh()
         except SinkError as error:
             failed = error
         if failed is not None:
             raise failed
+
+    def _add_alerts(self, alerts: Sequence[Alert]) -> None:
+        if not alerts:
+            return
+        if self._alerts is None:
+            self._alerts = AppendFile(self.directory / ALERTS)
+        data = alert_lines(alerts).encode("utf-8", "backslashreplace")
+        self._alerts.append(data)
+        self._size += len(data)
+        self._run.count_alerts(len(alerts))
 
     def flush(self) -> None:
         """Nothing waits here: every frame is with the operating system when `write` returns."""

@@ -1,12 +1,13 @@
-"""What the sinks of a rank could not write, said where nothing more can be written.
+"""What the sinks of a rank could not write, and that a process still writes, said where nothing more can be written.
 
 A full disk has no room for a line that says so. Beside its files each sink therefore has a small file from the start, which is written
 over in place; that needs no block more, except on file systems that never write in place (btrfs, ZFS). It tells of all sinks, so one file
 is enough::
 
-    {"version": 1, "alerts": 3, "lost": {"csv": {"steps": 40, "first": 5, "last": 44, "alerts": 2}}}
+    {"version": 1, "alerts": 3, "lost": {"csv": {"steps": 40, "first": 5, "last": 44, "alerts": 2}}, "process": "host:machine:71:4711"}
 
-``alerts`` are those that are in the files of the sink, counted so that a file of which some were taken away is told.
+``alerts`` are those that are in the files of the sink, counted so that a file of which some were taken away is told. ``process`` is who
+writes; it is there from the start and goes when the sink is closed, so that a run that was killed is told from one that ended.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import os
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.regular_files import open_regular
+from msprobe_engine.core.processes import this_process
 from msprobe_engine.errors import TextError
 from msprobe_engine.log import get_logger
 
@@ -58,10 +60,12 @@ class Kept(NamedTuple):
     Attributes:
         alerts: written by the sink beside whose files it lies; 0 where the sink does not count them.
         lost: sink to what it has lost.
+        process: who has not closed the sink, see `msprobe_engine.core.processes`; empty: it was closed, or nobody says.
     """
 
     alerts: int
     lost: dict[str, Loss]
+    process: str = ""
 
 
 def read_losses(path: Path) -> Kept | None:
@@ -69,7 +73,7 @@ def read_losses(path: Path) -> Kept | None:
     try:
         document = parse_json(read_input(path, BYTES, follow=False))
         lost = {str(name): Loss(*(int(one[key]) for key in Loss._fields)) for name, one in document["lost"].items()}
-        return Kept(int(document["alerts"]), lost)
+        return Kept(int(document["alerts"]), lost, str(document.get("process", "")))
     except FileNotFoundError:
         return Kept(0, {})
     except (OSError, TextError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
@@ -77,12 +81,16 @@ def read_losses(path: Path) -> Kept | None:
 
 
 class LossFile:
-    """One such file. What it held when it was opened counts on. Never raises: where it cannot be written the log alone tells."""
+    """One such file. What it held when it was opened counts on. Never raises: where it cannot be written the log alone tells.
+
+    Only the process that has the file says that it was closed: a child that ends is not the run.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         before = read_losses(path) or Kept(0, {})
-        self._alerts, self._before = before
+        self._alerts, self._before = before.alerts, before.lost
+        self._process, self._pid = str(this_process()), os.getpid()
         self._lost: Mapping[str, Loss] = {}
         self._fd = -1
         self._write()
@@ -98,15 +106,26 @@ class LossFile:
         self._lost = lost
         self._write()
 
+    def take_over(self) -> None:
+        """This process writes from now on, a child of the one that did."""
+        self._process, self._pid = str(this_process()), os.getpid()
+        self._write()
+
     def close(self) -> None:
-        """Close it; a second call does nothing."""
+        """Say that the sink was closed, and close the file; a second call does nothing."""
         if self._fd >= 0:
+            if self._pid == os.getpid():
+                self._process = ""
+                self._write()
             fd, self._fd = self._fd, -1
             os.close(fd)
 
     def _write(self) -> None:
         lost = {name: loss.plus(self._before.get(name)) for name, loss in self._lost.items()}
-        document = {"version": _VERSION, "alerts": self._alerts, "lost": {n: one._asdict() for n, one in (self._before | lost).items()}}
+        losses = {n: one._asdict() for n, one in (self._before | lost).items()}
+        document: dict[str, Any] = {"version": _VERSION, "alerts": self._alerts, "lost": losses}
+        if self._process:
+            document["process"] = self._process
         try:
             if self._fd < 0:
                 self._fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)

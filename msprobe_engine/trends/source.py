@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.errors import DumpFormatError, UsageError
-from msprobe_engine.monitor.completeness import missing_parts
+from msprobe_engine.monitor.completeness import missing_parts, still_running
 from msprobe_engine.monitor.reader import Run, Series, Table, open_run
 from msprobe_engine.monitor.report_data import titles
 from msprobe_engine.monitor.series import Floats, Ids, Integers
@@ -227,10 +227,11 @@ class MonitorSource:
         stages = {rank: _stage(run.info(rank)) for rank in run.ranks}
         self._stages = stages if len(set(stages.values())) > 1 else {}
         self._missing = missing_parts(run) if wanted.ranks is None and wanted.steps is None else []
+        self._running = still_running(run)
 
     @property
     def problems(self) -> Mapping[str, int]:
-        return {**dict.fromkeys(self._missing, 1), **self._run.problems, **self._ambiguous}
+        return {**dict.fromkeys([*self._missing, *self._running], 1), **self._run.problems, **self._ambiguous}
 
     @property
     def left_out(self) -> int:

@@ -283,10 +283,15 @@ def test_monitored_runs(
     assert phrase in said, said
 
 
-def test_a_monitored_run_without_a_number_is_nothing_to_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file without a line: the training was killed before its first step."""
-    assert run("diagnose one", _monitored(tmp_path / "target", range(0)), tmp_path, tmp_path / "out") == 2
-    assert "no alert and no number in it" in "".join(capsys.readouterr())
+def test_a_monitored_run_without_a_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file without a line: the training was killed before its first step. Both commands say so, with the same exit code."""
+    target = _monitored(tmp_path / "target", range(0))
+    assert run("diagnose one", target, tmp_path, tmp_path / "out") == 3
+    said = "".join(capsys.readouterr())
+    assert "no alert and no number in it" in said
+    assert "no step is there" in said
+    assert main(["monitor", "analyze", str(target)]) == 3
+    assert "no step is there" in "".join(capsys.readouterr())
 
 
 _TABLE = "vpp_stage,name,step,norm,nans,dtype,phase\n" + "".join(f"0,a.weight,{step},1.5,0,torch.float32,reduced\n" for step in range(5))

@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from msprobe_engine.cli.main import main
+from msprobe_engine.core.processes import Process, this_process
 
 Files = Mapping[int, Iterable[int]]
 
@@ -22,6 +24,7 @@ def written(
     world: int | None = None,
     monitor: Mapping[str, Any] | None = None,
     cut: Iterable[tuple[int, int]] = (),
+    writing: Mapping[int, Process] = MappingProxyType({}),
     numbers: bool = True,
     launch: str = "1a2b3c4d",
     began: float = 1.0,
@@ -30,6 +33,7 @@ def written(
 
     Args:
         cut: rank and step that were interrupted.
+        writing: rank to the process that has not closed its files.
         numbers: with the numbers of the steps, which the existing tool has not.
     """
     for rank, steps in ranks.items():
@@ -37,6 +41,8 @@ def written(
         place.mkdir(parents=True)
         info = {"rank": rank, "world_size": len(ranks) if world is None else world, "started_unix": began, "monitor": monitor or {}}
         (place / "run.json").write_text(json.dumps(info))
+        if process := writing.get(rank):
+            (place / "losses.json").write_text(json.dumps({"version": 1, "alerts": 0, "lost": {}, "process": str(process)}))
         rows = [f"0,fc.weight,{step},{1 + step},0,{step}" for step in steps if (rank, step) not in cut]
         (place / "grad_reduced_0-99.csv").write_text("\n".join(["vpp_stage,name,step,norm,min,max", *rows]) + "\n")
         rows = [f"{step},{name},{value}" for step in steps for name, value in _numbers(step, (rank, step) in cut)]
@@ -57,6 +63,8 @@ COMMANDS = {
 }
 """Command and how a line of it begins that says what is missing."""
 WHOLE: Files = {0: range(6), 1: range(6)}
+GONE = this_process()._replace(start="1")
+"""Its id is that of another process now."""
 ONE_RUN: dict[str, tuple[dict[str, Any], list[str]]] = {
     "whole": ({"ranks": WHOLE}, []),
     "a killed rank": (
@@ -66,6 +74,19 @@ ONE_RUN: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a killed rank of the existing tool": (
         {"ranks": {0: range(5), 1: range(3)}, "numbers": False},
         ["rank 1 ended after step 2, others go on to step 4"],
+    ),
+    "killed ranks": (
+        {"ranks": {0: range(6), 1: range(6), 2: range(5)}, "cut": [(1, 5)], "writing": {0: GONE, 1: GONE, 2: GONE}},
+        [
+            "rank 2 ended after step 4, others go on to step 5",
+            "rank 0 did not end: the process was killed or has crashed; the last step that is whole is 5",
+            "ranks 1-2 did not end: the process was killed or has crashed; the last step that is whole is 4",
+            "step 5 was interrupted on rank 1",
+        ],
+    ),
+    "ranks of another host that did not end": (
+        {"ranks": WHOLE, "writing": {1: GONE._replace(host="node7", machine="other")}},
+        ["rank 1 did not end, or still runs on node7, which cannot be seen from here; the last step that is whole is 5"],
     ),
     "a gap": ({"ranks": {0: range(6), 1: [0, 1, 4, 5]}}, ["no steps 2-3 of rank 1, which other ranks have"]),
     "a rank without a step": ({"ranks": {0: range(3), 1: ()}}, ["rank 1 wrote no step, others go on to step 2"]),
@@ -89,6 +110,24 @@ def test_one_run(tmp_path: Path, capfd: pytest.CaptureFixture[str], command: str
     assert code == (3 if expected else 0)
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_run_that_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str], command: str) -> None:
+    """That its processes live is said; nothing that they have written is missing."""
+    root = written(tmp_path / "run", WHOLE, writing={0: this_process(), 1: this_process()})
+    assert main(command.format(root, tmp_path / "out").split()) == 0
+    said = "".join(capfd.readouterr())
+    assert "ranks 0-1 still run; the last step that is whole so far is 5" in said
+    assert "did not end" not in said
+
+
+def test_a_launch_that_a_later_one_has_gone_on_with_was_not_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The first launch was killed, the second came to its end."""
+    root = written(tmp_path / "run", WHOLE, writing={0: GONE, 1: GONE})
+    written(root, {0: range(4, 9), 1: range(4, 9)}, launch="5e6f7a8b", began=2.0)
+    assert main(["monitor", "analyze", str(root)]) == 0
+    assert "did not end" not in capfd.readouterr().err
+
+
 def test_a_step_that_was_done_again_after_a_resume_was_not_cut_off(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The second launch repeats the step in which the first one was interrupted."""
     root = written(tmp_path / "run", {0: range(5), 1: range(3)}, cut=[(0, 4)])
@@ -109,6 +148,7 @@ TWO_RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"ranks": WHOLE},
         ["target: rank 1 ended after step 2", "golden: step 5 of rank 0 is not in", "golden: steps 3-5 of rank 1 are not in"],
     ),
+    "killed after the last step": ({"ranks": WHOLE, "writing": {0: GONE}}, {"ranks": WHOLE}, ["target: rank 0 did not end"]),
 }
 
 

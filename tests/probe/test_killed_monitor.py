@@ -22,11 +22,21 @@ from msprobe_engine.cli.main import main
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.dump.writer import DumpSink
 from msprobe_engine.errors import ProbeError
-from msprobe_engine.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings
+from msprobe_engine.settings.schema import (
+    CsvSettings,
+    DumpSettings,
+    IncidentSettings,
+    JsonLinesSettings,
+    MonitorSettings,
+    ProbeSettings,
+    SinkSettings,
+    SqliteSettings,
+)
 from msprobe_integrations.torch.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
 STEPS = 12
+STEPS_BEFORE_DEATH = 3
 BOUND = 30.0
 """Seconds within which a file system that works has taken what a step has shown; it takes milliseconds."""
 
@@ -173,3 +183,44 @@ def test_a_killed_rank_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str
         said = capfd.readouterr().err
         assert f"{target}: rank 1 ended after step 2, others go on to step 3" in said
         assert (f"{golden}: steps 3-5 of rank 1 are not in {target}" in said) == (golden in words)
+
+
+SINKS = {
+    "csv": SinkSettings(),
+    "jsonl": SinkSettings(csv=CsvSettings(enabled=False), jsonl=JsonLinesSettings(enabled=True)),
+    "sqlite": SinkSettings(csv=CsvSettings(enabled=False), sqlite=SqliteSettings(enabled=True)),
+}
+
+
+def train_and_die(root: str, sinks: str, bad: int) -> None:
+    """NaN goes into step `bad`; this process is killed as soon as `end_step` of the last step has returned, on a slow file system."""
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = ProbeSettings(output_dir=root, monitor=MonitorSettings(), sinks=SINKS[sinks], incident=IncidentSettings(enabled=False))
+    probe = TorchProbe(settings)
+    probe.attach(model, optimizer)
+    for sink in probe.session.writer.sinks:
+        sink.write = lambda *frame, write=sink.write: (time.sleep(0.3), write(*frame))  # type: ignore[misc]
+    for step in range(STEPS_BEFORE_DEATH):
+        probe.begin_step(step)
+        model(torch.full((2, 8), float("nan") if step == bad else 1.0)).sum().backward()
+        optimizer.step()
+        probe.end_step()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("bad", [0, 2, 9])
+@pytest.mark.parametrize("sinks", SINKS)
+def test_an_alert_that_was_printed_is_in_the_files(sinks: str, bad: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A process that is killed right after it has printed an alert leaves the alert, and every command says that the run did not end."""
+    out = str(tmp_path / "out")
+    (outcome,) = pr.run(train_and_die, out, sinks, bad, directory=tmp_path, fails=True, group=False, timeout=2 * BOUND)
+    assert outcome.code == -signal.SIGKILL, outcome.log
+    assert bool(outcome.lines("ALERT nan_inf")) == (bad < STEPS_BEFORE_DEATH)
+    code = 1 if bad < STEPS_BEFORE_DEATH else 3
+    for words in (["monitor", "analyze", out], ["diagnose", out, "-o", str(tmp_path / "page")]):
+        capfd.readouterr()
+        assert main(words) == code
+        said = "".join(capfd.readouterr())
+        assert f"{out}: rank 0 did not end: the process was killed or has crashed;" in said
+        assert (f"step {bad}" in said) == (code == 1)
