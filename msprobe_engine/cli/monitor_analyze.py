@@ -69,7 +69,7 @@ def report(path: str, output: str, top: int, wanted: frozenset[int]) -> int:
     found = incidents(Path(path))
     said = summary(result).replace("nan_analyze -i DUMP", f"nan_analyze -i {shlex.quote(str(found[0]))}") if found else summary(result)
     print("\n".join(printable(line) for line in said.splitlines()))
-    for sentence in result.found.running:
+    for sentence in result.found.notes:
         print(printable(f"note: {sentence}"))
     for sentence in result.found.missing:
         print(printable(f"warning: {sentence}"), file=sys.stderr)

@@ -15,10 +15,10 @@ from msprobe_engine.compare.record_rows import is_number
 from msprobe_engine.compare.side import INPUT, OUTPUT, Side
 from msprobe_engine.diagnose import across, measure
 from msprobe_engine.diagnose.explain import module_around, stack_of
-from msprobe_engine.diagnose.facts import normal_op
 from msprobe_engine.diagnose.findings import Suspect
 from msprobe_engine.diagnose.links import Link, is_asynchronous, reduction_of
 from msprobe_engine.diagnose.report import own_line
+from msprobe_engine.rules.computed import normal_op
 from msprobe_engine.sentences import Sentence, one_line_of
 
 _SAME_EVERYWHERE = frozenset(("allreduce", "broadcast", "allreducecoalesced"))

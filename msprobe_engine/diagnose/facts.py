@@ -11,6 +11,7 @@ from typing import Any
 
 from msprobe_engine.diagnose.model import NONFINITE, UNSEARCHED, Call, OddTensorError, Trace, flags_of
 from msprobe_engine.dump.stacks import stack_lines
+from msprobe_engine.rules.computed import normal_op
 
 WRITE_ONLY: dict[str, tuple[int, str]] = {
     "recv": (0, "tensor"),
@@ -44,12 +45,6 @@ OVERWRITES = frozenset(
 )
 """Tensor methods that write all of their first argument and read none of it: a gradient buffer that holds the NaN of the step before
 is no origin when it is zeroed."""
-
-
-def normal_op(op: str) -> str:
-    """``all_reduce``, ``allreduce_`` and ``_allgather_base_`` style names in one spelling: lower case, no underscores, without the
-    prefix of calls that did not come through a public function."""
-    return op.removeprefix("c10d_").removeprefix("functional_").replace("_", "").lower()
 
 
 def _split(name: str) -> tuple[str, str, str]:

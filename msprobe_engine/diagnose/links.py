@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from msprobe_engine.diagnose.facts import normal_op
 from msprobe_engine.diagnose.model import Call, Trace
+from msprobe_engine.rules.computed import normal_op
 
 FROM_ROOT = ("broadcast", "scatter")
 TO_ROOT = ("reduce", "gather")

@@ -75,7 +75,7 @@ def diagnose_monitor(target: Path) -> Diagnosis:
     ordered = [located.anomaly for located in in_order(loaded.anomalies)]
     critical = [a for a in ordered if a.critical] or ordered
     found.problems = loaded.missing + [f"{what} ({count})" for what, count in loaded.problems.items()]
-    found.evidence += loaded.running
+    found.evidence += loaded.notes
     if critical:
         first = critical[0]
         found.finding = _finding_of(first)
@@ -298,16 +298,36 @@ def _order(family: str, key: Key, at: int) -> tuple[int, int, int, int]:
 def _not_finite(run: Run) -> Iterator[_Item]:
     """Numbers that are infinite, or NaN after they were a number: a NaN from the first step on is how a file says that there is none."""
     for rank in run.ranks:
+        masked = _masked(run, rank)
         everything = [("loss" if "loss" in name else "step", "value", {Key(0, name): series}) for name, series in run.scalars(rank).items()]
         for family in run.families(rank):
             everything += [(family, op, run.series(rank, family, op)) for op in run.ops(rank, family) if op in (*_COMPARED, "nans")]
         for family, op, table in everything:
             for at, (key, series) in enumerate(table.items()):
                 known = np.logical_or.accumulate(np.isfinite(series.values)) | ("loss" in key.name and op == "value")
-                wrong = np.flatnonzero(np.isinf(series.values) | (np.isnan(series.values) & known) | ((op == "nans") & (series.values > 0)))
+                bad = np.isinf(series.values) | (np.isnan(series.values) & known) | ((op == "nans") & (series.values > 0))
+                if family == "actv" and (fine := masked.get(key)) is not None:
+                    bad &= ~np.isin(series.steps, fine)
+                wrong = np.flatnonzero(bad)
                 if len(wrong):
                     step, value = int(series.steps[wrong[0]]), float(series.values[wrong[0]])
                     yield _Item(step, _order(family, key, at), rank, family, key, op, value, math.nan)
+
+
+def _masked(run: Run, rank: int) -> dict[Key, npt.NDArray[np.int64]]:
+    """Activations and steps with -Inf, and nothing else that is not finite, in which the rule that looked at the run has not seen a fault:
+    there is no alert, or the commands would not have come here. What it took for masks it says itself, see `passed_over`."""
+    if not isinstance(run.info(rank).get("masks"), Mapping) or not {"min", "max"} <= set(run.ops(rank, "actv")):
+        return {}
+    low, high, nans = (run.series(rank, "actv", op) for op in ("min", "max", "nans"))
+    found = {}
+    for key, series in low.items():
+        fine = (series.values == -np.inf) & (high[key].values < np.inf)
+        if key in nans:
+            fine &= nans[key].values == 0
+        if fine.any():
+            found[key] = series.steps[fine]
+    return found
 
 
 def _count(run: Run) -> int:

@@ -18,8 +18,8 @@ from typing import Any
 from msprobe_engine.compare.record_rows import is_number
 from msprobe_engine.compare.side import INPUT, PARAMETERS, Side
 from msprobe_engine.diagnose import measure
-from msprobe_engine.diagnose.facts import normal_op
 from msprobe_engine.diagnose.findings import Diagnosis
+from msprobe_engine.rules.computed import normal_op
 from msprobe_engine.sentences import Sentence
 
 Row = tuple[Any, ...]

@@ -10,18 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
-from msprobe_engine.diagnose.facts import is_interesting, normal_op
+from msprobe_engine.diagnose.facts import is_interesting
 from msprobe_engine.diagnose.model import FINITE, INF, NAN, NONFINITE, POS_INF, UNKNOWN, Call, TensorFact, Trace
-from msprobe_engine.rules.computed import MOVES
+from msprobe_engine.rules.computed import FILLS, MOVES, normal_op
 from msprobe_engine.sentences import Sentence
 
-FILLS = frozenset(
-    (
-        *("maskedfill", "where", "full", "fulllike", "newfull", "fill", "triu", "tril", "maskedscatter", "indexfill", "setitem"),
-        *("tensor", "scalartensor", "astensor", "constantpadnd", "pad"),
-    )
-)
-"""Operations that write an infinity because the caller asked for it, in the spelling of `normal_op`."""
 SIGN_FLIPS = frozenset(("neg", "mul", "rmul", "sub", "rsub", "abs", "div", "truediv", "multiply"))
 """Operations that may turn the -inf of a mask into +inf without anything being wrong."""
 SAME_EVERYWHERE = frozenset(("allreduce", "broadcast"))

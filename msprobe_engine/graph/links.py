@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from msprobe_engine.diagnose import across
-from msprobe_engine.diagnose.facts import normal_op
 from msprobe_engine.diagnose.links import SENDS, match, p2p_items
 from msprobe_engine.graph.model import Cell, Comparison, Graph, Link
 from msprobe_engine.graph.options import GraphOptions
+from msprobe_engine.rules.computed import normal_op
 
 SEND, RECEIVE, BOTH = "send", "receive", "send_receive"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.errors import UsageError
-from msprobe_engine.monitor.completeness import missing_parts, still_running
+from msprobe_engine.monitor.completeness import missing_parts, passed_over, still_running
 from msprobe_engine.monitor.places import open_file, scan
 from msprobe_engine.monitor.ranges import ranks_text
 from msprobe_engine.monitor.reader import ALERTS_FILE, Run, open_run
@@ -86,7 +86,7 @@ class Found:
         problems: what could not be read, to how often.
         left_out: see `Run.left_out`.
         missing: what the run has not written or what is not here, see `msprobe_engine.monitor.completeness`.
-        running: that the run still goes on, see `msprobe_engine.monitor.completeness`.
+        notes: that the run still goes on, and what was taken for masks, see `msprobe_engine.monitor.completeness`.
         looked_at: what was read, and what says that rules looked at the run, in sentences.
     """
 
@@ -95,7 +95,8 @@ class Found:
     problems: Counter[str] = field(default_factory=Counter)
     left_out: int = 0
     missing: list[str] = field(default_factory=list)
-    running: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    running: bool = False
     looked_at: list[str] = field(default_factory=list)
 
 
@@ -121,13 +122,14 @@ def load(path: Path) -> Found:
         for alert in run.alerts(rank):
             if (one := from_alert(alert, rank, pipelines)) is not None:
                 found.anomalies.append(one)
-    found.missing, found.running = missing_parts(run), still_running(run)
+    running = still_running(run)
+    found.missing, found.running, found.notes = missing_parts(run), bool(running), [*running, *passed_over(run)]
     found.problems.update(run.problems)
     found.left_out = run.left_out
     found.looked_at = _looked_at(run)
     if found.anomalies or old is None:
         return found
-    old.missing, old.running = found.missing, found.running
+    old.missing, old.running, old.notes = found.missing, found.running, found.notes
     return old
 
 

@@ -38,6 +38,22 @@ def missing_parts(run: Run) -> list[str]:
     return [*_missing_ranks(run), *_missing_steps(run), *_cut_off(run), *_interrupted_steps(run), *_losses(run)]
 
 
+def passed_over(run: Run) -> list[str]:
+    """A sentence where the rule `nan_inf` has taken -Inf for that of masks, in files of runs that say so."""
+    counts, first = 0, None
+    ranks = []
+    for rank in run.ranks:
+        masks = run.info(rank).get("masks")
+        if isinstance(masks, Mapping) and isinstance(masks.get("first"), str) and (count := whole(masks.get("tensors"))):
+            ranks.append(rank)
+            counts = max(counts, count)
+            first = first or (masks["first"], masks.get("step"))
+    if first is None:
+        return []
+    template = "{0}: -Inf in {1} activations of {2} did no harm and was taken for that of masks, the first is {3} in step {4}"
+    return [Sentence(template, run.path, f"{counts:,}", ranks_text(ranks), *first)]
+
+
 def still_running(run: Run) -> list[str]:
     """A sentence where processes of the run live on this machine: what is here is what they have written so far."""
     last = {rank: _last_whole(run, rank) for rank, process in _unclosed(run).items() if process.runs()}

@@ -114,6 +114,20 @@ MOVES = frozenset(
     ]
 )
 
+FILLS = frozenset(
+    (
+        *("maskedfill", "where", "full", "fulllike", "newfull", "fill", "triu", "tril", "maskedscatter", "indexfill", "setitem"),
+        *("tensor", "scalartensor", "astensor", "constantpadnd", "pad"),
+    )
+)
+"""Operations that write an infinity because the caller asked for it, in the spelling of `normal_op`."""
+
+
+def normal_op(op: str) -> str:
+    """``all_reduce``, ``allreduce_`` and ``_allgather_base_`` style names in one spelling: lower case, no underscores, without the
+    prefix of calls that did not come through a public function."""
+    return op.removeprefix("c10d_").removeprefix("functional_").replace("_", "").lower()
+
 
 def computed(layout: Layout) -> npt.NDArray[np.bool_]:
     """True for every tensor of the layout in which a NaN would be a fault, [n]."""

@@ -4,7 +4,7 @@
 
     scalars_{first step}-{last step}.csv    step,name,value
     alerts.jsonl                            one object per alert
-    run.json                                rank, world_size, rank_info, version, started, started_unix, monitor, rules[, alerts]
+    run.json                                rank, world_size, rank_info, version, started, started_unix, monitor, rules[, alerts, masks]
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class RunFile:
             "rules": None if rules is None else list(rules),
         }
         self._directory = directory
-        self._watched: Mapping[str, Any] = {}
+        self._watched: dict[str, Mapping[str, Any]] = {}
         self._stale = True
 
-    def watch(self, info: Mapping[str, Any]) -> None:
-        """Facts about the rank (tp, pp, dp, ...), in a mapping that its owner fills when they are known."""
-        self._watched = info
+    def watch(self, facts: Mapping[str, Any], key: str = "rank_info") -> None:
+        """Facts in a mapping that its owner fills when they are known: about the rank (tp, pp, dp, ...), or under another key."""
+        self._watched[key] = facts
 
     def count_alerts(self, count: int) -> None:
         """Say how many alerts are in the file beside this one, so that a file of which some were taken away is told."""
@@ -92,10 +92,10 @@ class RunFile:
         Raises:
             SinkError: it cannot be written.
         """
-        info = dict(self._watched)
-        if info != self.content["rank_info"]:
-            self.content["rank_info"] = info
-            self._stale = True
+        for key, facts in self._watched.items():
+            if (known := dict(facts)) != self.content.get(key, {}):
+                self.content[key] = known
+                self._stale = True
         if not self._stale:
             return False
         if self._directory is not None:

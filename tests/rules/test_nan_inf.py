@@ -52,12 +52,70 @@ def test_no_more_than_asked_for_and_the_rest_is_counted() -> None:
 
 
 def test_attention_masks_are_fine_but_not_in_gradients() -> None:
-    """-Inf alone is a mask in an activation, and a fault everywhere else or when masks are switched off."""
+    """-Inf alone is a mask in an activation of a step in which nothing is wrong, and a fault everywhere else or when masks are off."""
     mask = frame_of({"g": [1.0]}, entries={"Functional.softmax.0.forward": [0.0, -INF]})
     assert NanInfRule().check(mask) == []
     assert len(NanInfRule(NanInfArgs(masks=False)).check(mask)) == 1
     assert len(NanInfRule().check(frame_of({"g": [-INF]}))) == 1
     assert len(NanInfRule().check(frame_of(entries={"Functional.softmax.0.forward": [INF, -INF]}))) == 1
+
+
+LOG = {"Torch.log.0.forward": [0.5, -INF], "Module.log.Log.forward.0": [0.5, -INF], "Functional.linear.0.forward": [INF, 1.0]}
+MASKED = {"Tensor.masked_fill.0.forward": [0.5, -INF], "Functional.softmax.0.forward": [1.0, 0.0], "Functional.linear.0.forward": [NAN]}
+ADDED = {"Torch.triu.0.forward": [0.0, -INF], "Torch.log.0.forward": [0.0, -INF, -INF], "Functional.linear.0.forward": [NAN]}
+
+
+@pytest.mark.parametrize(
+    ("entries", "scalars", "named", "masks"),
+    [
+        (LOG, {}, list(LOG), 0),
+        ({name: values for name, values in LOG.items() if "linear" not in name}, {"loss": -INF}, [*list(LOG)[:2], "loss"], 0),
+        ({name: values for name, values in LOG.items() if "linear" not in name}, {"loss": 1.0}, [], 0),
+        (MASKED, {}, ["Functional.linear.0.forward"], 1),
+        (ADDED, {}, ["Functional.linear.0.forward"], 2),
+    ],
+    ids=["a logarithm of zero", "one that reaches the loss", "one that does no harm", "filled scores", "additive masks"],
+)
+def test_a_mask_does_no_harm(entries: dict[str, list[float]], scalars: dict[str, float], named: list[str], masks: int) -> None:
+    """Where something after it is wrong, a -Inf that was born in the forward pass is named before it; masks are not, and the alert says
+    that there were some."""
+    alerts = NanInfRule().check(frame_of(entries=entries, scalars=scalars))
+    assert [alert.name.removesuffix(".output.0") for alert in alerts] == named
+    assert [alert.extra.get("masks", 0) for alert in alerts[:1]] == [masks][: len(named)]
+    assert ("was taken for masks, the first is " in "".join(alert.message for alert in alerts)) == bool(masks)
+
+
+def test_what_did_no_harm_is_known() -> None:
+    """A tensor that held -Inf in a step in which nothing was wrong is that of a mask later, too; what was passed over is told."""
+    rule = NanInfRule()
+    scores, healthy = {"Module.scores.Scores.forward.0": [0.5, -INF]}, {"Module.head.Linear.forward.0": [1.0]}
+    assert rule.check(frame_of(entries={**scores, **healthy}, step=3)) == []
+    assert rule.passed_over == {"tensors": 1, "first": "Module.scores.Scores.forward.0.output.0", "step": 3}
+    (alert,) = rule.check(frame_of(entries={**scores, "Module.head.Linear.forward.0": [NAN]}, step=4))
+    assert alert.name == "Module.head.Linear.forward.0.output.0"
+    assert [a.name for a in NanInfRule().check(frame_of(entries={**scores, "Module.head.Linear.forward.0": [NAN]}))] == [
+        "Module.scores.Scores.forward.0.output.0",
+        "Module.head.Linear.forward.0.output.0",
+    ]
+
+
+CALLS = {
+    "born in the module": ({"a.input": [1.0], "a.output": [0.5, -INF], "b.input": [0.5, -INF], "b.output": [NAN]}, ["a.output", "b.input"]),
+    "given to the model": ({".input": [0.5, -INF], "a.input": [0.5, -INF], "a.output": [NAN], ".output": [NAN]}, [".input", "a.input"]),
+    "taken away by the module": ({"a.input": [0.5, -INF], "a.output": [1.0], "b.output": [NAN]}, []),
+    "handed on by the module": (
+        {"a.input_1": [0.5, -INF], "a.output": [0.5, -INF], "c.input": [0.5, -INF], "c.output": [1.0]},
+        ["a.input_1"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_masks_of_watched_modules(case: str) -> None:
+    """The monitor has no operators: there the other tensors of a module tell."""
+    tensors, named = CALLS[case]
+    frame = frame_of(tensors, family="actv", phase="", micro_step=0, scalars={"loss": NAN})
+    assert [alert.name for alert in NanInfRule().check(frame) if math.isinf(alert.value)] == named
 
 
 def test_overflow_under_a_loss_scale_is_a_warning() -> None:
