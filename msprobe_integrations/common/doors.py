@@ -7,6 +7,7 @@ between any two lines leaves a door that still works.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -34,10 +35,10 @@ class Door:
         self._placed = False
 
         def door(*args: Any, **kwargs: Any) -> Any:
-            handlers = self._handlers
-            if len(handlers) == 1:
-                return handlers[0](self._original, *args, **kwargs)
-            return self._through(handlers, args, kwargs)
+            following = self._original
+            for handler in self._handlers:  # each costs one Python frame: modules lie deep in each other
+                following = functools.partial(handler, following)
+            return following(*args, **kwargs)
 
         self._door = door
         self._function = door if kind is None else kind(door)
@@ -67,15 +68,6 @@ class Door:
             else:
                 delattr(self._owner, self._name)
             self._placed = False
-
-    def _through(self, handlers: tuple[Handler, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not handlers:
-            return self._original(*args, **kwargs)
-
-        def following(*args: Any, **kwargs: Any) -> Any:
-            return self._through(handlers[:-1], args, kwargs)
-
-        return handlers[-1](following, *args, **kwargs)
 
 
 _shared: dict[tuple[int, str], Door] = {}

@@ -3,7 +3,8 @@
 A module with a forward hook, anybody's, costs one Python frame more per call (``inner`` of torch's ``_call_impl``), and what runs in a hook
 needs frames below it. A model whose modules lie so deep in each other that the bare program needs all of the limit would die with the probe
 by a `RecursionError`. The limit is therefore raised by what the hooks can cost at most, and is as before when they are off: each call of a
-module takes three frames of the program at least, and one of ours. A program that sets the limit itself meanwhile keeps what it has set.
+module takes three frames of the program at least (a Cell of MindSpore, too), and those of ours that the owner names. A program that sets
+the limit itself meanwhile keeps what it has set.
 
 What a program can see of it: `sys.getrecursionlimit`, and a recursion without an end ends some hundred frames later.
 """
@@ -20,27 +21,30 @@ MOST = 2000
 """Never more than so many for calls within each other: a program that has set a large limit has thought of the size of its stack."""
 
 _lock = threading.Lock()
-_owners: weakref.WeakSet[object] = weakref.WeakSet()
+_owners: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+"""Frames of ours in each call of a module."""
 _limits: tuple[int, int] | None = None
 """The program's limit, and the one in its place."""
 
 
-def widen(owner: object) -> None:
-    """Hooks of `owner` are on."""
+def widen(owner: object, frames: int = 1) -> None:
+    """Hooks of `owner` are on, with so many frames of ours in each call of a module."""
     global _limits
     with _lock:
-        _owners.add(owner)
+        _owners[owner] = frames
         limit = sys.getrecursionlimit()
-        if _limits is None or limit != _limits[1]:
-            _limits = limit, limit + min(limit // 3, MOST) + BELOW
-            sys.setrecursionlimit(_limits[1])
+        before = _limits[0] if _limits is not None and limit == _limits[1] else limit
+        wide = before + min(before // 3 * max(_owners.values()), MOST) + BELOW
+        if wide > limit:
+            _limits = before, wide
+            sys.setrecursionlimit(wide)
 
 
 def narrow(owner: object) -> None:
     """They are off."""
     global _limits
     with _lock:
-        _owners.discard(owner)
+        _owners.pop(owner, None)
         if _owners or _limits is None:
             return
         if sys.getrecursionlimit() == _limits[1]:

@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from msprobe_integrations.common import recursion_room
 from msprobe_integrations.common.doors import Doors
 from msprobe_integrations.common.module_side import Post, Pre
 from msprobe_integrations.common.targets import Named
+
+FRAMES = 4
+"""Of ours in each call of a Cell: the door, and what looks through it: the monitor, and the dump, which takes two where gradients come from
+operators around the call."""
 
 
 class _Place(NamedTuple):
@@ -53,13 +58,16 @@ class CellHooks:
 
     def install(self) -> None:
         """See calls from now on."""
-        if not self._doors:
+        if not self._doors and self._places:
+            recursion_room.widen(self, FRAMES)
             for entrance in dict.fromkeys(place.entrance for place in self._places):
                 self._doors.add(entrance, "__call__", self._handler(entrance))
 
     def remove(self) -> None:
         """See no more calls; nothing is left behind."""
-        self._doors.close()
+        if self._doors:
+            self._doors.close()
+            recursion_room.narrow(self)
 
     def _handler(self, entrance: type) -> Callable[..., Any]:
         def called(following: Callable[..., Any], cell: Any, *args: Any, **kwargs: Any) -> Any:

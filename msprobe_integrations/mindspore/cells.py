@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msprobe_engine.guard import raise_of_training
+from msprobe_integrations.common import recursion_room
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.doors import Doors
 from msprobe_integrations.common.modules import ModuleInfo, NamedModules
 from msprobe_integrations.mindspore import models as models_of
 from msprobe_integrations.mindspore import taps
 from msprobe_integrations.mindspore.autograd import recording
+from msprobe_integrations.mindspore.cell_hooks import FRAMES
 from msprobe_integrations.mindspore.hooks import at_gradient
 from msprobe_integrations.mindspore.recorder import Recorder
 
@@ -87,6 +89,7 @@ class CellCapture(NamedModules[CellInfo]):
 
     def _put_on(self, around: Sequence[CellInfo], own: Sequence[CellInfo]) -> None:
         self._known = {id(info.module): info for info in around}
+        recursion_room.widen(self, FRAMES)
         if self._recorder.taps:
             taps.PASSES.install()
         for entrance in dict.fromkeys(info.entrance for info in around):
@@ -103,6 +106,7 @@ class CellCapture(NamedModules[CellInfo]):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        recursion_room.narrow(self)
 
     def _handler(self, entrance: type) -> Callable[..., Any]:
         def called(following: Callable[..., Any], cell: Any, *args: Any, **kwargs: Any) -> Any:
