@@ -18,6 +18,7 @@ from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.monitor.dump2db import ranks_of
 from msprobe_engine.monitor.series import Ids
 from msprobe_engine.trends.calls import calls_of, wrappers
+from msprobe_engine.trends.findings import moment_of
 from msprobe_engine.trends.order import Order
 from msprobe_engine.trends.source import Part, Progress, Target, Wanted, with_absmax
 
@@ -102,6 +103,7 @@ class DumpSource:
         calls = calls_of(dump, self.unwrap)
         seen: dict[str, list[str]] = {}
         entries = [(entry, call) for entry in dump.entries.values() if (call := calls.get(entry.name)) is not None]
+        when = dict(zip((entry.name for entry, _ in entries), moment_of(call.metric for _, call in entries)))
         ahead = [one for one in entries if one[1].metric not in _BACKWARDS]
         back = [one for one in entries if one[1].metric in _BACKWARDS]
         for entry, call in (*ahead, *reversed(back)):
@@ -111,7 +113,7 @@ class DumpSource:
                 if tensor.max is not None or tensor.norm is not None:
                     target = f"{call.name}.{where}" + (f" #{call.number}" if call.number else "")
                     target += f" [micro {call.micro}]" if self._wanted.micro_steps else ""
-                    found.add(target, step, tensor)
+                    found.add(target, step, tensor, when[entry.name])
                     seen.setdefault(call.metric, []).append(target)
         for metric, targets in seen.items():
             rows[metric].order.add(targets)
@@ -125,12 +127,14 @@ class _Rows:
         self.order: Order[str] = Order()
         self.ids = array("q")
         self.steps = array("q")
+        self.when = array("q")
         self.columns = {name: array("d") for name in (*STATISTICS, *_COUNTS)}
         self.there = {name: bytearray() for name in self.columns}
 
-    def add(self, name: str, step: int, tensor: DumpedTensor) -> None:
+    def add(self, name: str, step: int, tensor: DumpedTensor, when: int) -> None:
         self.ids.append(self.names[name])
         self.steps.append(step)
+        self.when.append(when)
         for statistic in self.columns:
             value = getattr(tensor, _COUNTS.get(statistic, statistic))
             self.columns[statistic].append(math.nan if value is None else value)
@@ -144,4 +148,4 @@ class _Rows:
         places = {name: i for i, name in enumerate(self.order)}  # a call that a later step alone makes stands where it ran
         ids = np.array([places[name] for name in self.names], np.int64)[np.frombuffer(self.ids, np.int64)]
         targets, steps = [Target(name) for name in places], np.frombuffer(self.steps, np.int64)
-        return Part(rank, metric, targets, ids, steps, *with_absmax(values, there))
+        return Part(rank, metric, targets, ids, steps, *with_absmax(values, there), np.frombuffer(self.when, np.int64))

@@ -25,6 +25,8 @@ _FILLING = ("exp_avg", "exp_avg_sq", "opt_state", "param_origin", "param_updated
 """Families whose tensors begin at zero, or may, and fill: that they are small in the first steps is no news in any run."""
 _MOMENTS = ("param_origin", "actv", "forward", "recompute", "actv_grad", "backward", "grad_unreduced", "parameters_grad", "grad_reduced")
 """Families in the order in which a step makes them; all others come later, the numbers of the steps last."""
+_CALLS = 1 << 40
+"""More than a step has."""
 Numbers = npt.NDArray[np.float64]
 
 
@@ -56,20 +58,23 @@ class Gathered:
         for target, begin, count in zip(targets.tolist(), begins.tolist(), counts.tolist()):
             mine = order[begin : begin + count]
             i = int(mine[0])
+            when = int(part.order[mine[steps[mine] == steps[i]]].min()) if len(part.order) else -1
             shown = tuple(statistic for statistic, mask in masks.items() if mask[i])
             last, many = int(steps[mine[-1]]), len(np.unique(steps[mine]))
             place = int(steps[i]), part.metric, target
             old = self._found.get(place)
             if old is not None:
                 ranks = old.ranks if part.rank in old.ranks else (*old.ranks, part.rank)
-                self._found[place] = old._replace(ranks=ranks, last=max(last, old.last), steps=max(many, old.steps))
+                self._found[place] = old._replace(
+                    ranks=ranks, last=max(last, old.last), steps=max(many, old.steps), order=min(when, old.order)
+                )
             else:
                 kind = "NaN" if nan[i] else "Inf"
-                self._found[place] = NonFinite(int(steps[i]), (part.rank,), part.metric, target, kind, shown, last, many)
+                self._found[place] = NonFinite(int(steps[i]), (part.rank,), part.metric, target, kind, shown, last, many, when)
 
     def first(self) -> tuple[list[NonFinite], int]:
         """The earliest, and how many there are."""
-        return sorted(self._found.values(), key=lambda one: _moment(one.step, one.metric, one.target))[:KEPT], len(self._found)
+        return sorted(self._found.values(), key=lambda one: _moment(one.step, one.metric, one.target, one.order))[:KEPT], len(self._found)
 
 
 def over_ranks(grid: Grid) -> Extremes:
@@ -183,10 +188,26 @@ def _begins_equal(differences: list[Numbers]) -> bool:
     return first is not None and all(not (far[:, first] > APART_EXACT).any() for far in differences)
 
 
-def _moment(step: int, metric: str, target: int) -> tuple[int, int, int]:
-    """When in the run a number was made: of two layers the one that is computed first comes first."""
+def moment_of(metrics: Iterable[str]) -> list[int]:
+    """When the calls of a step were made, of those in the order in which a dump has them. Numbers of calls ascend, and lie where those of
+    `_MOMENTS` do: a call of an optimizer between two backward passes comes behind the first one, whatever its metric."""
+    found, latest = [], 0
+    for number, metric in enumerate(metrics):
+        latest = max(latest, _place(metric))
+        found.append(latest * _CALLS + number)
+    return found
+
+
+def _place(metric: str) -> int:
     family = metric.partition(",")[0]
-    place = _MOMENTS.index(family) if family in _MOMENTS else len(_MOMENTS) + (metric == SCALARS)
+    return _MOMENTS.index(family) if family in _MOMENTS else len(_MOMENTS) + (metric == SCALARS)
+
+
+def _moment(step: int, metric: str, target: int, order: int = -1) -> tuple[int, int, int]:
+    """When in the run a number was made: of two layers the one that is computed first comes first."""
+    if order >= 0:
+        return step, *divmod(order, _CALLS)
+    place = _place(metric)
     backwards = 3 < place < len(_MOMENTS)
     return step, place, -target if backwards else target
 

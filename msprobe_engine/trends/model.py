@@ -47,6 +47,7 @@ class NonFinite(NamedTuple):
         steps: how many, of the rank with most.
         kind: ``NaN`` or ``Inf``, at the first step.
         statistics: that show it there.
+        order: when in the step it was made, see `msprobe_engine.trends.source.Part`; -1: the metric alone says.
     """
 
     step: int
@@ -57,6 +58,7 @@ class NonFinite(NamedTuple):
     statistics: tuple[str, ...]
     last: int
     steps: int
+    order: int = -1
 
 
 class StandOut(NamedTuple):

@@ -65,6 +65,8 @@ class Part:
         ids, steps: of every row, int64 [n].
         values: statistic to float64 [n].
         there: statistic to which rows have it, [n]; all where it is not named. NaN elsewhere is a real NaN.
+        order: of dumps: when in its step a row was made, int64 [n], as `msprobe_engine.trends.findings.moment_of` makes it; empty: of
+            other files, which do not say.
     """
 
     rank: int
@@ -74,6 +76,7 @@ class Part:
     steps: Integers
     values: Mapping[str, Floats]
     there: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    order: Integers = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 class Source(Protocol):
@@ -142,6 +145,7 @@ class Wanted:
             part.steps[keep],
             {name: values[keep] for name, values in chosen.items()},
             {name: mask[keep] for name, mask in part.there.items() if name in chosen},
+            part.order[keep] if len(part.order) else part.order,
         )
 
 

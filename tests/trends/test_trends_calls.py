@@ -134,3 +134,30 @@ def test_construct_that_goes_round_in_circles_is_endured(tmp_path: Path) -> None
     construct = {"Tensor.mul.0.forward": "Module.a.A.forward.0", "Module.a.A.forward.0": "Module.a.A.forward.0"}
     calls = calls_of(open_dump(written(tmp_path, construct, {})).load(0, 0))
     assert calls["Tensor.mul.0.forward"].name == "a: Tensor.mul"
+
+
+def test_the_first_nan_is_the_first_that_was_made(tmp_path: Path) -> None:
+    """Two models take turns, as a generator and its critic do: an update between their passes is none of the forward pass to come, and a
+    NaN that came to it from the backward pass before is listed behind that one. Operands of a call come before its results."""
+    construct = {
+        "Tensor.mul.0.forward": "Module.critic.Block.forward.0",
+        "Module.critic.Block.forward.0": None,
+        "Tensor.mul.0.backward": "Module.critic.Block.backward.0",
+        "Module.critic.Block.backward.0": None,
+        "Tensor.lerp_.0.forward": None,
+        "Tensor.mul.1.forward": "Module.generator.Block.forward.0",
+        "Module.generator.Block.forward.0": None,
+        "Tensor.mul.1.backward": "Module.generator.Block.backward.0",
+        "Module.generator.Block.backward.0": None,
+        "Tensor.lerp_.1.forward": None,
+    }
+    bad = ["Module.critic.Block.backward.0", "Tensor.lerp_.0.forward", "Module.generator.Block.forward.0", "Tensor.lerp_.1.forward"]
+    trends = collect([open_source(written(tmp_path, construct, dict.fromkeys(bad, math.nan)))])
+    found = [trends.metrics[one.metric].targets[one.target].shown for one in trends.runs[0].nonfinite]
+    assert found == [
+        "Module.critic.Block.output.0",
+        "Tensor.lerp_.output.0",
+        "Module.generator.Block.output.0",
+        "Tensor.lerp_.output.0",
+    ]
+    assert [one.metric for one in trends.runs[0].nonfinite] == ["backward", "forward", "forward", "optimizer"]
