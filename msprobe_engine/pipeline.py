@@ -44,6 +44,9 @@ class Pipeline:
         writer: receives every finished frame.
         faults: isolation of failures.
         listeners: called with each finished frame and its alerts, on the training thread (ring, incidents).
+
+    Attributes:
+        without_optimizer: of the parameters that are in no optimizer, how many there are and the name of the first; empty: none.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Pipeline:
         self._step_started = time.monotonic()
         self._announcer = Announcer()
         self.rank_info: dict[str, Any] = {}
+        self.without_optimizer: dict[str, Any] = {}
         self.parallel: Mapping[str, Any] = {}
         self.cost = {"seconds": 0.0}
         self.patience = CLOSE_PATIENCE

@@ -102,10 +102,11 @@ class Session:
         for sink in self.writer.sinks:  # sinks that say where the rank is, and those that export the probe's own losses
             if (watch := getattr(sink, "watch_info", None)) is not None:
                 watch(self.pipeline.rank_info)
-            if (watch_masks := getattr(sink, "watch_masks", None)) is not None:
+            if (watch_remark := getattr(sink, "watch_remark", None)) is not None:
+                watch_remark("without_optimizer", self.pipeline.without_optimizer)
                 for rule in self.pipeline.rules:
                     if (passed_over := getattr(rule, "passed_over", None)) is not None:
-                        watch_masks(passed_over)
+                        watch_remark("masks", passed_over)
             if isinstance(sink, PrometheusSink):
                 sink.watch_losses(self.writer.lost)
                 sink.watch_cost(self.pipeline.cost)

@@ -95,6 +95,7 @@ class Diagnosis:
             follow from the first suspect or be something else.
         unseen: the target has something that is not finite, or may have, where nothing was held against it. Not in the json.
         nothing: the headline when nothing was found: what one run was searched for; "" of two that were compared. Not in the json.
+        remarks: of `evidence`, what a run says of itself, so that it holds whatever else was found. Not in the json.
     """
 
     finding: str = NONE
@@ -112,6 +113,7 @@ class Diagnosis:
     nonfinite: dict[str, Suspect] = field(default_factory=dict)
     unseen: bool = False
     nothing: str = ""
+    remarks: list[str] = field(default_factory=list)
 
     @property
     def first_suspect(self) -> Suspect | None:
@@ -160,7 +162,7 @@ class Diagnosis:
         """JSON-ready, with `finding` and `first_suspect` first."""
         first = self.first_suspect
         head = {"finding": self.finding, "headline": self.headline(), "first_suspect": asdict(first) if first else None}
-        return head | {key: value for key, value in asdict(self).items() if key not in head and key not in ("unseen", "nothing")}
+        return head | {key: value for key, value in asdict(self).items() if key not in head and key not in ("unseen", "nothing", "remarks")}
 
     def text(self) -> str:
         """For the console; the first line is the finding."""

@@ -75,7 +75,8 @@ def diagnose_monitor(target: Path) -> Diagnosis:
     ordered = [located.anomaly for located in in_order(loaded.anomalies)]
     critical = [a for a in ordered if a.critical] or ordered
     found.problems = loaded.missing + [f"{what} ({count})" for what, count in loaded.problems.items()]
-    found.evidence += loaded.notes
+    found.remarks = loaded.notes
+    found.evidence += found.remarks
     if critical:
         first = critical[0]
         found.finding = _finding_of(first)
@@ -146,7 +147,8 @@ def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
             break
         accepted = max(accepted, max(item.distance for item in by_step[step]))
     found.problems = [*missing_parts(a), *missing_parts(b), *steps_on_one_side(a, b)]
-    found.evidence += [*still_running(a), *still_running(b)]
+    found.remarks = [*still_running(a), *still_running(b)]
+    found.evidence += found.remarks
     found.problems += [_said_alone(golden if k else target, names) for k, names in enumerate(alone) if names]
     found.problems += [f"{what} ({count})" for run in (a, b) for what, count in run.problems.items()]
     if not found.suspects:
@@ -316,7 +318,7 @@ def _not_finite(run: Run) -> Iterator[_Item]:
 
 def _masked(run: Run, rank: int) -> dict[Key, npt.NDArray[np.int64]]:
     """Activations and steps with -Inf, and nothing else that is not finite, in which the rule that looked at the run has not seen a fault:
-    there is no alert, or the commands would not have come here. What it took for masks it says itself, see `passed_over`."""
+    there is no alert, or the commands would not have come here. What it took for masks it says itself."""
     if not isinstance(run.info(rank).get("masks"), Mapping) or not {"min", "max"} <= set(run.ops(rank, "actv")):
         return {}
     low, high, nans = (run.series(rank, "actv", op) for op in ("min", "max", "nans"))

@@ -149,7 +149,7 @@ def _together(seen: list[_Seen], left: list[str], errors: list[str]) -> Diagnosi
     found = lead.found
     first = found.first_suspect
     for other in others:
-        found.evidence.append(_sentence(other))
+        found.evidence += [_sentence(other), *other.found.remarks]
         theirs = other.found.first_suspect
         if first is not None and theirs is not None and theirs.step < first.step:
             found.evidence.append(

@@ -14,7 +14,7 @@ from typing import Any
 
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.errors import UsageError
-from msprobe_engine.monitor.completeness import missing_parts, passed_over, still_running
+from msprobe_engine.monitor.completeness import missing_parts, remarks, still_running
 from msprobe_engine.monitor.places import open_file, scan
 from msprobe_engine.monitor.ranges import ranks_text
 from msprobe_engine.monitor.reader import ALERTS_FILE, Run, open_run
@@ -86,7 +86,8 @@ class Found:
         problems: what could not be read, to how often.
         left_out: see `Run.left_out`.
         missing: what the run has not written or what is not here, see `msprobe_engine.monitor.completeness`.
-        notes: that the run still goes on, and what was taken for masks, see `msprobe_engine.monitor.completeness`.
+        notes: that the run still goes on, and what it remarks of itself, see `msprobe_engine.monitor.completeness`.
+        running: it does.
         looked_at: what was read, and what says that rules looked at the run, in sentences.
     """
 
@@ -123,7 +124,7 @@ def load(path: Path) -> Found:
             if (one := from_alert(alert, rank, pipelines)) is not None:
                 found.anomalies.append(one)
     running = still_running(run)
-    found.missing, found.running, found.notes = missing_parts(run), bool(running), [*running, *passed_over(run)]
+    found.missing, found.running, found.notes = missing_parts(run), bool(running), [*running, *remarks(run)]
     found.problems.update(run.problems)
     found.left_out = run.left_out
     found.looked_at = _looked_at(run)

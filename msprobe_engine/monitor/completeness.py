@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import reduce
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -38,20 +39,30 @@ def missing_parts(run: Run) -> list[str]:
     return [*_missing_ranks(run), *_missing_steps(run), *_cut_off(run), *_interrupted_steps(run), *_losses(run)]
 
 
-def passed_over(run: Run) -> list[str]:
-    """A sentence where the rule `nan_inf` has taken -Inf for that of masks, in files of runs that say so."""
-    counts, first = 0, None
-    ranks = []
-    for rank in run.ranks:
-        masks = run.info(rank).get("masks")
-        if isinstance(masks, Mapping) and isinstance(masks.get("first"), str) and (count := whole(masks.get("tensors"))):
-            ranks.append(rank)
-            counts = max(counts, count)
-            first = first or (masks["first"], masks.get("step"))
-    if first is None:
-        return []
-    template = "{0}: -Inf in {1} activations of {2} did no harm and was taken for that of masks, the first is {3} in step {4}"
-    return [Sentence(template, run.path, f"{counts:,}", ranks_text(ranks), *first)]
+def remarks(run: Run) -> list[str]:
+    """Sentences about what a run says of itself that is no fault: -Inf that the rule `nan_inf` has taken for that of masks, and parameters
+    that are in no optimizer."""
+    found: list[str] = []
+    if said := _said(run, "masks", "tensors"):
+        ranks, count, facts = said
+        template = "{0}: -Inf in {1} activations of {2} did no harm and was taken for that of masks, the first is {3} in step {4}"
+        found.append(Sentence(template, run.path, f"{count:,}", ranks_text(ranks), facts["first"], facts.get("step")))
+    if said := _said(run, "without_optimizer", "parameters"):
+        ranks, count, facts = said
+        template = "{0}: {1} parameters of {2} are in no optimizer and have no update statistics, the first is {3}"
+        if count == 1:
+            template = "{0}: {1} parameter of {2} is in no optimizer and has no update statistics: {3}"
+        found.append(Sentence(template, run.path, f"{count:,}", ranks_text(ranks), facts["first"]))
+    return found
+
+
+def _said(run: Run, key: str, number: str) -> tuple[list[int], int, Mapping[str, Any]] | None:
+    """Ranks that have a remark, the largest number in it, and the first one."""
+    told = {rank: facts for rank in run.ranks if isinstance(facts := run.info(rank).get(key), Mapping)}
+    told = {rank: facts for rank, facts in told.items() if isinstance(facts.get("first"), str) and whole(facts.get(number))}
+    if not told:
+        return None
+    return list(told), max(whole(facts[number]) or 0 for facts in told.values()), next(iter(told.values()))
 
 
 def still_running(run: Run) -> list[str]:

@@ -4,7 +4,8 @@
 
     scalars_{first step}-{last step}.csv    step,name,value
     alerts.jsonl                            one object per alert
-    run.json                                rank, world_size, rank_info, version, started, started_unix, monitor, rules[, alerts, masks]
+    run.json                                rank, world_size, rank_info, version, started, started_unix, monitor, rules
+                                            [, alerts, masks, without_optimizer]
 """
 
 from __future__ import annotations

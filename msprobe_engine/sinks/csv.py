@@ -108,9 +108,9 @@ class CsvSink:
         """Facts about the rank for run.json (tp, pp, dp, ...); a mapping that its owner fills when they are known."""
         self._run.watch(info)
 
-    def watch_masks(self, passed_over: Mapping[str, Any]) -> None:
-        """What a rule has taken for masks, in a mapping that grows."""
-        self._run.watch(passed_over, "masks")
+    def watch_remark(self, key: str, facts: Mapping[str, Any]) -> None:
+        """What the run says about itself under a key, in a mapping that grows."""
+        self._run.watch(facts, key)
 
     def follow(self, monitor: MonitorSettings) -> None:
         """Take over other settings of the monitor, between two frames. Files that have other columns get the new ones, too."""

@@ -66,9 +66,9 @@ class OneFileSink:
         """Facts about the rank (tp, pp, dp, ...); a mapping that its owner fills when they are known."""
         self._run.watch(info)
 
-    def watch_masks(self, passed_over: Mapping[str, Any]) -> None:
-        """What a rule has taken for masks, in a mapping that grows."""
-        self._run.watch(passed_over, "masks")
+    def watch_remark(self, key: str, facts: Mapping[str, Any]) -> None:
+        """What the run says about itself under a key, in a mapping that grows."""
+        self._run.watch(facts, key)
 
     def flush(self) -> None:
         """Nothing waits here: every step is with the operating system when `write` returns."""

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 _log = get_logger()
 KNOWN = ("adam", "adamw", "sgd", "lion", "rmsprop", "adagrad")
 AGREEMENT_TAG = "mg_direction"
+IN_NO_OPTIMIZER = "in_no_optimizer"
+"""Key of `ParameterSource.hyper` of a parameter that no optimizer updates."""
+_NAMED = 3
+"""Such parameters that the log names."""
 
 
 class Updates:
@@ -27,6 +31,7 @@ class Updates:
         self._source = source
         self._done: set[Piece] = set()
         self._unknown: set[str] = set()
+        self._told: set[Piece] = set()
 
     def fresh(self) -> None:
         """A step begins."""
@@ -60,6 +65,9 @@ class Updates:
             if gradient is None:
                 continue  # the optimizer has passed it by
             hyper = source.hyper(piece)
+            if hyper.get(IN_NO_OPTIMIZER):
+                self._unowned(piece)
+                continue
             algorithm, main, states = hyper["algorithm"], source.main(piece), source.states(piece)
             update = backend.reduce_update(algorithm, main, gradient, states, hyper)
             if update is None:
@@ -74,6 +82,16 @@ class Updates:
         kind = self._pieces.drawn.get(family)
         first = self._probe.backend.histogram_of_update(states, hyper, eps, kind) if kind is not None else -1
         self._pieces.add(family, piece, ref, part=True, histogram=(first, kind or ""))
+
+    def _unowned(self, piece: Piece) -> None:
+        """Nothing is lost: nobody updates it."""
+        if piece in self._told:
+            return
+        self._told.add(piece)
+        remark = self._probe.pipeline.without_optimizer
+        remark.update(parameters=remark.get("parameters", 0) + 1, first=remark.get("first", piece.name))
+        if len(self._told) <= _NAMED:
+            _log.warning("monitor.updates: parameter %s is in no optimizer; it has no update statistics", piece.name)
 
     def _without(self, algorithm: str, hyper: Mapping[str, Any]) -> None:
         name = algorithm or str(hyper.get("optimizer", "of unknown kind"))

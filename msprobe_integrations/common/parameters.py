@@ -63,7 +63,8 @@ class ParameterSource(Protocol):
 
     def hyper(self, piece: Piece) -> Mapping[str, Any]:
         """The piece's own parameter group without ``params``, and ``algorithm`` (``adam``, ``adamw``, ``sgd``, ``lion``, ``muon``, ...,
-        ``""``: unknown) and ``step`` (updates so far, this one included once it is done; a number or a tensor on the host)."""
+        ``""``: unknown) and ``step`` (updates so far, this one included once it is done; a number or a tensor on the host). Of a
+        parameter that no optimizer has, `msprobe_integrations.common.parameter_updates.IN_NO_OPTIMIZER` is true in it."""
         ...
 
     def replicated(self, piece: Piece) -> Sequence[Replicas]:

@@ -14,6 +14,7 @@ from msprobe_engine.guard import raise_of_training
 from msprobe_engine.log import get_logger
 from msprobe_integrations.common.algorithms import algorithm_of
 from msprobe_integrations.common.gradients import ACCUMULATED, LOCAL, Piece, layer_numbers, layer_of
+from msprobe_integrations.common.parameter_updates import IN_NO_OPTIMIZER
 from msprobe_integrations.common.parameter_watch import MICRO, UNREDUCED
 from msprobe_integrations.common.parameters import Replicas
 from msprobe_integrations.common.targets import matches, plain
@@ -132,6 +133,8 @@ class PlainSource:
         found = {key: value for key, value in group.items() if key != "params"}
         found["algorithm"] = algorithm_of(self._optimizer, group)
         found["optimizer"] = type(self._optimizer).__name__
+        if piece.parameter not in self._places and not group:
+            found[IN_NO_OPTIMIZER] = True
         found["step"] = state.get("step", group.get("step", 0))
         return found
 
