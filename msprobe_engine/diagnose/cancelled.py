@@ -86,7 +86,7 @@ def settle(walker: Walker) -> Cancelled:
         size = float(max(a[3], b[3]))
         if not size < terms:
             continue
-        apart, raw = float(np.nanmax(np.abs(a - b)[[0, 1, 3]])) / terms, float(m.distance[k])
+        apart, raw = float(np.nanmax(np.abs(a - b) * _units(side.shape[i]))) / terms, float(m.distance[k])
         m.distance[k] = min(apart, raw)
         if size < terms * max(_SMALL, 2 * unit) and apart <= GROWTH * walker.limits[walker.position(op)]:
             n = measure.elements(side.shape[i])
@@ -150,9 +150,14 @@ def _moved(walker: Walker, before: Walker, i: int, j: int, was: int) -> tuple[fl
     """How far the step before has moved a tensor on the golden side, and how far both sides are apart: the largest of what their extremes,
     the norm and the mean say."""
     golden, earlier = walker.golden.side, before.golden.side
-    units = np.array((1.0, 1.0, np.sqrt(measure.elements(golden.shape[j])), 1.0))
+    units = _units(golden.shape[j])
     moved = np.abs(golden.stats[j] - earlier.stats[was]) * units
     return float(moved.max()), float((np.abs(walker.side.stats[i] - golden.stats[j]) * units).max())
+
+
+def _units(shape: Any) -> Floats:
+    """What makes largest, smallest, mean and norm of a tensor of this shape as large as the difference of its elements makes the norm."""
+    return np.array((1.0, 1.0, np.sqrt(measure.elements(shape)), 1.0))
 
 
 def _elements_only(walker: Walker, before: Walker, i: int, j: int, was: int, moved: float) -> bool:

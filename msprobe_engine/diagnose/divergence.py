@@ -98,6 +98,8 @@ def settle(found: Divergence, before: Divergence | None, walked: Mapping[int, Wa
         if level <= found.noise:
             break
         found.noise = level
+    if not found.origins:  # a number that differs is a finding, whatever comes of it
+        found.origins = across.earliest({rank: walk.aside for rank, walk in found.walks.items()}, found.links)
     return found
 
 

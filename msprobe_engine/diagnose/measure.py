@@ -135,6 +135,8 @@ def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | code
     bad_a, bad_b = _bad(target, left, a), _bad(golden, right, b)
     distance = np.where(bad_a & bad_b, 0.0, np.where(bad_a != bad_b, np.inf, np.nan_to_num(distance, nan=0.0, posinf=np.inf)))
     known |= bad_a | bad_b
+    half = missing_statistics.half_finite(target, golden, left, right, a, b) & ~bad_a & ~bad_b
+    distance[half], known[half] = np.maximum(distance[half], 1.0), True
     both = np.flatnonzero(bad_a & bad_b)
     if len(both):
         floating = codes.of_each(golden.dtype, eps) > 0

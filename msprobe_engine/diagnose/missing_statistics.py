@@ -67,6 +67,21 @@ def on_one_side(target: Side, golden: Side, left: codes.Integers, right: codes.I
     return found
 
 
+def half_finite(
+    target: Side, golden: Side, left: codes.Integers, right: codes.Integers, a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]
+) -> Bools:
+    """Which pairs of rows have a mean or a norm that is NaN or Inf on one side and a finite number on the other. Two recorders or
+    frameworks do not sum alike.
+
+    Args:
+        a, b: float64 (n, 4), the statistics of the rows.
+    """
+    unlike = np.isfinite(a[:, 2:]) != np.isfinite(b[:, 2:])
+    if not unlike.any() or recorders.differ(target, golden) or target.framework != golden.framework:
+        return np.zeros(len(left), bool)
+    return np.asarray((unlike & ~_missing(target)[left, 2:] & ~_missing(golden)[right, 2:]).any(1))
+
+
 def alone(target: Side, golden: Side, pairs: Sequence[tuple[int, int]], rows: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
     """Rows of matched records that have no partner, of both sides, as `with_content` has them.
 

@@ -33,6 +33,7 @@ class Origin:
         inside: largest distance of what went in.
         limit: what would have been round-off.
         noise: the difference looks like rounding: elements move at random, the norm hardly moves.
+        aside: no place where a difference begins; what comes out is the same (`diagnose.aside`).
     """
 
     op: int
@@ -44,6 +45,7 @@ class Origin:
     inside: float
     limit: float
     noise: bool = False
+    aside: bool = False
 
     @property
     def weight(self) -> float:

@@ -29,7 +29,7 @@ from msprobe_engine.compare.codes import Bools, Integers
 from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
 from msprobe_engine.compare.structure import Structure
 from msprobe_engine.compare.tree import Tree
-from msprobe_engine.diagnose import alike, blame, cancelled, exact, facts, measure
+from msprobe_engine.diagnose import alike, aside, blame, cancelled, exact, facts, measure
 from msprobe_engine.diagnose.cancelled import Cancelled
 from msprobe_engine.diagnose.measure import Floats
 from msprobe_engine.diagnose.origin import ARGUMENT, GRADIENT, GROWTH, NONFINITE, PARAMETER, RESULT, TAKEN, Origin
@@ -45,12 +45,14 @@ class Walk:
 
     Attributes:
         origins: in order of execution.
+        aside: likewise, differences that are no place where one begins (`Walker.walk`): the finding where there is no origin.
         differing: records whose outputs differ, consequences too.
         compared: records whose outputs could be compared.
         largest: largest accepted distance: what round-off amounted to.
     """
 
     origins: list[Origin] = field(default_factory=list)
+    aside: list[Origin] = field(default_factory=list)
     differing: int = 0
     compared: int = 0
     largest: float = 0.0
@@ -164,6 +166,9 @@ class Walker:
     def walk(self, floor: float = 0.0, accepted: float = 0.0) -> Walk:
         """Find the origins.
 
+        What goes into a module whose calls were recorded, or gives its form only, is no origin where the result is the same, nor is a view
+        that calls of one side take in: a difference there is put aside.
+
         Args:
             floor: distances up to it are round-off whatever the dtype says (a noisier kind of arithmetic).
             accepted: what round-off amounted to in the step before, whose weights this one begins with.
@@ -181,7 +186,10 @@ class Walker:
             if not found.largest and limit <= self.limits[at]:
                 limit = alike.limit(self, at, records, limit)
             origin = self._look(op, other, at, records, made, limit, found.largest if clean else np.inf)
-            if origin is not None and not (origin.kind in (RESULT, ARGUMENT, TAKEN) and blame.for_own_use(self, op, other)):
+            used = origin is None or origin.kind not in (RESULT, ARGUMENT, TAKEN) or not blame.for_own_use(self, op, other)
+            if origin is not None and (origin.aside or not used):
+                found.aside.append(origin)
+            elif origin is not None:
                 found.origins.append(origin)
                 clean = False
             given, taken = outer[at], inner[at]
@@ -321,20 +329,23 @@ class Walker:
 
     def _look(self, op: int, other: int, at: int, records: Records, made: Sequence[float], limit: float, accepted: float) -> Origin | None:
         side, inner, outer = self.side, float(records.inner[at]), float(records.outer[at])
-        explained = max(0.0, made[op], self.foreign.get(op, 0.0), records.behind[at])
+        explained = max(0.0, made[op], records.behind[at])
         for row, _ in self.rows[self.starts[at] : self.starts[at + 1]]:
             source = self.target.producers.get(row)
             if source is not None and made[source] > explained:
                 explained = made[source]
+        allowed, left = limit + self._growth * max(accepted, explained), None
+        explained = max(explained, self.foreign.get(op, 0.0))  # what others put in is no reason for what goes in here
         feeding = max(inner, explained)
         worst_in, worst_out, argument = int(records.worst_in[at]), int(records.worst_out[at]), int(records.argument[at])
         if records.bad_out[at] >= 0 and not records.bad_in[at] and not np.isinf(explained):
             return self._origin(op, other, NONFINITE, int(records.bad_out[at]), np.inf, inner, limit)
-        if (
-            inner > limit + self._growth * max(accepted, explained)
-            and worst_in >= 0
-            and not self._for_nothing(op, worst_in, bool(records.known[at]), outer > limit)
-        ):
+        off = inner > allowed and worst_in >= 0
+        if off and aside.for_nothing(self, op, worst_in, bool(records.known[at]), outer > limit):
+            if (worst := aside.worst(self, op, allowed)) >= 0:
+                left = self._origin(op, other, TAKEN, worst, float(self.measured.distance[worst]), 0.0, limit)
+                left.aside = True
+        elif off:
             kind = PARAMETER if side.role[self.rows[worst_in][0]] == PARAMETERS else TAKEN
             made_here = self.target.producers.get(self.rows[worst_in][0]) in self.extra
             if argument >= 0 and not made_here:  # the step before was called with it too, and left what is taken in (running statistics)
@@ -344,22 +355,10 @@ class Walker:
             return self._origin(op, other, ARGUMENT, argument, outer, inner, limit, worst_out)
         if outer > limit + self._growth * feeding and not np.isinf(feeding):
             if outer <= limit + self._growth * feeding * cancelled.steepness(self, op):
-                return None
+                return left
             kind = GRADIENT if side.role[self.rows[worst_out][0]] == PARAMETERS_GRAD else RESULT
             return self._origin(op, other, kind, worst_out, outer, feeding, limit)
-        return None
-
-    def _for_nothing(self, op: int, at: int, known: bool, off: bool) -> bool:
-        """What goes in has another form (no tensor, or bool in place of numbers: another kind of mask), gives its form only, or goes into
-        a module whose calls were recorded, and the result is the same. Who uses it is among those calls."""
-        row, other = self.rows[at]
-        mine, theirs = self.side, self.golden.side
-        if off or not known or self.target.kinds[op][0] != "forward":
-            return False
-        form = isinstance(mine.shape[row], list) != isinstance(theirs.shape[other], list)
-        form |= (measure.eps(mine.dtype[row]) > 0) != (measure.eps(theirs.dtype[other]) > 0)
-        form |= mine.ops[op].split(".")[1].endswith("_like")  # takes the form of what it is given only
-        return form or (len(self.target.kinds[op]) == 4 and mine.role[row] == INPUT and bool(self.target.children.get(op)))
+        return left
 
     def _origin(self, op: int, other: int, kind: str, at: int, distance: float, inside: float, limit: float, shown: int = -1) -> Origin:
         """`at`: the pair of rows to name; `shown`: that of the distance, when it is another one."""

@@ -251,6 +251,24 @@ def _dangling(name: str) -> Damage:
     return apply
 
 
+def _numbers(value: Any, *names: str, section: str = "") -> Damage:
+    """Another value, or no key, in place of the statistics of some records, or of one section of them."""
+    new = "" if value == "gone" else rf'"\1": {json.dumps(value)},'
+
+    def put(content: Any) -> Any:
+        return json.loads(re.sub(r'"(Max|Min|Mean|Norm)": [^,}]+,', new, json.dumps(content)))
+
+    def apply(root: Path) -> None:
+        file = root / "step0/rank0/dump.json"
+        document = json.loads(file.read_text())
+        for name in names:
+            record = document["data"][name]
+            document["data"][name] = record | {section: put(record[section])} if section else put(record)
+        file.write_text(json.dumps(document, indent=1))
+
+    return apply
+
+
 CHANGED: dict[str, tuple[str, int, Damage]] = {
     "an argument": ("statistics", 1, _set(GELU, "input_kwargs", "approximate", "value", "none")),
     "an argument beside checksums": ("md5", 1, _set(GELU, "input_kwargs", "approximate", "value", "none")),
@@ -274,6 +292,8 @@ CHANGED: dict[str, tuple[str, int, Damage]] = {
     "the task in the header": ("statistics", 3, _set("header", "task", "tensor")),
     "all but the first call of a function": ("statistics", 1, _kept("Functional.linear.0.forward")),
     "all but one record": ("md5", 1, _kept(GELU)),
+    "what goes into a module": ("statistics", 1, _numbers(7.0, LINEAR, section="input_args")),
+    "what goes into a module holds NaN": ("statistics", 1, _numbers("NaN", LINEAR, section="input_args")),
     "a saved tensor of another shape": ("tensor", 3, _saved(lambda tensor: tensor.reshape(4, 3))),
     "a saved tensor of fewer elements": ("tensor", 3, _saved(lambda tensor: tensor[:2])),
     "a saved tensor of another type": ("tensor", 3, _saved(lambda tensor: tensor.double())),
@@ -294,21 +314,6 @@ def test_commands_agree(change: str, side: str, runs: Path, tmp_path: Path, caps
         said = capsys.readouterr().out
         assert (command, code) == (command, expected), said
         assert re.fullmatch(SAID[expected], said.split("\n")[0]), (command, said)
-
-
-def _numbers(value: Any, *names: str) -> Damage:
-    """Another value, or no key, in place of the statistics of some records."""
-    new = "" if value == "gone" else rf'"\1": {json.dumps(value)},'
-
-    def apply(root: Path) -> None:
-        file = root / "step0/rank0/dump.json"
-        document = json.loads(file.read_text())
-        for name in names:
-            text = re.sub(r'"(Max|Min|Mean|Norm)": [^,}]+,', new, json.dumps(document["data"][name]))
-            document["data"][name] = json.loads(text)
-        file.write_text(json.dumps(document, indent=1))
-
-    return apply
 
 
 def _no_sum(root: Path) -> None:

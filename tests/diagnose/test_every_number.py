@@ -1,0 +1,82 @@
+"""A number that differs is never nothing: of a real dump each recorded tensor in turn gets another number on one side, and every command
+must end with 1 and name the record in its first lines."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msprobe_engine.cli.main import main
+
+COMMANDS = {
+    "compare": "compare -tp {target} -gp {golden} -o {out} --workers 1",
+    "diagnose": "diagnose {target} {golden} -o {out}",
+    "graph": "graph {target} {golden} -o {out} --format html --workers 1",
+}
+CHANGES: dict[str, tuple[str, Callable[[float], float]]] = {
+    "norm doubled": ("Norm", lambda value: 2 * value),
+    "norm NaN": ("Norm", lambda _: math.nan),
+    "largest NaN": ("Max", lambda _: math.nan),
+}
+"""The mean is none of them: twice a mean near zero is less than the round-off of a sum."""
+NO_OTHER_NUMBER = "zero, doubled, is zero; memory that nobody has written has no number (null); True and False are no numbers"
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `small_run.py` has trained."""
+    root = tmp_path_factory.mktemp("small") / "dump"
+    script = Path(__file__).with_name("small_run.py")
+    done = subprocess.run([sys.executable, str(script), str(root)], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return root
+
+
+def tensors(node: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, tensor) of everything below a record."""
+    if isinstance(node, dict) and "Max" in node:
+        yield place, node
+        return
+    for key, child in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        yield from tensors(child, f"{place}.{key}")
+
+
+def changed(document: dict[str, Any], change: str) -> Iterator[tuple[str, str]]:
+    """(name of the record and place, the text) of each tensor that can have another number."""
+    key, other = CHANGES[change]
+    for record, content in document["data"].items():
+        for place, tensor in tensors(content):
+            value = tensor[key]
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or other(value) == value:
+                continue  # NO_OTHER_NUMBER
+            tensor[key] = other(value)
+            yield f"{record} {place}", json.dumps(document)
+            tensor[key] = value
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("change", [*list(CHANGES)[:1], *(pytest.param(name, marks=pytest.mark.slow) for name in list(CHANGES)[1:])])
+def test_a_number_that_differs_is_found(change: str, command: str, dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever the record: a view, a cast, what goes into a module whose calls were recorded, what gives its form only."""
+    sides = {side: tmp_path / side for side in ("target", "golden")}
+    for place in sides.values():
+        shutil.copytree(dump / "step0", place / "step0")
+    file = sides["target"] / "step0/rank0/dump.json"
+    cells, missed = 0, []
+    for what, text in changed(json.loads(file.read_text()), change):
+        file.write_text(text)
+        code = main([part.format(**sides, out=tmp_path / "out") for part in COMMANDS[command].split()])
+        first = "\n".join(capsys.readouterr().out.split("\n")[:3])
+        cells += 1
+        if code != 1 or what.split()[0] not in first:
+            missed.append(f"{what}: exit code {code}, {first.splitlines()[0] if first else 'nothing said'}")
+    assert cells > 100
+    assert not missed, "\n".join(missed)
