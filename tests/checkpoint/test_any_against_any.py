@@ -16,7 +16,7 @@ from msprobe_engine.checkpoint.result import OTHER_VALUES, SAME
 from msprobe_engine.checkpoint.stored import MODEL, StoredTensor
 from msprobe_engine.dump.dtypes import item_size
 
-pytestmark = pytest.mark.framework
+pytestmark = [pytest.mark.framework, pytest.mark.slow]  # each format is read beside its own framework by a test of its own
 HERE = Path(__file__).parent
 MEGATRON = ("qwen", "qwen-tp2pp2", "qwen-dist-tp2")
 FORMATS = (*MEGATRON, "hf", "bin", "single.pt", "dcp", "zero0", "zero1", "zero2", "zero3", "universal", "mindspore.ckpt")
@@ -35,7 +35,6 @@ def files(tmp_path_factory: pytest.TempPathFactory, megatron_checkpoints: Path) 
     return target
 
 
-@pytest.mark.fast_cells("qwen", "zero0")
 @pytest.mark.parametrize("name", FORMATS)
 def test_same_weights_are_equal(files: Path, name: str) -> None:
     """Whatever the framework, the layout and the names: no tensor differs, none is missing, and each of the model was compared."""

@@ -58,7 +58,7 @@ def answer(
     return f"{code}\n" + re.sub(r"\d[\d.:_-]*", "N", places)  # times
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name == "acc_check" else name for name in COMMANDS])
 def test_the_directory_of_a_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [tmp_path / "run", tmp_path / "golden"]
     for run, top in zip(runs, (2.0, 1.0)):

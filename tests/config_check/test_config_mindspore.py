@@ -63,6 +63,7 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     return place, done.stdout.split("JOB\n")[1:]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("MINDSPORE_ENVIRONMENT" not in os.environ, reason="MINDSPORE_ENVIRONMENT names no environment with mindspore")
 def test_packs_of_mindspore(packs: tuple[Path, list[str]], tmp_path: Path) -> None:
     """Weights and inputs by digest and statistics, seeds and random calls; two packs differ in what was planted; the random functions
@@ -85,6 +86,7 @@ def test_packs_of_mindspore(packs: tuple[Path, list[str]], tmp_path: Path) -> No
     assert not any(one["sheet"] == "weights" and one["name"] != "0.weight" for one in found)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("MINDSPORE_ENVIRONMENT" not in os.environ, reason="MINDSPORE_ENVIRONMENT names no environment with mindspore")
 def test_graph_mode_says_what_it_cannot_see(packs: tuple[Path, list[str]]) -> None:
     """Compiled cells have no hooks: weights are there, inputs are not, and the training runs."""

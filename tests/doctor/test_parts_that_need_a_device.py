@@ -137,10 +137,10 @@ def refuse(device: StandIn) -> None:
 @pytest.mark.parametrize(
     ("defect", "expected"),
     [
-        (None, ["ok", "ok", "ok"]),
-        (other_bits, ["WRONG", "WRONG", "ok"]),
+        pytest.param(None, ["ok", "ok", "ok"], marks=pytest.mark.slow),
+        pytest.param(other_bits, ["WRONG", "WRONG", "ok"], marks=pytest.mark.slow),
         (no_replay, ["ok", "ok", "WRONG"]),
-        (refuse, ["skipped", "skipped", "skipped"]),
+        pytest.param(refuse, ["skipped", "skipped", "skipped"], marks=pytest.mark.slow),
     ],
 )
 def test_graphs(device: StandIn, defect: Callable[[StandIn], None] | None, expected: list[str]) -> None:

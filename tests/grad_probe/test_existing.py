@@ -81,6 +81,7 @@ def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return request.param, reference("grad_probe", request.param, tmp_path_factory.mktemp("theirs"), make)
 
 
+@pytest.mark.fast_cells("kept-L1")
 @pytest.mark.parametrize("level", LEVELS)
 def test_files_are_the_same(tmp_path: Path, theirs: tuple[str, Path], level: str) -> None:
     """Direction files are equal byte for byte, tables cell for cell: numbers to the last digit of float32, for the norm (which is summed

@@ -77,6 +77,7 @@ def megatron(argv: str, path: str, give: bool) -> int:
     return debugger.gradients.step
 
 
+@pytest.mark.slow
 def test_megatron_distributed_optimizer(tmp_path: Path) -> None:
     """The ranges that the ranks update together are the gradients that every rank has without the distributed optimizer, whether the
     plain optimizer was given or found; a clipped gradient has the same signs."""

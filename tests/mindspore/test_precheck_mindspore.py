@@ -163,6 +163,7 @@ def test_what_cannot_be_run_has_a_row() -> None:
         assert run("Mint.exp.1", tensor).forward == "pass"
 
 
+@pytest.mark.slow
 def test_the_command_and_its_resume(dump: Path, tmp_path: Path) -> None:
     """The existing command lines work; a check that is cut goes on: no call twice, none missing, the same rows."""
     command = ["-f", "mindspore", "run_ut", "-api_info", str(dump), "-o", str(tmp_path), "-d", "cpu", "-n", "1"]
@@ -202,6 +203,7 @@ def test_existing_numbers() -> None:
     assert existing_status(existing_metrics(one, one[:2])) == "error"
 
 
+@pytest.mark.slow
 def test_scripts_repeat_the_recorded_bits(dump: Path, tmp_path: Path) -> None:
     """A script of every call but the random one, run without this package: forward and backward as recorded, bit for bit, and they pass."""
     calls = [name.removesuffix(".forward") for name in records(dump) if name.endswith(".forward")]

@@ -60,6 +60,7 @@ def step_of(path: Path, name: str = "dump.json", step: int = 0) -> Any:
     return json.loads(next((path / "dump").glob(f"step{step}/*/{name}")).read_text())
 
 
+@pytest.mark.fast_cells("jit")
 @pytest.mark.parametrize("mode", ["graph", "jit"])
 def test_forward_probes_keep_all_bits(tmp_path: Path, mode: str) -> None:
     """Without probes for gradients all losses and weights have the bits of the training without a probe."""
@@ -67,6 +68,7 @@ def test_forward_probes_keep_all_bits(tmp_path: Path, mode: str) -> None:
     assert all(".backward." not in name for name in step_of(tmp_path)["data"])
 
 
+@pytest.mark.fast_cells("jit")
 @pytest.mark.parametrize("mode", ["graph", "jit"])
 def test_gradient_probes_differ_by_rounding_at_most(dumps: Dumps, mode: str) -> None:
     """The forward pass has all its bits; weights may differ in the last ones, where gradients of several uses come together."""
@@ -76,6 +78,7 @@ def test_gradient_probes_differ_by_rounding_at_most(dumps: Dumps, mode: str) -> 
         np.testing.assert_allclose(np.frombuffer(one, np.float32), np.frombuffer(other, np.float32), rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.fast_cells("jit")
 @pytest.mark.parametrize("mode", GRAPHS)
 def test_records_are_those_of_the_dynamic_graph(dumps: Dumps, mode: str) -> None:
     """Names, their order, parents, places, types and shapes are the same in every mode."""
@@ -109,6 +112,7 @@ def test_a_call_is_seen_though_nobody_waits_for_its_result_and_averages_are_read
     assert step_of(tmp_path)["data"]["Cell.0.BatchNorm1d.forward.0"]["parameters"]["moving_mean"]["Max"] == left
 
 
+@pytest.mark.fast_cells("jit")
 @pytest.mark.parametrize("mode", GRAPHS)
 def test_saved_tensors_are_those_of_the_dynamic_graph(dumps: Dumps, mode: str) -> None:
     """Every tensor has its file, and the values differ by rounding at most."""
@@ -122,6 +126,7 @@ def test_saved_tensors_are_those_of_the_dynamic_graph(dumps: Dumps, mode: str) -
         np.testing.assert_allclose(np.load(graph / file.name), np.load(file), rtol=1e-3, atol=1e-4, err_msg=file.name)
 
 
+@pytest.mark.fast_cells("jit")
 @pytest.mark.parametrize("mode", ["graph", "jit"])
 def test_graphs_that_were_compiled_before_are_compiled_again(tmp_path: Path, mode: str, capsys: pytest.CaptureFixture[str]) -> None:
     """start() after the first step is told, and the records are there all the same."""
@@ -130,6 +135,7 @@ def test_graphs_that_were_compiled_before_are_compiled_again(tmp_path: Path, mod
     assert "compiled again" in capsys.readouterr().err
 
 
+@pytest.mark.fast_cells("1")
 @pytest.mark.parametrize("started", [0, 1])
 def test_graphs_of_optimizers_do_not_count(tmp_path: Path, capsys: pytest.CaptureFixture[str], started: int) -> None:
     """An optimizer that is a graph of its own in PyNative mode has no probe in it: nothing is said of it, nothing is compiled again."""

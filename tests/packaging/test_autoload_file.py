@@ -70,6 +70,7 @@ class Place:
         return any("lacks package numpy" in line for line in lines)
 
 
+@pytest.mark.fast_cells("editable")
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
 def test_installed_and_gone(tmp_path: Path, wheels: dict[str, Path], kind: str) -> None:
     """Both ways of installing bring the file, also for isolated interpreters; ``pip uninstall`` takes it away."""

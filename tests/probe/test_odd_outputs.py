@@ -7,7 +7,7 @@ import os
 import socket
 import stat
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +100,21 @@ DUMP_REPLACED = ("dump.json", "stack.json", "construct.json", ".frame.bin", "not
 """Of the directory of a step, which a later run takes over: what is there goes, as the files of an earlier run do."""
 
 
+FAST_KINDS = ("pipe", "directory", "link to a file")
+
+
+def cells(places: Iterable[str], first: str, kinds: Iterable[str] = KINDS) -> list[Any]:
+    """Every place with every kind. The fast tier has the place `first` with all kinds, and all places with `FAST_KINDS`."""
+    return [
+        pytest.param(place, kind, marks=() if place == first or kind in FAST_KINDS else pytest.mark.slow)
+        for place in places
+        for kind in kinds
+    ]
+
+
+FOR_DIRECTORIES = [kind for kind, made in KINDS.items() if made.for_directory]
+
+
 @contextmanager
 def planted(root: Path, place: str, kind: Kind) -> Iterator[Path]:
     """Something odd at `place`; afterwards nothing was written through it."""
@@ -168,8 +183,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return value
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("place", PROBE_FILES)
+@pytest.mark.parametrize(("place", "kind"), cells(PROBE_FILES, "jsonl/rank0.jsonl"))
 def test_file_of_a_probe(tmp_path: Path, place: str, kind: str, reference: dict[str, Any]) -> None:
     with planted(tmp_path / "out", place, KINDS[kind]) as path:
         done = pr.run(pr.train_with_probe, settings(tmp_path / "out", place.partition("/")[0]), STEPS, directory=tmp_path)[0]
@@ -177,8 +191,7 @@ def test_file_of_a_probe(tmp_path: Path, place: str, kind: str, reference: dict[
     assert done.lines(str(path), KINDS[kind].for_file, "move it away", "training goes on"), done.log
 
 
-@pytest.mark.parametrize("kind", [kind for kind, made in KINDS.items() if made.for_directory])
-@pytest.mark.parametrize("place", PROBE_DIRECTORIES)
+@pytest.mark.parametrize(("place", "kind"), cells(PROBE_DIRECTORIES, "jsonl", FOR_DIRECTORIES))
 def test_directory_of_a_probe(tmp_path: Path, place: str, kind: str, reference: dict[str, Any]) -> None:
     with planted(tmp_path / "out", place, KINDS[kind]) as path:
         done = pr.run(pr.train_with_probe, settings(tmp_path / "out", place.partition("/")[0]), STEPS, directory=tmp_path)[0]
@@ -186,7 +199,8 @@ def test_directory_of_a_probe(tmp_path: Path, place: str, kind: str, reference: 
     assert done.lines(str(path), KINDS[kind].for_directory, "move it away"), done.log
 
 
-@pytest.mark.parametrize("kind", [kind for kind, made in KINDS.items() if made.for_directory])
+@pytest.mark.fast_cells("pipe", "link to a file")
+@pytest.mark.parametrize("kind", FOR_DIRECTORIES)
 def test_directory_of_the_claims(tmp_path: Path, kind: str, reference: dict[str, Any]) -> None:
     """Who writes in the directory cannot be told: that is said, and what is to be written is written."""
     with planted(tmp_path / "out", ".owners", KINDS[kind]) as path:
@@ -196,7 +210,8 @@ def test_directory_of_the_claims(tmp_path: Path, kind: str, reference: dict[str,
     assert (tmp_path / "out" / "jsonl" / "rank0.jsonl").is_file()
 
 
-@pytest.mark.parametrize("kind", [kind for kind, made in KINDS.items() if made.for_directory])
+@pytest.mark.fast_cells("pipe", "link to a file")
+@pytest.mark.parametrize("kind", FOR_DIRECTORIES)
 def test_directory_of_an_incident(tmp_path: Path, kind: str, reference: dict[str, Any]) -> None:
     """The incident goes to a directory beside it, or is said to be lost."""
     with planted(tmp_path / "out", "incidents/step0-always", KINDS[kind]):
@@ -206,8 +221,7 @@ def test_directory_of_an_incident(tmp_path: Path, kind: str, reference: dict[str
     assert written or done.lines("step0-always", KINDS[kind].for_directory, "training goes on"), done.log
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", [*DUMP_REPLACED, ".incomplete", "dump_tensor_data"])
+@pytest.mark.parametrize(("name", "kind"), cells([*DUMP_REPLACED, ".incomplete", "dump_tensor_data"], "dump.json"))
 def test_file_of_a_dump(tmp_path: Path, name: str, kind: str, reference: dict[str, Any]) -> None:
     """What stands in the directory of a step is taken away like the files of an earlier run, or costs that step and is said; the other
     steps are whole."""
@@ -221,8 +235,7 @@ def test_file_of_a_dump(tmp_path: Path, name: str, kind: str, reference: dict[st
     assert said or (dump.load(0, 3).complete and not path.is_symlink()), done.log
 
 
-@pytest.mark.parametrize("kind", [kind for kind, made in KINDS.items() if made.for_directory])
-@pytest.mark.parametrize("place", ["step0", "step0/rank3"])
+@pytest.mark.parametrize(("place", "kind"), cells(["step0", "step0/rank3"], "step0/rank3", FOR_DIRECTORIES))
 def test_directory_of_a_dump(tmp_path: Path, place: str, kind: str, reference: dict[str, Any]) -> None:
     config = pr.write_config(tmp_path, "L0", dump_path=str(tmp_path / "dump"))
     with planted(tmp_path / "dump", place, KINDS[kind]) as path:
@@ -233,6 +246,7 @@ def test_directory_of_a_dump(tmp_path: Path, place: str, kind: str, reference: d
     assert done.lines(str(path), KINDS[kind].for_directory, "directory", "move it away"), done.log
 
 
+@pytest.mark.fast_cells(*FAST_KINDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_table_of_the_free_benchmark(tmp_path: Path, kind: str, reference: dict[str, Any]) -> None:
     config = pr.write_config(tmp_path, "L1", task="free_benchmark", dump_path=str(tmp_path / "dump"))
@@ -242,6 +256,7 @@ def test_table_of_the_free_benchmark(tmp_path: Path, kind: str, reference: dict[
     assert done.lines(str(path), KINDS[kind].for_file, "move it away"), done.log
 
 
+@pytest.mark.fast_cells(*FAST_KINDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_configuration_pack(tmp_path: Path, kind: str, reference: dict[str, Any]) -> None:
     with planted(tmp_path / "out", "config_check_pack.zip", KINDS[kind]) as path:
@@ -250,6 +265,7 @@ def test_configuration_pack(tmp_path: Path, kind: str, reference: dict[str, Any]
     assert done.lines(str(path), KINDS[kind].for_file, "move it away"), done.log
 
 
+@pytest.mark.fast_cells(*FAST_KINDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_snapshot_of_another_rank(tmp_path: Path, kind: str) -> None:
     """What rank 1 leaves for rank 0, which serves both: neither waits."""

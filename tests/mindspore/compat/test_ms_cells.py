@@ -14,6 +14,7 @@ from ms_rules import RULES
 PAGE = (Path(__file__).parents[3] / "docs" / "compatibility-mindspore.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.framework
 @pytest.mark.timeout(900)
 def test_our_mindspore_dumps_match_the_kept_ones(tmp_path: Path) -> None:
