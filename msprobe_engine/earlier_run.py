@@ -45,8 +45,9 @@ def is_restart() -> bool:
 def _sentence(where: Path, started: str) -> str:
     since = f" (started {one_line(started)})" if started else ""
     return (
-        f"{one_line(str(where))} holds another run already{since}: readers take both for one run that went on, and of a step that both "
-        "have the numbers of this one; where it is no continuation, name another output_dir"
+        f"{one_line(str(where))} holds another run already{since}: where this one begins at a later step, readers take both for one run "
+        "that went on, and of a step that both have the numbers of this one; else they read this one alone. If it is no continuation, "
+        "name another output_dir"
     )
 
 

@@ -22,6 +22,7 @@ from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.dump.reader import collection_paused
 from msprobe_engine.errors import UsageError
 from msprobe_engine.monitor import places
+from msprobe_engine.monitor.launches import Launch, launch_of, of_other_runs
 from msprobe_engine.monitor.places import RankDirectory, between, rank_directories, rank_directory, scan
 from msprobe_engine.monitor.reader_csv import INTERRUPTED, SCALARS, Problems, families_of, first_step, joined, read_scalars, read_tables
 from msprobe_engine.monitor.reader_json import CUT, read_alerts
@@ -58,6 +59,7 @@ class Source(Protocol):
     def scalars(self, rank: int) -> dict[str, Series]: ...
     def alerts(self, rank: int) -> list[dict[str, Any]]: ...
     def paths(self, rank: int) -> list[Path]: ...
+    def other_runs(self, rank: int) -> list[Launch]: ...
 
 
 class Run:
@@ -164,11 +166,15 @@ class Run:
         """Alerts in the order in which they were raised, each with the fields of `msprobe_engine.rules.base.Alert`."""
         with guard_reading(self.path, "files of a monitor"):
             found = self._source.alerts(rank)
-        for file, kept in self.losses(rank):
+        for file, kept in self.losses(rank) if not self.other_runs(rank) else ():  # which counts theirs, too
             if kept is not None and len(found) < kept.alerts:
                 what = f"{len(found)} alerts of rank {rank} are here, and it says that {kept.alerts} were written"
                 self._source.problems[str(file)] = Counter([what])
         return found
+
+    def other_runs(self, rank: int) -> list[Launch]:
+        """Launches in the files of a rank that are none of this run and were left out, see `msprobe_engine.monitor.launches`."""
+        return self._source.other_runs(rank)
 
     def losses(self, rank: int) -> list[tuple[Path, Kept | None]]:
         """The files that tell what a rank could not write, and what they say; None: it cannot be read."""
@@ -272,6 +278,20 @@ class CsvSource:
             if not directory.info and os.path.lexists(file := directory.path / places.RUN_FILE):
                 self.problems[str(file)] = Counter(["no object of JSON that can be used"])
         self._files: dict[int, list[Path]] = {}
+        self._others: dict[int, list[Launch]] = {}
+        for rank, mine in self._directories.items():
+            if len(mine) > 1:
+                self._directories[rank] = self._of_one_run(rank, mine)
+
+    def _of_one_run(self, rank: int, mine: list[RankDirectory]) -> list[RankDirectory]:
+        """Without directories of other runs."""
+        others = of_other_runs(launch_of(directory.info) for directory in mine)
+        if others:
+            self._others[rank] = others
+        return mine[len(others) :]
+
+    def other_runs(self, rank: int) -> list[Launch]:
+        return self._others.get(rank, [])
 
     def ranks(self) -> list[int]:
         return sorted(self._directories)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.core.io.json_text import parse_json
+from msprobe_engine.monitor.launches import Launch, begins_anew, launch_of
 from msprobe_engine.monitor.places import open_file
 from msprobe_engine.monitor.series import Builder, Key, Part, Series, Table, floats, whole
 
@@ -134,6 +135,9 @@ class JsonLinesSource:
     def alerts(self, rank: int) -> list[dict[str, Any]]:
         return self._rank(rank).alerts
 
+    def other_runs(self, rank: int) -> list[Launch]:
+        return self._rank(rank).others
+
     def _first_rank(self, path: Path) -> int | None:
         return next((whole(line.get("rank")) or 0 for line in lines_of(path, Counter())), None)
 
@@ -152,16 +156,29 @@ class _Rank:
     def __init__(self, path: Path | None, problems: Problems) -> None:
         self.info: dict[str, Any] = {}
         self.alerts: list[dict[str, Any]] = []
+        self.others: list[Launch] = []
+        """Launches of other runs, see `msprobe_engine.monitor.launches`."""
+        launches, begun = [Launch("")], False
         builders: dict[str, Builder] = {}
         numbers: dict[str, dict[int, float]] = {}
         for line in lines_of(path, problems) if path is not None else ():
             if isinstance(line.get("run"), dict):
                 self.info = line["run"]
+                if (launch := launch_of(self.info)).key != launches[-1].key:
+                    launches.append(launch)
+                    begun = False
                 continue
             step = whole(line.get("step"))
             if step is None:
                 problems["line without a step"] += 1
                 continue
+            if not begun:  # the run line stands before its first step
+                begun = True
+                launches[-1] = launches[-1]._replace(first=step)
+                if begins_anew(launches[-1], launches[:-1]):
+                    self.others += [launch for launch in launches[:-1] if launch.first is not None]
+                    launches = launches[-1:]
+                    builders, numbers, self.alerts = {}, {}, []
             _scalars(line.get("scalars"), step, numbers, problems)
             _samples(line.get("samples"), step, builders, problems)
             alerts = line.get("alerts") or []

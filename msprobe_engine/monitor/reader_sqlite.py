@@ -19,6 +19,7 @@ from msprobe_engine.core.io.damaged_files import DAMAGED
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.sqlite_file import open_database
 from msprobe_engine.errors import TextError
+from msprobe_engine.monitor.launches import Launch, of_other_runs, stored_launch
 from msprobe_engine.monitor.reader_json import checked_alert, checked_key, number
 from msprobe_engine.monitor.series import Builder, Part, Series, Table, floats, integers, whole
 from msprobe_engine.monitor.trend_db import LIMIT, stored_keys
@@ -68,9 +69,10 @@ class SqliteSource:
         builder = Builder()
 
         def job(db: sqlite3.Connection) -> None:
+            without = _steps_of_others(db, rank)
             for metric, name in _families(db).items():
                 if name == family:
-                    _read(db, rank, metric, builder, problems)
+                    _read(db, rank, metric, builder, problems, without)
 
         for path in self.paths(rank):
             problems: Problems = Counter()
@@ -83,11 +85,11 @@ class SqliteSource:
 
         def job(db: sqlite3.Connection) -> None:
             if _has(db, "scalars"):
-                wrong = 0
+                wrong, without = 0, _steps_of_others(db, rank)
                 for step, name, value in db.execute("SELECT step, name, value FROM scalars WHERE rank = ? ORDER BY step", (rank,)):
                     x, at = number(value), whole(step)
                     wrong += at is None
-                    if at is not None:
+                    if at is not None and at not in without:
                         found.setdefault(_text(name), {})[at] = float("nan") if x is None else x
                 if wrong:
                     problems["number whose step is no whole number"] += wrong
@@ -102,19 +104,24 @@ class SqliteSource:
         out: list[dict[str, Any]] = []
 
         def job(db: sqlite3.Connection) -> None:
+            others = {launch.key for launch in of_other_runs(_launches(db, rank))}
             for fields in _column(db, "SELECT fields FROM alerts WHERE rank = ? ORDER BY rowid", rank) if _has(db, "alerts") else ():
                 try:
                     alert = checked_alert(parse_json(_text(fields)), problems)
                 except TextError:
                     problems["alert that is no JSON"] += 1
                     continue
-                out.extend([] if alert is None else [alert])
+                out.extend([] if alert is None or alert.get("launch") in others else [alert])
 
         for path in self.paths(rank):
             problems: Problems = Counter()
             self._ask(path, job)
             self._note(path, problems)
         return out
+
+    def other_runs(self, rank: int) -> list[Launch]:
+        found = (self._ask(path, lambda db: of_other_runs(_launches(db, rank))) for path in self.paths(rank))
+        return [launch for launches in found for launch in launches or ()]
 
     def _note(self, path: Path, problems: Problems) -> None:
         """What was left out; a second reading says the same again and does not count."""
@@ -138,6 +145,24 @@ class SqliteSource:
             return None
 
 
+def _launches(db: sqlite3.Connection, rank: int) -> list[Launch]:
+    """In the order in which they began."""
+    if not (_has(db, "launches") and _has(db, "launch_steps")):
+        return []
+    query = "SELECT launch, started, restart, first_step FROM launches WHERE rank = ? ORDER BY number"
+    return [stored_launch(row) for row in db.execute(query, (rank,))]
+
+
+def _steps_of_others(db: sqlite3.Connection, rank: int) -> frozenset[int]:
+    """Steps whose rows are those of another run, see `msprobe_engine.monitor.launches`."""
+    others = {launch.key for launch in of_other_runs(_launches(db, rank))}
+    if not others:
+        return frozenset()
+    query = "SELECT s.step, l.launch FROM launch_steps s JOIN launches l ON l.number = s.number WHERE s.rank = ?"
+    found = db.execute(query, (rank,))
+    return frozenset(at for step, launch in found if _text(launch) in others and (at := whole(step)) is not None)
+
+
 def _column(db: sqlite3.Connection, query: str, *arguments: int) -> list[Any]:
     return [row[0] for row in db.execute(query, arguments)]
 
@@ -158,7 +183,9 @@ def _families(db: sqlite3.Connection) -> dict[int, str]:
     return {metric: _text(family) for metric, family in db.execute(query) if isinstance(metric, int)}
 
 
-def _read(db: sqlite3.Connection, rank: int, metric: int, builder: Builder, problems: Problems) -> None:
+def _read(
+    db: sqlite3.Connection, rank: int, metric: int, builder: Builder, problems: Problems, without: frozenset[int] = frozenset()
+) -> None:
     ops = [row[1] for row in db.execute("PRAGMA table_info(trend_data)")][4:]
     query = "SELECT target_id, target_name, vpp_stage, micro_step FROM monitoring_targets"
     keys = {target: checked_key(stage, _text(name), micro) for target, name, stage, micro in db.execute(query)}
@@ -177,8 +204,10 @@ def _read(db: sqlite3.Connection, rank: int, metric: int, builder: Builder, prob
         fitting = [row for row in rows if keys[row[2]] is not None and whole(row[1]) is not None]
         if len(fitting) < len(rows):
             problems["row whose step, stage or micro step is no whole number"] += len(rows) - len(fitting)
-            if not fitting:
-                continue
+        if without:
+            fitting = [row for row in fitting if row[1] not in without]
+        if not fitting:
+            continue
         _, steps, targets, _, *columns = zip(*fitting)
         ids = np.fromiter((builder.keys[keys[t]] for t in targets), np.int64, len(fitting))
         values = {}

@@ -14,6 +14,7 @@ what this loses::
     metric_keys(metric_id, family, phase, detail)                       what a metric is in our words
     row_keys(metric_id, target_id, name, detail, micro_step)            what a target is in our words, for one metric
     scalars(rank, step, name, value)   alerts(rank, step, fields)   run_info(rank, fields)   imports(what, state)
+    launches(number, rank, launch, started, restart, first_step)   launch_steps(rank, step, number)   which launch has written a step
 """
 
 from __future__ import annotations
@@ -64,6 +65,10 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS alerts (rank INTEGER NOT NULL, step INTEGER NOT NULL, fields TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS run_info (rank INTEGER PRIMARY KEY, fields TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS imports (what TEXT PRIMARY KEY, state TEXT NOT NULL)",
+    """CREATE TABLE IF NOT EXISTS launches (number INTEGER PRIMARY KEY, rank INTEGER NOT NULL, launch TEXT NOT NULL, started TEXT NOT NULL,
+       restart INTEGER NOT NULL, first_step INTEGER NOT NULL)""",
+    """CREATE TABLE IF NOT EXISTS launch_steps (rank INTEGER NOT NULL, step INTEGER NOT NULL, number INTEGER NOT NULL,
+       PRIMARY KEY (rank, step)) WITHOUT ROWID""",
 )
 
 
@@ -239,6 +244,18 @@ class TrendDatabase:
         if count:
             self._cover(rank, metric, min(steps), max(steps), list(ops.values()))
         return count
+
+    def begin_step(self, rank: int, step: int, launch: str, started: str, restart: bool) -> None:
+        """What is added now is of a step of this launch. Numbers that another launch has written of the step go; its alerts stay."""
+        known = self._db.execute("SELECT number FROM launches WHERE rank = ? AND launch = ?", (rank, launch)).fetchone()
+        if known is None:
+            insert = "INSERT INTO launches(rank, launch, started, restart, first_step) VALUES (?, ?, ?, ?, ?)"
+            known = (self._db.execute(insert, (rank, launch, started, int(restart), step)).lastrowid,)
+        found = self._db.execute("SELECT number FROM launch_steps WHERE rank = ? AND step = ?", (rank, step)).fetchone()
+        if found is not None and found != known:
+            for table in ("trend_data", "exact_values", "scalars"):
+                self._db.execute(f"DELETE FROM {table} WHERE rank = ? AND step = ?", (rank, step))
+        self._db.execute("INSERT OR REPLACE INTO launch_steps VALUES (?, ?, ?)", (rank, step, *known))
 
     def add_scalars(self, rank: int, rows: Iterable[tuple[int, str, float]]) -> None:
         """Numbers of steps: step, name, value."""

@@ -4,12 +4,13 @@
 
     scalars_{first step}-{last step}.csv    step,name,value
     alerts.jsonl                            one object per alert
-    run.json                                rank, world_size, rank_info, version, started, started_unix, monitor, rules
-                                            [, alerts, masks, without_optimizer]
+    run.json                                rank, world_size, rank_info, version, started, started_unix, launch, restart, first_step,
+                                            monitor, rules[, alerts, masks, without_optimizer]
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.io.output_files import replace_file
+from msprobe_engine.earlier_run import is_restart
 from msprobe_engine.records import Frame
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import MonitorSettings
@@ -66,6 +68,8 @@ class RunFile:
             "version": _version(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now)),
             "started_unix": round(now, 3),
+            "launch": secrets.token_hex(8),
+            "restart": is_restart(),
             "monitor": None if monitor is None else asdict(monitor),
             "rules": None if rules is None else list(rules),
         }
@@ -87,12 +91,15 @@ class RunFile:
         """What was taken over has not been written after all."""
         self._stale = True
 
-    def refresh(self) -> bool:
-        """Take over what has become known, and write the file when that is anything new; True then.
+    def refresh(self, step: int) -> bool:
+        """Take over what has become known until a step was written, and write the file when that is anything new; True then.
 
         Raises:
             SinkError: it cannot be written.
         """
+        if "first_step" not in self.content:
+            self.content["first_step"] = step
+            self._stale = True
         for key, facts in self._watched.items():
             if (known := dict(facts)) != self.content.get(key, {}):
                 self.content[key] = known

@@ -170,7 +170,7 @@ class CsvSink:
         try:
             if frame.scalars and (frame.samples or list(frame.scalars) != ["step_seconds"]):  # a step that nobody looks at makes no file
                 self._append("scalars", SCALARS_HEADER, scalar_lines(frame))
-            self._run.refresh()
+            self._run.refresh(frame.step)
         except SinkError as error:
             failed = error
         if failed is not None:

@@ -2,8 +2,10 @@
 
 ``{path, or <output_dir>/jsonl}/rank{R}.jsonl``, appended to when it is there. Lines::
 
-    {"run": {rank, world_size, rank_info, version, started, monitor}}      at the beginning, and when more is known
-    {"step", "rank", "time", "complete", "scalars": {name: number}, "samples": [...], "alerts": [...], "lost": {reason: count}}
+    {"run": {rank, world_size, rank_info, version, started, launch, ...}}    at the beginning, and when more is known
+    {"step", "rank", "time", "launch", "complete", "scalars": {name: number}, "samples": [...], "alerts": [...], "lost": {reason: count}}
+
+``launch`` tells the lines of one launch from those of others that have written into the file.
 
 A sample has ``family``, ``name``, ``vpp_stage``, where they exist ``micro_step``, ``phase``, ``state``, ``tag`` and ``extra``, then
 ``shape``, ``dtype`` and the statistics; derived numbers of modules have their columns in place of these. ``histogram`` holds ``kind`` and
@@ -58,13 +60,15 @@ class JsonLinesSink(OneFileSink):
         Raises:
             SinkError: it could not be written; the file ends with the line before it.
         """
-        head = dumps({"step": frame.step, "rank": frame.rank, "time": round(time.time(), 3), "complete": frame.complete})
+        launch = self._run.content["launch"]
+        now = round(time.time(), 3)
+        head = dumps({"step": frame.step, "rank": frame.rank, "time": now, "launch": launch, "complete": frame.complete})
         parts = [head[:-1], f',"scalars":{dumps(frame.scalars)},"samples":[{",".join(self._samples(frame))}]']
         if alerts:
             parts.append(f',"alerts":[{",".join(dumps(alert_fields(alert)) for alert in alerts)}]')
         if frame.lost:
             parts.append(f',"lost":{dumps(frame.lost)}')
-        run = f'{{"run":{dumps(self._run.content)}}}\n' if self._run.refresh() else ""
+        run = f'{{"run":{dumps(self._run.content)}}}\n' if self._run.refresh(frame.step) else ""
         try:
             self._file.append(f"{run}{''.join(parts)}}}\n".encode())
         except BaseException:

@@ -46,13 +46,15 @@ class SqliteSink(OneFileSink):
             SinkError: nothing of this frame was written.
         """
         families = self._names.by_family(frame.samples)
-        new = self._run.refresh()
+        new = self._run.refresh(frame.step)
+        run = self._run.content
         try:
             with self._db.transaction():
+                self._db.begin_step(self._rank, frame.step, run["launch"], run["started"], run["restart"])
                 for family, samples in families.items():
                     self._add(family, frame, samples)
                 self._db.add_scalars(self._rank, [(frame.step, name, value) for name, value in frame.scalars.items()])
-                self._db.add_alerts(self._rank, [(alert.step, dumps(alert_fields(alert))) for alert in alerts])
+                self._db.add_alerts(self._rank, [(alert.step, dumps(alert_fields(alert) | {"launch": run["launch"]})) for alert in alerts])
                 if new:
                     self._db.set_info(self._rank, dumps(self._run.content))
         except BaseException:
