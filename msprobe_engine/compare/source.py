@@ -268,7 +268,7 @@ def _add_steps(
     if steps - {a for a, _ in chosen}:
         found.lost.append(f"Steps {_listed(sorted(steps - {a for a, _ in chosen}))} were asked for and are not in both dumps.")
     for a, b in chosen:
-        found.lost += [sentence for dump, step in ((one, a), (two, b)) for sentence in missing_ranks(dump, step)]
+        found.lost += [sentence for dump, step in ((one, a), (two, b)) for sentence in missing_ranks(dump, step, ranks)]
         name = f"{folder}/step{a}" if mixed else f"step{a}" if len(one.steps) > 1 else folder
         for first, second in _ranks(found, one, two, a, b, ranks):
             _add_files(found, name, a, first, second)

@@ -11,6 +11,7 @@ from typing import Any
 
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import DumpDirectory
+from msprobe_engine.dump.world import expected_ranks
 from msprobe_engine.sentences import Sentence
 
 _MOST = 8
@@ -41,18 +42,26 @@ def missing_records(file: Path, header: Mapping[str, Any], count: int, *, recove
     return found
 
 
-def missing_ranks(dump: DumpDirectory, step: int) -> list[str]:
+def missing_ranks(dump: DumpDirectory, step: int, ranks: Collection[int] = ()) -> list[str]:
     """Sentences about the directories of ranks of a step that hold no dump, or are of a rank that another one is of, and about ranks that
-    other steps have."""
+    other steps have, or that the dump itself says there are. Of the directory of one rank nothing is said.
+
+    Args:
+        ranks: those that were asked for; empty: all.
+    """
     found: list[str] = []
     if repeated := dump.repeated_ranks(step):
         template = "{0}, step {1}: several directories are of one rank, and one of them is read: {2}"
         found.append(Sentence(template, dump.root, step, ", ".join(repeated[:_MOST])))
     names = dump.empty_ranks(step)
-    if absent := _absent_ranks(dump, step, names):
-        more = f" and {len(absent) - _MOST:,} more" if len(absent) > _MOST else ""
-        template = "{0}, step {1}: no directory of ranks {2}, which other steps have"
-        found.append(Sentence(template, dump.root, step, f"{', '.join(map(str, absent[:_MOST]))}{more}"))
+    known, told = _absent_ranks(dump, step, names)
+    for absent, template in (
+        (known, "{0}, step {1}: no directory of ranks {2}, which other steps have"),
+        (told, "{0}, step {1}: no directory of ranks {2}, which the run had: had they no probe, or is it a copy of a part?"),
+    ):
+        if absent := [rank for rank in absent if not ranks or rank in ranks]:
+            more = f" and {len(absent) - _MOST:,} more" if len(absent) > _MOST else ""
+            found.append(Sentence(template, dump.root, step, f"{', '.join(map(str, absent[:_MOST]))}{more}"))
     if not names:
         return found
     more = f" and {len(names) - _MOST:,} more" if len(names) > _MOST else ""
@@ -60,12 +69,15 @@ def missing_ranks(dump: DumpDirectory, step: int) -> list[str]:
     return [*found, Sentence(template, dump.root, step, f"{', '.join(names[:_MOST])}{more}")]
 
 
-def _absent_ranks(dump: DumpDirectory, step: int, empty: Collection[str]) -> list[int]:
-    """Ranks that another step has; none where a directory of the step does not say its rank."""
+def _absent_ranks(dump: DumpDirectory, step: int, empty: Collection[str]) -> tuple[list[int], list[int]]:
+    """Ranks that another step has, and further ones that the header of a rank of the step says there are; none where a directory of the
+    step does not say its rank, or one rank was asked for."""
     here = dump.ranks(step)
-    if any(isinstance(rank, str) for rank in here):
-        return []
-    return sorted(dump.known_ranks - set(here) - {layout.rank_of(name) for name in empty})
+    if any(isinstance(rank, str) for rank in here) or layout.is_rank_directory(dump.root.resolve().name):
+        return [], []
+    absent = {layout.rank_of(name) for name in empty}.union(rank for rank in here if isinstance(rank, int))
+    known = dump.known_ranks - absent
+    return sorted(known), sorted(expected_ranks(dump.path(step, here[0])) - absent - known)
 
 
 def missing_steps(dump: DumpDirectory, steps: Collection[int] = ()) -> list[str]:

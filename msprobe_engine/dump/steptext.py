@@ -40,6 +40,9 @@ class StepText:
     Args:
         options: what of an entry is written.
         level, task, framework, selection, construct_micro_steps: see `msprobe_engine.dump.writer.DumpSink`.
+
+    Attributes:
+        world: keys of the header of steps that are prepared from now on, see `msprobe_engine.dump.world`.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class StepText:
         self._cache = LayoutCache(options, construct_micro_steps)
         self._lock = threading.Lock()
         self._parallel_text: tuple[Mapping[str, Any], str] | None = None
+        self.world: Mapping[str, object] = MappingProxyType({})
 
     def prepare(self, frame: Frame, saved: Saved | None, where: Mapping[str, object]) -> Prepared:
         """Everything of the texts of `frame` but its numbers.
@@ -71,6 +75,7 @@ class StepText:
         level = frame.level or self.level
         header: dict[str, object] = {"task": self.task, "level": level, "framework": frame.framework or self.framework, **where}
         header["nonfinite_counts"] = True  # a tensor without nan_count or inf_count has none
+        header |= self.world
         if self.options.summary_mode != "statistics":
             header["summary_mode"] = self.options.summary_mode
         if self._selection:

@@ -115,6 +115,10 @@ class DumpSink:
         self._looked_for_others = rank is not None
         self._made = time.time()
 
+    def tell_world(self, world: Mapping[str, object]) -> None:
+        """Which ranks the run has (`msprobe_engine.dump.world`), as far as is known now; of steps whose files are still to be made."""
+        self._text.world = world
+
     def directory(self, step: int) -> Path:
         """Where the files of a step are (created by `begin_step`)."""
         return self.root / f"step{step}" / self._rank_directory

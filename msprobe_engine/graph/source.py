@@ -160,7 +160,7 @@ def _alone(target: Path, options: GraphOptions) -> Jobs:
     for step in dump.steps:
         if options.steps and step not in options.steps:
             continue
-        found.lost += missing_ranks(dump, step)
+        found.lost += missing_ranks(dump, step, options.ranks)
         ranks = dict(numbered(dump, step))
         seen |= ranks.keys()
         for rank, directory in ranks.items():

@@ -22,3 +22,9 @@ def selection(dump: DumpSettings) -> dict[str, Any]:
     if dump.request_id is not None:
         found["request_id"] = dump.request_id
     return found
+
+
+def written_by_each(dump: DumpSettings) -> bool:
+    """Has each rank that is chosen files of each step? Not where only what is found is kept (overflows, differences from an earlier dump),
+    what belongs to one request, or what is saved by hand."""
+    return dump.task != "overflow_check" and dump.bench_path is None and dump.request_id is None and dump.level != "debug"

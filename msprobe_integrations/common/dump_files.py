@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from msprobe_engine.backend import Backend
-from msprobe_engine.dump import early
+from msprobe_engine.dump import early, world
 from msprobe_engine.dump.summary import Tally
 from msprobe_engine.dump.tensors import TensorStore
 from msprobe_engine.dump.writer import DumpSink
@@ -18,7 +18,7 @@ from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import Frame
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import DumpSettings
-from msprobe_engine.settings.selection import selection
+from msprobe_engine.settings.selection import selection, written_by_each
 from msprobe_engine.sinks.base import Sink
 from msprobe_engine.sinks.reported import ReportedSink
 from msprobe_engine.writer import Writer
@@ -78,6 +78,7 @@ class DumpFiles:
         """A step begins: its directory is made."""
         self._use_sink(self.backend.rank())
         assert self.sink is not None
+        self._tell_world(self.sink)
         early.begin(self.sink, step)
         self.say("Dump switch is turned on at step %d. Dump data will be saved in %s", step, self.sink.directory(step))
 
@@ -131,6 +132,11 @@ class DumpFiles:
             set_rank(rank)
             self.sink.assign_rank(rank)
             self._rank = rank
+            self._tell_world(self.sink)
+
+    def _tell_world(self, sink: DumpSink) -> None:
+        if written_by_each(self.dump) and self.backend.assigned_rank is None:
+            sink.tell_world(world.of_process(self._rank, self.backend.world_size(), self.dump.rank))
 
     def say_missing_ranks(self) -> None:
         """Ranks that are listed and do not exist are named once, on rank 0, when the size of the job is known."""
@@ -138,10 +144,10 @@ class DumpFiles:
         if self._said_ranks or rank is None or self.backend.assigned_rank is not None:
             return
         self._said_ranks = True
-        world = self.backend.world_size()
-        missing = [r for r in self.dump.rank if r >= world]
+        size = self.backend.world_size()
+        missing = [r for r in self.dump.rank if r >= size]
         if missing and rank == 0:
-            _log.warning("'rank' lists %s, but the ranks of this run are 0 to %d", ", ".join(map(str, missing)), world - 1)
+            _log.warning("'rank' lists %s, but the ranks of this run are 0 to %d", ", ".join(map(str, missing)), size - 1)
 
     def summary(self) -> str:
         """What was written so far, and what was lost."""

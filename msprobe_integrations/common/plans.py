@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine import log
-from msprobe_engine.dump import early
+from msprobe_engine.dump import early, world
 from msprobe_engine.dump.writer import DumpSink
 from msprobe_engine.records import Frame
 from msprobe_engine.session import Session
 from msprobe_engine.settings.schema import DumpSettings
-from msprobe_engine.settings.selection import selection
+from msprobe_engine.settings.selection import selection, written_by_each
 from msprobe_engine.sinks.select import SelectSink
 from msprobe_engine.window import Window
 from msprobe_integrations.common.wanted import CHECKSUMS
@@ -194,6 +194,8 @@ class Plans:
             options["selection"] = selection(dump)
             options["tensors"] = self._keeper.store if self._keeper is not None else None
         sink = DumpSink(root, level=level, framework=self._session.backend.framework, rank=rank, **options)
+        if dump is not None and written_by_each(dump):
+            sink.tell_world(world.of_process(rank, self._backend.world_size(), dump.rank))
         if not self._sinks:
             self._session.pipeline.save_early(self._log_frame)
         self._sinks.append((sink, wanted))

@@ -32,6 +32,7 @@ DUMP_COMMANDS = {
 NOT_COMPARED = {
     "dump": {
         r"(del|null) (task|level|framework|summary_mode)": "what it stands for without the key is what the dump is, or the records say it",
+        r"(del|null) (rank|world_size)": "of one rank nothing else is asked; a dump without them does not say how many ranks the run had",
         r"(del|null) (dump_data_dir|nonfinite_counts)": "says where files lie and who wrote; no number",
         r"\S+ \S+\.requires_grad": "True and False are told apart; a flag that is not known is no number",
         r"\S+ data\.Distributed\S*\.async": "says when the result is waited for, not what it is",
@@ -127,8 +128,9 @@ def test_a_place_of_a_dump(task: str, side: str, command: str, runs: Path, tmp_p
     sides = {name: tmp_path / name for name in ("target", "golden")}
     for place in sides.values():
         shutil.copytree(runs / task / "step0/rank0", place / "step0/rank0")
+    sides = {name: place / "step0/rank0" for name, place in sides.items()}
     assert run(DUMP_COMMANDS[command], sides["target"], sides["golden"], tmp_path / "out") == 0
-    file = sides[side] / "step0/rank0/dump.json"
+    file = sides[side] / "dump.json"
     document, silent = json.loads(file.read_text()), []
     for name, text in _damaged(document):
         file.write_text(text)
@@ -335,6 +337,7 @@ ALONE: dict[str, tuple[int, str, Damage]] = {
     "null in a collective": (3, "a tensor without numbers", _numbers(None, SUM)),
     "null in a parameter": (3, "a tensor without numbers", _numbers(None, LINEAR)),
     "a rank of one step": (3, "no directory of ranks 1, which other steps have", _removed("step0/rank1")),
+    "a rank of all steps": (3, "no directory of ranks 1, which the run had", _removed("step*/rank1")),
     "a rank that is a link to nothing": (3, "no dump.json in rank1", _dangling("step0/rank1")),
     "a step that is a link to nothing": (3, "no dump.json in the directories of steps 1", _dangling("step1")),
 }
@@ -356,14 +359,22 @@ def test_one_run(damage: str, command: str, runs: Path, tmp_path: Path, capsys: 
     assert expected != 3 or re.search("warnings? says? what could not be looked at", said.split("\n")[0])
 
 
-@pytest.mark.parametrize("damage", ["a rank of one step", "a rank that is a link to nothing"])
+@pytest.mark.parametrize("damage", ["a rank of one step", "a rank of all steps", "a rank that is a link to nothing"])
 def test_what_both_runs_lack(damage: str, runs: Path, tmp_path: Path) -> None:
-    """A rank that neither side has in one step, and both in another."""
+    """A rank that neither side has in one step, or in any."""
     for side in ("target", "golden"):
         shutil.copytree(runs / "statistics", tmp_path / side)
         ALONE[damage][2](tmp_path / side)
     for command in ("compare", "diagnose", "graph"):
         assert run(DUMP_COMMANDS[command], tmp_path / "target", tmp_path / "golden", tmp_path / "out") == 3, command
+
+
+def test_ranks_that_were_not_chosen(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank that the settings leave out is not missing."""
+    chosen, out = runs / "chosen", tmp_path / "out"
+    assert [place.name for place in (chosen / "step0").iterdir()] == ["rank0"]
+    for command in (*DUMP_COMMANDS.values(), "nan_analyze -i {target} -o {out}", "diagnose {target} -o {out}"):
+        assert run(command, chosen, chosen, out) == 0, "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(("asynchronous", "code"), [(False, 1), (True, 0)])

@@ -1,6 +1,6 @@
 """Small real runs of two ranks for `test_damaged_sides`: ``two_rank_runs.py DIRECTORY`` trains with gloo and leaves there a dump per
-task (``statistics``, ``md5``, ``tensor``, ``structure``), a monitored run with alerts and its pack (``monitored``), a pack with samples
-and random calls (``pack.zip``) and a checkpoint (``checkpoint.pt``)."""
+task (``statistics``, ``md5``, ``tensor``, ``structure``) and one of rank 0 (``chosen``), a monitored run with alerts and its pack
+(``monitored``), a pack with samples and random calls (``pack.zip``) and a checkpoint (``checkpoint.pt``)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ DUMPS = {
     "md5": {"task": "statistics", "statistics": {"summary_mode": "md5"}},
     "tensor": {"task": "tensor"},
     "structure": {"task": "structure"},
+    "chosen": {"task": "statistics", "rank": [0]},
 }
 PROBE = """\
 output_dir: {output}

@@ -38,7 +38,8 @@ def api_base(name: str) -> str:
 
 
 def header(d: Difference, _: Context) -> bool:
-    return d.kind == "header" and d.place in ("nonfinite_counts", "micro_steps", "summary_mode", "selection", "lost") and d.theirs is None
+    more = ("nonfinite_counts", "rank", "world_size", "dumped_ranks", "micro_steps", "summary_mode", "selection", "lost")
+    return d.kind == "header" and d.place in more and d.theirs is None
 
 
 def counts(d: Difference, _: Context) -> bool:

@@ -80,7 +80,11 @@ RULES: tuple[Rule, ...] = (
     Rule("in-place", "An activation in place: its gradients and those of the module before it are here; lost there.", why.in_place),
     Rule("accumulated", "Several backward passes: 8.1.1 has the last increment of a parameter gradient; here the sum.", why.accumulated),
     # head and facts
-    Rule("header", "Further keys before `data`: nonfinite_counts, summary_mode, selection, micro_steps, lost, parallel.", why.header),
+    Rule(
+        "header",
+        "Further keys before `data`: nonfinite_counts, rank, world_size, dumped_ranks, summary_mode, selection and more.",
+        why.header,
+    ),
     Rule("shapes-file", "Task structure writes shapes.json, from which `msprobe estimate` tells sizes.", why.shapes_file),
     Rule("recompute", "`is_recompute` stands where it is true (8.1.1: always; 26.2.0: never).", why.recompute_said),
     Rule("rank-directory", "Without a process group: directory `proc{pid}`, as in 26.2.0; 8.1.1: `rank`.", why.rank_directory),

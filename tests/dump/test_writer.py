@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from msprobe_engine.core.io import output_files
-from msprobe_engine.dump import layout, text
+from msprobe_engine.dump import layout, text, world
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.dump.writer import DumpSink
 from msprobe_engine.errors import SinkError, UsageError
@@ -416,3 +416,31 @@ def test_module_is_importable_without_c(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(text, "_compiled", lambda: None)
     sink(tmp_path / "python").write(small_frame())
     assert (tmp_path / "c/step0/rank3/dump.json").read_bytes() == (tmp_path / "python/step0/rank3/dump.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "chosen", "expected"),
+    [
+        (0, 4, (), {0, 1, 2, 3}),
+        (1, 4, (1, 3, 9), {1, 3}),
+        (0, 1, (), {0}),
+        (None, 1, (), set()),  # no rank: nothing is known
+        (3, 1, (), set()),  # a number given by hand is none of the job's
+    ],
+)
+def test_which_ranks_the_run_had(rank: int | None, size: int, chosen: tuple[int, ...], expected: set[int], tmp_path: Path) -> None:
+    """The header says it in front of the records, and readers look no further."""
+    made = DumpSink(tmp_path, level="mix", rank=rank)
+    made.tell_world(world.of_process(rank, size, chosen))
+    made.write(small_frame())
+    assert world.expected_ranks(made.directory(0)) == expected
+    assert open_dump(tmp_path).load(0).header.get("world_size") == (size if expected else None)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"world_size": 99999999999, "data": {}}', '{"data": {"world_size": 3}}', '{"world_size": "3"}', "", "[1"]
+)
+def test_a_header_that_says_no_ranks(text: str, tmp_path: Path) -> None:
+    """Damage, and what stands in a record, is no number of ranks."""
+    (tmp_path / "dump.json").write_text(text)
+    assert world.expected_ranks(tmp_path) == frozenset()

@@ -18,7 +18,7 @@ from msprobe_engine.graph.model import ROOT, Comparison, Graph
 from msprobe_engine.graph.writer import Plan
 
 _STATISTICS = ("Max", "Min", "Mean", "Norm")
-_GONE = ("dump_data_dir", "parallel")
+_GONE = ("dump_data_dir", "parallel", "rank", "world_size", "dumped_ranks")
 """Keys of the header that say something of one rank."""
 
 

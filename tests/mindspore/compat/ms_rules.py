@@ -19,7 +19,7 @@ RULES: tuple[Rule, ...] = (
         "Norm of a tensor without dimensions: its value there, so maybe negative; its absolute value here.",
         shared.scalar_norm,
     ),
-    Rule("ms-header", "Further keys before `data`: nonfinite_counts, summary_mode, selection, micro_steps.", shared.header),
+    Rule("ms-header", "Further keys before `data`: nonfinite_counts, rank, world_size, summary_mode and more.", shared.header),
     Rule("ms-low-precision", "Mean and Norm of float16: rounded to float16 there, in double here.", own.low_precision),
     Rule("ms-xor", "xor checksums are written; `md5` is null there.", own.no_xor),
     Rule(
