@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.core.processes import Process, parse_process
-from msprobe_engine.monitor.launches import launch_of
 from msprobe_engine.monitor.places import rank_directory
 from msprobe_engine.monitor.ranges import ranks_text, steps_text
 from msprobe_engine.monitor.reader import Run
@@ -37,7 +36,7 @@ def missing_parts(run: Run) -> list[str]:
     and what could not be written; and about a run of which there is no step."""
     if not run.ranks:
         return [Sentence(_NO_STEP, run.path)]
-    return [*_other_runs(run), *_missing_ranks(run), *_missing_steps(run), *_cut_off(run), *_interrupted_steps(run), *_losses(run)]
+    return [*_missing_ranks(run), *_missing_steps(run), *_cut_off(run), *_interrupted_steps(run), *_losses(run)]
 
 
 def remarks(run: Run) -> list[str]:
@@ -151,20 +150,6 @@ def _missing_steps(run: Run) -> Iterator[str]:
             yield Sentence(template, run.path, ranks_text(ranks), max(own), max(together))
         if inner:
             yield Sentence("{0}: no {1} of {2}, which other ranks have", run.path, steps_text(inner), ranks_text(ranks))
-
-
-def _other_runs(run: Run) -> Iterator[str]:
-    where: dict[str, dict[int, int]] = {}
-    mine = ""
-    for rank in run.ranks:
-        mine = mine or launch_of(run.info(rank)).started
-        for launch in run.other_runs(rank):
-            where.setdefault(launch.started, {})[rank] = launch.first or 0
-    for started, ranks in islice(where.items(), _MOST):
-        template = "{0}: {1} have files of another run here, which started {2} and is not looked at; the one read started {3}"
-        if len(ranks) == 1:
-            template = "{0}: {1} has files of another run here, which started {2} and is not looked at; the one read started {3}"
-        yield Sentence(template, run.path, ranks_text(sorted(ranks)), started or "at an unknown time", mine or "at an unknown time")
 
 
 def _unclosed(run: Run) -> dict[int, Process]:

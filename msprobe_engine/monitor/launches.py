@@ -52,6 +52,12 @@ def of_other_runs(launches: Iterable[Launch]) -> list[Launch]:
     return others
 
 
+def said(other: Launch, read: Launch) -> str:
+    """What is said of a launch that was left out."""
+    one, two = (launch.started or "at an unknown time" for launch in (other, read))
+    return f"another run, which started {one}, is here and is not looked at; the one that is read started {two}"
+
+
 def stored_launch(row: Iterable[Any]) -> Launch:
     """A row of the table ``launches`` of a trend data base, whatever is in it: key, started, restart, first step."""
     key, started, restart, first = row

@@ -22,7 +22,7 @@ from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.dump.reader import collection_paused
 from msprobe_engine.errors import UsageError
 from msprobe_engine.monitor import places
-from msprobe_engine.monitor.launches import Launch, launch_of, of_other_runs
+from msprobe_engine.monitor.launches import Launch, launch_of, of_other_runs, said
 from msprobe_engine.monitor.places import RankDirectory, between, rank_directories, rank_directory, scan
 from msprobe_engine.monitor.reader_csv import INTERRUPTED, SCALARS, Problems, families_of, first_step, joined, read_scalars, read_tables
 from msprobe_engine.monitor.reader_json import CUT, read_alerts
@@ -285,9 +285,11 @@ class CsvSource:
 
     def _of_one_run(self, rank: int, mine: list[RankDirectory]) -> list[RankDirectory]:
         """Without directories of other runs."""
-        others = of_other_runs(launch_of(directory.info) for directory in mine)
-        if others:
-            self._others[rank] = others
+        launches = [launch_of(directory.info) for directory in mine]
+        others = of_other_runs(launches)
+        for other, directory in zip(others, mine):
+            self.problems[str(directory.path)] = Counter([said(other, launches[-1])])
+        self._others[rank] = others
         return mine[len(others) :]
 
     def other_runs(self, rank: int) -> list[Launch]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.core.io.json_text import parse_json
-from msprobe_engine.monitor.launches import Launch, begins_anew, launch_of
+from msprobe_engine.monitor.launches import Launch, begins_anew, launch_of, said
 from msprobe_engine.monitor.places import open_file
 from msprobe_engine.monitor.series import Builder, Key, Part, Series, Table, floats, whole
 
@@ -188,6 +188,8 @@ class _Rank:
             for alert in alerts:
                 made = checked_alert({"step": step, **alert} if isinstance(alert, dict) else alert, problems)
                 self.alerts += [] if made is None else [made]
+        for other in self.others:
+            problems[said(other, launches[-1])] += 1
         self.tables: dict[str, Table] = {family: builder.table() for family, builder in builders.items()}
         self.scalars = {name: _series(values) for name, values in numbers.items()}
 

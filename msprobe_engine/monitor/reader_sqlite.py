@@ -19,7 +19,7 @@ from msprobe_engine.core.io.damaged_files import DAMAGED
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.sqlite_file import open_database
 from msprobe_engine.errors import TextError
-from msprobe_engine.monitor.launches import Launch, of_other_runs, stored_launch
+from msprobe_engine.monitor.launches import Launch, of_other_runs, said, stored_launch
 from msprobe_engine.monitor.reader_json import checked_alert, checked_key, number
 from msprobe_engine.monitor.series import Builder, Part, Series, Table, floats, integers, whole
 from msprobe_engine.monitor.trend_db import LIMIT, stored_keys
@@ -59,6 +59,8 @@ class SqliteSource:
         return self._files.get(rank, [])
 
     def families(self, rank: int) -> list[str]:
+        self.other_runs(rank)  # said by every command that reads this rank
+
         def job(db: sqlite3.Connection) -> list[str]:
             metrics = set(_column(db, "SELECT DISTINCT metric_id FROM trend_data WHERE rank = ?", rank))
             return [family for metric, family in _families(db).items() if metric in metrics]
@@ -120,8 +122,13 @@ class SqliteSource:
         return out
 
     def other_runs(self, rank: int) -> list[Launch]:
-        found = (self._ask(path, lambda db: of_other_runs(_launches(db, rank))) for path in self.paths(rank))
-        return [launch for launches in found for launch in launches or ()]
+        others: list[Launch] = []
+        for path in self.paths(rank):
+            launches = self._ask(path, lambda db: _launches(db, rank)) or []
+            mine = of_other_runs(launches)
+            self._note(path, Counter([said(other, launches[-1]) for other in mine]))
+            others += mine
+        return others
 
     def _note(self, path: Path, problems: Problems) -> None:
         """What was left out; a second reading says the same again and does not count."""

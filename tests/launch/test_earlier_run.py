@@ -92,11 +92,16 @@ def test_another_run_is_not_taken_for_this_one(sinks: str, tmp_path: Path, capfd
     assert {tuple(series.steps) for series in opened.series(0, "grad_reduced", "norm").values()} == {(1, 2, 3)}
     assert opened.alerts(0) == []
     (other,) = opened.other_runs(0)
-    for words in (["monitor", "analyze"], ["diagnose", "-o", str(tmp_path / "page")], ["trends", "-o", str(tmp_path / "trends.html")]):
+    for words in (
+        ["monitor", "analyze"],
+        ["diagnose", "-o", str(tmp_path / "page")],
+        ["trends", "-o", str(tmp_path / "trends.html")],
+        ["data2db", "--db", str(tmp_path / "db"), "--data"],
+    ):
         capfd.readouterr()
         assert main([*words, str(tmp_path / "out")]) == 3
         said = "".join(capfd.readouterr())
-        assert f"rank 0 has files of another run here, which started {other.started} and is not looked at" in said
+        assert f"another run, which started {other.started}, is here and is not looked at; the one that is read started" in said
 
 
 @pytest.mark.parametrize("restart", [False, True])
