@@ -4,7 +4,6 @@ The first line of the output is the finding."""
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +72,6 @@ def run(args: argparse.Namespace) -> int:
         print(printable(f"Mapping: {names}; with -cm {names} these names are no difference (msprobe diagnose and compare take it)"))
     if functions is not None:
         print(printable(f"Mapping: {functions}; functions that are likely to be the same; look it through and give it back with -am"))
-    for problem in found.problems:
-        print(printable(f"warning: {problem}"), file=sys.stderr)
     if found.finding != NONE:
         return 1
     return 3 if found.problems else 0

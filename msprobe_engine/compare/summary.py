@@ -12,7 +12,7 @@ from msprobe_engine.compare.work import MOST_NAMES, Result
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import explain
 from msprobe_engine.diagnose import renames, two_frameworks
-from msprobe_engine.diagnose.findings import NONE, Diagnosis, finite_json
+from msprobe_engine.diagnose.findings import NONE, Diagnosis, beside_warnings, finite_json
 from msprobe_engine.errors import SinkError
 from msprobe_engine.log import one_line
 
@@ -126,7 +126,7 @@ class Comparison:
         count = len(self.all_problems)
         if not count:
             return "No row is off"
-        return f"No row is off in what could be compared; {count} warning{' says' if count == 1 else 's say'} what could not"
+        return beside_warnings("No row is off in what could be compared", count)
 
     def text(self) -> str:
         """For the console."""
@@ -143,7 +143,7 @@ class Comparison:
         problems = self.all_problems
         if problems and self.diagnosis is None:  # else they stand there
             lines += [_line("warning", problem) for problem in problems[:MOST_PROBLEMS]]
-        if len(problems) > MOST_PROBLEMS:
+        if len(problems) > MOST_PROBLEMS and self.diagnosis is None:
             lines.append(_line("warning", f"and {len(problems) - MOST_PROBLEMS:,} more that the summary names"))
         if self.files:
             lines.append(_line("files", _some(self.files, len(self.files), 4)))

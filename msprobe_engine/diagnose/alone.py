@@ -51,7 +51,7 @@ def diagnose_alone(target: Path) -> Diagnosis:
     ranks = _Ranks()
     result = nan_analyze(target, seen=ranks.look)
     found = Diagnosis(problems=list(result.problems))
-    found.looked_at = {"steps": ", ".join(map(str, result.steps))}
+    found.looked_at, found.steps = {"steps": ", ".join(map(str, result.steps))}, list(result.steps)
     if result.findings:
         found.suspects = [_suspect(item) for item in result.findings]
         first = result.findings[0]

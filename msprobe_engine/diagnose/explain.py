@@ -6,14 +6,17 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from msprobe_engine.compare.side import INPUT, OUTPUT, Side
+import numpy as np
+
+from msprobe_engine.compare import codes
+from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS, Side
 from msprobe_engine.diagnose import findings, measure, missing_statistics
 from msprobe_engine.diagnose import origin as origins
 from msprobe_engine.diagnose.divergence import Divergence
 from msprobe_engine.diagnose.facts import forward_twin, module_path
 from msprobe_engine.diagnose.findings import Suspect
 from msprobe_engine.diagnose.origin import Origin
-from msprobe_engine.diagnose.origins import Walker
+from msprobe_engine.diagnose.origins import CALIBRATED, Walker
 from msprobe_engine.diagnose.report import own_line
 from msprobe_engine.sentences import Sentence
 
@@ -92,7 +95,9 @@ def why(origin: Origin, walker: Walker, step: int) -> Sentence:
         here, there = Sentence("this run"), Sentence("the golden side")
         with_it, without = (here, there) if side.requires_grad[origin.row] else (there, here)
         taken = Sentence("") if origin.op == side.op[origin.row] else Sentence("its own code gives {0} what it takes in: ", user)
-        return Sentence("{0}{1} requires a gradient in {2} and none in {3}", taken, place, with_it, without)
+        said = Sentence("{0}{1} requires a gradient in {2} and none in {3}", taken, place, with_it, without)
+        name = _parameter(walker, origin.row)
+        return Sentence("parameter {0}: {1}", name, said) if name else said
     if origin.kind == origins.EXTRA:
         return Sentence("only this run makes this call, and what it gives goes into {0}, where {1} differs by {2}", user, place, size)
     if origin.kind == origins.MISSING:
@@ -187,9 +192,38 @@ def numbers(origin: Origin, walker: Walker) -> dict[str, Any]:
     return out
 
 
+def _parameter(walker: Walker, row: int) -> str:
+    """Name of the parameter of a module that a row is, by its numbers; "" when it is none."""
+    side = walker.side
+    known = side.stats[row].tobytes()
+    for other in np.flatnonzero(np.frombuffer(bytes(side.role), np.uint8) == PARAMETERS).tolist():
+        if side.shape[other] == side.shape[row] and side.stats[other].tobytes() == known:
+            path, place = module_path(side.ops[side.op[other]]), place_of(side, other).removeprefix("parameters.")
+            return f"{path}.{place}" if path else place
+    return ""
+
+
+def _numbers_agree(found: Divergence) -> bool:
+    """No tensor that both sides have differs; what one of them has none of is no number."""
+    for rank, walker in found.walkers.items():
+        m, (left, right) = walker.measured, codes.columns(walker.rows)
+        tensors = [codes.of_each(one.shape, _is_shape, bool)[rows] for one, rows in ((walker.side, left), (walker.golden.side, right))]
+        limits = np.repeat(np.maximum(walker.limits, found.noise), np.diff(walker.starts))
+        limits = np.full(len(limits), CALIBRATED) if walker.calibrated else limits + origins.GROWTH * found.walks[rank].largest
+        if ((m.distance > limits) & ~m.argument & tensors[0] & tensors[1]).any():
+            return False
+    return True
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, list)
+
+
 def finding_of(found: Divergence, rank: int, origin: Origin) -> str:
     """Which of the findings an origin is."""
     walker = found.walkers[rank]
+    if origin.kind == origins.GRADLESS and _numbers_agree(found):
+        return findings.STRUCTURE
     at = walker.pair_of(origin.row)
     if at >= 0 and walker.measured.bad_target[at] and not walker.measured.bad_golden[at]:
         return findings.OVERFLOW if overflows(origin, walker) else findings.NONFINITE

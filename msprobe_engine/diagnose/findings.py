@@ -35,6 +35,11 @@ HEADLINES: Mapping[str, str] = {
 NOTHING = Sentence("No NaN or Inf that matters")
 """What one run was searched for."""
 
+_MOST_PROBLEMS = 8
+"""What could not be read, on the console."""
+
+_NOT_IN_JSON = frozenset(("unseen", "steps", "nothing", "remarks"))
+
 _WORDS = 9
 """Width of the words in front of the lines of the text."""
 
@@ -94,6 +99,7 @@ class Diagnosis:
         nonfinite: side (``target`` or ``golden``) -> its first NaN or Inf, which the other side has not and which is no suspect: it may
             follow from the first suspect or be something else.
         unseen: the target has something that is not finite, or may have, where nothing was held against it. Not in the json.
+        steps: those whose records were looked at. Not in the json.
         nothing: the headline when nothing was found: what one run was searched for; "" of two that were compared. Not in the json.
         remarks: of `evidence`, what a run says of itself, so that it holds whatever else was found. Not in the json.
     """
@@ -112,6 +118,7 @@ class Diagnosis:
     aligned: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     nonfinite: dict[str, Suspect] = field(default_factory=dict)
     unseen: bool = False
+    steps: list[int] = field(default_factory=list)
     nothing: str = ""
     remarks: list[str] = field(default_factory=list)
 
@@ -127,7 +134,7 @@ class Diagnosis:
         if self.finding == STRUCTURE and self.renamed and not any(self.unmatched.values()):
             text = Sentence("Modules bear other names; the runs make the same calls, and their numbers agree")
         if self.finding == STRUCTURE and self.differences:
-            text = Sentence("The runs have next to no calls in common")
+            text = Sentence("The runs have next to no calls in common") if first is None else Sentence("The runs do not do the same")
         if first is None:
             return Sentence("{0}.", self._nothing_found() if self.finding == NONE else text)
         if self.finding in (CONFIG, CHECKPOINT):  # not of a step of a training
@@ -136,18 +143,10 @@ class Diagnosis:
 
     def _nothing_found(self) -> str:
         """What was searched or compared, and that this was not all of it where something could not be."""
-        count = len(self.problems)
-        if not count:
+        if not self.problems:
             return self.nothing or HEADLINES[NONE]
-        if self.nothing:
-            template = "{0}; {1} warnings say what could not be looked at"
-            if count == 1:
-                template = "{0}; {1} warning says what could not be looked at"
-            return Sentence(template, self.nothing, count)
-        template = "No difference in what could be compared; {0} warnings say what could not"
-        if count == 1:
-            template = "No difference in what could be compared; {0} warning says what could not"
-        return Sentence(template, count)
+        said = self.nothing or Sentence("No difference in what could be compared")
+        return beside_warnings(said, len(self.problems), searched=bool(self.nothing))
 
     def first_nonfinite(self) -> list[str]:
         """A sentence for each of `nonfinite`."""
@@ -162,7 +161,7 @@ class Diagnosis:
         """JSON-ready, with `finding` and `first_suspect` first."""
         first = self.first_suspect
         head = {"finding": self.finding, "headline": self.headline(), "first_suspect": asdict(first) if first else None}
-        return head | {key: value for key, value in asdict(self).items() if key not in head and key not in ("unseen", "nothing", "remarks")}
+        return head | {key: value for key, value in asdict(self).items() if key not in head and key not in _NOT_IN_JSON}
 
     def text(self) -> str:
         """For the console; the first line is the finding."""
@@ -180,7 +179,9 @@ class Diagnosis:
                 lines += listed(
                     "only in", [f"{side}: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"], _WORDS
                 )
-        lines += listed("warning", self.problems[:8], _WORDS)
+        more = len(self.problems) - _MOST_PROBLEMS
+        unnamed = [Sentence("and {0} more, which diagnosis.json names", f"{more:,}")] if more > 0 else []
+        lines += listed("warning", [*self.problems[:_MOST_PROBLEMS], *unnamed], _WORDS)
         lines += listed("next", self.next, _WORDS)
         if self.looked_at:
             lines += listed("looked at", [", ".join(f"{key} {value}" for key, value in self.looked_at.items())], _WORDS)
@@ -199,6 +200,19 @@ class Diagnosis:
         write_file(data, [finite_json(self.as_json())])
         write_file(html, [page(self).encode()])
         return data, html
+
+
+def beside_warnings(said: str, count: int, *, searched: bool = False) -> Sentence:
+    """What was found of a part, and how many warnings say which part was not searched, or not compared."""
+    if searched:
+        template = "{0}; {1} warnings say what could not be looked at"
+        if count == 1:
+            template = "{0}; {1} warning says what could not be looked at"
+    else:
+        template = "{0}; {1} warnings say what could not"
+        if count == 1:
+            template = "{0}; {1} warning says what could not"
+    return Sentence(template, said, count)
 
 
 def _place(one: Suspect) -> Sentence:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from msprobe_engine.diagnose import findings
 from msprobe_engine.diagnose.facts import module_path
 from msprobe_engine.diagnose.findings import Diagnosis, Suspect
+from msprobe_engine.diagnose.monitored_alone import never_there
 from msprobe_engine.diagnose.monitored_replicas import check_replicas
 from msprobe_engine.diagnose.replicas import Odd, say_not_compared
 from msprobe_engine.errors import NothingCapturedError
@@ -146,6 +147,7 @@ def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
             found.next = _dump_of(step, [off[0].rank], golden=True)
             break
         accepted = max(accepted, max(item.distance for item in by_step[step]))
+    _say_never_there(found, never_there(a, b))
     found.problems = [*missing_parts(a), *missing_parts(b), *steps_on_one_side(a, b)]
     found.remarks = [*still_running(a), *still_running(b)]
     found.evidence += found.remarks
@@ -222,6 +224,13 @@ def _say_part(found: Diagnosis, off: Sequence[_Item], limit: float, of: int) -> 
             f"{limit:.1e}",
         )
     )
+
+
+def _say_never_there(found: Diagnosis, alone: Sequence[Suspect]) -> None:
+    """What one run has no number of comes first, unless an earlier step parts."""
+    first = found.first_suspect
+    if alone and (first is None or alone[0].step <= first.step):
+        found.finding, found.suspects = findings.STRUCTURE, [*alone, *found.suspects][:MOST_SUSPECTS]
 
 
 def _said_alone(path: Path, names: Sequence[str]) -> Sentence:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,13 +145,16 @@ def look_at_all(target: Parts, golden: Parts | None, look: Look) -> Diagnosis:
 
 def _together(seen: list[_Seen], left: list[str], errors: list[str]) -> Diagnosis:
     """The finding of what names the record, with a sentence for everything else."""
-    lead, *others = sorted(seen, key=_Seen.order)
+    lead, *others = _ordered(seen)
     found = lead.found
     first = found.first_suspect
     for other in others:
         found.evidence += [_sentence(other), *other.found.remarks]
         theirs = other.found.first_suspect
-        if first is not None and theirs is not None and theirs.step < first.step:
+        if first is not None and first.step in other.found.steps and theirs is not None and theirs.step > first.step:
+            template = "The records of step {0} are the same: it began behind the last of them, in the update or between two steps."
+            found.evidence.append(Sentence(template, first.step))
+        if first is not None and theirs is not None and theirs.step < first.step and theirs.step not in found.steps:
             found.evidence.append(
                 Sentence(
                     "That is before step {0}, which the records are of: a dump of step {1} shows the record it began with.",
@@ -165,7 +168,8 @@ def _together(seen: list[_Seen], left: list[str], errors: list[str]) -> Diagnosi
         found.evidence.insert(0, _sentence(lead))
         found.nothing = "" if any(one.compared for one in seen) else Sentence("Nothing found in what lies here")
     found.looked_at = _looked_at(lead, others, left)
-    found.next = list(dict.fromkeys([*_next(lead), *(command for other in others for command in _next(other))]))
+    dumped = {step for one in seen for step in one.found.steps}
+    found.next = list(dict.fromkeys(command for one in (lead, *others) for command in _next(one, dumped)))
     return found
 
 
@@ -185,9 +189,21 @@ def _looked_at(lead: _Seen, others: list[_Seen], left: list[str]) -> dict[str, o
     return looked | ({"not looked at": ", ".join(left)} if left else {})
 
 
-def _next(seen: _Seen) -> list[str]:
-    """What to run for more."""
-    if seen.found.first_suspect is None:
+def _ordered(seen: list[_Seen]) -> list[_Seen]:
+    """What leads comes first. Of two runs an earlier step of the monitor does, where that step was dumped and its records are the same."""
+    found = sorted(seen, key=_Seen.order)
+    lead, first = found[0], found[0].found.first_suspect
+    for one in found[1:] if first is not None and lead.compared else ():
+        theirs = one.found.first_suspect
+        if first is not None and theirs is not None and one.compared and theirs.step < first.step and theirs.step in lead.found.steps:
+            return [one, *(other for other in found if other is not one)]
+    return found
+
+
+def _next(seen: _Seen, dumped: Collection[int]) -> list[str]:
+    """What to run for more; of a step that was dumped no dump."""
+    first = seen.found.first_suspect
+    if first is None or (seen.what == kinds.MONITOR and first.step in dumped):
         return []
     if seen.what == kinds.INCIDENT and seen.found.finding != findings.DESYNC:  # ranks that have parted hold no NaN
         return [f"msprobe nan_analyze -i {shlex.quote(str(seen.path))}"]

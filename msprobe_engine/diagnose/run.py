@@ -21,6 +21,7 @@ from msprobe_engine.diagnose import (
     kinds,
     layouts,
     measure,
+    not_updated,
     outputs,
     recorders,
     renames,
@@ -261,14 +262,27 @@ class _Way:
                 walker.side.say(Sentence(template, walker.side.path, walker.golden.side.path, f"{len(unsaid):,}", unsaid[0]))
         if not self._facts:
             self._facts = [one for rank, walker in alike.items() for one in call_facts.differing(walker, step, rank)]
+            self._facts += [one for rank, walker in alike.items() for one in not_updated.differing(walker, step, rank)]
 
     def _judge(self, step: int, previous: Divergence | None, walked: Divergence) -> None:
         if walked.origins and strangers(walked, self.found):
             self.found.finding, self.found.renamed, self.found.mapping = findings.STRUCTURE, {}, {}
         elif walked.origins:
             _say(self.found, step, walked)
-            note_update(self.found, previous, walked)
             _since(self.found, self._called)
+            if not self._lead_with_facts():
+                note_update(self.found, previous, walked)
+
+    def _lead_with_facts(self) -> bool:
+        """The earliest difference comes first: what records say beside numbers in a step before the one in which the numbers part."""
+        found, later = self.found, self.found.suspects[0]
+        earlier = [one for one in self._facts if one.step < later.step]
+        if not earlier:
+            return False
+        template = "The numbers part later: step {0}, rank {1}, {2}: {3}."
+        found.evidence.insert(0, Sentence(template, later.step, later.rank, later.record, later.why))
+        found.finding, found.suspects = findings.STRUCTURE, [*earlier, *found.suspects][:MOST_SUSPECTS]
+        return True
 
     def conclusion(self, what: str) -> Diagnosis:
         """The result.
@@ -277,6 +291,7 @@ class _Way:
             NothingCapturedError: no record could be compared.
         """
         found, before = self.found, self.before
+        found.problems = list(dict.fromkeys(found.problems))
         if self._hidden:
             one = "1 tensor holds NaN or Inf on both sides and cannot be compared; each run alone tells why."
             many = "{0} tensors hold NaN or Inf on both sides and cannot be compared; each run alone tells why."
@@ -298,6 +313,7 @@ class _Way:
         if before is not None and before.noise:
             template = "Products carry noise of up to {0}: one of the runs computes them with fewer bits (TF32); that is accepted."
             found.evidence.append(Sentence(template, f"{before.noise / 4:.1e}"))
+        found.steps = list(self.looked)
         found.looked_at = {"steps": ", ".join(map(str, self.looked)), "ranks": len(self._ranks), "records": self._records}
         if self._recorded:
             found.looked_at["recorded"] = self._recorded
@@ -367,7 +383,8 @@ def _say(found: Diagnosis, step: int, divergence: Divergence) -> None:
     name_parameters(found.suspects, divergence)
     rank, origin = divergence.origins[0]
     found.finding = explain.finding_of(divergence, rank, origin)
-    found.differences = sum(walk.differing for walk in divergence.walks.values())
+    if found.finding != findings.STRUCTURE:
+        found.differences = sum(walk.differing for walk in divergence.walks.values())
     found.evidence += _evidence(divergence)
 
 

@@ -5,7 +5,7 @@ A dump of the existing tool has neither the key ``complete`` nor a mark; nothing
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,11 @@ def missing_ranks(dump: DumpDirectory, step: int, ranks: Collection[int] = ()) -
         found.append(Sentence(template, dump.root, step, ", ".join(repeated[:_MOST])))
     names = dump.empty_ranks(step)
     known, told = _absent_ranks(dump, step, names)
-    for absent, template in (
-        (known, "{0}, step {1}: no directory of ranks {2}, which other steps have"),
-        (told, "{0}, step {1}: no directory of ranks {2}, which the run had: had they no probe, or is it a copy of a part?"),
-    ):
-        if absent := [rank for rank in absent if not ranks or rank in ranks]:
-            more = f" and {len(absent) - _MOST:,} more" if len(absent) > _MOST else ""
-            found.append(Sentence(template, dump.root, step, f"{', '.join(map(str, absent[:_MOST]))}{more}"))
+    if listed := _listed(known, ranks):
+        found.append(Sentence("{0}, step {1}: no directory of ranks {2}, which other steps have", dump.root, step, listed))
+    if listed := _listed(told, ranks):
+        template = "{0}, step {1}: no directory of ranks {2}, which the run had: had they no probe, or is it a copy of a part?"
+        found.append(Sentence(template, dump.root, step, listed))
     if not names:
         return found
     more = f" and {len(names) - _MOST:,} more" if len(names) > _MOST else ""
@@ -78,6 +76,13 @@ def _absent_ranks(dump: DumpDirectory, step: int, empty: Collection[str]) -> tup
     absent = {layout.rank_of(name) for name in empty}.union(rank for rank in here if isinstance(rank, int))
     known = dump.known_ranks - absent
     return sorted(known), sorted(expected_ranks(dump.path(step, here[0])) - absent - known)
+
+
+def _listed(absent: Sequence[int], wanted: Collection[int]) -> str:
+    """Those of some ranks that are wanted, of many the first ones; "" without one."""
+    left = [rank for rank in absent if not wanted or rank in wanted]
+    more = f" and {len(left) - _MOST:,} more" if len(left) > _MOST else ""
+    return f"{', '.join(map(str, left[:_MOST]))}{more}"
 
 
 def missing_steps(dump: DumpDirectory, steps: Collection[int] = ()) -> list[str]:

@@ -170,6 +170,8 @@ def test_what_is_missing_is_said(name: str, command: str, tmp_path: Path, capsys
     assert code == 3, said
     assert case.phrase in " ".join(said.split()), said
     assert name in STEPS or case.numbers_alike or "All numbers are the same" not in said, said
+    shown = [line.removeprefix("warning").strip(": ") for line in map(str.strip, said.splitlines()) if case.phrase in line]
+    assert not command.startswith("diagnose") or len(set(shown)) == len(shown), said
 
 
 @pytest.mark.parametrize("command", [*TWO, *ONE, *DRAWN])
