@@ -80,3 +80,23 @@ def test_a_number_that_differs_is_found(change: str, command: str, dump: Path, t
             missed.append(f"{what}: exit code {code}, {first.splitlines()[0] if first else 'nothing said'}")
     assert cells > 100
     assert not missed, "\n".join(missed)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_cast_that_another_call_uses(command: str, dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A view or cast whose result goes into calls of one side only is no origin beside others, and a finding where nothing else differs."""
+    sides = {side: tmp_path / side for side in ("target", "golden")}
+    for place in sides.values():
+        shutil.copytree(dump / "step0", place / "step0")
+    for name in ("dump.json", "construct.json", "stack.json"):
+        file = sides["target"] / "step0/rank0" / name
+        file.write_text(file.read_text().replace("Torch.softmax.0", "Torch.sigmoid.0"))
+    file = sides["target"] / "step0/rank0/dump.json"
+    document = json.loads(file.read_text())
+    taken = document["data"]["Tensor.to.0.forward"]["input_args"][0]
+    taken |= {key: 2 * taken[key] for key in ("Max", "Min", "Mean", "Norm")}
+    file.write_text(json.dumps(document))
+    code = main([part.format(**sides, out=tmp_path / "out") for part in COMMANDS[command].split()])
+    first = capsys.readouterr().out.split("\n")[0]
+    assert code == 1
+    assert "Tensor.to.0.forward" in first, first
