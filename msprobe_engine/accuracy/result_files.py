@@ -19,6 +19,7 @@ from types import TracebackType
 from msprobe_engine.accuracy.metrics import COLUMNS
 from msprobe_engine.accuracy.result_forms import BLANK, Form, join
 from msprobe_engine.accuracy.results import SKIP, CallResult, Metric, TensorResult
+from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.output_files import WholeFile, write_all
 from msprobe_engine.core.io.regular_files import explain, make_directories, open_regular
@@ -200,12 +201,14 @@ def read_results(result_path: Path, details_path: Path, order: Sequence[str] = (
 
     Raises:
         UsageError: a file cannot be read.
+        UnreadableFileError: the details hold what no pre-check writes.
     """
     tensors: dict[str, list[TensorResult]] = {}
-    for row in _dicts(details_path):
-        name = row.get("API Name", "")
-        if row.get("DEVICE Dtype", BLANK).strip() or row.get("Status") != SKIP:
-            tensors.setdefault(call_of(name), []).append(_tensor(name, row))
+    with guard_reading(details_path, "details of a pre-check"):
+        for row in _dicts(details_path):
+            name = row.get("API Name", "")
+            if row.get("DEVICE Dtype", BLANK).strip() or row.get("Status") != SKIP:
+                tensors.setdefault(call_of(name), []).append(_tensor(name, row))
     found = {
         row["API name"]: CallResult(
             row["API name"], row.get("Forward Test Success", ""), row.get("Backward Test Success") or BLANK, row.get("Message", ""),

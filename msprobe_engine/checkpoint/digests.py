@@ -22,6 +22,7 @@ from msprobe_engine.checkpoint.filereads import FileReads
 from msprobe_engine.checkpoint.result import strict
 from msprobe_engine.checkpoint.stored import Checkpoint, StoredTensor
 from msprobe_engine.checkpoint.threads import Job, Plan, Pool
+from msprobe_engine.core.io.damaged_files import DAMAGED
 from msprobe_engine.core.io.input_files import open_input, read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.output_files import write_named
@@ -179,7 +180,7 @@ def read_manifest(path: Path) -> tuple[Checkpoint, dict[str, Digest]]:
             raise DumpFormatError(f"{path}: is a manifest of version {data.get('version')!r}; this tool knows versions 1 and {VERSION}")
         checkpoint = Checkpoint(
             path, f"digests of {data['format']}", values=dict(data["values"]), facts=dict(data["facts"]), naming=str(data["naming"]),
-            files=[path], notes=list(data["notes"]), problems=list(data["problems"]),
+            files=[path], notes=[str(note) for note in data["notes"]], problems=[str(problem) for problem in data["problems"]],
         )  # fmt: skip
         digests = {str(key): _entry(checkpoint, str(key), entry) for key, entry in data["tensors"].items()}
         if data["version"] == VERSION:
@@ -188,16 +189,19 @@ def read_manifest(path: Path) -> tuple[Checkpoint, dict[str, Digest]]:
                     checkpoint.problems.append(f"{path}: {there} {word} are in it, and {data['counts'][word]} were when it was written")
     except OSError as error:
         raise DumpFormatError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except DAMAGED as error:
         raise DumpFormatError(f"{path}: is damaged as a manifest of digests: {type(error).__name__}: {error}") from error
     return checkpoint, digests
 
 
 def _entry(checkpoint: Checkpoint, key: str, entry: Mapping[str, Any]) -> Digest:
     shape = tuple(int(n) for n in entry["shape"])
+    padding = entry["padding"]
+    if min(shape, default=0) < 0 or not isinstance(padding, int | None):
+        raise ValueError(f"{key} has the shape {list(shape)} and padding from row {padding!r}")
     checkpoint.tensors[key] = StoredTensor(
         str(entry["name"]), shape, str(entry["dtype"]), (), state=str(entry["state"]), group=str(entry["group"]), part=str(entry["part"]),
-        padding=entry["padding"],
+        padding=padding,
     )  # fmt: skip
     norm = entry["norm"]
     return Digest(

@@ -15,6 +15,8 @@ from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER, Checkpoint
 
 Shape = tuple[int, ...]
 _MINDSPORE = ("norm_out.weight", "tok_embeddings.embedding_weight")
+_LARGEST = 1 << 32
+"""Beyond it a number of heads, layers or words is damage."""
 _AFTER, _BEFORE = "post_attention_layernorm.weight", "pre_feedforward_layernorm.weight"
 
 
@@ -98,7 +100,7 @@ class Model:
     def number(self, name: str) -> int | None:
         """A fact that is a whole number above 0."""
         value = self.fact(name)
-        return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
+        return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LARGEST else None
 
     def _say(self, note: str) -> None:
         if note not in self.notes:
@@ -116,7 +118,7 @@ class Model:
         if known is not None:
             return known
         norm = self.shape(f"{layer}attention.q_norm.weight")
-        if norm is not None and len(norm) == 1 and norm[0] <= 512 and not self.has(f"{layer}attention.q_up.weight"):
+        if norm is not None and len(norm) == 1 and 0 < norm[0] <= 512 and not self.has(f"{layer}attention.q_up.weight"):
             self._say(f"{self._path}: head_dim {norm[0]} is taken from the norm of the queries")
             return norm[0]
         heads, out, hidden = self.number("heads"), self.shape(f"{layer}attention.out.weight"), self.hidden

@@ -20,6 +20,8 @@ from msprobe_engine.checkpoint.stored import Checkpoint
 from msprobe_engine.checkpoint.zero_states import counters, disagreements
 from msprobe_engine.errors import DumpFormatError
 
+_MOST_RANKS = 1 << 20
+
 
 def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
     """The checkpoint in a tag's directory.
@@ -36,6 +38,11 @@ def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
     stage = _stage(files, parts, head)
     dp_size = _dp_size(files, parts, head)
     mp_size = max(head.number("mp_world_size") or 1, max(parts) + 1)
+    if mp_size * dp_size > _MOST_RANKS:
+        raise DumpFormatError(
+            f"{path}: its files say that {mp_size} model parallel times {dp_size} data parallel ranks saved it; no job has so many, they are "
+            "damaged"
+        )
     reading.problems += missing(path, files, mp_size, dp_size, stage)
     reading.problems += left_over(path, files, dp_size, stage)
     for part in parts.values():

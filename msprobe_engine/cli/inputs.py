@@ -29,7 +29,7 @@ def _are_same(one: Path, other: Path) -> bool:
 def _is_same(one: Path, other: Path) -> bool:
     try:
         return os.path.samefile(one, other) or (one.is_dir() and other.is_dir() and _holds_same(one, other))
-    except OSError:  # a side that is not there is a matter of its reader
+    except (OSError, ValueError):  # a side that is not there, or can be none, is a matter of its reader
         return False
 
 

@@ -342,5 +342,9 @@ def _text(one: Mapping[str, Any]) -> str:
     if one.get("digest"):
         parts.append(f"digest {one['digest']}")
     if not one.get("digest") and all(key in one for key in STATISTICS):
-        parts.append(", ".join(f"{key} {one[key]:.9g}" for key in STATISTICS))
+        parts.append(", ".join(f"{key} {_number(one[key])}" for key in STATISTICS))
     return ", ".join(parts)
+
+
+def _number(value: Any) -> str:
+    return f"{value:.9g}" if isinstance(value, int | float) else short(str(value))

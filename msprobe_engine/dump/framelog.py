@@ -29,7 +29,9 @@ from msprobe_engine.rows import WORDS, Rows
 _MAGIC = b"MSPFLOG1"
 _HEADER = struct.Struct("<8sIi9QIII")
 _LOST = "the step cannot be recovered from it"
-_LIMIT = 1 << 31  # of any part: what a template can have, and no decompression bomb
+_LIMIT = 1 << 31  # of any part, and of the layout: what a template can have, and no decompression bomb
+_PER_SLOT = 4
+"""Most operations of a tensor (statistics, two checksums, what follows them); each can be some hundred bytes of text."""
 
 
 class PackedLayout(NamedTuple):
@@ -104,16 +106,17 @@ def decode(data: bytes, where: str) -> LoggedFrame:
         raise DumpFormatError(
             f"{where}: frame log of version {magic[7:]!r}, known is {_MAGIC[7:]!r}; read it with the version that wrote it"
         )
-    if zlib.crc32(data[: _HEADER.size - 4]) != crc_header or max(numbers) > _LIMIT:
-        raise DumpFormatError(f"{where}: the header of the frame log is damaged; {_LOST}")
     n_head, n_text, n_stack, n_construct, n_packed, n_ops, n_slots, n_floats, n_rows = numbers
+    size = n_text + 16 * n_ops + n_stack + n_construct
+    too_much = max(*numbers, size) > _LIMIT or n_ops > _PER_SLOT * n_slots + n_floats
+    if zlib.crc32(data[: _HEADER.size - 4]) != crc_header or too_much:
+        raise DumpFormatError(f"{where}: the header of the frame log is damaged; {_LOST}")
     expected = _HEADER.size + n_packed + n_head + 4 * n_slots + 8 * n_floats + 8 * WORDS * n_rows
     if len(data) != expected:
         raise DumpFormatError(f"{where}: the frame log has {len(data)} of {expected} bytes, it was cut off; {_LOST}")
     packed, rest = data[_HEADER.size : _HEADER.size + n_packed], data[_HEADER.size + n_packed :]
     if zlib.crc32(packed) != crc_layout or zlib.crc32(rest) != crc_body:
         raise DumpFormatError(f"{where}: the checksum of the frame log is wrong; {_LOST}")
-    size = n_text + 16 * n_ops + n_stack + n_construct
     inflate = zlib.decompressobj()
     try:
         plain = inflate.decompress(packed, size + 1)

@@ -13,7 +13,8 @@ from msprobe_engine import rows as _rows
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.incident.files import write_json
-from msprobe_engine.incident.merge import MOST_BYTES, merge
+from msprobe_engine.incident.merge import merge
+from msprobe_engine.incident.pieces import MOST_BYTES
 from msprobe_engine.records import Frame
 from msprobe_engine.rows import Rows
 from msprobe_engine.rules.base import Alert, Rule

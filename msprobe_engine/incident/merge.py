@@ -15,17 +15,14 @@ Numbers that JSON cannot hold are the strings "NaN", "Infinity", "-Infinity".
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.core.io.input_files import read_input
-from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.incident.files import write_json, write_text
+from msprobe_engine.incident.pieces import PIECE, read_pieces
 from msprobe_engine.log import one_line
 
-_PIECE = re.compile(r"rank(\d{1,9})\.json")
 SHOWN = 20
 
 
@@ -50,30 +47,10 @@ def merge(directory: Path) -> None:
 def _state(directory: Path) -> dict[str, tuple[int, int]]:
     out = {}
     for path in directory.iterdir():
-        if _PIECE.fullmatch(path.name):
+        if PIECE.fullmatch(path.name):
             stat = path.stat()
             out[path.name] = (stat.st_mtime_ns, stat.st_ino)
     return out
-
-
-MOST_BYTES = 64 << 20
-"""Of the file of one rank: several ranks read it while they train."""
-
-
-def read_pieces(directory: Path) -> dict[int, dict[str, Any]]:
-    """Rank to rank file. Files that are no rank file of this version are left out."""
-    out: dict[int, dict[str, Any]] = {}
-    for path in directory.iterdir():
-        hit = _PIECE.fullmatch(path.name)
-        if hit is None:
-            continue
-        try:
-            value = parse_json(read_input(path, MOST_BYTES, follow=False))
-        except (OSError, ValueError):
-            continue
-        if isinstance(value, dict) and isinstance(value.get("event"), dict):
-            out[int(hit.group(1))] = value
-    return dict(sorted(out.items()))
 
 
 def combine(pieces: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:

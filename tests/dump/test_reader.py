@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from msprobe_engine.dump import framelog
 from msprobe_engine.dump.cost_source import elements
 from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.dump.text import Template
 from msprobe_engine.dump.writer import DumpSink
 from msprobe_engine.errors import DumpFormatError, ProbeError, UsageError
 from msprobe_engine.records import Opaque
@@ -250,6 +251,15 @@ def test_the_log_decodes(log: bytes) -> None:
     frame = framelog.decode(log, "x")
     assert (frame.step, frame.rank) == (0, 0)
     assert len(json.loads(frame.dump_json())["data"]) == 4
+
+
+def test_a_log_that_would_grow_without_end_is_refused() -> None:
+    """Text is made of operations; those of a file of some kilobytes could make gigabytes of it."""
+    template = Template(b"{}", np.tile(np.array([1, 0, 2, 0], np.int32), (100_000, 1)))
+    packed = framelog.pack(template, b"{}", b"{}")
+    parts = framelog.encode(packed, 0, 0, b'{\n "data": ', np.zeros(1, np.int32), np.zeros(0), np.zeros((1, 16)))
+    with pytest.raises(DumpFormatError, match="header of the frame log is damaged"):
+        framelog.decode(b"".join(bytes(part) for part in parts), "x")
 
 
 def test_root_that_is_called_as_a_step(tmp_path: Path) -> None:

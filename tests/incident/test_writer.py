@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from msprobe_engine import histograms
 from msprobe_engine.incident.event import Event
-from msprobe_engine.incident.merge import combine, merge, read_pieces
+from msprobe_engine.incident.merge import combine, merge
+from msprobe_engine.incident.pieces import read_pieces
 from msprobe_engine.incident.writer import Capture, write_incident
 from msprobe_engine.testing import frame_of
 
@@ -99,10 +101,19 @@ def test_ranks_race(tmp_path: Path, frame: Any, alert: Any) -> None:
     assert not list(tmp_path.glob(".*.tmp"))
 
 
-def test_foreign_rank_files(tmp_path: Path, frame: Any, alert: Any) -> None:
-    """A torn or foreign rank file does not stop the merge."""
+@pytest.mark.parametrize(
+    "changes",
+    [
+        None, {"event": 5}, {"event": {"step": "x"}}, {"world_size": 10**12}, {"world_size": "x"}, {"steps": ["x"]}, {"steps": 5},
+        {"levels": [1]}, {"alerts": [5]}, {"alerts": [{"rule": "x", "step": 1}]}, {"worst": [{"name": "x"}]}, {"lost": {"x": "y"}},
+        {"first_nonfinite": {"step": "x"}}, {"capture": {"level": "mix"}}, {"rerun": {"differences": 5}},
+    ],
+)  # fmt: skip
+def test_foreign_rank_files(tmp_path: Path, frame: Any, alert: Any, changes: dict[str, Any] | None) -> None:
+    """A torn or foreign rank file, or one with values of other types, does not stop the merge; a million ranks are no job."""
     write(tmp_path, frame, alert, 0)
-    (tmp_path / "rank1.json").write_text('{"event": ')
+    piece = json.loads((tmp_path / "rank0.json").read_text())
+    (tmp_path / "rank1.json").write_text('{"event": ' if changes is None else json.dumps(piece | changes))
     merge(tmp_path)
     assert list(read_pieces(tmp_path)) == [0]
     assert combine(read_pieces(tmp_path))["ranks_missing"] == [1]

@@ -5,11 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
+import pickle
+import pickletools
 import random
 import re
 import sqlite3
+import struct
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -30,11 +34,33 @@ CELLS = ("", "nan", "inf", "-inf", "1e400", "9" * 400, "9" * 20, "-1", "0.5", "x
 
 def mutate(name: str, data: bytes, rng: random.Random) -> bytes:
     """Other bytes for the file of this name, mostly still of its kind."""
+    if rng.random() < 0.03:
+        return _whole(data, rng)
     kind = next((make for ending, make in _KINDS.items() if name.endswith(ending)), None)
     if kind is not None and rng.random() < 0.85:
-        with suppress(ValueError, LookupError, sqlite3.Error, zipfile.BadZipFile, RecursionError):
+        with suppress(ValueError, LookupError, sqlite3.Error, zipfile.BadZipFile, RecursionError, struct.error, OverflowError):
             return kind(data, rng)
     return _bytes(data, rng)
+
+
+def _whole(data: bytes, rng: random.Random) -> bytes:
+    """The file is empty, of another encoding, or has other ends of lines."""
+    text = data.decode("utf-8", "surrogateescape")
+    return rng.choice(
+        (
+            lambda: b"",
+            lambda: b"\xef\xbb\xbf" + data,
+            lambda: text.encode("utf-16", "surrogatepass"),
+            lambda: text.encode("utf-32", "surrogatepass"),
+            lambda: data.replace(b"\n", b"\r\n"),
+            lambda: data.replace(b"\n", b"\r"),
+            lambda: data.replace(b"e", b"\xe9"),
+            lambda: data + data,
+            lambda: b"\0" * len(data),
+            lambda: b"[" * 100_000,
+            lambda: b"\n" * 100_000,
+        )
+    )()
 
 
 def _bytes(data: bytes, rng: random.Random) -> bytes:
@@ -160,6 +186,88 @@ def _sqlite(data: bytes, rng: random.Random) -> bytes:
         return file.read_bytes()
 
 
+def _pickle(data: bytes, rng: random.Random) -> bytes:
+    """Some operations have other arguments, or are others."""
+    found = list(pickletools.genops(data))
+    ends = [*(at for _, _, at in found[1:]), len(data)]
+    pieces = [data[at:end] for (_, _, at), end in zip(found, ends)]
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        i, way = rng.randrange(len(pieces)), rng.random()
+        operation = found[i][0].name if i < len(found) else ""
+        if way < 0.6:
+            value = rng.choice([v for v in VALUES if not isinstance(v, str) or v != "\ud800"])
+            if "UNICODE" in operation or "GLOBAL" in operation:
+                value = rng.choice(("", "x", "w", "torch\nfloat64", "builtins\neval", "a.b", "../../x", "x" * 5000, value))
+            pieces[i] = pickle.dumps(value, 2)[2:-1]
+        elif way < 0.8:
+            pieces[i] = rng.choice(pieces)
+        elif way < 0.9:
+            pieces[i] = b""
+        else:
+            pieces[i] = bytes([rng.randrange(256)]) + pieces[i][1:]
+    return b"".join(pieces)
+
+
+def _torch(data: bytes, rng: random.Random) -> bytes:
+    """An archive of `torch.save`, whose checksums are right; one part of it is another."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        entries = [(info.filename, archive.read(info)) for info in archive.infolist()]
+    at = next(i for i, (name, _) in enumerate(entries) if name.endswith(".pkl")) if rng.random() < 0.8 else rng.randrange(len(entries))
+    name, content = entries[at]
+    entries[at] = name, _pickle(content, rng) if name.endswith(".pkl") else _bytes(content, rng)
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, content in entries:
+            archive.writestr(name, content)
+    return made.getvalue()
+
+
+def _pickled_or_bytes(data: bytes, rng: random.Random) -> bytes:
+    return _torch(data, rng) if data.startswith(b"PK") else _pickle(data, rng)
+
+
+def _safetensors(data: bytes, rng: random.Random) -> bytes:
+    (length,) = struct.unpack_from("<Q", data)
+    header = _json(data[8 : 8 + length], rng)
+    told = rng.choice((len(header),) * 9 + (len(header) - 1, 2**63, 10**9))
+    return struct.pack("<Q", told) + header + (data[8 + length :] if rng.random() < 0.9 else _bytes(data[8 + length :], rng))
+
+
+def _npy(data: bytes, rng: random.Random) -> bytes:
+    (length,) = struct.unpack_from("<H", data, 8)
+    header = data[10 : 10 + length].decode("latin-1")
+    words = re.split(r"(\W)", header.rstrip())
+    for _ in range(rng.choice((1, 1, 2))):
+        words[rng.randrange(len(words))] = rng.choice(
+            ("", "-1", "9" * 30, "1e9", "(", "True", "|O", "<M8[x]", "V9" * 9, "None", "f" * 99, "<f8", "<c16", "[]")
+        )
+    text = "".join(words).encode("latin-1", "replace") + b"\n"
+    return data[:8] + struct.pack("<H", len(text) & 65535) + text + data[10 + length :]
+
+
+def _frame_log(data: bytes, rng: random.Random) -> bytes:
+    """Other numbers, with checksums that are right."""
+    form = struct.Struct("<8sIi9QIII")
+    magic, step, rank, *numbers, _, _, _ = form.unpack_from(data)
+    layout = bytearray(zlib.decompress(data[form.size : form.size + numbers[4]]))
+    rest = bytearray(data[form.size + numbers[4] :])
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        part, unit = rng.choice(((layout, 4), (rest, 4), (rest, 8)))
+        first = numbers[1] if part is layout else numbers[0]  # behind the text
+        at = first + unit * rng.randrange(max(1, (len(part) - first) // unit))
+        odd = (0, 1, 2, -1, 2**31 - 1, -(2**31), 7, 64, 65) if unit == 4 else (0, -1, 2**63 - 1, -(2**63), 0x7FF8 << 48, 0x7FF0 << 48, 1)
+        part[at : at + unit] = rng.choice(odd).to_bytes(unit, "little", signed=True)
+    if rng.random() < 0.3:
+        at = rng.randrange(9)
+        numbers[at] = rng.choice((0, 1, numbers[at] + 1, 2**31, 2**40, 2**63))
+    packed = zlib.compress(bytes(layout))
+    numbers[4] = len(packed)
+    head = form.pack(magic, step, rank, *numbers, zlib.crc32(packed), zlib.crc32(bytes(rest)), 0)[:-4]
+    return head + struct.pack("<I", zlib.crc32(head)) + packed + bytes(rest)
+
+
 _KINDS: dict[str, Callable[[bytes, random.Random], bytes]] = {
     ".jsonl": _json_lines, ".json": _json, ".csv": _csv, ".yaml": _yaml, ".zip": _zip, ".xlsx": _zip, ".db": _sqlite,
+    ".pt": _torch, ".pth": _torch, ".metadata": _pickle, ".distcp": _pickled_or_bytes, ".safetensors": _safetensors, ".npy": _npy,
+    ".frame.bin": _frame_log, ".toml": _yaml, ".log": _yaml, ".sh": _yaml, ".ir": _yaml, ".sbatch": _yaml,
 }  # fmt: skip

@@ -306,3 +306,30 @@ def test_what_no_reader_has_thought_of_names_the_file(
     monkeypatch.setattr(show, "run", errs)
     assert main(["show", str(tmp_path)]) == 3
     assert "This is a bug" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", [10**9, 2**62])
+@pytest.mark.parametrize(("file", "key"), [("mp_rank_00_model_states.pt", "mp_world_size"), ("zero_pp_rank_0", "partition_count")])
+def test_more_ranks_than_a_job_can_have(tmp_path: Path, file: str, key: str, count: int) -> None:
+    """Names of all the files of which none is there took time and memory without end."""
+    import torch
+
+    attack = Attack(BY_NAME["ckpt-deepspeed"], tmp_path)
+    name = next(name for name in attack.files if name.startswith("a/") and file in name)
+    tree = torch.load(attack.source / name, weights_only=False)
+    tree.get("optimizer_state_dict", tree)[key] = [count] if key == "partition_count" else count
+    torch.save(tree, tmp_path / "made.pt")
+    assert attack.fault({name: (tmp_path / "made.pt").read_bytes()}) == ""
+    assert attack.code == 2
+    assert "no job has so many" in attack.said
+
+
+@pytest.mark.parametrize("name", ["host/client.crt", "host/crl.pem"])
+def test_a_certificate_that_is_no_file_is_no_missing_one(tmp_path: Path, name: str) -> None:
+    """A list of what was revoked that cannot be read is not the same as none."""
+    attack = Attack(BY_NAME["certs-show"], tmp_path)
+    (attack.source / name).unlink()
+    (attack.source / name).mkdir()
+    assert attack._run() == ""
+    assert attack.code == 3
+    assert name in attack.said
