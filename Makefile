@@ -56,7 +56,7 @@ $(VENV)/.torch-$(TORCH): $(VENV)/.created
 	$(BIN)/python -m pip install --quiet --no-compile '$(TORCH)'
 	@rm -f $(VENV)/.torch-*; touch '$@'
 
-$(VENV)/.installed: $(VENV)/.torch-$(TORCH) pyproject.toml setup.py $(wildcard msprobe_engine/*.[ch] msprobe_integrations/common/*.c)
+$(VENV)/.installed: $(VENV)/.torch-$(TORCH) pyproject.toml setup.py $(wildcard msprobe_engine/native/*.[ch] msprobe_integrations/common/*.c)
 	$(BIN)/python -m pip install --quiet --no-compile '$(TORCH)' -e '.[test]'
 	@touch $@
 
@@ -73,7 +73,7 @@ $(MCORE19_DIR)/.installed: $(VENV)/.installed
 # it has no wheel the environment stays empty, and what needs it is skipped with that reason.
 venv-mindspore: $(MINDSPORE_DIR)/.installed
 
-$(MINDSPORE_DIR)/.installed: $(VENV)/.created pyproject.toml setup.py $(wildcard msprobe_engine/*.[ch] msprobe_integrations/common/*.c)
+$(MINDSPORE_DIR)/.installed: $(VENV)/.created pyproject.toml setup.py $(wildcard msprobe_engine/native/*.[ch] msprobe_integrations/common/*.c)
 	@mkdir -p $(MINDSPORE_DIR)
 	@if $(MINDSPORE_PYTHON) -c 'import sys; sys.exit(not (3, 9) < sys.version_info[:2] < (3, 13))'; then \
 	  [ -x $(MINDSPORE_DIR)/bin/python ] || $(MINDSPORE_PYTHON) -m venv $(MINDSPORE_DIR); \
@@ -95,7 +95,7 @@ system-packages:
 	done
 
 # What the tests need on top (Trainers, DeepSpeed, ...) would make the demo wait.
-$(VENV)/.demo: $(VENV)/.torch-$(TORCH) pyproject.toml setup.py $(wildcard msprobe_engine/*.[ch] msprobe_integrations/common/*.c)
+$(VENV)/.demo: $(VENV)/.torch-$(TORCH) pyproject.toml setup.py $(wildcard msprobe_engine/native/*.[ch] msprobe_integrations/common/*.c)
 	@[ -e $(VENV)/.installed ] || $(BIN)/python -m pip install --quiet --no-compile '$(TORCH)' '$(MCORE)' -e '.[megatron,tensorboard,prometheus,cli]'
 	@touch $@
 

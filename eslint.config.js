@@ -7,7 +7,7 @@ const SHARED = ["Kit", "Graph", "Trends", "Heat", "Lines", "Lists"];
 export default [
   js.configs.recommended,
   {
-    files: ["msprobe_engine/web/**/*.js"],
+    files: ["msprobe_engine/report/web/**/*.js"],
     languageOptions: {
       ecmaVersion: 2022,
       sourceType: "script",

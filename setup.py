@@ -24,18 +24,18 @@ def module(name: str, depends: list[str] | None = None, flags: list[str] | None 
     return Extension(name, [source], depends=depends or [], extra_compile_args=FLAGS + (flags or []), optional=True, **options)
 
 
-HEADERS = [f"msprobe_engine/{name}.h" for name in ("_checksums", "_rowmoments", "_pairs", "_pairs_calls")]
+HEADERS = [f"msprobe_engine/native/{name}.h" for name in ("_checksums", "_rowmoments", "_pairs", "_pairs_calls")]
 
 setup(
     ext_modules=[
-        stable("msprobe_engine._rowstats", HEADERS, ["-pthread"]),
-        stable("msprobe_engine._siderows"),
-        stable("msprobe_engine._filewrite"),
-        stable("msprobe_engine._tensordiff"),
+        stable("msprobe_engine.native._rowstats", HEADERS, ["-pthread"]),
+        stable("msprobe_engine.native._siderows"),
+        stable("msprobe_engine.native._filewrite"),
+        stable("msprobe_engine.native._tensordiff"),
         # For one version of Python each: buffers of other objects are in the limited API since 3.11 only, and reading tuples and lists
         # without a call per item is not in it at all. The walk over frames (PyFrame_GetBack, PyFrame_GetLasti) is not in it either.
-        module("msprobe_engine._dumptext", ["msprobe_engine/_numbertext.h"]),
-        module("msprobe_engine._tabletext", ["msprobe_engine/_numbertext.h"]),
+        module("msprobe_engine.native._dumptext", ["msprobe_engine/native/_numbertext.h"]),
+        module("msprobe_engine.native._tabletext", ["msprobe_engine/native/_numbertext.h"]),
         module("msprobe_integrations.common._stackwalk"),
     ]
 )

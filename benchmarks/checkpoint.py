@@ -56,7 +56,7 @@ seconds = time.perf_counter() - begin
 _DIFF = (
     """
 import json, sys, time
-from msprobe_engine.checkpoint.diff import Options, diff
+from msprobe_engine.find.checkpoint.diff import Options, diff
 begin, cpu = time.perf_counter(), time.process_time()
 found = diff(sys.argv[2], sys.argv[3], Options(workers=int(sys.argv[1]) or None))
 seconds = time.perf_counter() - begin

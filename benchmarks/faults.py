@@ -39,9 +39,9 @@ from fault_existing import Existing, Verdict, judge
 from fault_mixture import Defect
 from fault_settings import SETTINGS, AnyCase, Setting, cases, dumps, truth
 
-from msprobe_engine.diagnose.run import diagnose
-from msprobe_engine.errors import ProbeError
-from msprobe_engine.progress import progress
+from msprobe_engine.core.errors import ProbeError
+from msprobe_engine.core.io.progress import progress
+from msprobe_engine.find.run import diagnose
 
 NEEDED = 0.9
 """Share of the defects that must be named."""

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine.compare.record_rows import INPUT, OUTPUT, PARAMETERS
-from msprobe_engine.compare.side import Side
-from msprobe_engine.graph.model import API, MODULE, Comparison, Graph, Link
+from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.record_rows import INPUT, OUTPUT, PARAMETERS
+from msprobe_engine.report.graph.nodes.model import API, MODULE, Comparison, Graph, Link
 
 CALLS = (
     ("ln_1.LayerNorm", ("Functional.layer_norm",)),
@@ -157,7 +157,7 @@ def comparison(nodes: int, nan: bool = False, rank: int = 0) -> Comparison:
 
 def write(path: Path, nodes: int, ranks: int = 1, nan: bool = False) -> dict[str, Any]:
     """The page of a synthetic comparison, and what it took."""
-    from msprobe_engine.graph.page.page import PageWriter
+    from msprobe_engine.report.graph.page.page import PageWriter
 
     writer = PageWriter(path, "Synthetic comparison", "run", "golden")
     spent, total = 0.0, 0

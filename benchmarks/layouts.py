@@ -23,10 +23,10 @@ from fault_cases import ACCUMULATED, CASES, DP, SINGLE, SP, TP, Case
 from fault_dumps import directory_name, dump
 from fault_model import Shape
 
-from msprobe_engine.diagnose.findings import Diagnosis
-from msprobe_engine.diagnose.run import diagnose
-from msprobe_engine.errors import ProbeError
-from msprobe_engine.progress import progress
+from msprobe_engine.core.errors import ProbeError
+from msprobe_engine.core.io.progress import progress
+from msprobe_engine.find.findings import Diagnosis
+from msprobe_engine.find.run import diagnose
 
 LAYOUTS: dict[str, Shape] = {"tp": TP, "sp": SP, "dp": DP, "micro": ACCUMULATED}
 

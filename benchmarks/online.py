@@ -25,12 +25,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.accuracy.online.authority import Authority
-from msprobe_engine.accuracy.online.client import Client
-from msprobe_engine.accuracy.online.directory_server import DirectoryServer
+from msprobe_engine.accuracy.online.certificates.authority import Authority
+from msprobe_engine.accuracy.online.directory.client import DirectoryClient
+from msprobe_engine.accuracy.online.directory.server import DirectoryServer
 from msprobe_engine.accuracy.online.options import Address, ClientOptions, ServerOptions, TlsOptions
-from msprobe_engine.accuracy.online.server import Server
-from msprobe_engine.accuracy.online.shared_directory import DirectoryClient
+from msprobe_engine.accuracy.online.tcp.client import Client
+from msprobe_engine.accuracy.online.tcp.server import Server
 
 HOST = "127.0.0.1"
 Run = Callable[[memoryview, int], tuple[float, float]]

@@ -30,8 +30,8 @@ from online import HOST, Copy, start
 
 from msprobe_engine.accuracy.online.events import Peer
 from msprobe_engine.accuracy.online.options import Address, ServerOptions
-from msprobe_engine.accuracy.online.server import Server
-from msprobe_engine.accuracy.online.spool import Spool
+from msprobe_engine.accuracy.online.queue_dir.spool import Spool
+from msprobe_engine.accuracy.online.tcp.server import Server
 
 WARM = 2
 SO_MAX_PACING_RATE = 47

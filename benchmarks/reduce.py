@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from msprobe_engine import hostkernel
-from msprobe_engine.rows import underflow_limit
+from msprobe_engine.core.statistics import host_kernel
+from msprobe_engine.core.statistics.rows import underflow_limit
 from msprobe_integrations.torch import device_trust
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.statistics import DeviceRows, Taker, host_flags, reduce_device
@@ -137,12 +137,12 @@ def main() -> None:
         on_device(options.device, getattr(torch, options.dtype), options.max)
         return
     torch.set_num_threads(options.threads)
-    hostkernel.set_threads(options.threads)
+    host_kernel.set_threads(options.threads)
     dtype = getattr(torch, options.dtype)
     plain, digest, crc, xor, moments = TorchBackend(), TorchBackend(digest=True), TorchBackend(), TorchBackend(), TorchBackend()
     crc.want_checksum, xor.want_checksum = "crc32", "xor"
     moments.want_moments, moments.below = True, underflow_limit("bfloat16")
-    print(f"{options.dtype}, {options.threads} thread(s), C kernel: {'yes' if hostkernel.available else 'no'}; us per tensor (GB/s)")
+    print(f"{options.dtype}, {options.threads} thread(s), C kernel: {'yes' if host_kernel.available else 'no'}; us per tensor (GB/s)")
     heads = ["kernel", "kernel+digest", "kernel+CRC-32", "kernel+XOR", "kernel+moments", "update", "torch operators", "max/min/mean/norm"]
     print(f"{'elements':>10} " + " ".join(f"{head:>18}" for head in heads))
     points: dict[str, list[tuple[int, float]]] = {"statistics": [], "with digest": []}

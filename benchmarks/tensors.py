@@ -20,10 +20,10 @@ from pathlib import Path
 
 import torch
 
-from msprobe_engine.dump.template import Options
-from msprobe_engine.dump.tensors import TensorStore
-from msprobe_engine.guard import Faults
-from msprobe_engine.records import Entry
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.records import Entry
+from msprobe_engine.formats.dump.writing.template import Options
+from msprobe_engine.formats.dump.writing.tensors import TensorStore
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.keep import Keeper, template
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.config_check.background import flush_all
+from msprobe_engine.config.pack.background import flush_all
+from msprobe_engine.core.errors import MissingExtraError, SinkError, UsageError
 from msprobe_engine.core.io.claims import claim_directory
-from msprobe_engine.errors import MissingExtraError, SinkError, UsageError
-from msprobe_engine.log import one_line, warn_once
+from msprobe_engine.core.log import one_line, warn_once
 from msprobe_integrations.common.run_config import usable_key
 
 if TYPE_CHECKING:
-    from msprobe_engine.config_check.comparison import Comparison
+    from msprobe_engine.find.config.comparison import Comparison
 
 _FRAMEWORKS = {
     "pytorch": ("torch", "msprobe_integrations.torch.config_checker", "TorchConfigChecker"),
@@ -135,8 +135,8 @@ class ConfigChecker:
         """
         _check(fmk)
         flush_all()
-        from msprobe_engine.config_check.compare_packs import compare_packs
-        from msprobe_engine.config_check.report_files import write_results
+        from msprobe_engine.find.config.packs import compare_packs
+        from msprobe_engine.report.config.files import write_results
 
         found = compare_packs(bench_zip_path, cmp_zip_path)
         write_results(found, output_path)
@@ -162,7 +162,7 @@ def _static(shell_path: Sequence[str | Path] | None, added: Sequence[str], key: 
         return {}
     if isinstance(shell_path, (str, Path)) or not all(isinstance(one, (str, Path)) for one in shell_path):
         raise UsageError(f"shell_path is {shell_path!r}; allowed: a list of paths, also for one file")
-    from msprobe_engine.config_check.collect_pack import static_entries
-    from msprobe_engine.config_check.static import collect_static
+    from msprobe_engine.config.collect.pack import static_entries
+    from msprobe_engine.config.launch_scripts.static import collect_static
 
     return static_entries(collect_static(list(shell_path)), added=added, key=key)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from msprobe_engine.log import get_logger
+from msprobe_engine.core.log import get_logger
 from msprobe_integrations.source_names import defines
 
 _log = get_logger()

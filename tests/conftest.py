@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from msprobe_engine.core.variables import VARIABLES
+from msprobe_engine.core.process.variables import VARIABLES
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job: programs that tests interrupt would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -27,7 +27,7 @@ import train_gpt  # noqa: E402
 from forkpool import run_ranks  # noqa: E402
 from megatron.core import parallel_state as state  # noqa: E402
 
-from msprobe_engine.settings.schema import CsvSettings, DumpSettings, IncidentSettings, ProbeSettings, SinkSettings  # noqa: E402
+from msprobe_engine.core.settings.schema import CsvSettings, DumpSettings, IncidentSettings, ProbeSettings, SinkSettings  # noqa: E402
 from msprobe_integrations.megatron import patches  # noqa: E402
 from msprobe_integrations.megatron.layout import unwrapped  # noqa: E402
 from msprobe_integrations.megatron.observer import TrainingObserver  # noqa: E402

@@ -2,14 +2,14 @@
 
 from importlib.util import find_spec
 
-from msprobe_engine.errors import MissingExtraError
+from msprobe_engine.core.errors import MissingExtraError
 
 if find_spec("torch") is None:
     raise MissingExtraError("torch", "torch", "msprobe.pytorch")
 
 from msprobe.pytorch.compare.distributed_compare import compare_distributed  # the package before the function that takes its name
 from msprobe.pytorch.compare.pt_compare import compare
-from msprobe_engine.compare.single import SingleComparator
+from msprobe_engine.report.table.single_save import SingleComparator
 from msprobe_integrations.common.single_save import SingleSave
 from msprobe_integrations.torch.accuracy.custom import register_operator
 from msprobe_integrations.torch.debugger import PrecisionDebugger, module_dump, module_dump_end, save

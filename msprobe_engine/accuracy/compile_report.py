@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.io.output_files import write_file
-from msprobe_engine.sinks.names import safe_cell, utf8
+from msprobe_engine.core.io.safe_cells import safe_cell, utf8
 
 PASSED, FAILED, WARNED, SKIPPED = "PASS", "FAIL", "WARN", "SKIP"
 KINDS = ("fwd_input", "fwd_output", "grad_input", "grad_output", "grad_parameter", "graph_output")

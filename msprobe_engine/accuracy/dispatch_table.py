@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING, TensorResult, worst
 from msprobe_engine.core.io.output_files import AppendFile, write_file
-from msprobe_engine.sinks.names import safe_cell, utf8
+from msprobe_engine.core.io.safe_cells import safe_cell, utf8
 
 Array = npt.NDArray[Any]
 

@@ -16,20 +16,20 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
-from msprobe_engine.accuracy import standards
 from msprobe_engine.accuracy.dtypes import plain
-from msprobe_engine.accuracy.judge import SECOND_WORST
-from msprobe_engine.accuracy.metrics import COLUMNS
 from msprobe_engine.accuracy.result_files import call_of
 from msprobe_engine.accuracy.result_forms import BLANK, bare_api, join
 from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING
-from msprobe_engine.accuracy.three_way import ALGORITHMS, STATUS_COLUMNS, VALUE_COLUMNS, Judged, NoValue, judge_rows
+from msprobe_engine.accuracy.verdict import standards
+from msprobe_engine.accuracy.verdict.judge import SECOND_WORST
+from msprobe_engine.accuracy.verdict.metrics import COLUMNS
+from msprobe_engine.accuracy.verdict.three_way import ALGORITHMS, STATUS_COLUMNS, VALUE_COLUMNS, Judged, NoValue, judge_rows
+from msprobe_engine.core.errors import SinkError, TextError, UnreadableFileError, UsageError
 from msprobe_engine.core.io.csv_text import read_rows
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
-from msprobe_engine.errors import SinkError, TextError, UnreadableFileError, UsageError
-from msprobe_engine.log import one_line
-from msprobe_engine.sinks.names import plain_name, safe_cell, utf8
+from msprobe_engine.core.io.safe_cells import plain_name, safe_cell, utf8
+from msprobe_engine.core.log import one_line
 
 RESULT, DETAILS = "api_precision_compare_result_", "api_precision_compare_details_"
 _PAIRS = (

@@ -16,16 +16,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from msprobe_engine.accuracy.metrics import COLUMNS
 from msprobe_engine.accuracy.result_forms import BLANK, Form, join
 from msprobe_engine.accuracy.results import SKIP, CallResult, Metric, TensorResult
+from msprobe_engine.accuracy.verdict.metrics import COLUMNS
+from msprobe_engine.core.errors import SinkError, UsageError
 from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.output_files import WholeFile, write_all
 from msprobe_engine.core.io.regular_files import explain, make_directories, open_regular
-from msprobe_engine.errors import SinkError, UsageError
-from msprobe_engine.log import one_line
-from msprobe_engine.sinks.names import plain_name
+from msprobe_engine.core.io.safe_cells import plain_name
+from msprobe_engine.core.log import one_line
 
 RESULT, DETAILS = "accuracy_checking_result_", "accuracy_checking_details_"
 _NAME = re.compile(rf"{RESULT}(\d{{14}})(_rank\d+)?\.csv", re.ASCII)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from msprobe_engine.accuracy import standards
-from msprobe_engine.accuracy.compat import shown
 from msprobe_engine.accuracy.dtypes import float_type, plain
-from msprobe_engine.accuracy.metrics import COLUMNS
 from msprobe_engine.accuracy.results import SKIP, WARNING, CallResult, Metric, TensorResult
-from msprobe_engine.log import printable
-from msprobe_engine.sinks.names import safe_cell, utf8
+from msprobe_engine.accuracy.verdict import standards
+from msprobe_engine.accuracy.verdict.existing import shown
+from msprobe_engine.accuracy.verdict.metrics import COLUMNS
+from msprobe_engine.core.io.safe_cells import safe_cell, utf8
+from msprobe_engine.core.log import printable
 
 BLANK = " "
 """Cell of a metric that is not defined."""

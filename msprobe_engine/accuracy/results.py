@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
 
 PASS, WARNING, ERROR, SKIP, NOT_RUN = "pass", "Warning", "error", "SKIP", " "
 """Statuses, spelled as the existing tool's files (version 8.1.1) have them. `NOT_RUN` is that of a backward that was not asked for."""

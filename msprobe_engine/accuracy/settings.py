@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.settings import text, tree
+from msprobe_engine.core.settings import text, tree
 
 SECTIONS = ("run_ut", "acc_check")
 """Names of the section in a config.json that has other sections too."""
@@ -84,7 +84,7 @@ def _section(node: Any, report: tree.Report) -> tuple[str, Any]:
     for name in SECTIONS:
         if name in node:
             return name, node[name]
-    from msprobe_engine.settings.legacy import DUMP_KEYS
+    from msprobe_engine.core.settings.existing.config_json import DUMP_KEYS
 
     ours = [key.name for key in tree.keys_of(PrecheckSettings)]
     if node and not any(name in ours for name in node) and any(name in DUMP_KEYS for name in node if name != "precision"):

@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit codes: see the epilog; errors are raised as `ProbeError`, which the entry point turns into 2."""
     from msprobe_engine.accuracy.settings import load_precheck_settings
-    from msprobe_engine.log import get_logger, printable
+    from msprobe_engine.core.log import get_logger, printable
 
     settings, remarks = load_precheck_settings(args.config_path)
     for remark in remarks:
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace, online: bool) -> None:
     """Flags that cannot be."""
-    from msprobe_engine.errors import UsageError
+    from msprobe_engine.core.errors import UsageError
 
     devices = " ".join(args.device)
     rules = (

@@ -30,11 +30,11 @@ def run(args: argparse.Namespace) -> int:
     """Print the resolved settings, without passwords and keys in them: people show this to others."""
     import yaml
 
-    from msprobe_engine.config_check.secrets import cleaned
-    from msprobe_engine.errors import SettingsError
-    from msprobe_engine.rules.build import build_rules
-    from msprobe_engine.settings.load import read_settings
-    from msprobe_engine.settings.tree import to_tree
+    from msprobe_engine.config.secrets.masking import cleaned
+    from msprobe_engine.core.errors import SettingsError
+    from msprobe_engine.core.settings.load import read_settings
+    from msprobe_engine.core.settings.tree import to_tree
+    from msprobe_engine.probe.rules.build import build_rules
 
     settings, warnings = read_settings(args.path, kind=args.kind)
     for line in warnings:

@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0; errors are raised as `ProbeError`, which the entry point turns into 2."""
-    from msprobe_engine.code_mapping.mapping import map_code
-    from msprobe_engine.log import printable
+    from msprobe_engine.core.log import printable
+    from msprobe_engine.report.code_mapping.mapping import map_code
 
     found = map_code(args.ir, args.dump_data, args.output, args.in_place)
     print(printable(found.text()))

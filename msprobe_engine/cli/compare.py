@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from msprobe_engine.compare.options import CompareOptions
+    from msprobe_engine.measure.options import CompareOptions
 
 EPILOG = """\
 examples:
@@ -77,9 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit codes: see the epilog; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    from msprobe_engine.align.sources import from_json
     from msprobe_engine.cli.inputs import say_steps, warn_same_files
     from msprobe_engine.cli.outputs import refuse_page_name
-    from msprobe_engine.compare.source import from_json
 
     if args.target and not (args.target_path or args.golden_path):
         args.target_path, args.golden_path, args.target = args.target, args.golden, None
@@ -96,8 +96,8 @@ def run(args: argparse.Namespace) -> int:
         _rename(args, given["map_dict"], target)
     if args.diff_analyze:
         return _first_difference(target, golden, args.output_path)
-    from msprobe_engine.compare.api import compare_dumps
-    from msprobe_engine.log import printable
+    from msprobe_engine.core.log import printable
+    from msprobe_engine.report.table.api import compare_dumps
 
     options = _options(args, log, stack is not None, given)
     show = stack if args.stack_mode else None
@@ -110,9 +110,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _first_difference(target: str, golden: str, output: str) -> int:
     from msprobe_engine.cli.inputs import say_steps
-    from msprobe_engine.diagnose.diff_analyze import NOTHING, first_differences
-    from msprobe_engine.diagnose.findings import NONE
-    from msprobe_engine.log import printable
+    from msprobe_engine.core.log import printable
+    from msprobe_engine.find.findings import NONE
+    from msprobe_engine.report.table.diff_analyze import NOTHING, first_differences
 
     path, found = first_differences(target, golden, output)
     if path is not None:
@@ -132,8 +132,8 @@ def _rename(args: argparse.Namespace, map_dict: dict[str, str], target: str) -> 
     """The ``map_dict`` of 8.1.1 is a data mapping of single points."""
     from pathlib import Path
 
-    from msprobe_engine.compare.graph_source import renamed_points
-    from msprobe_engine.errors import UsageError
+    from msprobe_engine.align.static_graph_sources import renamed_points
+    from msprobe_engine.core.errors import UsageError
 
     if args.data_mapping:
         raise UsageError("map_dict in the json and -dm both say what belongs together; give one of them")
@@ -144,8 +144,8 @@ def _options(args: argparse.Namespace, log: bool, own_stack: bool, given: Mappin
     """`given`: the json of ``-i``, empty without it."""
     from pathlib import Path
 
-    from msprobe_engine.compare.options import NEW, OLD, CompareOptions
-    from msprobe_engine.compare.source import numbers
+    from msprobe_engine.align.sources import numbers
+    from msprobe_engine.measure.options import NEW, OLD, CompareOptions
 
     points = bool(given.get("common"))
     old = args.columns == OLD or (args.columns is None and bool(args.input_path))
@@ -177,7 +177,7 @@ def _options(args: argparse.Namespace, log: bool, own_stack: bool, given: Mappin
 
 def _check(args: argparse.Namespace) -> None:
     """Flags that cannot be combined."""
-    from msprobe_engine.errors import UsageError
+    from msprobe_engine.core.errors import UsageError
 
     pair = bool(args.target_path) + bool(args.golden_path)
     mappings = [flag for flag in ("data", "cell", "api", "layer") if getattr(args, f"{flag}_mapping")]

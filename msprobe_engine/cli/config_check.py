@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from msprobe_engine.config_check.between_ranks import Ranks
-    from msprobe_engine.config_check.comparison import Comparison
-    from msprobe_engine.config_check.log_compare import LogComparison
+    from msprobe_engine.find.config.between_ranks import Ranks
+    from msprobe_engine.find.config.comparison import Comparison
+    from msprobe_engine.find.config.log_files import LogComparison
 
 PACK, RESULT, CHECKPOINT = "./config_check_pack.zip", "./config_check_result", "./ckpt_similarity.json"
 VERL, VERL_VERIFY, SLIME = "./verl_param_compare_result", "./verl_param_verify_result", "./slime_param_compare_result"
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    from msprobe_engine.errors import UsageError
+    from msprobe_engine.core.errors import UsageError
 
     asked = [
         flag
@@ -120,7 +120,7 @@ def _outputs(args: argparse.Namespace) -> None:
     """Nothing is written over what is read."""
     from msprobe_engine.cli.inputs import warn_same_files
     from msprobe_engine.cli.outputs import refuse_overwriting, refuse_page_name
-    from msprobe_engine.config_check.pack_kind import pack_of
+    from msprobe_engine.formats.pack.kind import pack_of
 
     if args.compare or args.verify:
         refuse_page_name(args.output, "--html")
@@ -133,8 +133,8 @@ def _outputs(args: argparse.Namespace) -> None:
 
 
 def _collect(args: argparse.Namespace) -> int:
-    from msprobe_engine.config_check.collect_pack import collect
-    from msprobe_engine.core.user_key import read_key
+    from msprobe_engine.config.collect.pack import collect
+    from msprobe_engine.core.process.user_key import read_key
 
     path, notes = collect(args.dump, args.output or PACK, _script_arguments(args), added=args.env, key=read_key(args.key_file))
     print(f"Pack: {path}")
@@ -143,20 +143,20 @@ def _collect(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from msprobe_engine.config_check.pack_kind import is_pack, pack_of
+    from msprobe_engine.formats.pack.kind import is_pack, pack_of
 
     bench, cmp = map(pack_of, args.compare)
     if not is_pack(bench) and not is_pack(cmp):
         return _checkpoints(args)
-    from msprobe_engine.config_check.compare_packs import compare_packs
+    from msprobe_engine.find.config.packs import compare_packs
 
     return _report(args, compare_packs(bench, cmp), args.output or RESULT)
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from msprobe_engine.config_check.pack_kind import pack_of
-    from msprobe_engine.config_check.verify import verify
-    from msprobe_engine.core.user_key import read_key
+    from msprobe_engine.core.process.user_key import read_key
+    from msprobe_engine.find.config.verify import verify
+    from msprobe_engine.formats.pack.kind import pack_of
 
     good, *pack = map(pack_of, args.verify)
     key = b"" if pack else read_key(args.key_file)
@@ -167,7 +167,7 @@ def _verify(args: argparse.Namespace) -> int:
 def _script_arguments(args: argparse.Namespace) -> list[str] | None:
     import shlex
 
-    from msprobe_engine.errors import UsageError
+    from msprobe_engine.core.errors import UsageError
 
     if args.script_args is None:
         return None
@@ -179,16 +179,18 @@ def _script_arguments(args: argparse.Namespace) -> list[str] | None:
 
 def _report(args: argparse.Namespace, found: Comparison, output: str | None) -> int:
     """Files (a directory only where one was asked for, or is the custom), then text or JSON."""
-    from msprobe_engine.config_check import report_files, report_html, report_text
-    from msprobe_engine.log import printable
+    from msprobe_engine.core.log import printable
+    from msprobe_engine.report.config import files
+    from msprobe_engine.report.config import page as report_html
+    from msprobe_engine.report.config import text as report_text
 
-    written = report_files.write_results(found, output, old=args.columns == "8.1.1") if output else []
+    written = files.write_results(found, output, old=args.columns == "8.1.1") if output else []
     if args.html is not None:
-        written.append(report_files.write_text(Path(args.html), report_html.page(found)))
+        written.append(files.write_text(Path(args.html), report_html.page(found)))
     if args.json not in (None, "-"):
-        written.append(report_files.write_text(Path(args.json), report_files.json_text(found)))
+        written.append(files.write_text(Path(args.json), files.json_text(found)))
     if args.json == "-":
-        print(report_files.json_text(found), end="")
+        print(files.json_text(found), end="")
         return found.exit_code
     print(report_text.text(found, args.top))
     for path in written:
@@ -197,11 +199,11 @@ def _report(args: argparse.Namespace, found: Comparison, output: str | None) -> 
 
 
 def _ranks(args: argparse.Namespace) -> int:
-    from msprobe_engine.config_check.between_ranks import between_ranks
-    from msprobe_engine.config_check.pack_kind import pack_of
-    from msprobe_engine.config_check.report_files import write_text
-    from msprobe_engine.diagnose.findings import finite_json
-    from msprobe_engine.errors import UsageError
+    from msprobe_engine.core.errors import UsageError
+    from msprobe_engine.find.config.between_ranks import between_ranks
+    from msprobe_engine.find.findings import finite_json
+    from msprobe_engine.formats.pack.kind import pack_of
+    from msprobe_engine.report.config.files import write_text
 
     if args.html is not None or args.output is not None:
         raise UsageError("--ranks prints what it finds; --json FILE writes it, -o and --html belong to -c and --verify")
@@ -217,7 +219,7 @@ def _ranks(args: argparse.Namespace) -> int:
 
 
 def _say_ranks(found: Ranks, top: int) -> None:
-    from msprobe_engine.log import one_line
+    from msprobe_engine.core.log import one_line
 
     print(one_line(found.headline()))
     for one in found.matter[:top]:
@@ -236,21 +238,21 @@ def _checkpoints(args: argparse.Namespace) -> int:
     """As the existing tool: a JSON of weights by name. All that `msprobe ckpt diff` says goes to the console."""
     import json
 
-    from msprobe_engine.checkpoint import report_files
-    from msprobe_engine.checkpoint.diff import diff
-    from msprobe_engine.checkpoint.report_html import page
-    from msprobe_engine.checkpoint.report_text import text
+    from msprobe_engine.find.checkpoint.diff import diff
+    from msprobe_engine.report.checkpoint import files
+    from msprobe_engine.report.checkpoint.page import page
+    from msprobe_engine.report.checkpoint.text import text
 
     output = Path(args.output or CHECKPOINT)
-    report_files.refuse_existing(output)
+    files.refuse_existing(output)
     found = diff(*args.compare)
-    written = [report_files.write(output, json.dumps(report_files.existing_form(found), indent=4) + "\n")]
+    written = [files.write(output, json.dumps(files.existing_form(found), indent=4) + "\n")]
     if args.json not in (None, "-"):
-        written.append(report_files.write(Path(args.json), report_files.json_text(found)))
+        written.append(files.write(Path(args.json), files.json_text(found)))
     if args.html is not None:
-        written.append(report_files.write(Path(args.html), page(found)))
+        written.append(files.write(Path(args.html), page(found)))
     if args.json == "-":
-        print(report_files.json_text(found), end="")
+        print(files.json_text(found), end="")
         return found.code
     print(text(found, args.top))
     for path in written:
@@ -259,8 +261,8 @@ def _checkpoints(args: argparse.Namespace) -> int:
 
 
 def _logs(args: argparse.Namespace) -> int:
-    from msprobe_engine.config_check import log_compare
-    from msprobe_engine.errors import UsageError
+    from msprobe_engine.core.errors import UsageError
+    from msprobe_engine.find.config import log_files
 
     if args.json is not None or args.html is not None:
         raise UsageError("-vc, -vv and -sc write a CSV and JSON files to -o; --json and --html belong to -c, --verify and --ranks")
@@ -268,10 +270,10 @@ def _logs(args: argparse.Namespace) -> int:
         if len(args.verl_verify) > 2:
             raise UsageError(f"-vv takes a log of verl, and before it a YAML file of wanted settings, not {len(args.verl_verify)} files")
         *wanted, log = args.verl_verify
-        found = log_compare.verify_verl(log, wanted[0] if wanted else None, args.output or VERL_VERIFY)
+        found = log_files.verify_verl(log, wanted[0] if wanted else None, args.output or VERL_VERIFY)
         _say_logs(found, ("wanted", "the log"), args.top)
         return 1 if found.different else 0  # a setting that the log does not have says nothing
-    compare = log_compare.compare_verl if args.verl_compare else log_compare.compare_slime
+    compare = log_files.compare_verl if args.verl_compare else log_files.compare_slime
     first, second = args.verl_compare or args.slime_compare
     found = compare(first, second, args.output or (VERL if args.verl_compare else SLIME))
     _say_logs(found, ("the first log", "the second"), args.top)
@@ -279,7 +281,7 @@ def _logs(args: argparse.Namespace) -> int:
 
 
 def _say_logs(found: LogComparison, sides: tuple[str, str], top: int) -> None:
-    from msprobe_engine.log import one_line
+    from msprobe_engine.core.log import one_line
 
     absent = len(found.only_first) + len(found.only_second)
     print(f"{len(found.different)} of {len(found.rows)} settings differ{f'; {absent} are on one side only' if absent else ''}.")
@@ -294,7 +296,7 @@ def _say_logs(found: LogComparison, sides: tuple[str, str], top: int) -> None:
 
 
 def _say(word: str, texts: Iterable[str]) -> None:
-    from msprobe_engine.log import one_line
+    from msprobe_engine.core.log import one_line
 
     for text in texts:
         print(one_line(f"{word}: {text}"), file=sys.stderr)

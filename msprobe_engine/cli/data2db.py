@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert and say what was done."""
-    from msprobe_engine.log import printable
-    from msprobe_engine.monitor.data2db import Options, data2db, read_mapping
+    from msprobe_engine.core.log import printable
+    from msprobe_engine.formats.monitor.convert.data2db import Options, data2db, read_mapping
 
     mapping = read_mapping(args.mapping) if args.mapping else {}
     options = Options(mapping, args.micro_step == "true", args.process_num, args.force)

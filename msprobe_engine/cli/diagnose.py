@@ -47,14 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 nothing found, 1 found, 3 nothing found in what could be read; errors are raised as `ProbeError`, which the entry point turns
     into 2."""
+    from msprobe_engine.align.mapping.user_mapping import Mappings
     from msprobe_engine.cli.inputs import say_steps, warn_same_files
     from msprobe_engine.cli.outputs import refuse_page_name
-    from msprobe_engine.compare.mapped import Mappings
-    from msprobe_engine.diagnose import renames, two_frameworks
-    from msprobe_engine.diagnose.findings import NONE
-    from msprobe_engine.diagnose.run import diagnose
-    from msprobe_engine.errors import SinkError
-    from msprobe_engine.log import printable
+    from msprobe_engine.core.errors import SinkError
+    from msprobe_engine.core.log import printable
+    from msprobe_engine.find.coverage import renames, two_frameworks
+    from msprobe_engine.find.findings import NONE
+    from msprobe_engine.find.run import diagnose
 
     refuse_page_name(args.output_path)
     warn_same_files(args.target, args.golden)

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0: it fits, 1: it does not; errors are raised as `ProbeError`, which the entry point turns into 2."""
-    from msprobe_engine.dump import estimate
+    from msprobe_engine.probe.estimate import estimate
 
     made = estimate(
         args.path,

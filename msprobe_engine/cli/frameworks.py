@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
 
 INTEGRATIONS = "msprobe_integrations"
 """Where the integrations are: those with a file reliance.py have a table of what they rely on. Nothing of it is imported here."""
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UsageError: there is no framework of that name.
     """
-    from msprobe_engine.progress import bar
+    from msprobe_engine.core.io.progress import bar
 
     modules = _modules(args.names)
     with bar("looking", len(modules)) as advance, ThreadPoolExecutor(2) as pool:

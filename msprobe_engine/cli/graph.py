@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit codes: see the epilog; errors are raised as `ProbeError`, which the entry point turns into 2."""
-    from msprobe_engine.errors import UsageError
-    from msprobe_engine.graph.options import NEW, OLD
+    from msprobe_engine.core.errors import UsageError
+    from msprobe_engine.report.graph.options import NEW, OLD
 
     target, golden, log = args.target, args.golden, False
     if args.input_path and target:
@@ -67,8 +67,8 @@ def from_json(path: str) -> dict[str, Any]:
     """
     from pathlib import Path
 
-    from msprobe_engine.dump.reader import parse_json, read_bytes
-    from msprobe_engine.errors import DumpFormatError, UsageError
+    from msprobe_engine.core.errors import DumpFormatError, UsageError
+    from msprobe_engine.formats.dump.reader import parse_json, read_bytes
 
     try:
         document = parse_json(read_bytes(Path(path)), Path(path))

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from msprobe_engine.graph.options import Layout
-    from msprobe_engine.graph.summary import Result
+    from msprobe_engine.report.graph.options import Layout
+    from msprobe_engine.report.graph.summary import Result
 
 EXIT_CODES = """\
 exit codes:
@@ -62,7 +62,7 @@ def formats_of(args: argparse.Namespace, default: tuple[str, ...]) -> tuple[str,
     Raises:
         UsageError: it names something else.
     """
-    from msprobe_engine.errors import UsageError
+    from msprobe_engine.core.errors import UsageError
 
     if args.format is None:
         return default
@@ -79,8 +79,8 @@ def layouts(args: argparse.Namespace, sides: int) -> tuple[Layout, ...]:
     Raises:
         UsageError: they do not fit each other.
     """
-    from msprobe_engine.errors import UsageError
-    from msprobe_engine.graph.options import Layout
+    from msprobe_engine.core.errors import UsageError
+    from msprobe_engine.report.graph.options import Layout
 
     given = {name: getattr(args, name) for name in ("rank_size", "tp", "pp", "vpp", "order")}
     if not any(given.values()):
@@ -103,12 +103,12 @@ def layouts(args: argparse.Namespace, sides: int) -> tuple[Layout, ...]:
 
 def draw(args: argparse.Namespace, target: str, golden: str | None, **settings: Any) -> int:
     """Make the graphs, print what they came to, and return the exit code; `settings`: further fields of the options."""
+    from msprobe_engine.align.sources import numbers
     from msprobe_engine.cli.inputs import warn_same_files
     from msprobe_engine.cli.outputs import refuse_page_name
-    from msprobe_engine.compare.source import numbers
-    from msprobe_engine.errors import UsageError
-    from msprobe_engine.graph.options import GraphOptions
-    from msprobe_engine.graph.run import run
+    from msprobe_engine.core.errors import UsageError
+    from msprobe_engine.report.graph.options import GraphOptions
+    from msprobe_engine.report.graph.run import run
 
     refuse_page_name(args.output_path)
     warn_same_files(target, golden)
@@ -143,7 +143,7 @@ def _said(line: str) -> None:
 
 def _say(found: Result, show: bool, target: str, golden: str | None) -> None:
     from msprobe_engine.cli.inputs import say_steps
-    from msprobe_engine.log import printable
+    from msprobe_engine.core.log import printable
 
     print(printable(say_steps(found.text(), target, golden)))
     for note in found.notes:

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit codes: see the epilog; errors are raised as `ProbeError`, which the entry point turns into 2."""
-    from msprobe_engine.graph.options import NEW
+    from msprobe_engine.report.graph.options import NEW
 
     return draw(
         args,

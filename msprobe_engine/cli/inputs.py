@@ -15,7 +15,7 @@ _DUMP = "dump"
 
 def warn_same_files(target: str | os.PathLike[str], golden: str | os.PathLike[str] | None) -> None:
     """Say in one line that both sides are one: the same path, the same file by another name, or directories of links to the same files."""
-    from msprobe_engine.log import one_line
+    from msprobe_engine.core.log import one_line
 
     if golden is not None and _are_same(Path(target), Path(golden)):
         said = f"warning: {target} and {golden} are the same files: that they are equal says nothing"
@@ -59,9 +59,9 @@ def say_steps(text: str, target: str | os.PathLike[str], golden: str | os.PathLi
 
 def _only_step(path: Path) -> int | None:
     """The step that a path stands for; None: of several, or not known."""
-    from msprobe_engine.dump import layout
-    from msprobe_engine.dump.reader import open_dump
-    from msprobe_engine.errors import ProbeError
+    from msprobe_engine.core.errors import ProbeError
+    from msprobe_engine.formats.dump import layout
+    from msprobe_engine.formats.dump.reader import open_dump
 
     path = Path(os.path.realpath(path))
     for above in (path, path.parent, path.parent.parent):

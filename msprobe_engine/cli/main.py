@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from msprobe_engine.cli.arguments import Parser
 from msprobe_engine.cli.file_errors import describe
+from msprobe_engine.core.errors import ProbeError, UnreadableFileError
 from msprobe_engine.core.io.input_files import OddInputError
-from msprobe_engine.core.variables import warn_unknown_variables
-from msprobe_engine.errors import ProbeError, UnreadableFileError
-from msprobe_engine.log import printable
+from msprobe_engine.core.log import printable
+from msprobe_engine.core.process.variables import warn_unknown_variables
 
 DONE, FOUND, WRONG, UNREADABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 3, 130
 

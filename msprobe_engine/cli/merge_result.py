@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit codes: see the epilog; errors are raised as `ProbeError`, which the entry point turns into 2."""
-    from msprobe_engine.compare.merge_result import merge_result
+    from msprobe_engine.report.table.merge_result import merge_result
 
     found = merge_result(args.input_dir, args.output_dir, args.config_path)
     print(f"{found.rows:,} rows of ranks {', '.join(map(str, found.ranks))}: {found.path}")

@@ -29,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 nothing found, 1 found, 3 nothing found in what could be read; errors are raised as `ProbeError`, which the entry point turns
     into 2."""
-    from msprobe_engine.diagnose.findings import NOTHING, Diagnosis
-    from msprobe_engine.diagnose.nan_analyze import nan_analyze
-    from msprobe_engine.log import printable
+    from msprobe_engine.core.log import printable
+    from msprobe_engine.find.findings import NOTHING, Diagnosis
+    from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 
     result = nan_analyze(args.input_path, args.output_path)
     if result.problems and not result.findings:

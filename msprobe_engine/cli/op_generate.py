@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.accuracy.scripts.literals import CannotWrite
     from msprobe_engine.accuracy.scripts.request import read_request
     from msprobe_engine.accuracy.scripts.source import Options
-    from msprobe_engine.errors import SettingsError, UsageError
-    from msprobe_engine.log import printable
+    from msprobe_engine.core.errors import SettingsError, UsageError
+    from msprobe_engine.core.log import printable
 
     if bool(args.config_input) == bool(args.dump):
         raise UsageError("give either -i config_op.json, or --dump and --api")
@@ -91,9 +91,9 @@ def _framework(name: str, data: Mapping[str, Any], wanted: str) -> tuple[Any, An
     Raises:
         MissingExtraError, UsageError: it is not installed here.
     """
-    from msprobe_engine.backend import load_backend
-    from msprobe_engine.dump.reader import framework_of
-    from msprobe_engine.errors import MissingExtraError
+    from msprobe_engine.core.backend import load_backend
+    from msprobe_engine.core.errors import MissingExtraError
+    from msprobe_engine.formats.dump.reader import framework_of
 
     mindspore = framework_of({"framework": name}, [data.get(f"{wanted}.forward")]) == "mindspore"
     try:

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.log import one_line
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.log import one_line
 
 _OWN = "ckpt_diff."
 """How the reports that ``-o`` names begin; they may lie in a checkpoint's directory and be written again."""

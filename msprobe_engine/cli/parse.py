@@ -29,12 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0: all converted; errors are raised as `ProbeError`, which the entry point turns into 2."""
-    from msprobe_engine.log import printable
+    from msprobe_engine.core.log import printable
 
     if args.dump_path is None:
         return _interactive()
-    from msprobe_engine.errors import DumpFormatError
-    from msprobe_engine.parse.convert import convert
+    from msprobe_engine.core.errors import DumpFormatError
+    from msprobe_engine.formats.legacy.parse.convert import convert
 
     done = convert(args.dump_path, args.output_path, args.parse_type, args.msaccucmp)
     for problem in done.problems[:20] if done.files else ():
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _interactive() -> int:
-    from msprobe_engine.parse.session import Session
+    from msprobe_engine.formats.legacy.parse.session import Session
 
     session = Session(None if sys.stdin.isatty() else sys.stdin)
     if not sys.stdin.isatty():

@@ -16,8 +16,8 @@ import signal
 import sys
 from pathlib import Path
 
-from msprobe_engine.core.processes import OWNER
-from msprobe_engine.errors import SettingsError, UsageError
+from msprobe_engine.core.errors import SettingsError, UsageError
+from msprobe_engine.core.process.processes import OWNER
 
 EXAMPLES = """\
 examples:
@@ -93,10 +93,10 @@ def prepared(config: str | None, changes: list[str], output_dir: str | None = No
     Raises:
         SettingsError, UsageError: the settings are wrong, or there are none.
     """
-    from msprobe_engine.core.variables import warn_unknown_variables
-    from msprobe_engine.rules.build import build_rules
-    from msprobe_engine.settings.load import read_settings, recognise
-    from msprobe_engine.settings.text import read_file
+    from msprobe_engine.core.process.variables import warn_unknown_variables
+    from msprobe_engine.core.settings.load import read_settings, recognise
+    from msprobe_engine.core.settings.text import read_file
+    from msprobe_engine.probe.rules.build import build_rules
 
     if config is None:
         config = os.environ.get("MSPROBE_CONFIG", "")

@@ -40,12 +40,12 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
     from typing import Any
 
-    from msprobe_engine.backend import load_backend
-    from msprobe_engine.compare.side import read_side
-    from msprobe_engine.diagnose.overflow_summary import summary
-    from msprobe_engine.diagnose.overflow_table import ABNORMAL, counts, table, write
-    from msprobe_engine.errors import MissingExtraError
-    from msprobe_engine.log import get_logger, printable
+    from msprobe_engine.core.backend import load_backend
+    from msprobe_engine.core.errors import MissingExtraError
+    from msprobe_engine.core.log import get_logger, printable
+    from msprobe_engine.find.nonfinite.overflow_summary import summary
+    from msprobe_engine.find.nonfinite.overflow_table import ABNORMAL, counts, table, write
+    from msprobe_engine.formats.dump.dump_table import read_side
 
     try:
         backend: Any = load_backend("torch")

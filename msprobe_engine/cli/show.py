@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the listing."""
-    from msprobe_engine.overview import look
+    from msprobe_engine.formats.run.overview import look
 
     overview = look(args.path)
     print(json.dumps(overview.to_json(), indent=2) if args.json else overview.text())

@@ -41,14 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0: the page is written, 3: without what could not be read; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    from msprobe_engine.align.sources import numbers
     from msprobe_engine.cli.inputs import warn_same_files
-    from msprobe_engine.compare.source import numbers
-    from msprobe_engine.errors import UsageError
-    from msprobe_engine.log import one_line
-    from msprobe_engine.progress import bar
-    from msprobe_engine.trends.page import write_trends
-    from msprobe_engine.trends.source import Wanted, open_source
-    from msprobe_engine.trends.summary import lines
+    from msprobe_engine.core.errors import UsageError
+    from msprobe_engine.core.io.progress import bar
+    from msprobe_engine.core.log import one_line
+    from msprobe_engine.report.trends.page import write_trends
+    from msprobe_engine.report.trends.source import Wanted, open_source
+    from msprobe_engine.report.trends.summary import lines
 
     if not 0 < args.size < 4096:
         raise UsageError(f"--size is {args.size:g}; allowed: more than 0, less than 4096 MB")

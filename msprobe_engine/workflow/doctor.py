@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.output_files import write_named
-from msprobe_engine.errors import UsageError
-from msprobe_engine.log import one_line, printable
+from msprobe_engine.core.log import one_line, printable
 from msprobe_engine.workflow.check_process import READY, CheckCommand, CheckEnded, TimeUp, answers
 
 Verdict = Literal["ok", "WRONG", "slow", "skipped"]

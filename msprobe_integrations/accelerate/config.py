@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.config_check.resolved import Resolved, flattened, plain_data, told
+from msprobe_engine.config.collect.resolved import Resolved, flattened, plain_data, told
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.config_sources import Reach

@@ -56,7 +56,7 @@ def _warn_mistyped() -> None:
     from importlib import import_module
 
     if not request.is_helper() and _fit():
-        import_module("msprobe_engine.core.variables").warn_unknown_variables()
+        import_module("msprobe_engine.core.process.variables").warn_unknown_variables()
 
 
 def _arming(module: str) -> Callable[[], None]:

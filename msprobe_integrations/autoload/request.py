@@ -10,8 +10,8 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from msprobe_engine.core.processes import Process
-    from msprobe_engine.settings.schema import ProbeSettings
+    from msprobe_engine.core.process.processes import Process
+    from msprobe_engine.core.settings.schema import ProbeSettings
 
 CONFIG = "MSPROBE_CONFIG"
 CHANGES = "MSPROBE_SET"
@@ -55,7 +55,7 @@ class Request:
         Raises:
             SettingsError: all mistakes, one line each.
         """
-        from msprobe_engine.settings.load import load_settings
+        from msprobe_engine.core.settings.load import load_settings
 
         return load_settings(self.config, changes=self.changes)
 
@@ -71,7 +71,7 @@ def inherited_from(asked: Request, rank: int | None) -> Process | None:
     """
     if asked is _told or os.environ.get(CHILDREN, "") == "1":
         return None
-    from msprobe_engine.core.processes import find_living_owner
+    from msprobe_engine.core.process.processes import find_living_owner
 
     owner = find_living_owner()
     if owner is None or (owner.rank is None and rank is not None):
@@ -103,7 +103,7 @@ def of_script(file: str | os.PathLike[str]) -> ProbeSettings:
     Raises:
         SettingsError: all mistakes, one line each.
     """
-    from msprobe_engine.settings.load import load_settings
+    from msprobe_engine.core.settings.load import load_settings
 
     asked = current()
     if asked is None or os.path.realpath(file) != os.path.realpath(asked.config):

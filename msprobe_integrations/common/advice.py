@@ -6,9 +6,9 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.log import get_logger
-from msprobe_engine.records import Frame
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.records import Frame
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.probe import Probe

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from msprobe_engine.names import PASS
+from msprobe_engine.core.names import PASS
 from msprobe_integrations.common.filters import ALWAYS, Base
 
 __all__ = ["PASS", "Call", "CallStack", "Numbering", "again", "pass_of"]

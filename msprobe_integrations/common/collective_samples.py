@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.io.output_files import AppendFile
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.records import Sample
-from msprobe_engine.settings.sites import problem
-from msprobe_engine.sinks.names import safe_cell
+from msprobe_engine.core.io.safe_cells import safe_cell
+from msprobe_engine.core.records import Sample
+from msprobe_engine.core.settings.code_places import problem
 from msprobe_integrations.common.monitor_files import rank_directory
 from msprobe_integrations.common.stacks import line_number, walk
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from msprobe_engine.guard import raise_of_training
+from msprobe_engine.core.guard import raise_of_training
 
 CLASS_KEY = "class_type"
 """Key under which the class of an opened object is written, as the existing tool does for point-to-point operations."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.log import get_logger
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.log import get_logger
 from msprobe_integrations.common.calls import Call
 
 _log = get_logger()

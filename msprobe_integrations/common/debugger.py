@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from msprobe_engine import log
-from msprobe_engine.errors import SettingsError, UsageError
-from msprobe_engine.guard import Faults
-from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.settings.hot import HotSwitch
-from msprobe_engine.settings.load import load_settings, read_settings
-from msprobe_engine.settings.places import check_directory
-from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
-from msprobe_engine.writer import Writer
+from msprobe_engine.core import log
+from msprobe_engine.core.errors import SettingsError, UsageError
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.settings.hot import HotSwitch
+from msprobe_engine.core.settings.load import load_settings, read_settings
+from msprobe_engine.core.settings.output_paths import check_directory
+from msprobe_engine.core.settings.schema import DumpSettings, ProbeSettings
+from msprobe_engine.probe.pipeline import Pipeline
+from msprobe_engine.probe.writer import Writer
 from msprobe_integrations.common import at_exit, exits
 from msprobe_integrations.common.dump_checks import check, check_place
 from msprobe_integrations.common.dump_end import differences

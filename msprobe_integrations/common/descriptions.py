@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from msprobe_engine.records import TensorDescription
+from msprobe_engine.core.records import TensorDescription
 
 LIMIT = 100_000
 """Shapes that never repeat (packed sequences) must not fill the memory: a table of so many descriptions begins anew."""

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.errors import SettingsError, UsageError
-from msprobe_engine.log import get_logger
-from msprobe_engine.settings.places import check_directory
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.core.errors import SettingsError, UsageError
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.settings.output_paths import check_directory
+from msprobe_engine.core.settings.schema import ProbeSettings
 
 _log = get_logger()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from msprobe_engine.dump.summary import Steps
-from msprobe_engine.settings.schema import DumpSettings
-from msprobe_engine.settings.tree import show
+from msprobe_engine.core.settings.schema import DumpSettings
+from msprobe_engine.core.settings.tree import show
+from msprobe_engine.formats.dump.summary import Steps
 
 
 @dataclass

@@ -6,22 +6,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from msprobe_engine.backend import Backend
-from msprobe_engine.dump import early, world
-from msprobe_engine.dump.summary import Tally
-from msprobe_engine.dump.tensors import TensorStore
-from msprobe_engine.dump.writer import DumpSink
-from msprobe_engine.guard import Faults
-from msprobe_engine.log import get_logger, set_rank
-from msprobe_engine.output_claims import OutputClaims
-from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.records import Frame
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.settings.schema import DumpSettings
-from msprobe_engine.settings.selection import selection, written_by_each
-from msprobe_engine.sinks.base import Sink
-from msprobe_engine.sinks.reported import ReportedSink
-from msprobe_engine.writer import Writer
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.backend import Backend
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.log import get_logger, set_rank
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import DumpSettings
+from msprobe_engine.core.settings.selection import selection, written_by_each
+from msprobe_engine.formats.dump import world
+from msprobe_engine.formats.dump.summary import Tally
+from msprobe_engine.formats.dump.writing.tensors import TensorStore
+from msprobe_engine.formats.dump.writing.writer import DumpSink
+from msprobe_engine.probe.output_claims import OutputClaims
+from msprobe_engine.probe.pipeline import Pipeline
+from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.dump import crash_safe
+from msprobe_engine.probe.sinks.dump.reported import ReportedSink
+from msprobe_engine.probe.writer import Writer
 
 
 class RankedBackend(Backend, Protocol):
@@ -79,7 +80,7 @@ class DumpFiles:
         self._use_sink(self.backend.rank())
         assert self.sink is not None
         self._tell_world(self.sink)
-        early.begin(self.sink, step)
+        crash_safe.begin(self.sink, step)
         self.say("Dump switch is turned on at step %d. Dump data will be saved in %s", step, self.sink.directory(step))
 
     def _use_sink(self, rank: int | None) -> None:
@@ -169,4 +170,4 @@ class DumpFiles:
 
     def _log_frame(self, frame: Frame) -> None:
         if self.sink is not None:
-            early.log(self.sink, frame)
+            crash_safe.log(self.sink, frame)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from msprobe_engine.dump.tensors import TensorStore
-from msprobe_engine.guard import Faults
-from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.records import Entry, TensorRef
-from msprobe_engine.settings.schema import DumpSettings, SliceSettings
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.records import Entry, TensorRef
+from msprobe_engine.core.settings.schema import DumpSettings, SliceSettings
+from msprobe_engine.formats.dump.writing.tensors import TensorStore
+from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_integrations.common.custom_api import CustomApis
 from msprobe_integrations.common.dump_checks import ModelKind
 from msprobe_integrations.common.dump_files import DumpFiles, RankedBackend

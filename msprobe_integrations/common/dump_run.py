@@ -7,14 +7,14 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from msprobe_engine import log, redaction
-from msprobe_engine.errors import NothingCapturedError, UsageError
-from msprobe_engine.guard import Faults, is_of_training
-from msprobe_engine.log import get_logger
-from msprobe_engine.records import Entry
-from msprobe_engine.settings.hot import HotSwitch
-from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
-from msprobe_engine.window import Window
+from msprobe_engine.core import log, redaction
+from msprobe_engine.core.errors import NothingCapturedError, UsageError
+from msprobe_engine.core.guard import Faults, is_of_training
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.records import Entry
+from msprobe_engine.core.settings.hot import HotSwitch
+from msprobe_engine.core.settings.schema import DumpSettings, ProbeSettings
+from msprobe_engine.core.window import Window
 from msprobe_integrations.common import exits, saved
 from msprobe_integrations.common.dump_checks import check_rank, root_of
 from msprobe_integrations.common.dump_end import Story, asked, differences, why_nothing

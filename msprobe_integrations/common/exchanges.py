@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.log import get_logger
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.log import get_logger
 from msprobe_integrations.common.gradients import Exchange
 
 if TYPE_CHECKING:
-    from msprobe_engine.settings.schema import MonitorSettings
+    from msprobe_engine.core.settings.schema import MonitorSettings
 
 _SHARDED = ("gradients", "parameters", "optimizer_states", "updates", "momentum_agreement")
 _log = get_logger()

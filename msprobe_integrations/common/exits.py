@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from msprobe_engine.log import get_logger
+from msprobe_engine.core.log import get_logger
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 SILENCE = 1.0

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from msprobe_engine.dump.bench import Bench, DifferenceSink
-from msprobe_engine.dump.overflow import Overflows, OverflowSink
-from msprobe_engine.dump.tensors import TensorStore
-from msprobe_engine.dump.writer import DumpSink
-from msprobe_engine.settings.schema import DumpSettings
-from msprobe_engine.sinks.base import Sink
+from msprobe_engine.core.settings.schema import DumpSettings
+from msprobe_engine.formats.dump.writing.tensors import TensorStore
+from msprobe_engine.formats.dump.writing.writer import DumpSink
+from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.dump.earlier_dump import Bench, DifferenceSink
+from msprobe_engine.probe.sinks.dump.overflow import Overflows, OverflowSink
 
 
 class Extra(Protocol):

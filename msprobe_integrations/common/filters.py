@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from msprobe_engine.dump import risk
-from msprobe_engine.dump.patterns import NamePatterns
-from msprobe_engine.settings.schema import DumpSettings
+from msprobe_engine.core.settings.schema import DumpSettings
+from msprobe_engine.probe.selection import risk
+from msprobe_engine.probe.selection.patterns import NamePatterns
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.calls import Call
@@ -37,7 +37,7 @@ class RecordFilter:
     Args:
         scope: [first, last] record names or nothing. What happens between the start of the first and the end of the last is kept:
             a record that starts before has no inputs, one that ends after has no output.
-        names: elements of ``list``, see `msprobe_engine.dump.patterns`.
+        names: elements of ``list``, see `msprobe_engine.probe.selection.patterns`.
         level: at ``mix`` everything inside the call of a listed module is kept too.
         risk_level: class of APIs, when there is neither scope nor list.
         graph_task: number of the backward pass in progress, -1 outside of one. Gradients of weights belong to the pass whose record

@@ -8,16 +8,16 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol
 
-from msprobe_engine.errors import NothingCapturedError, UsageError
-from msprobe_engine.grad_probe.background import Background
-from msprobe_engine.grad_probe.files import StepFiles
-from msprobe_engine.grad_probe.layout import SUMMARY
-from msprobe_engine.guard import Faults, Guard
-from msprobe_engine.log import get_logger, warn_once
-from msprobe_engine.output_claims import OutputClaims
-from msprobe_engine.settings.schema import ProbeSettings
-from msprobe_engine.settings.tree import nearest
-from msprobe_engine.window import Window
+from msprobe_engine.core.errors import NothingCapturedError, UsageError
+from msprobe_engine.core.guard import Faults, Guard
+from msprobe_engine.core.log import get_logger, warn_once
+from msprobe_engine.core.settings.schema import ProbeSettings
+from msprobe_engine.core.settings.tree import nearest
+from msprobe_engine.core.window import Window
+from msprobe_engine.formats.grad_probe.background import Background
+from msprobe_engine.formats.grad_probe.files import StepFiles
+from msprobe_engine.formats.grad_probe.layout import SUMMARY
+from msprobe_engine.probe.output_claims import OutputClaims
 
 PART = "grad_probe"
 _log = get_logger()

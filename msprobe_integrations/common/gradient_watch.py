@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.records import TensorRef
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.records import TensorRef
 
 MAX_NODES = 20_000
 """Nodes walked for one call at most (a whole model in one module); a call with more has no gradients of its inputs recorded."""

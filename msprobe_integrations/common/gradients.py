@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine import histograms
-from msprobe_engine import rows as _rows
-from msprobe_engine.records import Sample, TensorDescription, TensorRef
+from msprobe_engine.core.records import Sample, TensorDescription, TensorRef
+from msprobe_engine.core.statistics import histograms
+from msprobe_engine.core.statistics import rows as _rows
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.probe import Probe

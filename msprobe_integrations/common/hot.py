@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msprobe_engine.monitor.hot import HotMonitor
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.core.settings.schema import ProbeSettings
+from msprobe_engine.probe.hot_settings import HotMonitor
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.probe import Probe

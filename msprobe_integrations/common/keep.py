@@ -8,11 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from msprobe_engine import redaction
-from msprobe_engine.dump.stepfiles import StepFiles
-from msprobe_engine.dump.tensors import TensorStore
-from msprobe_engine.guard import Faults
-from msprobe_engine.records import Entry, TensorRef
+from msprobe_engine.core import redaction
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.records import Entry, TensorRef
+from msprobe_engine.formats.dump.writing.step_files import StepFiles
+from msprobe_engine.formats.dump.writing.tensors import TensorStore
 
 NO_DIRECTORY = "tensors of a step whose directory cannot be made"
 _GIL_BYTES = 64 << 10  # a smaller copy takes less time than another thread that is let in

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.log import get_logger, set_rank
-from msprobe_engine.rules.base import Rule
+from msprobe_engine.core.log import get_logger, set_rank
+from msprobe_engine.probe.rules.base import Rule
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.probe import Probe

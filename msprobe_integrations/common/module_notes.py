@@ -17,10 +17,10 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.io.output_files import make_directory, replace_file
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.records import TensorDescription, TensorRef
-from msprobe_engine.sinks.names import safe_cell
+from msprobe_engine.core.io.safe_cells import safe_cell
+from msprobe_engine.core.records import TensorDescription, TensorRef
 from msprobe_integrations.common.gradient_watch import GradientWatch
 from msprobe_integrations.common.module_side import Hooks, Post, Pre
 from msprobe_integrations.common.monitor_files import monitor_root, rank_directory

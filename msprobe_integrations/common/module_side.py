@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from msprobe_engine.collector import StepCollection
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.log import warn_once
-from msprobe_engine.settings.schema import LayerFeatureSettings, MonitorSettings
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.log import warn_once
+from msprobe_engine.core.process.garbage_collection import StepCollection
+from msprobe_engine.core.settings.schema import LayerFeatureSettings, MonitorSettings
 from msprobe_integrations.common.targets import Named, is_named, matches, plain, unmatched
 
 if TYPE_CHECKING:

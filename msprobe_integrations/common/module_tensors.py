@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.redaction import shown_key
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.redaction import shown_key
 
 Found = list[tuple[str, Any]]
 

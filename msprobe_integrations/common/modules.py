@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from msprobe_engine.records import Entry, TensorRef
+from msprobe_engine.core.records import Entry, TensorRef
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.filters import ALWAYS, RecordFilter
 from msprobe_integrations.common.recorder import CallRecorder

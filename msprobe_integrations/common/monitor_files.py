@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msprobe_engine.core.io.output_files import make_directory
-from msprobe_engine.sinks.csv import CsvSink
+from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.probe import Probe

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from msprobe_engine import rows as _rows
-from msprobe_engine.records import TensorRef
+from msprobe_engine.core.records import TensorRef
+from msprobe_engine.core.statistics import rows as _rows
 from msprobe_integrations.common.gradients import REDUCED, UNSCALED, set_values
 
 if TYPE_CHECKING:

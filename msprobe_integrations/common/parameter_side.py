@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msprobe_engine.log import get_logger
+from msprobe_engine.core.log import get_logger
 from msprobe_integrations.common.exchanges import Exchanges
 from msprobe_integrations.common.parameter_norms import note_norms
 from msprobe_integrations.common.parameter_watch import ParameterWatch

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.log import get_logger
-from msprobe_engine.records import TensorRef
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.records import TensorRef
 from msprobe_integrations.common.gradients import Piece, Pieces
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.guard import Guard, raise_of_training
-from msprobe_engine.records import FINER_COPY, Sample
+from msprobe_engine.core.guard import Guard, raise_of_training
+from msprobe_engine.core.records import FINER_COPY, Sample
 from msprobe_integrations.common.gradients import ACCUMULATED, LOCAL, REDUCED, Get, Piece, Pieces, Row
 from msprobe_integrations.common.parameter_updates import Updates
 

@@ -11,7 +11,7 @@ import math
 import sys
 import time
 
-from msprobe_engine.pipeline import CLOSE_PATIENCE
+from msprobe_engine.probe.pipeline import CLOSE_PATIENCE
 from msprobe_integrations.common import exits
 
 CUT_PATIENCE = 0.5

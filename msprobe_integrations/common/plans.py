@@ -6,15 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine import log
-from msprobe_engine.dump import early, world
-from msprobe_engine.dump.writer import DumpSink
-from msprobe_engine.records import Frame
-from msprobe_engine.session import Session
-from msprobe_engine.settings.schema import DumpSettings
-from msprobe_engine.settings.selection import selection, written_by_each
-from msprobe_engine.sinks.select import SelectSink
-from msprobe_engine.window import Window
+from msprobe_engine.core import log
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import DumpSettings
+from msprobe_engine.core.settings.selection import selection, written_by_each
+from msprobe_engine.core.window import Window
+from msprobe_engine.formats.dump import world
+from msprobe_engine.formats.dump.writing.writer import DumpSink
+from msprobe_engine.probe.session import Session
+from msprobe_engine.probe.sinks.dump import crash_safe
+from msprobe_engine.probe.sinks.select import SelectSink
 from msprobe_integrations.common.wanted import CHECKSUMS
 from msprobe_integrations.common.wants import Wants
 
@@ -115,7 +116,7 @@ class Plans:
         self.always.apply(self._backend, digest=mode == "digest", checksum=CHECKSUMS.get(mode, ""))
         if chosen is not None:
             for sink in self._sinks_of(step):
-                early.begin(sink, step)
+                crash_safe.begin(sink, step)
             if dumped and self._keeper is not None:
                 self._keeper.begin_step(step)
             chosen.open()
@@ -207,4 +208,4 @@ class Plans:
     def _log_frame(self, frame: Frame) -> None:
         if frame.entries:
             for sink in self._sinks_of(frame.step):
-                early.log(sink, frame)
+                crash_safe.log(sink, frame)

@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msprobe_engine.guard import Guard, is_of_training
-from msprobe_engine.output_claims import OutputClaims
-from msprobe_engine.records import Entry, Frame, Sample, TensorRef
-from msprobe_engine.session import Session
-from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
-from msprobe_engine.sinks.base import Sink
-from msprobe_engine.window import Window
+from msprobe_engine.core.guard import Guard, is_of_training
+from msprobe_engine.core.records import Entry, Frame, Sample, TensorRef
+from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings
+from msprobe_engine.core.window import Window
+from msprobe_engine.probe.output_claims import OutputClaims
+from msprobe_engine.probe.session import Session
+from msprobe_engine.probe.sinks.base import Sink
 from msprobe_integrations.autoload import request
 from msprobe_integrations.common import at_exit, exits
 from msprobe_integrations.common.advice import Advice
@@ -339,7 +339,7 @@ class Probe(OfFramework):
         """Finish, flush, take all hooks off. Called at interpreter exit too.
 
         Raises:
-            Exception: an operator of the training has failed, which came to light here (`msprobe_engine.guard.of_training`).
+            Exception: an operator of the training has failed, which came to light here (`msprobe_engine.core.guard.of_training`).
         """
         if self._closed:
             return

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from msprobe_engine.incident.notify import Notifier
-    from msprobe_engine.records import TensorDescription
-    from msprobe_engine.settings.schema import MonitorSettings
+    from msprobe_engine.core.records import TensorDescription
+    from msprobe_engine.core.settings.schema import MonitorSettings
+    from msprobe_engine.probe.incident.notify import Notifier
     from msprobe_integrations.common.parameter_side import ParameterSide
 
 
@@ -24,7 +24,7 @@ class OfFramework:
     number: TensorDescription
 
     def _make_backend(self) -> Any:
-        """A `msprobe_engine.backend.Backend` that is a `Wanted`, too."""
+        """A `msprobe_engine.core.backend.Backend` that is a `Wanted`, too."""
         raise NotImplementedError
 
     def _make_parameters(self) -> ParameterSide:

@@ -9,8 +9,8 @@ from functools import partial
 from types import FrameType
 from typing import Any, ClassVar, Protocol
 
-from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.records import Entry, TensorRef
+from msprobe_engine.core.records import Entry, TensorRef
+from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_integrations.common.calls import Call, CallStack, Numbering, again, pass_of
 from msprobe_integrations.common.filters import BACKWARD, FORWARD, RecordFilter
 from msprobe_integrations.common.gradient_watch import GradientWatch

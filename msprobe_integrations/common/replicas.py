@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from msprobe_engine import rows as _rows
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.log import get_logger
-from msprobe_engine.rules.replica_mismatch import Mismatch, replica_rule, short_ranks
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.statistics import rows as _rows
+from msprobe_engine.probe.rules.builtin.replica_mismatch import Mismatch, replica_rule, short_ranks
 from msprobe_integrations.common.replica_channel import Channel, Difference, Mask, Ranks, Words
 
 if TYPE_CHECKING:
-    from msprobe_engine.settings.schema import ReplicaCheckSettings
+    from msprobe_engine.core.settings.schema import ReplicaCheckSettings
     from msprobe_integrations.common.gradients import Piece
     from msprobe_integrations.common.parameter_watch import ParameterWatch
     from msprobe_integrations.common.parameters import Replicas

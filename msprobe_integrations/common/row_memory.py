@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine import rows as _rows
-from msprobe_engine.rows import Rows
+from msprobe_engine.core.statistics import rows as _rows
+from msprobe_engine.core.statistics.rows import Rows
 
 ROW_BYTES = 8 * _rows.WORDS
 

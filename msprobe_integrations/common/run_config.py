@@ -7,15 +7,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from msprobe_engine.config_check import entries
-from msprobe_engine.config_check.background import BackgroundWriter
-from msprobe_engine.config_check.environment import Environment, collect
-from msprobe_engine.config_check.pack import PackWriter
-from msprobe_engine.core.user_key import read_key
-from msprobe_engine.errors import UsageError
-from msprobe_engine.log import debug, one_line, warn_once
-from msprobe_engine.output_claims import writes_files
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.config.environment.variables import Environment, collect
+from msprobe_engine.config.pack.background import BackgroundWriter
+from msprobe_engine.config.pack.writer import PackWriter
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.log import debug, one_line, warn_once
+from msprobe_engine.core.process.user_key import read_key
+from msprobe_engine.core.settings.schema import ProbeSettings
+from msprobe_engine.formats.pack import entries
+from msprobe_engine.probe.output_claims import writes_files
 
 NAME = "config_check_pack.zip"
 LONGEST = 5.0

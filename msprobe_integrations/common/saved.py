@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from msprobe_engine import log
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.names import DebugName
-from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.records import Entry, Opaque, TensorDescription, TensorRef
+from msprobe_engine.core import log
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.names import DebugName
+from msprobe_engine.core.records import Entry, Opaque, TensorDescription, TensorRef
+from msprobe_engine.probe.pipeline import Pipeline
 
 _VALUE = "data"
 """The one section of a debug record; debug.json holds its value without the section."""

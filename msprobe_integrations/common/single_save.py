@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine import names, redaction
-from msprobe_engine.backend import load_backend
+from msprobe_engine.core import names, redaction
+from msprobe_engine.core.backend import load_backend
+from msprobe_engine.core.errors import DumpFormatError, MissingExtraError, UsageError
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
-from msprobe_engine.errors import DumpFormatError, MissingExtraError, UsageError
-from msprobe_engine.log import get_logger, one_line
+from msprobe_engine.core.log import get_logger, one_line
 
 _log = get_logger()
 _MAX_DEPTH = 12

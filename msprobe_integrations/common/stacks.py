@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-from msprobe_engine.redaction import source_line
+from msprobe_engine.core.redaction import source_line
 
 Walk = Callable[[FrameType | None, FrameType | None, dict[CodeType, bool], Callable[[CodeType], bool], int], tuple[tuple[Any, ...], bool]]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine import redaction
-from msprobe_engine.guard import is_of_training
-from msprobe_engine.records import Opaque, TensorRef
+from msprobe_engine.core import redaction
+from msprobe_engine.core.guard import is_of_training
+from msprobe_engine.core.records import Opaque, TensorRef
 from msprobe_integrations.common.containers import CLASS_KEY, Opened, class_text
 
 MAX_DEPTH = 12

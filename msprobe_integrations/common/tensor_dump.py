@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from msprobe_engine.dump.loosefiles import Maker
-from msprobe_engine.dump.patterns import NamePatterns
-from msprobe_engine.dump.template import Options
-from msprobe_engine.dump.tensors import TensorStore
-from msprobe_engine.guard import Faults
-from msprobe_engine.settings.schema import DumpSettings
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.settings.schema import DumpSettings
+from msprobe_engine.formats.dump.writing.loose_files import Maker
+from msprobe_engine.formats.dump.writing.template import Options
+from msprobe_engine.formats.dump.writing.tensors import TensorStore
+from msprobe_engine.probe.selection.patterns import NamePatterns
 
 
 def build_store(

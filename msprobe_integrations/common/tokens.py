@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.log import get_logger
-from msprobe_engine.settings.schema import SliceSettings
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.settings.schema import SliceSettings
 
 _log = get_logger()
 

@@ -17,14 +17,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from msprobe_engine.errors import SettingsError, UsageError
-from msprobe_engine.log import get_logger, warn_once
-from msprobe_engine.monitor.hot import HotMonitor
-from msprobe_engine.records import Frame, Sample
-from msprobe_engine.settings import text
-from msprobe_engine.settings.load import load_settings, recognise
-from msprobe_engine.settings.schema import OPS, ProbeSettings
-from msprobe_engine.sinks.anomaly import AnomalySink
+from msprobe_engine.core.errors import SettingsError, UsageError
+from msprobe_engine.core.log import get_logger, warn_once
+from msprobe_engine.core.records import Frame, Sample
+from msprobe_engine.core.settings import text
+from msprobe_engine.core.settings.load import load_settings, recognise
+from msprobe_engine.core.settings.schema import OPS, ProbeSettings
+from msprobe_engine.probe.hot_settings import HotMonitor
+from msprobe_engine.probe.sinks.anomaly import AnomalySink
 from msprobe_integrations.common.hot import hot_monitor
 from msprobe_integrations.common.probe import Probe
 from msprobe_integrations.common.trainer_mon_values import Shown, Values, note_entry, values_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from msprobe_engine import columns
-from msprobe_engine.records import Sample
-from msprobe_engine.rows import Rows
-from msprobe_engine.sinks.tensorboard import tag_of
+from msprobe_engine.core.records import Sample
+from msprobe_engine.core.statistics import columns
+from msprobe_engine.core.statistics.rows import Rows
+from msprobe_engine.probe.sinks.tensorboard import tag_of
 from msprobe_integrations.common.gradients import CLIPPED, UNSCALED
 
 Values = dict[str, dict[str, Any]]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.records import NODE_ONLY, Entry
+from msprobe_engine.core.records import NODE_ONLY, Entry
+from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_integrations.common.calls import Call, again, pass_of
 from msprobe_integrations.common.gradient_watch import GradientWatch
 

@@ -1,18 +1,20 @@
-"""What an optimizer makes of a gradient, as pairs of tensors (`msprobe_engine.pairs`): the update, and Adam's ratio of the moments."""
+"""What an optimizer makes of a gradient, as pairs of tensors (`msprobe_engine.core.statistics.pairs`): the update, and Adam's ratio of the
+moments."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from msprobe_engine import pairs
+from msprobe_engine.core.statistics import pairs
 
 Factor = Any
 """A constant of a pair: a float, or a tensor of one element where the number is on a device."""
 
 
 class Pair(NamedTuple):
-    """What makes a value: an operation of `msprobe_engine.pairs` on two tensors. Without `b` the values are those of `a`."""
+    """What makes a value: an operation of `msprobe_engine.core.statistics.pairs` on two tensors. Without `b` the values are those of
+    `a`."""
 
     op: int
     a: Any

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from msprobe_engine.rows import underflow_limit
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.core.settings.schema import ProbeSettings
+from msprobe_engine.core.statistics.rows import underflow_limit
 from msprobe_integrations.common.wanted import Wanted
 
 

@@ -6,13 +6,13 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.guard import raise_of_training
+from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.autoload import imports, request
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from msprobe_engine.settings.schema import ProbeSettings
+    from msprobe_engine.core.settings.schema import ProbeSettings
     from msprobe_integrations.deepspeed.engine import EngineObserver
 
 _OURS = "__msprobe_key__"
@@ -81,7 +81,7 @@ def _asked(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
         return True
     except Exception as error:
         raise_of_training(error)
-        from msprobe_engine.errors import ProbeError
+        from msprobe_engine.core.errors import ProbeError
 
         if isinstance(error, ProbeError):
             raise
@@ -90,6 +90,6 @@ def _asked(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
 
 
 def _failed(error: Exception) -> None:
-    from msprobe_engine.log import get_logger
+    from msprobe_engine.core.log import get_logger
 
     get_logger().error("DeepSpeed is not followed, training goes on: %s: %s", type(error).__name__, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.deepspeed import patches
 from msprobe_integrations.deepspeed.engine import EngineObserver
 from msprobe_integrations.torch import owner

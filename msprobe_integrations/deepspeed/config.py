@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.config_check.resolved import CODE, DEFAULT, FILE, Resolved, flattened, plain_data, same, told
+from msprobe_engine.config.collect.resolved import CODE, DEFAULT, FILE, Resolved, flattened, plain_data, same, told
 from msprobe_integrations.deepspeed.key import KEY
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.log import get_logger
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.deepspeed import patches, reliance
 from msprobe_integrations.deepspeed.monitor import Events, MonitorSink
 from msprobe_integrations.deepspeed.pipeline import Instructions, is_pipeline

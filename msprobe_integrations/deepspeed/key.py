@@ -16,9 +16,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.settings.tree import nearest
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.settings.tree import nearest
 from msprobe_integrations.autoload import request
 
 KEY = "msprobe"

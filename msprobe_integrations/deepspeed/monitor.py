@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from msprobe_engine.log import get_logger
-from msprobe_engine.records import Frame
-from msprobe_engine.rules.base import Alert
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.records import Frame
 
 _log = get_logger()
 PREFIX = "msprobe/"
@@ -30,7 +30,7 @@ Event = tuple[str, float, int]
 
 
 class MonitorSink:
-    """Implements `msprobe_engine.sinks.base.Sink`: events for DeepSpeed's monitor."""
+    """Implements `msprobe_engine.probe.sinks.base.Sink`: events for DeepSpeed's monitor."""
 
     name = "deepspeed"
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.guard import raise_of_training
+from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.autoload.imports import after_import, forget
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _current(kind: str, engine: Any) -> EngineObserver | None:
         return _find() if trains else None
     except Exception as error:
         raise_of_training(error)
-        from msprobe_engine.log import get_logger
+        from msprobe_engine.core.log import get_logger
 
         restore()
         get_logger().error("DeepSpeed is not followed, training goes on: %s: %s", type(error).__name__, error)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from msprobe_engine import rows
-from msprobe_engine.guard import Faults
-from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.records import Frame, TensorRef
-from msprobe_engine.rows import Statistics
-from msprobe_engine.writer import Writer
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.records import Frame, TensorRef
+from msprobe_engine.core.statistics import rows
+from msprobe_engine.core.statistics.rows import Statistics
+from msprobe_engine.probe.pipeline import Pipeline
+from msprobe_engine.probe.writer import Writer
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture import Capture
 

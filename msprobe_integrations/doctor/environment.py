@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from msprobe_engine import hostkernel
+from msprobe_engine.core.statistics import host_kernel
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.torch import device_trust
@@ -22,7 +22,7 @@ _GIB = 1 << 30
 
 def run(device: Device) -> Iterator[Line]:
     """One line per property."""
-    available = hostkernel.available
+    available = host_kernel.available
     yield Line("C kernel of the host", "ok" if available else "slow", why="" if available else "not built: numpy takes its place")
     yield triton_works(device)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

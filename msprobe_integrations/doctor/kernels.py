@@ -11,7 +11,8 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from msprobe_engine import hostkernel, log
+from msprobe_engine.core import log
+from msprobe_engine.core.statistics import host_kernel
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.torch import derived, device_trust, pairkernels, statistics
 
@@ -44,8 +45,8 @@ def made_by(device: Device, way: Way) -> Iterator[list[str]]:
     before: list[tuple[Any, str, Any]] = [(device_trust, "DEVICES", device_trust.DEVICES)]
     device_trust.DEVICES = () if way == "operators" else (*device_trust.DEVICES, device.type)
     if not device.full:
-        before += [(hostkernel, "available", hostkernel.available), (derived, "on_host", derived.on_host)]
-        hostkernel.available = False
+        before += [(host_kernel, "available", host_kernel.available), (derived, "on_host", derived.on_host)]
+        host_kernel.available = False
         if way == "kernels":
             from msprobe_integrations.torch import device_check  # imports Triton
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.records import Frame
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.load import load_settings
 from msprobe_integrations.doctor.model import Job
 from msprobe_integrations.torch.dump_run import TorchDumpRun
 from msprobe_integrations.torch.probe import TorchProbe

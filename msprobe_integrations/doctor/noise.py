@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from msprobe_engine.compare.api import compare_dumps
-from msprobe_engine.compare.options import CompareOptions
-from msprobe_engine.compare.summary import DIFFERENT, EQUAL, Comparison
+from msprobe_engine.measure.options import CompareOptions
+from msprobe_engine.report.table.api import compare_dumps
+from msprobe_engine.report.table.summary import DIFFERENT, EQUAL, Comparison
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.model import Job

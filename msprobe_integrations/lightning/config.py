@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.config_check.resolved import Resolved, flags_of, flattened, plain_data, told
+from msprobe_engine.config.collect.resolved import Resolved, flags_of, flattened, plain_data, told
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.config_sources import Reach

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msprobe_integrations.autoload import request
 
 if TYPE_CHECKING:
-    from msprobe_engine.settings.schema import ProbeSettings
+    from msprobe_engine.core.settings.schema import ProbeSettings
     from msprobe_integrations.megatron.observer import TrainingObserver
 
 
@@ -32,8 +32,8 @@ def _claim() -> TrainingObserver | None:
 
 def _read_flags() -> None:
     """A script with a parser of its own has left our arguments alone; Megatron's has asked already, and asking again changes nothing."""
-    from msprobe_engine.errors import ProbeError
-    from msprobe_engine.log import get_logger
+    from msprobe_engine.core.errors import ProbeError
+    from msprobe_engine.core.log import get_logger
     from msprobe_integrations.megatron import flags
 
     try:

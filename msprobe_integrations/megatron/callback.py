@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.megatron.observer import TrainingObserver
 from msprobe_integrations.megatron.patches import current, observe
 from msprobe_integrations.torch import owner

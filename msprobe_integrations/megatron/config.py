@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.config_check.resolved import CODE, DEFAULT, Resolved, flags_of, told
-from msprobe_engine.guard import raise_of_training
+from msprobe_engine.config.collect.resolved import CODE, DEFAULT, Resolved, flags_of, told
+from msprobe_engine.core.guard import raise_of_training
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.config_sources import Reach

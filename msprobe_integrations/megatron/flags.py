@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from msprobe_engine.errors import ProbeError, UsageError
+from msprobe_engine.core.errors import ProbeError, UsageError
 from msprobe_integrations.autoload import request
 
 CONFIG = "--msprobe-config"

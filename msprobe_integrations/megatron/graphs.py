@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.log import warn_once
+from msprobe_engine.core.log import warn_once
 
 if TYPE_CHECKING:
     from msprobe_integrations.megatron.observer import TrainingObserver

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from msprobe_engine.errors import ProbeError, UsageError
+from msprobe_engine.core.errors import ProbeError, UsageError
 from msprobe_integrations import autoload
 from msprobe_integrations.autoload import request
 from msprobe_integrations.megatron.flags import CONFIG, Flags, ask, take

@@ -18,7 +18,7 @@ from msprobe_integrations.megatron import fsdp
 from msprobe_integrations.torch import dtensors
 
 if TYPE_CHECKING:
-    from msprobe_engine.settings.schema import MonitorSettings
+    from msprobe_engine.core.settings.schema import MonitorSettings
     from msprobe_integrations.common.exchanges import Exchanges
     from msprobe_integrations.common.gradients import Exchange
 

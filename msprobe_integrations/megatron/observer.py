@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.megatron import reliance
 from msprobe_integrations.megatron.layout import rank_info, unwrapped
 from msprobe_integrations.megatron.optimizers import is_megatron, learning_rate, loss_scale

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.log import get_logger
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.log import get_logger
 from msprobe_integrations.autoload import request
 from msprobe_integrations.autoload.imports import after_import, forget
 from msprobe_integrations.megatron import flags, graphs

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from msprobe_engine.incident.again import Judge
-from msprobe_engine.incident.event import Event
-from msprobe_engine.log import get_logger
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.probe.incident.again import Judge
+from msprobe_engine.probe.incident.event import Event
 from msprobe_integrations.torch.second_pass import SecondPass, seen_so_far
 
 if TYPE_CHECKING:

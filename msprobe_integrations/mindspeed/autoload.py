@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from msprobe_engine.guard import raise_of_training
+from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.autoload import request
 from msprobe_integrations.autoload.imports import after_import, forget
 
@@ -96,7 +96,7 @@ def _with_ours(features: Sequence[Any]) -> Sequence[Any]:
         return feature.added(features)
     except Exception as error:  # MindSpeed's own features matter more
         raise_of_training(error)
-        from msprobe_engine.log import get_logger
+        from msprobe_engine.core.log import get_logger
 
         get_logger().error("cannot become a feature of MindSpeed, training goes on: %s: %s", type(error).__name__, error)
         return features

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from msprobe_engine.errors import ProbeError
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.log import get_logger
+from msprobe_engine.core.errors import ProbeError
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.log import get_logger
 from msprobe_integrations.autoload import request
 from msprobe_integrations.megatron import flags
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.guard import raise_of_training
+from msprobe_engine.core.guard import raise_of_training
 
 if TYPE_CHECKING:
-    from msprobe_engine.settings.schema import ProbeSettings
+    from msprobe_engine.core.settings.schema import ProbeSettings
     from msprobe_integrations.mindspeed.fsdp2_observer import Fsdp2Observer
 
 _OURS = "__msprobe_trainer__"

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.log import get_logger
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.log import get_logger
 from msprobe_integrations.autoload.imports import after_import, forget
 from msprobe_integrations.megatron import patches
 from msprobe_integrations.megatron.wrapping import unwrap

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.records import NODE_ONLY, Entry
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.records import NODE_ONLY, Entry
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.filters import ALWAYS
 from msprobe_integrations.mindspore.api_names import COLLECTIVES

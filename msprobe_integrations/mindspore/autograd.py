@@ -17,8 +17,8 @@ from typing import Any
 
 import mindspore
 
-from msprobe_engine import log
-from msprobe_engine.guard import of_training, raise_of_training
+from msprobe_engine.core import log
+from msprobe_engine.core.guard import of_training, raise_of_training
 from msprobe_integrations.common.gradient_watch import MAX_NODES, Action, Begin, GradientWatch, share_out
 from msprobe_integrations.mindspore import environment
 
@@ -52,8 +52,8 @@ def settle() -> None:
     """Wait for all operators that were started, before something is done whose failures are the probe's own.
 
     Raises:
-        Exception: one of the training has failed (`msprobe_engine.guard.of_training`); the framework tells that once, and whoever reads its
-            result later gets memory that nothing was written to.
+        Exception: one of the training has failed (`msprobe_engine.core.guard.of_training`); the framework tells that once, and whoever
+            reads its result later gets memory that nothing was written to.
     """
     try:
         executor.sync()

@@ -1,4 +1,4 @@
-"""The MindSpore side of `msprobe_engine.backend.Backend`: statistics of tensors by the engine's kernel on the host, else by
+"""The MindSpore side of `msprobe_engine.core.backend.Backend`: statistics of tensors by the engine's kernel on the host, else by
 operators where they are."""
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any
 import mindspore
 import numpy as np
 
-from msprobe_engine import hostkernel, log
-from msprobe_engine.dump.savedfile import load_numpy
-from msprobe_engine.guard import is_of_training, raise_of_training
-from msprobe_engine.records import TensorDescription, TensorRef
-from msprobe_engine.rows import DIGEST, FLAGS, HAS_DIGEST, Rows
+from msprobe_engine.core import log
+from msprobe_engine.core.guard import is_of_training, raise_of_training
+from msprobe_engine.core.records import TensorDescription, TensorRef
+from msprobe_engine.core.statistics import host_kernel
+from msprobe_engine.core.statistics.rows import DIGEST, FLAGS, HAS_DIGEST, Rows
+from msprobe_engine.formats.tensors.saved_file import load_numpy
 from msprobe_integrations.common.descriptions import intern
 from msprobe_integrations.common.row_memory import ROW_BYTES, MemoryPool
 from msprobe_integrations.common.wanted import CHECKSUMS, Wanted
@@ -27,7 +28,7 @@ from msprobe_integrations.mindspore.memory import attributed, describe, look, pl
 from msprobe_integrations.mindspore.pending import MindSporePendingRows, Step
 
 _new = tuple.__new__
-_kernel_reduce, _kernel_reduce_strided = hostkernel.functions()
+_kernel_reduce, _kernel_reduce_strided = host_kernel.functions()
 _FIRST_CAPACITY = 1024
 
 
@@ -44,7 +45,7 @@ class MindSporeBackend(PairRows, Wanted, Job):
     name = "mindspore"
 
     def __init__(self, *, digest: bool = False) -> None:
-        self._want = hostkernel.WANT_DIGEST if digest else 0
+        self._want = host_kernel.WANT_DIGEST if digest else 0
         self.unsupported: dict[str, int] = {}
         self._said: set[str] = set()
         self._pool = MemoryPool()
@@ -77,7 +78,7 @@ class MindSporeBackend(PairRows, Wanted, Job):
 
     def reduce_exactly(self, tensor: Any) -> TensorRef:
         """`reduce`, where tensors have one row only when their digests are the same too; the row has the digest only when it is wanted."""
-        return self._reduce_for(tensor, self._want | hostkernel.WANT_DIGEST)
+        return self._reduce_for(tensor, self._want | host_kernel.WANT_DIGEST)
 
     def _reduce_for(self, tensor: Any, want: int) -> TensorRef:
         try:
@@ -101,7 +102,7 @@ class MindSporeBackend(PairRows, Wanted, Job):
                 _kernel_reduce_strided(pointer, description.shape, strides, code, address, want, 0)
             key = (pointer, want, id(description))
             words, known = string_at(address, ROW_BYTES), step.seen.get(key)
-            if want & ~self._want & hostkernel.WANT_DIGEST:
+            if want & ~self._want & host_kernel.WANT_DIGEST:
                 c_uint64.from_address(address + 8 * DIGEST).value = 0
                 c_uint64.from_address(address + 8 * FLAGS).value &= ~HAS_DIGEST
             if known is not None and known[1] == words:
@@ -178,7 +179,8 @@ class MindSporeBackend(PairRows, Wanted, Job):
         return old
 
     def save(self, tensor: Any, path: Path) -> None:
-        """Write a tensor as ``.npy``, mode 0640 (types numpy does not have: `msprobe_engine.dump.npytemplate`). Waits for the device."""
+        """Write a tensor as ``.npy``, mode 0640 (types numpy does not have: `msprobe_engine.formats.dump.writing.npy_template`). Waits for
+        the device."""
         npy.write(tensor, path)
 
     def host_array(self, tensor: Any) -> Any:

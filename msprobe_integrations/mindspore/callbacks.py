@@ -7,8 +7,8 @@ from typing import Any
 import mindspore
 from mindspore.train import Callback
 
-from msprobe_engine import log
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core import log
+from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.mindspore.debugger import PrecisionDebugger
 
 

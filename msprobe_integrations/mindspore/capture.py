@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from msprobe_engine.collector import StepCollection
-from msprobe_engine.errors import UsageError
-from msprobe_engine.log import warn_once
-from msprobe_engine.pipeline import Pipeline
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.log import warn_once
+from msprobe_engine.core.process.garbage_collection import StepCollection
+from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_integrations.common.filters import RecordFilter
 from msprobe_integrations.common.recorder import Keeps
 from msprobe_integrations.mindspore import autograd

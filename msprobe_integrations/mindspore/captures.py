@@ -7,9 +7,9 @@ from typing import Any
 
 import mindspore
 
-from msprobe_engine import log
-from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.settings.schema import DumpSettings
+from msprobe_engine.core import log
+from msprobe_engine.core.settings.schema import DumpSettings
+from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_integrations.common.filters import record_filter
 from msprobe_integrations.common.focus import ModuleRecords
 from msprobe_integrations.mindspore import autograd

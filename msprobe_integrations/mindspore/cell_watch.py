@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import mindspore
 
-from msprobe_engine import histograms
-from msprobe_engine.guard import is_of_training, raise_of_training
-from msprobe_engine.log import warn_once
-from msprobe_engine.records import Sample, TensorRef
+from msprobe_engine.core.guard import is_of_training, raise_of_training
+from msprobe_engine.core.log import warn_once
+from msprobe_engine.core.records import Sample, TensorRef
+from msprobe_engine.core.statistics import histograms
 from msprobe_integrations.common.containers import opened
 from msprobe_integrations.common.gradient_watch import GradientWatch
 from msprobe_integrations.common.module_side import Hooks, Post, Pre

@@ -15,8 +15,8 @@ from typing import Any
 from mindspore import mint
 from mindspore.communication import comm_func
 
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.records import Entry
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.records import Entry
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.doors import Doors
 from msprobe_integrations.mindspore import environment

@@ -10,15 +10,15 @@ from typing import Any
 
 import mindspore
 
-from msprobe_engine.config_check import entries
-from msprobe_engine.config_check.background import BackgroundWriter
-from msprobe_engine.config_check.micro_steps import MicroSteps
-from msprobe_engine.config_check.pack import PackWriter
-from msprobe_engine.config_check.random_calls import RandomCalls
-from msprobe_engine.errors import ProbeError, UsageError
-from msprobe_engine.guard import is_of_training
-from msprobe_engine.log import error, info, one_line, warning
-from msprobe_engine.replaced import Replaced
+from msprobe_engine.config.collect.micro_steps import MicroSteps
+from msprobe_engine.config.collect.random_calls import RandomCalls
+from msprobe_engine.config.pack.background import BackgroundWriter
+from msprobe_engine.config.pack.writer import PackWriter
+from msprobe_engine.core.errors import ProbeError, UsageError
+from msprobe_engine.core.guard import is_of_training
+from msprobe_engine.core.log import error, info, one_line, warning
+from msprobe_engine.core.process.patching import Replaced
+from msprobe_engine.formats.pack import entries
 from msprobe_integrations.common.run_config import collected_environment
 from msprobe_integrations.mindspore import config_tensors, hooks
 from msprobe_integrations.mindspore.config_start import Start, ranks

@@ -7,9 +7,10 @@ from typing import Any
 
 import mindspore
 
-from msprobe_engine.config_check import entries, job, packages, system
-from msprobe_engine.config_check.environment import Environment
-from msprobe_engine.config_check.resolved import CODE, Resolved, entry, existing, told
+from msprobe_engine.config.collect import job, packages, system
+from msprobe_engine.config.collect.resolved import CODE, Resolved, entry, existing, told
+from msprobe_engine.config.environment.variables import Environment
+from msprobe_engine.formats.pack import entries
 from msprobe_integrations.mindspore.job import initialized
 from msprobe_integrations.mindspore.memory import array_at
 from msprobe_integrations.mindspore.models import named_parameters

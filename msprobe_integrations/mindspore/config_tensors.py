@@ -9,10 +9,10 @@ import mindspore
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine import redaction
-from msprobe_engine.config_check.secrets import cleaned
-from msprobe_engine.digest import digest_array
-from msprobe_engine.guard import raise_of_training
+from msprobe_engine.config.secrets.masking import cleaned
+from msprobe_engine.core import redaction
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.statistics.digest import digest_array
 from msprobe_integrations.mindspore.autograd import settle
 from msprobe_integrations.mindspore.models import named_parameters
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from msprobe_engine.settings.hot import HotSwitch
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.core.settings.hot import HotSwitch
+from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.common import focus
 from msprobe_integrations.common.debugger import Debugger
 from msprobe_integrations.mindspore import dump_checks

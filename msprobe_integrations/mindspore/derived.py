@@ -12,17 +12,17 @@ from typing import Any
 import mindspore
 import numpy as np
 
-from msprobe_engine import histograms, hostkernel, pairs
-from msprobe_engine.guard import is_of_training
-from msprobe_engine.records import TensorDescription, TensorRef
-from msprobe_engine.rows import Rows
+from msprobe_engine.core.guard import is_of_training
+from msprobe_engine.core.records import TensorDescription, TensorRef
+from msprobe_engine.core.statistics import histograms, host_kernel, pairs
+from msprobe_engine.core.statistics.rows import Rows
 from msprobe_integrations.common.descriptions import intern
 from msprobe_integrations.common.update_pairs import Factor, Pair, ratio_pair, update_pair
 from msprobe_integrations.mindspore import npy
 from msprobe_integrations.mindspore.memory import memory_of
 from msprobe_integrations.mindspore.pending import Step
 
-_WITHOUT = ~(hostkernel.WANT_DIGEST | hostkernel.WANT_CRC | hostkernel.WANT_XOR)
+_WITHOUT = ~(host_kernel.WANT_DIGEST | host_kernel.WANT_CRC | host_kernel.WANT_XOR)
 
 
 class _MindSpore:
@@ -106,7 +106,7 @@ class PairRows:
             if a.numel != b.numel:
                 return self._without(a.description, "pair of different sizes")
             first, second = a.packed(), b.packed()
-            made = "Float64" if hostkernel.CODES["float64"] in (a.code, b.code) else "Float32"
+            made = "Float64" if host_kernel.CODES["float64"] in (a.code, b.code) else "Float32"
             row = next(step.numbers)
             c = (float(pair.c[0]), float(pair.c[1]), float(pair.c[2]))
             address, want = step.host.address(row), self._want & _WITHOUT
@@ -120,7 +120,7 @@ class PairRows:
             return self._without(self.describe(pair.a), f"pair: {type(error).__name__}: {str(error)[:80]}")
 
     def histogram(self, tensor: Any, kind: str) -> int:
-        """Count the elements of a tensor in bins (`msprobe_engine.histograms`).
+        """Count the elements of a tensor in bins (`msprobe_engine.core.statistics.histograms`).
 
         Args:
             kind: ``linear`` or ``log2``.

@@ -16,11 +16,11 @@ import mindspore
 import numpy as np
 from mindspore.ops import operations as P
 
-from msprobe_engine import hostkernel
-from msprobe_engine import rows as _rows
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.log import warn_once
-from msprobe_engine.rows import Rows
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.log import warn_once
+from msprobe_engine.core.statistics import host_kernel
+from msprobe_engine.core.statistics import rows as _rows
+from msprobe_engine.core.statistics.rows import Rows
 from msprobe_integrations.mindspore import environment
 
 HOSTS = frozenset(("cpu",))
@@ -29,7 +29,7 @@ PIECE = 1 << 22
 """Elements per pass: bounds the temporary memory (float64 copies) to some hundred MiB."""
 _FLOATS = frozenset(("Float64", "Float32", "Float16", "BFloat16"))
 _INTEGERS = frozenset(("Int64", "Int32", "Int16", "Int8", "UInt8", "Bool"))
-_NEED_BYTES = hostkernel.WANT_DIGEST | hostkernel.WANT_CRC | hostkernel.WANT_XOR
+_NEED_BYTES = host_kernel.WANT_DIGEST | host_kernel.WANT_CRC | host_kernel.WANT_XOR
 # instances of their own: what a capture puts in the place of functions does not see them
 _cast, _sum, _least, _most = P.Cast(), P.ReduceSum(), P.ReduceMin(), P.ReduceMax()
 _equal, _select, _finite, _less, _abs, _mul = P.Equal(), P.Select(), P.IsFinite(), P.Less(), P.Abs(), P.Mul()
@@ -101,10 +101,10 @@ def _piece(flat: Any, integers: bool, want: int) -> Any:
     words[_MAX] = _most(_select(finite, real, _fill(like, _number(-np.inf))), ())
     square = _mul(kept, kept)
     words[_SUM], words[_SUMSQ] = _sum(kept, ()), _sum(square, ())
-    if want & hostkernel.WANT_MOMENTS:
+    if want & host_kernel.WANT_MOMENTS:
         words[_SUM3], words[_SUM4] = _sum(_mul(square, kept), ()), _sum(_mul(square, square), ())
-    if want & hostkernel.WANT_BELOW:
-        words[_BELOW] = _count(_less(_abs(real), _number(hostkernel.limit_of(want))))
+    if want & host_kernel.WANT_BELOW:
+        words[_BELOW] = _count(_less(_abs(real), _number(host_kernel.limit_of(want))))
     if integers:
         wide = _cast(flat, mindspore.int64)
         half, low = mindspore.Tensor(32, mindspore.int64), mindspore.Tensor(0xFFFFFFFF, mindspore.int64)
@@ -122,11 +122,11 @@ def _words_of(found: Rows, numel: int, integers: bool, want: int) -> Rows:
         out[:, place] = found[:, word]
     for place, word in _COUNTS.items():
         ints[:, place] = found[:, word]
-    if want & hostkernel.WANT_MOMENTS:
+    if want & host_kernel.WANT_MOMENTS:
         out[:, _rows.SUM3 : _rows.SUM4 + 1] = found[:, _SUM3 : _SUM4 + 1]
-    if want & hostkernel.WANT_BELOW:
+    if want & host_kernel.WANT_BELOW:
         ints[:, _rows.BELOW] = found[:, _BELOW]
-    ints[:, _rows.FLAGS] = _rows.WRITTEN | hostkernel.wanted_flags(want) | (_rows.HAS_INTEGERS if integers else 0)
+    ints[:, _rows.FLAGS] = _rows.WRITTEN | host_kernel.wanted_flags(want) | (_rows.HAS_INTEGERS if integers else 0)
     if integers:
         halves = found[:, _LIMITS : _LIMITS + 4].astype(np.int64)
         ints[:, _rows.IMIN], ints[:, _rows.IMAX] = (halves[:, 0] << 32) | halves[:, 1], (halves[:, 2] << 32) | halves[:, 3]

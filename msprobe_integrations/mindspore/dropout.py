@@ -11,7 +11,7 @@ from typing import Any
 from mindspore import mint, nn, ops
 from mindspore.ops.function import nn_func
 
-from msprobe_engine.replaced import Replaced
+from msprobe_engine.core.process.patching import Replaced
 
 _FUNCTIONS = (
     *((ops, name) for name in ("dropout", "dropout1d", "dropout2d", "dropout3d")),

@@ -6,8 +6,8 @@ from typing import Any
 
 from mindspore import nn
 
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.common import dump_checks
 from msprobe_integrations.common.dump_checks import ModelKind
 from msprobe_integrations.mindspore.models import is_model

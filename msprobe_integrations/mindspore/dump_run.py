@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine import log
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.records import Entry, TensorRef
-from msprobe_engine.settings.schema import DumpSettings
+from msprobe_engine.core import log
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.records import Entry, TensorRef
+from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_integrations.common.custom_api import CustomApis
 from msprobe_integrations.common.dump_run import DumpRun
 from msprobe_integrations.common.extras import Extra

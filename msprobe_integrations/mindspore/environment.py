@@ -12,8 +12,8 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
-from msprobe_engine.errors import MissingExtraError, ProbeError
-from msprobe_engine.guard import raise_of_training
+from msprobe_engine.core.errors import MissingExtraError, ProbeError
+from msprobe_engine.core.guard import raise_of_training
 
 _LAST_FOR_NUMPY_1 = (2, 10)
 """Newest version known to be compiled for numpy 1, whatever its package says."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import mindspore
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.log import get_logger
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.common.grad_probe import PART, GradientUpdates, bare
 from msprobe_integrations.mindspore import hooks
 from msprobe_integrations.mindspore.backend import MindSporeBackend

@@ -9,8 +9,8 @@ import mindspore
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.grad_probe.files import Gradient, StepFiles
-from msprobe_engine.grad_probe.signs import Bytes, packed_size
+from msprobe_engine.formats.grad_probe.files import Gradient, StepFiles
+from msprobe_engine.formats.grad_probe.signs import Bytes, packed_size
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.npy import array_of
 
@@ -93,7 +93,7 @@ class GradientStep:
 
 
 def pack_signs(flat: npt.NDArray[Any]) -> Bytes:
-    """The signs of [n] numbers as `msprobe_engine.grad_probe.signs` has them, [ceil(n / 4)]."""
+    """The signs of [n] numbers as `msprobe_engine.formats.grad_probe.signs` has them, [ceil(n / 4)]."""
     out = np.zeros(packed_size(flat.size), np.uint8)
     for at in range(0, flat.size, _PIECE):
         piece = _comparable(flat[at : at + _PIECE])

@@ -9,14 +9,14 @@ from typing import Any
 import mindspore
 import numpy as np
 
-from msprobe_engine.core.launch import number_of
+from msprobe_engine.core.process.launch import number_of
 from msprobe_integrations.mindspore import environment
 
 _RANK, _WORLD = ("RANK_ID", "RANK"), ("RANK_SIZE", "WORLD_SIZE", "MS_WORKER_NUM")
 
 
 class Job:
-    """What `msprobe_engine.backend.Backend` has to say about the process.
+    """What `msprobe_engine.core.backend.Backend` has to say about the process.
 
     Attributes:
         assigned_rank: what `rank` gives whatever the communication says; None: as it says.

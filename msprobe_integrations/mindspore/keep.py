@@ -1,8 +1,8 @@
 """Takes copies of MindSpore tensors in the hook, for ``.npy`` files.
 
 What is saved are the elements of the tensor in C order, as they are at this moment; writer threads make files of them (types that numpy
-does not have: `msprobe_engine.dump.npytemplate`). A tensor that comes again unchanged, told by the digest of its elements, has one file
-with several names.
+does not have: `msprobe_engine.formats.dump.writing.npy_template`). A tensor that comes again unchanged, told by the digest of its
+elements, has one file with several names.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine.dump.dtypes import item_size
-from msprobe_engine.dump.npytemplate import NpyTemplate
-from msprobe_engine.dump.stepfiles import NOT_COPIED, StepFiles
-from msprobe_engine.dump.tensors import TensorStore
-from msprobe_engine.guard import Faults, is_of_training
-from msprobe_engine.records import TensorRef
+from msprobe_engine.core.guard import Faults, is_of_training
+from msprobe_engine.core.records import TensorRef
+from msprobe_engine.formats.dump.writing.npy_template import NpyTemplate
+from msprobe_engine.formats.dump.writing.step_files import NOT_COPIED, StepFiles
+from msprobe_engine.formats.dump.writing.tensors import TensorStore
+from msprobe_engine.formats.tensors.dtypes import item_size
 from msprobe_integrations.common.keep import NO_DIRECTORY, BaseKeeper
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.memory import Memory, memory_of
 
 SUFFIX = ".npy"
 template = NpyTemplate
-"""What `msprobe_engine.dump.tensors.TensorStore` asks for templates."""
+"""What `msprobe_engine.formats.dump.writing.tensors.TensorStore` asks for templates."""
 
 
 class Keeper(BaseKeeper):

@@ -11,17 +11,17 @@ import mindspore
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine import hostkernel
-from msprobe_engine.errors import UsageError
-from msprobe_engine.guard import of_training, raise_of_training
-from msprobe_engine.records import TensorDescription
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.guard import of_training, raise_of_training
+from msprobe_engine.core.records import TensorDescription
+from msprobe_engine.core.statistics import host_kernel
 from msprobe_integrations.common.descriptions import LIMIT, intern
 from msprobe_integrations.mindspore import environment
 from msprobe_integrations.mindspore.dtypes import KERNEL, WITHOUT_KERNEL
 
 TYPE = "mindspore.Tensor"
 NO_CODE = -1
-_BYTE = hostkernel.CODES["uint8"]
+_BYTE = host_kernel.CODES["uint8"]
 Look = tuple[TensorDescription, int, int]
 _known: dict[tuple[Any, ...], Look] = {}
 
@@ -83,7 +83,7 @@ def numel_of(tensor: Any) -> int:
 @contextmanager
 def training_errors(tensor: Any) -> Iterator[None]:
     """Around whatever may wait for the framework. Its operators run in threads of their own, and when one has failed that is reported to
-    whoever waits next, once: such an error is given on as it is, marked as the training's (`msprobe_engine.guard.of_training`). Kept
+    whoever waits next, once: such an error is given on as it is, marked as the training's (`msprobe_engine.core.guard.of_training`). Kept
     back, the training would go on with memory that nothing was written to."""
     try:
         yield
@@ -175,7 +175,7 @@ class Memory(NamedTuple):
             raise UsageError(f"tensors of type {dtype} cannot be read; known: {', '.join((*KERNEL, *WITHOUT_KERNEL))}")
         if self.numel < 0 or (not self.pointer and self.numel):
             raise UsageError(f"the tensor of shape {list(shape)} is not initialised, so it has no values: call init_data() first")
-        raw: npt.NDArray[np.uint8] = hostkernel.bytes_at(self.pointer, shape, self.steps(), self.code if self.code >= 0 else _BYTE)
+        raw: npt.NDArray[np.uint8] = host_kernel.bytes_at(self.pointer, shape, self.steps(), self.code if self.code >= 0 else _BYTE)
         copied: npt.NDArray[np.uint8] = raw.copy()
         return copied
 

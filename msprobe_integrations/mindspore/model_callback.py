@@ -13,7 +13,7 @@ from typing import Any
 import mindspore
 from mindspore.train import Callback
 
-from msprobe_engine import log
+from msprobe_engine.core import log
 from msprobe_integrations.mindspore.memory import numel_of
 from msprobe_integrations.mindspore.probe import MindSporeProbe
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import mindspore
 
-from msprobe_engine.log import warn_once
-from msprobe_engine.settings.schema import LayerFeatureSettings, MonitorSettings
+from msprobe_engine.core.log import warn_once
+from msprobe_engine.core.settings.schema import LayerFeatureSettings, MonitorSettings
 from msprobe_integrations.common import module_side
 from msprobe_integrations.common.targets import Named
 from msprobe_integrations.mindspore import autograd

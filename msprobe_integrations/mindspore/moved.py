@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import mindspore
 import numpy as np
 
-from msprobe_engine.rules.base import Alert
+from msprobe_engine.core.alerts import Alert
 from msprobe_integrations.common.gradients import Piece
 from msprobe_integrations.mindspore.memory import array_at, numel_of
 from msprobe_integrations.mindspore.optimizers import OptimizerView

@@ -11,10 +11,10 @@ import mindspore
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.output_files import WholeFile
-from msprobe_engine.dump.dtypes import decoder, item_size
-from msprobe_engine.dump.npytemplate import NpyTemplate
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.formats.dump.writing.npy_template import NpyTemplate
+from msprobe_engine.formats.tensors.dtypes import decoder, item_size
 from msprobe_integrations.mindspore.memory import memory_of
 
 _TYPES: dict[str, str] = {  # those whose name in mindspore is not the printed one in lower case

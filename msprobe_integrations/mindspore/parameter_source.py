@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import mindspore
 import numpy as np
 
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.log import warn_once
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.log import warn_once
 from msprobe_integrations.common.gradients import ACCUMULATED, LOCAL, Piece
 from msprobe_integrations.common.parameter_watch import MICRO, UNREDUCED
 from msprobe_integrations.common.parameters import Replicas

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from msprobe_engine.records import TensorRef
-from msprobe_engine.rows import Rows
+from msprobe_engine.core.records import TensorRef
+from msprobe_engine.core.statistics.rows import Rows
 from msprobe_integrations.common.row_memory import MemoryPool, RowBuffer
 from msprobe_integrations.mindspore.device_rows import DeviceRows
 
@@ -22,7 +22,7 @@ class Step:
 
 
 class MindSporePendingRows:
-    """`msprobe_engine.backend.PendingRows` of one step."""
+    """`msprobe_engine.core.backend.PendingRows` of one step."""
 
     def __init__(self, step: Step, n: int) -> None:
         self._step, self._n = step, n

@@ -20,10 +20,10 @@ from typing import Any
 
 import mindspore
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.incident.notify import DirectoryNotifier, Notifier
-from msprobe_engine.records import TensorDescription
-from msprobe_engine.settings.schema import MonitorSettings
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.records import TensorDescription
+from msprobe_engine.core.settings.schema import MonitorSettings
+from msprobe_engine.probe.incident.notify import DirectoryNotifier, Notifier
 from msprobe_integrations.common.exchanges import Exchanges
 from msprobe_integrations.common.gradients import Exchange
 from msprobe_integrations.common.membership import Membership

@@ -8,8 +8,8 @@ from typing import Any
 
 import mindspore
 
-from msprobe_engine.log import warn_once
-from msprobe_engine.rules.base import Rule
+from msprobe_engine.core.log import warn_once
+from msprobe_engine.probe.rules.base import Rule
 from msprobe_integrations.common.directory_channel import DirectoryChannel
 from msprobe_integrations.common.replica_channel import Channel
 from msprobe_integrations.mindspore import job

@@ -8,9 +8,9 @@ from typing import Any
 
 import mindspore
 
-from msprobe_engine.guard import is_of_training, raise_of_training
-from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.records import Entry, TensorRef
+from msprobe_engine.core.guard import is_of_training, raise_of_training
+from msprobe_engine.core.records import Entry, TensorRef
+from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.filters import RecordFilter
 from msprobe_integrations.common.recorder import CallRecorder, Keeps, Parameters

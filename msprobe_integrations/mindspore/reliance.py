@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from msprobe_engine.errors import ProbeError
+from msprobe_engine.core.errors import ProbeError
 from msprobe_integrations.reliance import Reliance
 
 NAME = "MindSpore"

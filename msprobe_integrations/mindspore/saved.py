@@ -8,7 +8,7 @@ from typing import Any
 
 import mindspore
 
-from msprobe_engine.records import TensorRef
+from msprobe_engine.core.records import TensorRef
 from msprobe_integrations.common.saved import SavedVariables
 from msprobe_integrations.mindspore import environment, hooks
 from msprobe_integrations.mindspore.structure import convert

@@ -10,8 +10,8 @@ from typing import Any
 import mindspore
 import numpy as np
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.log import get_logger
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.log import get_logger
 from msprobe_integrations.mindspore import dropout
 
 _log = get_logger()

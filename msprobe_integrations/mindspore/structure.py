@@ -7,7 +7,7 @@ from typing import Any
 import mindspore
 import numpy as np
 
-from msprobe_engine.records import Opaque, TensorRef
+from msprobe_engine.core.records import Opaque, TensorRef
 from msprobe_integrations.common.containers import finder, opened
 from msprobe_integrations.common.descriptions import intern
 from msprobe_integrations.common.structure import Reduce, converter, undescribed

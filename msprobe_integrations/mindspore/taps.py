@@ -14,7 +14,7 @@ from typing import Any
 import mindspore
 from mindspore.ops.operations import _inner_ops
 
-from msprobe_engine.guard import raise_of_training
+from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.common.doors import Doors
 from msprobe_integrations.common.gradient_watch import Action, GradientWatch
 from msprobe_integrations.mindspore import environment

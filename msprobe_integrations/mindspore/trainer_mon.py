@@ -15,9 +15,9 @@ from typing import Any
 
 import mindspore
 
-from msprobe_engine import log
-from msprobe_engine.errors import UsageError
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.core import log
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.common.trainer_mon import TrainerMonitor
 from msprobe_integrations.common.trainer_mon_values import Shown
 from msprobe_integrations.mindspore import hooks

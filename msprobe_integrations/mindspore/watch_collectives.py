@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore
 
-from msprobe_engine.guard import raise_of_training
+from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.common.collective_samples import PART, CollectiveSamples, Site, group_label
 from msprobe_integrations.common.doors import Doors
 from msprobe_integrations.mindspore import frames, job

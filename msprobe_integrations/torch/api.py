@@ -18,8 +18,8 @@ import torch
 from torch.autograd import function as autograd_function
 from torch.overrides import TorchFunctionMode
 
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.records import NODE_ONLY, Entry
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.records import NODE_ONLY, Entry
 from msprobe_integrations.common import recursion_room
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.custom_api import record_call

@@ -22,11 +22,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d
 
-from msprobe_engine.incident.again import AT_ONCE, Judge
-from msprobe_engine.incident.event import Event
-from msprobe_engine.log import get_logger
-from msprobe_engine.records import Frame, Sample
-from msprobe_engine.rules.base import Alert
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.records import Frame, Sample
+from msprobe_engine.probe.incident.again import AT_ONCE, Judge
+from msprobe_engine.probe.incident.event import Event
 from msprobe_integrations.torch.group_members import LEFT, VOID, Members, describe_others
 from msprobe_integrations.torch.own_group import OwnGroup, check_gloo
 from msprobe_integrations.torch.recorder import no_torch_function

@@ -1,4 +1,4 @@
-"""The torch side of `msprobe_engine.backend.Backend`: statistics of tensors without waiting for the device."""
+"""The torch side of `msprobe_engine.core.backend.Backend`: statistics of tensors without waiting for the device."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from weakref import ref as weak
 import numpy as np
 import torch
 
-from msprobe_engine import hostkernel, log
-from msprobe_engine import rows as _rows
+from msprobe_engine.core import log
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.io.output_files import WholeFile
-from msprobe_engine.errors import DumpFormatError
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.records import TensorDescription, TensorRef
-from msprobe_engine.rows import Rows
+from msprobe_engine.core.records import TensorDescription, TensorRef
+from msprobe_engine.core.statistics import host_kernel
+from msprobe_engine.core.statistics import rows as _rows
+from msprobe_engine.core.statistics.rows import Rows
 from msprobe_integrations.common.descriptions import intern
 from msprobe_integrations.common.row_memory import MemoryPool
 from msprobe_integrations.common.wanted import CHECKSUMS, Wanted
@@ -37,8 +38,8 @@ from msprobe_integrations.torch.statistics import CODES, LAUNCHERS, DeviceRows, 
 _function_modes = torch._C._len_torch_function_stack
 _NoFunction = torch._C.DisableTorchFunction
 _new = tuple.__new__
-_kernel_reduce, _kernel_reduce_strided = hostkernel.functions()
-_sample = hostkernel.sample_function()
+_kernel_reduce, _kernel_reduce_strided = host_kernel.functions()
+_sample = host_kernel.sample_function()
 _FIRST_CAPACITY = 1024
 _PAGE = 1 << 16
 _FAR = 1 << 40  # no offset reaches so far
@@ -92,7 +93,7 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
     framework = "pytorch"
 
     def __init__(self, *, digest: bool = False) -> None:
-        self._want = hostkernel.WANT_DIGEST if digest else 0
+        self._want = host_kernel.WANT_DIGEST if digest else 0
         self.unsupported: dict[str, int] = {}
         self._said: set[str] = set()
         self._known: dict[tuple[Any, ...], tuple[TensorDescription, int, int, int]] = {}
@@ -283,7 +284,7 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
 
     def _reduce_quantized(self, step: Step, tensor: Any) -> TensorRef:
         """The row of the values, in blocks where they are large; and the scales, whose extremes are put into the description later."""
-        blocks = 1 if self._want & (hostkernel.WANT_CRC | hostkernel.WANT_XOR) else quantized.blocks_of(tensor)
+        blocks = 1 if self._want & (host_kernel.WANT_CRC | host_kernel.WANT_XOR) else quantized.blocks_of(tensor)
         if blocks > 1 and not is_capturing(tensor.device.type):
             description, row = _describe.describe(tensor), next(step.numbers)
             step.host.clear(row)
@@ -326,16 +327,16 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
 
     def _launch(self, step: Step, data: torch.Tensor, row: int, index0: int = 0) -> None:
         device_like = getattr(type(data), "probe_device", False)
-        if data.device.type == "cpu" and not device_like and hostkernel.available:
+        if data.device.type == "cpu" and not device_like and host_kernel.available:
             reduce_cpu(data, step.host.address(row), self._want, index0)
             return
         step.host.clear(row)
         want = self._want
-        take, key = self._device_rows(step, data, row, host_flags(data.dtype, want & ~hostkernel.WANT_CRC))
+        take, key = self._device_rows(step, data, row, host_flags(data.dtype, want & ~host_kernel.WANT_CRC))
         reduce_device(data, take, want, index0)
-        if want & hostkernel.WANT_XOR and take.last is not None:
+        if want & host_kernel.WANT_XOR and take.last is not None:
             xor_into(data, take.last[_rows.XOR])
-        if want & hostkernel.WANT_CRC:
+        if want & host_kernel.WANT_CRC:
             self._take_crc(step, data, row, key)
 
     def _device_rows(self, step: Step, data: torch.Tensor, row: int, flags: int) -> tuple[Taker, Any]:
@@ -354,7 +355,7 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
                 step.crcs[row] = 0
             elif key == (None, torch.device("cpu")):
                 packed = data.detach().contiguous()
-                step.crcs[row] = hostkernel.crc32(packed.data_ptr(), packed.numel() * packed.element_size())
+                step.crcs[row] = host_kernel.crc32(packed.data_ptr(), packed.numel() * packed.element_size())
             else:
                 with step.lock:
                     staging = step.staging.get(key) or step.staging.setdefault(key, Staging(data))
@@ -367,7 +368,7 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
     def _learn(self, tensor: torch.Tensor, description: TensorDescription) -> None:
         """From now on tensors that look like this one take the fast path."""
         on_device = (tensor.device, tensor.dtype) in LAUNCHERS
-        if on_device or (hostkernel.available and tensor.device.type == "cpu" and not tensor.dtype.is_complex):
+        if on_device or (host_kernel.available and tensor.device.type == "cpu" and not tensor.dtype.is_complex):
             if len(self._known) > _PAGE:
                 self._known.clear()
             key = (type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)

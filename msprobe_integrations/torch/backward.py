@@ -18,7 +18,7 @@ import torch
 from torch.autograd import function as _function
 from torch.autograd.graph import Node
 
-from msprobe_engine.guard import raise_of_training
+from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.common.gradient_watch import MAX_NODES, Action, Begin, share_out
 from msprobe_integrations.common.gradient_watch import GradientWatch as _GradientWatch
 from msprobe_integrations.torch.node_hooks import LightHook

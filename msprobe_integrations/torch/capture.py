@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from msprobe_engine.collector import StepCollection
-from msprobe_engine.errors import UsageError
-from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.records import Entry
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.process.garbage_collection import StepCollection
+from msprobe_engine.core.records import Entry
+from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_integrations.common.filters import RecordFilter
 from msprobe_integrations.torch import node_hooks, placements
 from msprobe_integrations.torch.api import ApiCapture

@@ -11,7 +11,7 @@ import ctypes
 import threading
 from pathlib import Path
 
-from msprobe_engine.guard import suppress_faults
+from msprobe_engine.core.guard import suppress_faults
 
 _RELAXED = 2  # in all three libraries
 _FUNCTIONS = {

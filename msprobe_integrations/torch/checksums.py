@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from msprobe_engine import hostkernel
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.log import warn_once
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.log import warn_once
+from msprobe_engine.core.statistics import host_kernel
 from msprobe_integrations.torch.streams import side_stream, wait_for
 from msprobe_integrations.torch.stretches import stretch
 
@@ -149,7 +149,7 @@ class _Block:
                 host = self.memory[: self.filled].cpu()
             if host is not None:
                 for tensor, at, n in self.parts:
-                    tensor.crc = hostkernel.crc32(host.data_ptr() + at, n, tensor.crc)
+                    tensor.crc = host_kernel.crc32(host.data_ptr() + at, n, tensor.crc)
         except Exception as error:
             raise_of_training(error)
             self.error = f"{type(error).__name__}: {str(error)[:80]}"

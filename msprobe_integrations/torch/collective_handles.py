@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from msprobe_engine.guard import raise_of_training
+from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.torch.collective_work import Open, Operation, has_failed
 from msprobe_integrations.torch.distributed_calls import from_engine
 from msprobe_integrations.torch.graph_tasks import current_graph_task

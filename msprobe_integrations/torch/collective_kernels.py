@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from msprobe_engine.guard import raise_of_training
+from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.torch.collective_backends import METHODS, Backends, facts, tensors_of
 from msprobe_integrations.torch.collective_handles import Handles
 from msprobe_integrations.torch.collective_work import Open, Operation, flat

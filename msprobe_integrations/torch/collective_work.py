@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.records import TensorRef
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.records import TensorRef
 from msprobe_integrations.torch.distributed_calls import DistributedCall
 
 

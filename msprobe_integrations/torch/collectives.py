@@ -31,10 +31,10 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.diagnose.facts import WRITE_ONLY
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.records import Entry, Opaque, TensorRef
-from msprobe_engine.rules.computed import normal_op
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.operator_traits import normal_op
+from msprobe_engine.core.records import Entry, Opaque, TensorRef
+from msprobe_engine.find.nonfinite.trace import WRITE_ONLY
 from msprobe_integrations.torch.collective_kernels import kernels
 from msprobe_integrations.torch.collective_work import Open, Operation, Waiting, identity, storage
 from msprobe_integrations.torch.describe import describe

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.autograd.function import BackwardCFunction
 
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.log import get_logger
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.log import get_logger
 from msprobe_integrations.common.doors import Door
 from msprobe_integrations.torch import modestack
 from msprobe_integrations.torch.api import ApiCapture

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from msprobe_engine.config_check import entries
-from msprobe_engine.config_check.background import BackgroundWriter
-from msprobe_engine.config_check.micro_steps import MicroSteps
-from msprobe_engine.errors import ProbeError, UsageError
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.log import error, info, one_line, warn_once, warning
+from msprobe_engine.config.collect.micro_steps import MicroSteps
+from msprobe_engine.config.pack.background import BackgroundWriter
+from msprobe_engine.core.errors import ProbeError, UsageError
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.log import error, info, one_line, warn_once, warning
+from msprobe_engine.formats.pack import entries
 from msprobe_integrations.common import at_exit, exits
 from msprobe_integrations.common.run_config import collected_environment
 from msprobe_integrations.common.targets import Named

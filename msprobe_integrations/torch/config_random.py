@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from msprobe_engine.config_check.random_calls import RandomCalls
+from msprobe_engine.config.collect.random_calls import RandomCalls
 from msprobe_integrations.autoload.imports import after_import, before_import
 from msprobe_integrations.torch.devices import in_use, is_capturing, kinds
 from msprobe_integrations.torch.frames import PLUMBING, kind_of

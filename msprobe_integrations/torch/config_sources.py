@@ -18,10 +18,10 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from msprobe_engine.config_check import resolved
-from msprobe_engine.config_check.resolved import CODE, DEFAULT, Resolved, plain_data
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.log import one_line, warn_once
+from msprobe_engine.config.collect import resolved
+from msprobe_engine.config.collect.resolved import CODE, DEFAULT, Resolved, plain_data
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.log import one_line, warn_once
 
 OURS = {
     "megatron": "msprobe_integrations.megatron.config",

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from msprobe_engine.config_check import entries, job, packages, resolved, system
-from msprobe_engine.config_check.environment import Environment
-from msprobe_engine.config_check.pack import PackWriter
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.log import debug
+from msprobe_engine.config.collect import job, packages, resolved, system
+from msprobe_engine.config.environment.variables import Environment
+from msprobe_engine.config.pack.writer import PackWriter
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.log import debug
+from msprobe_engine.formats.pack import entries
 from msprobe_integrations.torch import config_sources, config_system
 
 _KEY = "msprobe/config_check/run"

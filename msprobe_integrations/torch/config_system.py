@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.guard import raise_of_training, suppress_faults
+from msprobe_engine.core.guard import raise_of_training, suppress_faults
 from msprobe_integrations.torch.devices import modules
 
 _BACKENDS = {

@@ -1,9 +1,9 @@
 """Weights and inputs of a model for a pack: digests of the bits, and the existing tool's four statistics.
 
-Digests are those of `msprobe_engine.digest`, as 16 hexadecimal digits, of a sharded parameter that of what this rank holds: nothing is
-gathered. The four statistics are computed by torch as the existing tool does (weights in float32, inputs of 16 bits in their own type),
-so that its packs and ours can be compared; what has no elements has zeros there. Nothing here raises for a tensor that cannot be read,
-and nothing changes one.
+Digests are those of `msprobe_engine.core.statistics.digest`, as 16 hexadecimal digits, of a sharded parameter that of what this rank
+holds: nothing is gathered. The four statistics are computed by torch as the existing tool does (weights in float32, inputs of 16 bits in
+their own type), so that its packs and ours can be compared; what has no elements has zeros there. Nothing here raises for a tensor that
+cannot be read, and nothing changes one.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from msprobe_engine import redaction
-from msprobe_engine import rows as _rows
-from msprobe_engine.config_check.secrets import cleaned
-from msprobe_engine.records import TensorRef
+from msprobe_engine.config.secrets.masking import cleaned
+from msprobe_engine.core import redaction
+from msprobe_engine.core.records import TensorRef
+from msprobe_engine.core.statistics import rows as _rows
 from msprobe_integrations.torch import describe
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.pending import quiet

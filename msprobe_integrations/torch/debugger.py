@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from msprobe_engine import log
-from msprobe_engine.settings.hot import HotSwitch
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.core import log
+from msprobe_engine.core.settings.hot import HotSwitch
+from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.common import focus
 from msprobe_integrations.common.debugger import Debugger
 from msprobe_integrations.torch import owner

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from msprobe_engine import histograms, hostkernel, pairs
-from msprobe_engine import rows as _rows
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.records import TensorDescription, TensorRef
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.records import TensorDescription, TensorRef
+from msprobe_engine.core.statistics import histograms, host_kernel, pairs
+from msprobe_engine.core.statistics import rows as _rows
 from msprobe_integrations.common.descriptions import intern
 from msprobe_integrations.common.update_pairs import Pair, ratio_pair, update_pair
 from msprobe_integrations.torch import describe as _describe
@@ -171,7 +171,7 @@ class PairRows:
                         self._learn_pair(a, b, description, a.numel())
                 else:
                     step.host.clear(row)
-                    take, _ = self._device_rows(step, a, row, _rows.WRITTEN | hostkernel.wanted_flags(want))
+                    take, _ = self._device_rows(step, a, row, _rows.WRITTEN | host_kernel.wanted_flags(want))
                     pairkernels.pair_device(pair.op, a, b, pair.c, take, want)
                     if a is pair.a and b is pair.b and PAIR_LAUNCHERS and a.device == b.device:
                         self._learn_pair(a, b, description, -1)
@@ -189,7 +189,7 @@ class PairRows:
             self._known_pairs[_look(a, b)] = (description, numel, CODES[a.dtype], CODES[b.dtype])
 
     def histogram(self, tensor: Any, kind: str) -> int:
-        """Count the elements of a tensor in bins (`msprobe_engine.histograms`).
+        """Count the elements of a tensor in bins (`msprobe_engine.core.statistics.histograms`).
 
         Args:
             kind: ``linear`` or ``log2``.

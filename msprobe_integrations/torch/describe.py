@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch._C import _functorch
 
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.records import TensorDescription
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.records import TensorDescription
 from msprobe_integrations.common.descriptions import LIMIT, intern
 from msprobe_integrations.torch import npu_formats, quantized
 from msprobe_integrations.torch.devices import is_capturing

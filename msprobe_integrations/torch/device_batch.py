@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from msprobe_engine import rows as _rows
-from msprobe_engine.guard import raise_of_training
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.statistics import rows as _rows
 from msprobe_integrations.torch import device_trust
 from msprobe_integrations.torch.pending import quiet
 from msprobe_integrations.torch.statistics import DeviceRows

@@ -14,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def _float8(bits, KIND: tl.constexpr):
-    """Values (float32) of 8-bit floats, by integer arithmetic; formats as in `msprobe_engine.hostkernel.fp8_table`."""
+    """Values (float32) of 8-bit floats, by integer arithmetic; formats as in `msprobe_engine.core.statistics.host_kernel.fp8_table`."""
     b = bits.to(tl.int32)
     if KIND == "float8_e8m0fnu":
         normal = tl.where(b == 0, 0x00400000, b << 23).to(tl.float32, bitcast=True)

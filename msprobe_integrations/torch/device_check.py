@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from msprobe_engine import histograms, hostkernel, pairs
-from msprobe_engine import rows as _rows
-from msprobe_engine.guard import raise_of_training
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.statistics import histograms, host_kernel, pairs
+from msprobe_engine.core.statistics import rows as _rows
 from msprobe_integrations.torch import device_batch, device_histogram, device_pair_launch, pairkernels
 from msprobe_integrations.torch import device_launch as _launch
 from msprobe_integrations.torch.device_kernel import KINDS, WORDS_WANTED
@@ -33,7 +33,7 @@ def check(device: torch.device, dtype: torch.dtype, want: int) -> str:
         what is wrong, "" when nothing is.
     """
     raw = _known_bits(dtype)
-    expected = hostkernel.row_of(raw, hostkernel.CODES[KINDS[dtype]], want & (WORDS_WANTED | ~0xFF), _INDEX0)
+    expected = host_kernel.row_of(raw, host_kernel.CODES[KINDS[dtype]], want & (WORDS_WANTED | ~0xFF), _INDEX0)
     with _aside(device):
         tensor = torch.from_numpy(raw).to(device).view(dtype)
         got = _run(tensor, want)
@@ -72,10 +72,10 @@ def check_pair(key: PairKey) -> str:
     """`check` of the kernel for pairs of a kind."""
     launcher = device_pair_launch.launcher(key)
     raw = [_known_bits(dtype, seed) for seed, dtype in enumerate(launcher.dtypes, 1)]
-    a, b = (hostkernel.decode(bits, hostkernel.CODES[KINDS[dtype]]) for bits, dtype in zip(raw, launcher.dtypes))
+    a, b = (host_kernel.decode(bits, host_kernel.CODES[KINDS[dtype]]) for bits, dtype in zip(raw, launcher.dtypes))
     made = pairs.values(launcher.op, a, b, (1 / (1 - _BETAS[0] ** _STEPS), (1 - _BETAS[1] ** _STEPS) ** -0.5, _EPS))
-    words = launcher.want & ~hostkernel.WANT_DIGEST
-    expected = hostkernel.row_of(made.view(np.uint8), hostkernel.CODES[made.dtype.name], words, 0)
+    words = launcher.want & ~host_kernel.WANT_DIGEST
+    expected = host_kernel.row_of(made.view(np.uint8), host_kernel.CODES[made.dtype.name], words, 0)
     with _aside(launcher.device):
         row = torch.zeros(_rows.WORDS, dtype=torch.float64, device=launcher.device)
         data, numbers, _kept = known_data(launcher)
@@ -127,7 +127,7 @@ def check_histogram(device: torch.device, dtype: torch.dtype, kind: str) -> str 
         sizes = random.standard_normal(ELEMENTS - 64) * np.exp2(random.uniform(-45.0, 9.0, ELEMENTS - 64))
         raw[64 * dtype.itemsize :] = torch.from_numpy(sizes).to(dtype).view(torch.uint8).numpy()
     with np.errstate(invalid="ignore"):
-        expected = histograms.count_values(hostkernel.real_values(raw, hostkernel.CODES[KINDS[dtype]]), kind)
+        expected = histograms.count_values(host_kernel.real_values(raw, host_kernel.CODES[KINDS[dtype]]), kind)
     with _aside(device):
         found = torch.zeros((histograms.row_count(kind), _rows.WORDS), dtype=torch.float64, device=device)
         device_histogram.count(torch.from_numpy(raw).to(device).view(dtype), kind, list(found))

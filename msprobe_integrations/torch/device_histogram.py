@@ -1,5 +1,5 @@
-"""Histograms (`msprobe_engine.histograms`) of tensors on an accelerator by Triton kernels: two launches, no temporary but the counts of
-the programs, no atomic operations on memory that programs share.
+"""Histograms (`msprobe_engine.core.statistics.histograms`) of tensors on an accelerator by Triton kernels: two launches, no temporary but
+the counts of the programs, no atomic operations on memory that programs share.
 
 Importing this module imports Triton; see `device_kernel`.
 """
@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from msprobe_engine import histograms
+from msprobe_engine.core.statistics import histograms
 from msprobe_integrations.torch import device_kernel as _kernel
 from msprobe_integrations.torch.device_bits import values
 from msprobe_integrations.torch.device_launch import BITS, DIMENSIONS, collapse, current

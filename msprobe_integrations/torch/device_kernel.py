@@ -1,8 +1,8 @@
 """The statistics row of a tensor on an accelerator: one pass over the data by a Triton kernel, no wait, no copy.
 
 `device_launch` starts `_row_kernel` on up to `MAX_PROGRAMS` programs. Each walks over tiles of 1024 32-bit words and ends with one row in
-the layout of `msprobe_engine.rows`; when there is more than one, `_merge_kernel` merges them. Small tensors are one launch, all
-others two. No atomic operations: the same bits give the same row in every run.
+the layout of `msprobe_engine.core.statistics.rows`; when there is more than one, `_merge_kernel` merges them. Small tensors are one
+launch, all others two. No atomic operations: the same bits give the same row in every run.
 
 * Data are loaded as unsigned bits and decoded here, so every GPU reads every type, also the 8-bit floats it has no instructions for.
 * Sums: each element is converted to float64 and its powers are added in float64, per lane, then as a tree. Relative error of SUMSQ
@@ -30,8 +30,8 @@ import torch
 import triton
 import triton.language as tl
 
-from msprobe_engine import hostkernel
-from msprobe_engine import rows as _rows
+from msprobe_engine.core.statistics import host_kernel
+from msprobe_engine.core.statistics import rows as _rows
 from msprobe_integrations.torch.device_bits import values
 from msprobe_integrations.torch.device_tiles import LEAST, MOST, TILE_WORDS, reduce, store
 
@@ -42,11 +42,11 @@ STAGES = 4
 
 ROW_BYTES = 8 * _rows.WORDS
 KINDS: dict[torch.dtype, str] = {
-    getattr(torch, name): name for name in hostkernel.NAMES if hasattr(torch, name) and not name.startswith("complex")
+    getattr(torch, name): name for name in host_kernel.NAMES if hasattr(torch, name) and not name.startswith("complex")
 }
 """Types the kernel reads, and their names in it."""
 
-WORDS_WANTED = hostkernel.WANT_DIGEST | hostkernel.WANT_MOMENTS | hostkernel.WANT_BELOW
+WORDS_WANTED = host_kernel.WANT_DIGEST | host_kernel.WANT_MOMENTS | host_kernel.WANT_BELOW
 """What a caller may want of a row that changes the kernel."""
 _W = tl.constexpr(_rows.WORDS)
 _PARTS = tl.constexpr(MAX_PROGRAMS)
@@ -155,8 +155,8 @@ def _pair_kernel(
     OP: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Row number p of `out`: a part of the `n` values that the operation OP of `msprobe_engine.pairs` makes of two tensors; c and step as
-    in `_factors`."""
+    """Row number p of `out`: a part of the `n` values that the operation OP of `msprobe_engine.core.statistics.pairs` makes of two
+    tensors; c and step as in `_factors`."""
     program = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0).to(tl.int64)
     f0, f1 = _factors(c0, c1, step, STEP)
@@ -238,7 +238,7 @@ def _real(parts, inside, WORD: tl.constexpr, neutral):
 
 @triton.jit(do_not_specialize=["programs"])
 def _merge_kernel(parts, out, programs: tl.int32, MOMENTS: tl.constexpr, BELOW: tl.constexpr):
-    """`msprobe_engine.rows.merge` of the rows `parts` ([programs, 16] int64) into the row `out`."""
+    """`msprobe_engine.core.statistics.rows.merge` of the rows `parts` ([programs, 16] int64) into the row `out`."""
     _merge(parts, out, programs, MOMENTS, BELOW)
 
 
@@ -282,7 +282,7 @@ def constants(dtype: torch.dtype, want: int) -> dict[str, Any]:
     limit in it."""
     name = KINDS[dtype]
     integer = name.startswith(("int", "uint", "bool"))
-    digest = bool(want & hostkernel.WANT_DIGEST)
+    digest = bool(want & host_kernel.WANT_DIGEST)
     return {"KIND": name, "INTEGER": integer, "SIZE": dtype.itemsize, "DIGEST": digest, **more_words(want), "STAGES": STAGES}
 
 
@@ -297,7 +297,7 @@ def pair_constants(first: torch.dtype, second: torch.dtype, op: int, step: torch
 @lru_cache(None)
 def more_words(want: int) -> dict[str, bool]:
     """Compile-time arguments of `_merge_kernel`."""
-    return {"MOMENTS": bool(want & hostkernel.WANT_MOMENTS), "BELOW": bool(want & hostkernel.WANT_BELOW)}
+    return {"MOMENTS": bool(want & host_kernel.WANT_MOMENTS), "BELOW": bool(want & host_kernel.WANT_BELOW)}
 
 
 def elements_per_program(size: int) -> int:

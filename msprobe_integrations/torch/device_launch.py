@@ -20,14 +20,14 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from msprobe_engine import hostkernel
-from msprobe_engine import rows as _rows
-from msprobe_engine.log import warn_once
+from msprobe_engine.core.log import warn_once
+from msprobe_engine.core.statistics import host_kernel
+from msprobe_engine.core.statistics import rows as _rows
 from msprobe_integrations.torch import device_kernel as _kernel
 from msprobe_integrations.torch.statistics import LAUNCHERS, host_flags
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_CHECKSUMS = hostkernel.WANT_CRC | hostkernel.WANT_XOR
+_CHECKSUMS = host_kernel.WANT_CRC | host_kernel.WANT_XOR
 ALIGNMENT = 16
 """Triton compiles an address that is a multiple of this another way: with loads of 16 bytes."""
 
@@ -123,7 +123,7 @@ class Launcher:
         self.want = want
         self.direct: list[Callable[..., None] | None] = [None] * 4
         self.part = _kernel.elements_per_program(size)
-        self.limit = bits_of(hostkernel.limit_of(want)) if want & hostkernel.WANT_BELOW else 0
+        self.limit = bits_of(host_kernel.limit_of(want)) if want & host_kernel.WANT_BELOW else 0
         self.constants = constants
         self.options = {"enable_fp_fusion": self.fusion} if device.type == "cuda" else {}
         self.runtime = runtime(device.type)
@@ -257,7 +257,7 @@ class RowLauncher(Launcher):
 
     def reduce(self, tensor: torch.Tensor, row: torch.Tensor, index0: int) -> None:
         """Write the row of a tensor that `reads` to `row`, through Triton's own call."""
-        data, digest = tensor.detach(), self.want & hostkernel.WANT_DIGEST
+        data, digest = tensor.detach(), self.want & host_kernel.WANT_DIGEST
         if data.is_contiguous() or (not digest and torch.ops.aten.is_non_overlapping_and_dense.default(data)):
             self.launch([data.view(BITS[data.element_size()])], row, (index0, self.limit))
             return
@@ -274,7 +274,7 @@ DIMENSIONS = 4
 
 def reads(tensor: torch.Tensor, want: int) -> bool:
     """Can the kernel read a tensor where it lies?"""
-    digest = bool(want & hostkernel.WANT_DIGEST)
+    digest = bool(want & host_kernel.WANT_DIGEST)
     if tensor.is_contiguous() or (not digest and torch.ops.aten.is_non_overlapping_and_dense.default(tensor)):
         return True
     return len(collapse(tensor.shape, tensor.stride(), in_order=digest)) <= DIMENSIONS

@@ -1,5 +1,5 @@
-"""Starts the kernels that write rows of values made of two tensors (`msprobe_engine.pairs`): both are read once, the values exist in
-registers only."""
+"""Starts the kernels that write rows of values made of two tensors (`msprobe_engine.core.statistics.pairs`): both are read once, the
+values exist in registers only."""
 
 # mypy: allow-untyped-calls
 # Triton has no types.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from msprobe_engine import hostkernel
-from msprobe_engine import rows as _rows
+from msprobe_engine.core.statistics import host_kernel
+from msprobe_engine.core.statistics import rows as _rows
 from msprobe_integrations.torch import device_kernel as _kernel
 from msprobe_integrations.torch.device_launch import BITS, Launcher, Numbers
 from msprobe_integrations.torch.pairkernels import PAIR_LAUNCHERS, PairKey
@@ -26,7 +26,7 @@ class PairLauncher(Launcher):
     def __init__(self, key: PairKey) -> None:
         device, op, first, second, step, want = key
         constants = _kernel.pair_constants(first, second, op, step, want & _kernel.WORDS_WANTED)
-        flags = _rows.WRITTEN | hostkernel.wanted_flags(want)
+        flags = _rows.WRITTEN | host_kernel.wanted_flags(want)
         super().__init__(device, int(constants["SIZE"]), flags, want, constants)
         self.op = op
         self.dtypes = first, second

@@ -1,4 +1,4 @@
-"""Values made of two tensors (`msprobe_engine.pairs`), inside of Triton kernels.
+"""Values made of two tensors (`msprobe_engine.core.statistics.pairs`), inside of Triton kernels.
 
 Importing this module imports Triton; see `device_kernel`.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from msprobe_engine import pairs
+from msprobe_engine.core.statistics import pairs
 
 _AGREE = tl.constexpr(pairs.AGREE)
 _RATIO = tl.constexpr(pairs.RATIO)
@@ -26,7 +26,7 @@ def _sign(x):
 
 @triton.jit
 def paired(a, b, c0, c1, c2, OP: tl.constexpr, DOUBLE: tl.constexpr):
-    """`msprobe_engine.pairs.values` of values a and b; c: float64. float64 with DOUBLE (one of both is), else float32."""
+    """`msprobe_engine.core.statistics.pairs.values` of values a and b; c: float64. float64 with DOUBLE (one of both is), else float32."""
     if OP == _RATIO:
         if DOUBLE:
             x = a.to(tl.float64) * c0

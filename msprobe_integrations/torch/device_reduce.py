@@ -10,7 +10,7 @@ from weakref import ref as weak
 
 import torch
 
-from msprobe_engine.records import TensorDescription, TensorRef
+from msprobe_engine.core.records import TensorDescription, TensorRef
 from msprobe_integrations.torch.device_batch import SMALL, Batch
 from msprobe_integrations.torch.pending import Step
 from msprobe_integrations.torch.statistics import LAUNCHERS, DeviceRows

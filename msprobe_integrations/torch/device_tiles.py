@@ -28,7 +28,7 @@ _MIX2 = tl.constexpr(0x94D049BB133111EB)
 
 @triton.jit
 def _splitmix64(x):
-    """Of `msprobe_engine.digest`; uint64 in and out."""
+    """Of `msprobe_engine.core.statistics.digest`; uint64 in and out."""
     z = x + _GAMMA
     z = (z ^ (z >> 30)) * _MIX1
     z = (z ^ (z >> 27)) * _MIX2
@@ -169,8 +169,8 @@ def reduce(
     WIDE: tl.constexpr,
 ):
     """Write the row `out` of the tiles program, program + programs, ... of `n` values: those of the bits at `data`, or with an OP of
-    `msprobe_engine.pairs` (-1: none) those made of them and of the bits at `other`. DIMS: 0, or the arguments of `_offset` say where
-    elements lie. `limit`: the bits of the float64 that BELOW compares with."""
+    `msprobe_engine.core.statistics.pairs` (-1: none) those made of them and of the bits at `other`. DIMS: 0, or the arguments of `_offset`
+    say where elements lie. `limit`: the bits of the float64 that BELOW compares with."""
     PER: tl.constexpr = 2 if SIZE == 8 else 1  # digest words per element
     TILE: tl.constexpr = _T // PER
     lane = tl.arange(0, TILE)

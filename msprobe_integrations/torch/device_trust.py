@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.log import warn_once
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.log import warn_once
 
 TRUSTED: dict[tuple[Hashable, ...], bool] = {}
 """Device type, and what tells kernels apart, to whether the kernel is used. Missing: not decided."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.records import Entry, TensorRef
-from msprobe_engine.settings.schema import DumpSettings
+from msprobe_engine.core.records import Entry, TensorRef
+from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_integrations.common.custom_api import CustomApis
 from msprobe_integrations.common.dump_run import DumpRun
 from msprobe_integrations.common.extras import Extra

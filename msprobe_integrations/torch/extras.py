@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.guard import Faults
-from msprobe_engine.settings.extras import kernel_api
-from msprobe_engine.settings.schema import DumpSettings
-from msprobe_engine.window import Window
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.settings.dump_rules import kernel_api
+from msprobe_engine.core.settings.schema import DumpSettings
+from msprobe_engine.core.window import Window
 from msprobe_integrations.common.extras import Extra
 from msprobe_integrations.torch.kernel_dump import KernelDump
 from msprobe_integrations.torch.replay import Replay

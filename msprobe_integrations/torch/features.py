@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.log import warn_once
-from msprobe_engine.records import Sample
-from msprobe_engine.settings.schema import LayerFeatureSettings
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.log import warn_once
+from msprobe_engine.core.records import Sample
+from msprobe_engine.core.settings.schema import LayerFeatureSettings
 from msprobe_integrations.common.targets import Named, is_named, matches
 from msprobe_integrations.torch import feature_math
 from msprobe_integrations.torch.describe import resolve

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.log import get_logger
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.common.grad_probe import PART, GradientUpdates, bare
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.closures import after_closure

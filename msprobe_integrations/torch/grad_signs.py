@@ -13,7 +13,7 @@ _COMPARABLE = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def pack_signs(data: torch.Tensor, out: torch.Tensor) -> None:
-    """Put the signs of `data` into `out` as `msprobe_engine.grad_probe.signs` has them.
+    """Put the signs of `data` into `out` as `msprobe_engine.formats.grad_probe.signs` has them.
 
     Args:
         data: floating point, any shape and strides, n elements.

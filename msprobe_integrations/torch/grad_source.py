@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.guard import Faults, Guard
-from msprobe_engine.settings.schema import MonitorSettings
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.guard import Faults, Guard
+from msprobe_engine.core.settings.schema import MonitorSettings
 from msprobe_integrations.common.gradients import Piece
 from msprobe_integrations.common.parameters import ParameterSource
 from msprobe_integrations.torch.parameters import find_source

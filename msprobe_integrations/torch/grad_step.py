@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from msprobe_engine.grad_probe.files import Gradient, StepFiles
-from msprobe_engine.grad_probe.signs import packed_size
+from msprobe_engine.formats.grad_probe.files import Gradient, StepFiles
+from msprobe_engine.formats.grad_probe.signs import packed_size
 from msprobe_integrations.torch import describe as _describe
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.grad_signs import count_below, pack_signs

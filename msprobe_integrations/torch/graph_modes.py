@@ -14,9 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.errors import SinkError, UsageError
 from msprobe_engine.core.io.regular_files import make_directories
-from msprobe_engine.errors import SinkError, UsageError
-from msprobe_engine.log import get_logger, warn_once
+from msprobe_engine.core.log import get_logger, warn_once
 
 _log = get_logger()
 _ACL_GRAPH = (

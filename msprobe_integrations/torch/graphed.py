@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from msprobe_engine.log import warn_once
+from msprobe_engine.core.log import warn_once
 from msprobe_integrations.autoload.imports import after_import, forget
 from msprobe_integrations.common.doors import Doors
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from msprobe_engine.guard import raise_of_training, suppress_faults
+from msprobe_engine.core.guard import raise_of_training, suppress_faults
 from msprobe_integrations.torch.devices import is_capturing
 from msprobe_integrations.torch.streams import record_event
 

@@ -13,7 +13,7 @@ from msprobe_integrations.torch.devices import in_use, kinds
 
 
 class Job:
-    """What `msprobe_engine.backend.Backend` has to say about the process.
+    """What `msprobe_engine.core.backend.Backend` has to say about the process.
 
     Attributes:
         assigned_rank: what `rank` gives whatever the process group says; None: as it says.

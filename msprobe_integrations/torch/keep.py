@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.dump.hostmemory import PINNED, PLAIN
-from msprobe_engine.dump.pttemplate import PtTemplate, Sample, split
-from msprobe_engine.dump.stepfiles import NOT_COPIED, Payload, StepFiles
-from msprobe_engine.dump.tensors import TensorStore
-from msprobe_engine.guard import Faults, raise_of_training
-from msprobe_engine.records import TensorRef
+from msprobe_engine.core.guard import Faults, raise_of_training
+from msprobe_engine.core.records import TensorRef
+from msprobe_engine.formats.dump.writing.host_memory import PINNED, PLAIN
+from msprobe_engine.formats.dump.writing.pt_template import PtTemplate, Sample, split
+from msprobe_engine.formats.dump.writing.step_files import NOT_COPIED, Payload, StepFiles
+from msprobe_engine.formats.dump.writing.tensors import TensorStore
 from msprobe_integrations.common.keep import NO_DIRECTORY, BaseKeeper
 from msprobe_integrations.torch import describe as _describe
 from msprobe_integrations.torch.backend import TorchBackend

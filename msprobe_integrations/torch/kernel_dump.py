@@ -17,14 +17,14 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from msprobe_engine import names
+from msprobe_engine.core import names
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.guard import Faults, raise_of_training
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
-from msprobe_engine.errors import UsageError
-from msprobe_engine.guard import Faults, raise_of_training
-from msprobe_engine.log import get_logger
-from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.writer import Writer
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.probe.pipeline import Pipeline
+from msprobe_engine.probe.writer import Writer
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.filters import RecordFilter
 from msprobe_integrations.torch.api import ApiCapture

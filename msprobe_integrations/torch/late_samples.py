@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from msprobe_engine.records import Sample, TensorRef
+from msprobe_engine.core.records import Sample, TensorRef
 
 Reduce = Callable[[torch.Tensor], TensorRef]
 _PENDING = ("pending", True)

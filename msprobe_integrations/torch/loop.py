@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.log import get_logger
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.autoload import request
 from msprobe_integrations.common import at_exit, exits
 from msprobe_integrations.torch.loop_gradients import LoopGradients

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.torch.grad_probe import GradientProbe
 from msprobe_integrations.torch.parameters import OURS
 from msprobe_integrations.torch.targets import unwrapped

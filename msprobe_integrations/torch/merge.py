@@ -19,11 +19,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from msprobe_engine import rows as _rows
-from msprobe_engine.errors import UsageError
-from msprobe_engine.log import get_logger
-from msprobe_engine.rows import Rows
-from msprobe_engine.rules.replica_mismatch import short_ranks
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.statistics import rows as _rows
+from msprobe_engine.core.statistics.rows import Rows
+from msprobe_engine.probe.rules.builtin.replica_mismatch import short_ranks
 from msprobe_integrations.torch.own_group import OwnGroup
 from msprobe_integrations.torch.step_exchange import CLOSED, Flight, StepExchange
 
@@ -226,7 +226,7 @@ class RowMerge:
         self._places = np.asarray(places, np.int64)
         self._extras = extras
         self.unknown: dict[int, str] = {}
-        """Rows that have no numbers, see `msprobe_engine.pending_steps.RowsEdit`."""
+        """Rows that have no numbers, see `msprobe_engine.probe.pending_steps.RowsEdit`."""
         self._deadline = 0.0
         self.number = max(-_FAR, min(_FAR, step))
         self.identity = _identity([f"step {step}", *names])

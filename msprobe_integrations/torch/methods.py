@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.guard import Faults
+from msprobe_engine.core.guard import Faults
 
 _LOOKS = "_msprobe_looks"
 _Look = Callable[..., None]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from msprobe_engine.log import get_logger
+from msprobe_engine.core.log import get_logger
 from msprobe_integrations.common import recursion_room
 from msprobe_integrations.common.targets import Named
 from msprobe_integrations.torch.compiled import CallBoundary, CompiledCode, has_call_boundary

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from msprobe_engine.settings.schema import LayerFeatureSettings, MonitorSettings
+from msprobe_engine.core.settings.schema import LayerFeatureSettings, MonitorSettings
 from msprobe_integrations.common import module_side
 from msprobe_integrations.common.targets import Named
 from msprobe_integrations.torch import node_hooks

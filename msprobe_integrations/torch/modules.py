@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from msprobe_engine.guard import raise_of_training
+from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.common import recursion_room
 from msprobe_integrations.common.modules import ModuleInfo as _ModuleInfo
 from msprobe_integrations.common.modules import NamedModules

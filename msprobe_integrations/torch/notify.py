@@ -7,7 +7,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from msprobe_engine.incident.notify import DirectoryNotifier, Notifier, StoreNotifier
+from msprobe_engine.probe.incident.notify import DirectoryNotifier, Notifier, StoreNotifier
 
 
 def find_notifier(output_dir: Path, about: str = "") -> Notifier | None:

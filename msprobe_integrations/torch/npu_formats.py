@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-from msprobe_engine.guard import raise_of_training
+from msprobe_engine.core.guard import raise_of_training
 
 _BASE = frozenset((-1, 0, 1, 2, 30))
 """`aclFormat` of memory that is as torch describes it: undefined, NCHW, NHWC, ND, NCDHW."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.replaced import Replaced
+from msprobe_engine.core.process.patching import Replaced
 from msprobe_integrations.autoload.imports import after_import
 
 PACKAGE, PREFIX = "mindspeed.ops", "MindSpeed"

@@ -14,7 +14,7 @@ import torch
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
-from msprobe_engine.names import CLIP_GRAD, OPTIMIZER
+from msprobe_engine.core.names import CLIP_GRAD, OPTIMIZER
 
 _grad_enabled = torch.is_grad_enabled
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.diagnose.overflow_table import ABNORMAL, NORMAL, NOT_RUN, Row
-from msprobe_engine.dump import layout
-from msprobe_engine.dump.reader import parse_json, read_bytes
-from msprobe_engine.dump.tensor_reader import TensorFiles
-from msprobe_engine.errors import DumpFormatError, UsageError
-from msprobe_engine.progress import progress
+from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.core.io.progress import progress
+from msprobe_engine.find.nonfinite.overflow_table import ABNORMAL, NORMAL, NOT_RUN, Row
+from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.reader import parse_json, read_bytes
+from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.arguments import Arguments
 from msprobe_integrations.torch.accuracy.execute import Outcome, Side, leaves_of

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from msprobe_engine.errors import ProbeError
-from msprobe_engine.log import get_logger, warn_once
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.core.errors import ProbeError
+from msprobe_engine.core.log import get_logger, warn_once
+from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.autoload import request
 from msprobe_integrations.torch.job import Job
 from msprobe_integrations.torch.loop import LoopObserver, Observer

@@ -1,4 +1,5 @@
-"""Rows of values made of two tensors (`msprobe_engine.pairs`) and histograms (`msprobe_engine.histograms`) of torch tensors.
+"""Rows of values made of two tensors (`msprobe_engine.core.statistics.pairs`) and histograms (`msprobe_engine.core.statistics.histograms`)
+of torch tensors.
 
 On the CPU by the C kernel, on GPUs by Triton kernels (`device_pair_launch`, `device_histogram`), both without temporary tensors. On other
 devices by torch operators in pieces of a quarter of `statistics.PIECE` elements, because several values of eight bytes exist per element:
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from msprobe_engine import histograms, hostkernel, pairs
-from msprobe_engine import rows as _rows
+from msprobe_engine.core.statistics import histograms, host_kernel, pairs
+from msprobe_engine.core.statistics import rows as _rows
 from msprobe_integrations.torch import device_trust, statistics
 from msprobe_integrations.torch.devices import widest
 from msprobe_integrations.torch.scaled_sums import split
@@ -58,7 +59,7 @@ PAIR_LAUNCHERS: dict[PairKey, PairLauncher] = {}
 
 PAIRED = frozenset(dtype for dtype, code in CODES.items() if code in pairs.CODES)
 """Types that may be paired."""
-_WITHOUT = ~(hostkernel.WANT_DIGEST | hostkernel.WANT_CRC | hostkernel.WANT_XOR)
+_WITHOUT = ~(host_kernel.WANT_DIGEST | host_kernel.WANT_CRC | host_kernel.WANT_XOR)
 _SPREAD = 1024
 _INF, _MINUS_INF = 0x7FF0 << 48, -(0x10 << 48)
 """Bits of float64."""
@@ -122,7 +123,7 @@ def _by_kernel(op: int, a: torch.Tensor, b: torch.Tensor, c: Factors, take: Take
             device_pair_launch.launcher(key).reduce(x, y, take(x.numel()), numbers)
 
     given = take.given
-    kind = ("pair", *key[1:5], want & (hostkernel.WANT_MOMENTS | hostkernel.WANT_BELOW))
+    kind = ("pair", *key[1:5], want & (host_kernel.WANT_MOMENTS | host_kernel.WANT_BELOW))
     if device_trust.by_kernel(a.device, kind, f"updates of {a.dtype} and {b.dtype} tensors", check, launch):
         return True
     take.cancel(given)
@@ -170,7 +171,7 @@ def stretches_of(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tenso
 
 
 def _values(op: int, a: torch.Tensor, b: torch.Tensor, c: Sequence[Any], made: torch.dtype) -> torch.Tensor:
-    """`msprobe_engine.pairs.values` with torch operators."""
+    """`msprobe_engine.core.statistics.pairs.values` with torch operators."""
     if op == pairs.RATIO:
         x, divisor = a.to(made) * c[0], b.to(made).sqrt().mul_(c[1]).add_(c[2])
         none = divisor == 0

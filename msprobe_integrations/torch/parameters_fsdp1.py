@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from msprobe_engine.log import warn_once
+from msprobe_engine.core.log import warn_once
 from msprobe_integrations.common.doors import Doors
 from msprobe_integrations.common.gradients import ACCUMULATED, CLIPPED, LOCAL, Piece, layer_numbers, layer_of
 from msprobe_integrations.common.parameters import Replicas

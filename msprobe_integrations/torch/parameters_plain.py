@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.log import get_logger
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.log import get_logger
 from msprobe_integrations.common.algorithms import algorithm_of
 from msprobe_integrations.common.gradients import ACCUMULATED, LOCAL, Piece, layer_numbers, layer_of
 from msprobe_integrations.common.parameter_updates import IN_NO_OPTIMIZER

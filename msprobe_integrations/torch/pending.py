@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from msprobe_engine import rows as _rows
-from msprobe_engine.records import TensorRef
-from msprobe_engine.rows import Rows
+from msprobe_engine.core.records import TensorRef
+from msprobe_engine.core.statistics import rows as _rows
+from msprobe_engine.core.statistics.rows import Rows
 from msprobe_integrations.common.row_memory import MemoryPool, RowBuffer
 from msprobe_integrations.torch.capture_mode import relax_capture_mode
 from msprobe_integrations.torch.checksums import Staging

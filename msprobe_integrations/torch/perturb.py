@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from msprobe_engine.log import get_logger
+from msprobe_engine.core.log import get_logger
 
 _log = get_logger()
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from msprobe_engine.log import warn_once
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.core.log import warn_once
+from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations import reliance
 from msprobe_integrations.torch import dtensors, owner
 from msprobe_integrations.torch import reliance as table

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.optim import optimizer as optim
 
-from msprobe_engine.guard import is_of_training, raise_of_training, suppress_faults
+from msprobe_engine.core.guard import is_of_training, raise_of_training, suppress_faults
 from msprobe_integrations.autoload.imports import after_import
 from msprobe_integrations.common.doors import Door, shared_door
 from msprobe_integrations.torch.plain_loop_models import parameters_of, trains
@@ -344,7 +344,7 @@ class Sight:
                 raise
             if told:
                 return
-            from msprobe_engine.log import get_logger
+            from msprobe_engine.core.log import get_logger
 
             get_logger().error("the training is not followed, it goes on: %s: %s", type(error).__name__, error)
 

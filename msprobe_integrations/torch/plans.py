@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msprobe_engine.settings.schema import DumpSettings
+from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_integrations.common import plans
 from msprobe_integrations.common.filters import record_filter
 from msprobe_integrations.torch.capture import Capture

@@ -20,11 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.incident.notify import Notifier
-from msprobe_engine.records import TensorDescription
-from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
-from msprobe_engine.sinks.base import Sink
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.records import TensorDescription
+from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings
+from msprobe_engine.probe.incident.notify import Notifier
+from msprobe_engine.probe.sinks.base import Sink
 from msprobe_integrations.common.exchanges import Exchanges
 from msprobe_integrations.common.membership import Membership
 from msprobe_integrations.common.parameter_side import ParameterSide

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from msprobe_engine import rows as _rows
-from msprobe_engine.guard import suppress_faults
-from msprobe_engine.rows import Rows
+from msprobe_engine.core.guard import suppress_faults
+from msprobe_engine.core.statistics import rows as _rows
+from msprobe_engine.core.statistics.rows import Rows
 from msprobe_integrations.torch import statistics
 
 Tensor = torch.Tensor

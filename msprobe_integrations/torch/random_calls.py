@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.output_files import AppendFile, make_directory
-from msprobe_engine.errors import SinkError
-from msprobe_engine.log import get_logger
-from msprobe_engine.sinks.names import safe_cell
+from msprobe_engine.core.io.safe_cells import safe_cell
+from msprobe_engine.core.log import get_logger
 from msprobe_integrations.common.stacks import Stacks
 from msprobe_integrations.torch import frames
 from msprobe_integrations.torch.devices import in_use, is_capturing

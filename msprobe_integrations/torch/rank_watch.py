@@ -12,14 +12,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch.distributed as dist
 
-from msprobe_engine import rows as _rows
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.log import get_logger
-from msprobe_engine.records import Frame, Sample
-from msprobe_engine.rules.base import Alert, Rule
-from msprobe_engine.rules.layout import LayoutCache
-from msprobe_engine.rules.outlier_rank import OutlierRankRule, RankNumbers, outlier_rule
-from msprobe_engine.rules.watching import Watch
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.records import Frame, Sample
+from msprobe_engine.core.statistics import rows as _rows
+from msprobe_engine.probe.rules.base import Rule
+from msprobe_engine.probe.rules.builtin.outlier_rank import OutlierRankRule, RankNumbers, outlier_rule
+from msprobe_engine.probe.rules.layout import LayoutCache
+from msprobe_engine.probe.rules.tracked_series import Watch
 from msprobe_integrations.torch.merge import RowExchange, RowMerge
 
 _log = get_logger()

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from msprobe_engine.guard import raise_of_training, suppress_faults
+from msprobe_engine.core.guard import raise_of_training, suppress_faults
 
 _MAKERS = frozenset(("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"))
 _BETA = {"baddbmm": 0, "addmm": 0, "addbmm": 0, "addmv": 0, "addr": 0, "baddbmm_": 0, "addmm_": 0, "addbmm_": 0, "addmv_": 0, "addr_": 0}

@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 from torch.jit import _builtins as _script
 
-from msprobe_engine.replaced import Replaced
+from msprobe_engine.core.process.patching import Replaced
 
 
 class Rebinding(Replaced):

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.records import TensorRef
+from msprobe_engine.core.records import TensorRef
+from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.descriptions import intern
 from msprobe_integrations.common.filters import RecordFilter

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from msprobe_engine import names
-from msprobe_engine.dump.reader import DumpDirectory, open_dump
-from msprobe_engine.dump.tensor_reader import TensorFiles
-from msprobe_engine.errors import DumpFormatError, ProbeError, UsageError
-from msprobe_engine.guard import Faults, raise_of_training
-from msprobe_engine.log import get_logger
-from msprobe_engine.settings.schema import LoadSettings
-from msprobe_engine.window import Window
+from msprobe_engine.core import names
+from msprobe_engine.core.errors import DumpFormatError, ProbeError, UsageError
+from msprobe_engine.core.guard import Faults, raise_of_training
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.settings.schema import LoadSettings
+from msprobe_engine.core.window import Window
+from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
+from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.graph_tasks import current_graph_task
 from msprobe_integrations.torch.module_hooks import OwnHook

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.common.replica_channel import Difference, Done, Mask, Words, fingerprint
 from msprobe_integrations.torch.step_exchange import Flight, StepExchange
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from msprobe_engine import log
 from msprobe_engine.accuracy.rl.causes import FINE, SHIFT, Cause, cause_of
 from msprobe_engine.accuracy.rl.mismatch import Batch, Mismatch, measure
 from msprobe_engine.accuracy.rl.tables import Tables
-from msprobe_engine.errors import UsageError
-from msprobe_engine.guard import Faults
+from msprobe_engine.core import log
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.guard import Faults
 from msprobe_integrations.torch.arrays import as_array
 
 _PART = "log probabilities"

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from msprobe_engine.config_check.pack import PackWriter
+from msprobe_engine.config.pack.writer import PackWriter
 from msprobe_integrations.common import run_config
 from msprobe_integrations.common.run_config import NAME
 from msprobe_integrations.torch import config_start

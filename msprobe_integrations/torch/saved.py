@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.records import TensorRef
+from msprobe_engine.core.records import TensorRef
 from msprobe_integrations.common.saved import SavedVariables
 from msprobe_integrations.torch.structure import convert
 

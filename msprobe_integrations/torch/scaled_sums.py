@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from msprobe_engine import rows as _rows
+from msprobe_engine.core.statistics import rows as _rows
 
 WORDS = 24
-"""Of a row on a device; the first sixteen are those of `msprobe_engine.rows`."""
+"""Of a row on a device; the first sixteen are those of `msprobe_engine.core.statistics.rows`."""
 _SCALE = 16
-"""Word: 0 when the row is as `msprobe_engine.rows` says, else `_BIAS` + e, where values were divided by 2**e."""
+"""Word: 0 when the row is as `msprobe_engine.core.statistics.rows` says, else `_BIAS` + e, where values were divided by 2**e."""
 _BIAS = 1024
 _SUMS = (_rows.SUM, _rows.SUMSQ, _rows.SUM3, _rows.SUM4)
 _RESTS = 17

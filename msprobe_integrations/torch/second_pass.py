@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine import redaction
-from msprobe_engine.dump import early
-from msprobe_engine.dump.layout import RERUN
-from msprobe_engine.dump.writer import DumpSink
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.incident import again
-from msprobe_engine.incident.event import Event
-from msprobe_engine.records import Frame, Sample
-from msprobe_engine.rules.base import Alert
+from msprobe_engine.core import redaction
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.records import Frame, Sample
+from msprobe_engine.formats.dump.layout import RERUN
+from msprobe_engine.formats.dump.writing.writer import DumpSink
+from msprobe_engine.probe.incident import again
+from msprobe_engine.probe.incident.event import Event
+from msprobe_engine.probe.sinks.dump import crash_safe
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.probe import TorchProbe
@@ -80,7 +80,7 @@ class SecondPass:
         self._kept = probe.pipeline.exchange()
         self._rows = probe.backend.exchange()
         if self._sink is not None:
-            early.begin(self._sink, probe.step)
+            crash_safe.begin(self._sink, probe.step)
             probe.plans.begin_again(self._sink.level)
         else:
             probe.plans.pause()
@@ -127,7 +127,7 @@ class SecondPass:
             found["verdict"] = "interrupted"
         found |= {"step": probe.step, "level": level, **{k: v for k, v in (facts or {}).items() if k != "scalars"}}
         if self._sink is not None and self._directory is not None:
-            early.log(self._sink, frame)
+            crash_safe.log(self._sink, frame)
             self._write(self._sink, self._directory, frame, found)
         return str(found["verdict"])
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.log import get_logger
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.log import get_logger
 from msprobe_integrations.torch import dropout
 from msprobe_integrations.torch.random_calls import RandomLog, watch
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from msprobe_engine.records import TensorRef
-from msprobe_engine.settings.schema import SliceSettings
+from msprobe_engine.core.records import TensorRef
+from msprobe_engine.core.settings.schema import SliceSettings
 from msprobe_integrations.torch.backend import Part, TorchBackend
 from msprobe_integrations.torch.pending import quiet
 

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from msprobe_engine import digest as _digest
-from msprobe_engine import hostkernel
-from msprobe_engine import rows as _rows
-from msprobe_engine.rows import Rows
+from msprobe_engine.core.statistics import digest as _digest
+from msprobe_engine.core.statistics import host_kernel
+from msprobe_engine.core.statistics import rows as _rows
+from msprobe_engine.core.statistics.rows import Rows
 from msprobe_integrations.torch import device_trust, scaled_sums
 from msprobe_integrations.torch.devices import widest
 from msprobe_integrations.torch.stretches import distinct, stretch
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 _ROW_BYTES = 8 * scaled_sums.WORDS
 PIECE = 1 << 21  # elements of 4 bytes per pass of `reduce_device`: bounds its temporary memory to less than 64 MiB, with a digest, too
-CODES: dict[torch.dtype, int] = {getattr(torch, name): code for name, code in hostkernel.CODES.items() if hasattr(torch, name)}
+CODES: dict[torch.dtype, int] = {getattr(torch, name): code for name, code in host_kernel.CODES.items() if hasattr(torch, name)}
 """torch dtype to the kernel's code; types that are missing have no statistics."""
 
-_INTEGER = frozenset(d for d, c in CODES.items() if hostkernel.NAMES[c].startswith(("int", "uint", "bool")))
+_INTEGER = frozenset(d for d, c in CODES.items() if host_kernel.NAMES[c].startswith(("int", "uint", "bool")))
 _DOUBLE = (torch.float64, torch.complex128)
 _LEAST, _MOST = -(2**63), 2**63 - 1
-_FLOAT8 = frozenset(d for d, c in CODES.items() if hostkernel.NAMES[c].startswith("float8"))
+_FLOAT8 = frozenset(d for d, c in CODES.items() if host_kernel.NAMES[c].startswith("float8"))
 
 
 class DeviceRows:
@@ -213,21 +213,21 @@ class Taker:
 
 def host_flags(dtype: torch.dtype, want: int) -> int:
     """FLAGS of a row as far as the host knows them; `want` as in `hostkernel.reduce`."""
-    return _rows.WRITTEN | hostkernel.wanted_flags(want) | (_rows.HAS_INTEGERS if dtype in _INTEGER else 0)
+    return _rows.WRITTEN | host_kernel.wanted_flags(want) | (_rows.HAS_INTEGERS if dtype in _INTEGER else 0)
 
 
 def reduce_cpu(tensor: torch.Tensor, out_ptr: int, want: int, index0: int = 0) -> None:
     """Row of a strided CPU tensor by the C kernel, written to address `out_ptr`. No operator of the framework runs."""
     code = CODES[tensor.dtype]
     if tensor.is_contiguous():
-        hostkernel.reduce(tensor.data_ptr(), tensor.numel(), code, out_ptr, want, index0)
+        host_kernel.reduce(tensor.data_ptr(), tensor.numel(), code, out_ptr, want, index0)
     else:
-        hostkernel.reduce_strided(tensor.data_ptr(), tensor.shape, tensor.stride(), code, out_ptr, want, index0)
+        host_kernel.reduce_strided(tensor.data_ptr(), tensor.shape, tensor.stride(), code, out_ptr, want, index0)
 
 
 LAUNCHERS: dict[tuple[torch.device, torch.dtype], dict[int, RowLauncher]] = {}
 """What starts the Triton kernel for tensors of a type on a device, by what is wanted; filled by `device_launch`."""
-_KERNEL_WORDS = hostkernel.WANT_DIGEST | hostkernel.WANT_MOMENTS | hostkernel.WANT_BELOW
+_KERNEL_WORDS = host_kernel.WANT_DIGEST | host_kernel.WANT_MOMENTS | host_kernel.WANT_BELOW
 
 
 def reduce_device(tensor: torch.Tensor, take: Taker, want: int, index0: int = 0) -> None:
@@ -237,7 +237,7 @@ def reduce_device(tensor: torch.Tensor, take: Taker, want: int, index0: int = 0)
     COUNT and FLAGS, and IMIN and IMAX of floats, are left to the host; for uint64 FLAGS says (HAS_INTEGERS) when the values do not
     fit int64."""
     with torch.no_grad():
-        data, times = (tensor.detach(), 1) if want & hostkernel.WANT_DIGEST else distinct(tensor)
+        data, times = (tensor.detach(), 1) if want & host_kernel.WANT_DIGEST else distinct(tensor)
         n = data.numel()
         if n == 0:
             take(0)
@@ -279,8 +279,8 @@ def _by_kernel(device: torch.device, tensor: torch.Tensor, times: int, take: Tak
 def _piece(flat: torch.Tensor, words: torch.Tensor, want: int, index0: int) -> None:
     """The row of at most `PIECE` elements. Results go to their words by ``out=``, without small tensors in between."""
     dtype = flat.dtype
-    moments = bool(want & hostkernel.WANT_MOMENTS)
-    if want & hostkernel.WANT_DIGEST:
+    moments = bool(want & host_kernel.WANT_MOMENTS)
+    if want & host_kernel.WANT_DIGEST:
         _digest_piece(flat, index0, words[_rows.DIGEST])
     if dtype in _INTEGER:
         _integers(flat, words, want)
@@ -302,7 +302,7 @@ def _piece(flat: torch.Tensor, words: torch.Tensor, want: int, index0: int) -> N
     else:
         torch.sum(marks, 1, out=words[_rows.NANS : _rows.DIGEST])
     low, high = torch.nan_to_num(real, inf, inf, inf).amin(), torch.nan_to_num(real, -inf, -inf, -inf).amax()
-    if want & hostkernel.WANT_BELOW:
+    if want & host_kernel.WANT_BELOW:
         _below(real, words, want)
     kept = torch.nan_to_num(real, 0.0, 0.0, 0.0)
     if wide == torch.float32:
@@ -328,7 +328,7 @@ def _sums(kept: torch.Tensor, row: torch.Tensor, moments: bool) -> None:
 
 def _below(real: torch.Tensor, words: torch.Tensor, want: int) -> None:
     """BELOW of floats: by their bits, because the limit may be subnormal, which some devices take for 0."""
-    limit = np.float64(hostkernel.limit_of(want))
+    limit = np.float64(host_kernel.limit_of(want))
     if real.dtype == torch.float64:
         bits, smaller = real.view(torch.int64) & (2**63 - 1), int(limit.view(np.int64))
     else:
@@ -340,14 +340,14 @@ def _below(real: torch.Tensor, words: torch.Tensor, want: int) -> None:
 
 
 def _integers(flat: torch.Tensor, words: torch.Tensor, want: int) -> None:
-    unsigned, moments = flat.dtype == torch.uint64, bool(want & hostkernel.WANT_MOMENTS)
+    unsigned, moments = flat.dtype == torch.uint64, bool(want & host_kernel.WANT_MOMENTS)
     wide = flat.view(torch.int64) if unsigned else flat.to(torch.int64)
     limits = words[_rows.IMIN : _rows.FLAGS]
     torch.amin(wide, 0, out=limits[0])
     torch.amax(wide, 0, out=limits[1])
     torch.sum(wide == 0, 0, out=words[_rows.ZEROS])
-    if want & hostkernel.WANT_BELOW:
-        last = math.ceil(min(hostkernel.limit_of(want), 2.0**65)) - 1
+    if want & host_kernel.WANT_BELOW:
+        last = math.ceil(min(host_kernel.limit_of(want), 2.0**65)) - 1
         if unsigned:  # the same bits: negative stands for 2**63 and more
             below = (wide ^ _LEAST) <= min(last + _LEAST, _MOST)
         else:
@@ -374,7 +374,8 @@ def _integers(flat: torch.Tensor, words: torch.Tensor, want: int) -> None:
 
 
 def _digest_piece(flat: torch.Tensor, index0: int, out: torch.Tensor) -> None:
-    """`msprobe_engine.digest` with int64 operators, which wrap, into `out` (0-dim int64). Temporary memory: 16 bytes per word."""
+    """`msprobe_engine.core.statistics.digest` with int64 operators, which wrap, into `out` (0-dim int64). Temporary memory: 16 bytes per
+    word."""
     size = flat.dtype.itemsize
     if flat.dtype.is_complex:
         flat = torch.view_as_real(flat).reshape(-1)

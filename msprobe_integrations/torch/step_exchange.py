@@ -30,8 +30,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.log import get_logger
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.log import get_logger
 from msprobe_integrations.torch.group_members import LEFT, VOID, Members, describe_others
 from msprobe_integrations.torch.own_group import OwnGroup, check_gloo, take_apart
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.log import warn_once
+from msprobe_engine.core.log import warn_once
 from msprobe_integrations.torch.capture_mode import relax_capture_mode
 
 _streams: dict[Any, Any] = {}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from msprobe_engine.records import Opaque, TensorRef
+from msprobe_engine.core.records import Opaque, TensorRef
 from msprobe_integrations.common.descriptions import intern
 from msprobe_integrations.common.structure import MAX_DEPTH, MAX_VALUES, Reduce, converter, group_id, named, simple, undescribed
 from msprobe_integrations.torch.containers import opened

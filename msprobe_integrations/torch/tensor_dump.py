@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from msprobe_engine.guard import Faults
-from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.settings.schema import DumpSettings
-from msprobe_engine.writer import Writer
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.settings.schema import DumpSettings
+from msprobe_engine.probe.pipeline import Pipeline
+from msprobe_engine.probe.writer import Writer
 from msprobe_integrations.common.tensor_dump import build_store
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.keep import Keeper, template

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.log import get_logger
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.log import get_logger
 from msprobe_integrations.reliance import Reliance, check
 from msprobe_integrations.torch.loop import LoopObserver
 from msprobe_integrations.torch.parameters import engine_of

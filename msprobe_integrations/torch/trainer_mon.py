@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.common.trainer_mon import TrainerMonitor
 from msprobe_integrations.common.trainer_mon_values import Shown
 from msprobe_integrations.torch import owner

@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import nn
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.log import warn_once
-from msprobe_engine.settings.monitor_v2 import read_v2
-from msprobe_engine.sinks.csv_v2 import CsvV2Sink
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.log import warn_once
+from msprobe_engine.core.settings.existing.monitor_v2 import read_v2
+from msprobe_engine.probe.sinks.csv.monitor_v2 import CsvV2Sink
 from msprobe_integrations.torch import owner
 from msprobe_integrations.torch.probe import TorchProbe
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.records import TensorRef
+from msprobe_engine.core.records import TensorRef
 
 Reduce = Callable[[torch.Tensor], TensorRef]
 Place = tuple[Any, Any, weakref.ref[torch.Tensor], Reduce]

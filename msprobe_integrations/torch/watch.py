@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from msprobe_engine import histograms
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.records import Sample, TensorRef
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.records import Sample, TensorRef
+from msprobe_engine.core.statistics import histograms
 from msprobe_integrations.common.module_tensors import Found, tensor_names
 from msprobe_integrations.common.targets import Named, matches
 from msprobe_integrations.torch.backward import Edge, GradientWatch, edge, sequence_number

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.config_check.resolved import CODE, FILE, Resolved, flattened, plain_data, told
+from msprobe_engine.config.collect.resolved import CODE, FILE, Resolved, flattened, plain_data, told
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.config_sources import Reach

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.torch.trainer_callback import ProbeCallback
 from msprobe_integrations.torch.trainer_loop import excluded, isolated, number, one_pass, replace, scale_of
 from msprobe_integrations.transformers import patches

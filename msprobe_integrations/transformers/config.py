@@ -6,8 +6,8 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.config_check.resolved import CODE, DEFAULT, FILE, Resolved, flags_of, flattened, plain_data, told
-from msprobe_engine.guard import raise_of_training
+from msprobe_engine.config.collect.resolved import CODE, DEFAULT, FILE, Resolved, flags_of, flattened, plain_data, told
+from msprobe_engine.core.guard import raise_of_training
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.config_sources import Reach

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.accuracy.online.client import Client
 from msprobe_engine.accuracy.online.events import Event, Peer
 from msprobe_engine.accuracy.online.options import Address, ClientOptions, ServerOptions
-from msprobe_engine.accuracy.online.server import Server
+from msprobe_engine.accuracy.online.tcp.client import Client
+from msprobe_engine.accuracy.online.tcp.server import Server
 
 LOOPBACK = "127.0.0.1"
 CLI = [sys.executable, "-m", "msprobe_engine.cli.main"]
@@ -169,7 +169,7 @@ class Cable:
 
 def tls_directories(root: Path, *addresses: str) -> dict[str, Path]:
     """An authority with a server (at these addresses too), two clients (one to be revoked) and, of another authority, a stranger."""
-    from msprobe_engine.accuracy.online.authority import Authority
+    from msprobe_engine.accuracy.online.certificates.authority import Authority
 
     ours, theirs = Authority.create(root / "ca", "cluster"), Authority.create(root / "ca2", "elsewhere")
     ours.issue(root / "bench", "bench", [LOOPBACK, "localhost", *addresses])
@@ -182,7 +182,7 @@ def tls_directories(root: Path, *addresses: str) -> dict[str, Path]:
 
 def server_certificate(root: Path) -> tuple[str, str]:
     """Certificate and key of a server at the loopback address; ``ca.crt`` of its authority is beside the certificate."""
-    from msprobe_engine.accuracy.online.authority import Authority
+    from msprobe_engine.accuracy.online.certificates.authority import Authority
 
     Authority.create(root / "ca", "cluster").issue(root / "server", "server", [LOOPBACK], client=False)
     return str(root / "server" / "server.crt"), str(root / "server" / "server.key")

@@ -16,7 +16,7 @@ from torch import nn
 from msprobe.pytorch.compile_accuracy_checker import PrecisionChecker
 from msprobe.pytorch.compile_accuracy_checker.precision_checker import CompareResult
 from msprobe_engine.accuracy.compile_report import COLUMNS, text
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.torch.compile_check.checker import first_failing
 from msprobe_integrations.torch.compile_check.verdict import verdict
 

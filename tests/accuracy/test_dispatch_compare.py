@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from msprobe.pytorch.online_dispatch import PtdbgDispatch
 from msprobe_engine.accuracy.dispatch_table import DETAIL_COLUMNS, OPERATOR_COLUMNS, RESULT_COLUMNS, difference
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.torch.dispatch_compare import references
 from msprobe_integrations.torch.dispatch_compare.compare import Calls
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msprobe_engine.accuracy.draw import CLASSES, DEFINITE, DISTINCT, DROP, KEEP, OFFSETS, SORTED, SYMMETRIC, TRIANGULAR, UNIQUE, draw
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.core.errors import DumpFormatError
 
 Array = npt.NDArray[Any]
 

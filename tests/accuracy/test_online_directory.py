@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 from online_ends import QUICK_CLIENT, QUICK_SERVER, Kept, until
 
-from msprobe_engine.accuracy.online import directory_layout as layout
 from msprobe_engine.accuracy.online.connect import finish
-from msprobe_engine.accuracy.online.directory_server import DirectoryServer
+from msprobe_engine.accuracy.online.directory import layout
+from msprobe_engine.accuracy.online.directory.client import DirectoryClient
+from msprobe_engine.accuracy.online.directory.server import DirectoryServer
 from msprobe_engine.accuracy.online.events import LOST, Event
 from msprobe_engine.accuracy.online.options import BLOCK, DROP
-from msprobe_engine.accuracy.online.shared_directory import DirectoryClient
+from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.io.output_files import write_file
-from msprobe_engine.errors import SettingsError
 
 _SERVER = replace(QUICK_SERVER, gap_seconds=0.3)
 

@@ -20,13 +20,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from online_ends import LOOPBACK, Kept, sending, serving, tls_directories, until
 
-from msprobe_engine.accuracy.online.connection import counts_of
-from msprobe_engine.accuracy.online.frames import Frame, FrameReader, Kind, Need, encode_control, encode_prefix, parse_header, parse_message
 from msprobe_engine.accuracy.online.options import TlsOptions
-from msprobe_engine.accuracy.online.outbox import Outbox
-from msprobe_engine.accuracy.online.pace import Pace
-from msprobe_engine.accuracy.online.server import Server
-from msprobe_engine.errors import TransportError
+from msprobe_engine.accuracy.online.rate_limit import Pace
+from msprobe_engine.accuracy.online.send_queue import Outbox
+from msprobe_engine.accuracy.online.tcp.connection import counts_of
+from msprobe_engine.accuracy.online.tcp.frames import (
+    Frame,
+    FrameReader,
+    Kind,
+    Need,
+    encode_control,
+    encode_prefix,
+    parse_header,
+    parse_message,
+)
+from msprobe_engine.accuracy.online.tcp.server import Server
+from msprobe_engine.core.errors import TransportError
 
 _FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 

@@ -20,7 +20,7 @@ import torch
 from online_ends import CLI, free_port, tls_directories
 from online_ends import wait_until as until
 
-from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
 TRAINING = Path(__file__).with_name("online_training.py")

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from msprobe_engine.accuracy.online import messages
 from msprobe_engine.accuracy.online.events import Peer
 from msprobe_engine.accuracy.online.payload import Content, safetensors
+from msprobe_engine.accuracy.online.queue_dir.spool import Spool
+from msprobe_engine.accuracy.online.queue_dir.step import SpoolCall, SpoolStep
 from msprobe_engine.accuracy.online.sender import MOST_OPEN, CallStore
-from msprobe_engine.accuracy.online.spool import Spool
-from msprobe_engine.accuracy.online.spool_step import SpoolCall, SpoolStep
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.dump.steptext import StepText
-from msprobe_engine.dump.template import Options
-from msprobe_engine.errors import DumpFormatError, UsageError
-from msprobe_engine.guard import Faults
+from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.formats.dump.writing.step_text import StepText
+from msprobe_engine.formats.dump.writing.template import Options
 
 SESSION = "ab" * 16
 Message = tuple[dict[str, Any], bytes]

@@ -21,15 +21,15 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from online_ends import LOOPBACK, QUICK_CLIENT, QUICK_SERVER, Cable, Kept, sending, serving, tls_directories, until
 
-from msprobe_engine.accuracy.online.authority import Authority
-from msprobe_engine.accuracy.online.certificate import read_certificate, read_revocations
-from msprobe_engine.accuracy.online.client import Client
+from msprobe_engine.accuracy.online.certificates.authority import Authority
+from msprobe_engine.accuracy.online.certificates.certificate import read_certificate, read_revocations
+from msprobe_engine.accuracy.online.certificates.tls import CLIENT, SERVER, Credentials
 from msprobe_engine.accuracy.online.events import Event
 from msprobe_engine.accuracy.online.options import Address, TlsOptions
-from msprobe_engine.accuracy.online.server import Server
-from msprobe_engine.accuracy.online.tls import CLIENT, SERVER, Credentials
+from msprobe_engine.accuracy.online.tcp.client import Client
+from msprobe_engine.accuracy.online.tcp.server import Server
 from msprobe_engine.cli.main import main
-from msprobe_engine.errors import MissingExtraError, SettingsError, UsageError
+from msprobe_engine.core.errors import MissingExtraError, SettingsError, UsageError
 
 
 @pytest.fixture(scope="module")
@@ -349,7 +349,7 @@ def test_whatever_happens_to_cable_and_server_all_bytes_arrive_once_and_in_order
 ) -> None:
     """Connections broken, cut off inside of frames, silent, damaged, the server ended and begun again: each of it twice, in random order
     and under traffic, until the client has a new connection. The rule: every trouble ends in a new connection, and nothing is lost."""
-    monkeypatch.setattr("msprobe_engine.accuracy.online.client.is_loopback", lambda _: False)  # checksums where there is no TLS
+    monkeypatch.setattr("msprobe_engine.accuracy.online.tcp.client.is_loopback", lambda _: False)  # checksums where there is no TLS
     dice, kept, events, sent = random.Random(5), Kept(), [], []
     server_options = replace(QUICK_SERVER, tls=TlsOptions(made["bench"]) if tls else None)
     server = Server(Address(LOOPBACK, 0), kept, server_options, kept.events.append, kept.last)

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from online_ends import LOOPBACK, QUICK_CLIENT, Cable, Kept, sending, serving, until
 
-from msprobe_engine.accuracy.online.client import Client
 from msprobe_engine.accuracy.online.events import Event
 from msprobe_engine.accuracy.online.metrics import ServerMetrics
 from msprobe_engine.accuracy.online.options import DROP, Address, ClientOptions, ServerOptions
-from msprobe_engine.accuracy.online.server import Server
-from msprobe_engine.errors import SettingsError, TransportError
+from msprobe_engine.accuracy.online.tcp.client import Client
+from msprobe_engine.accuracy.online.tcp.server import Server
+from msprobe_engine.core.errors import SettingsError, TransportError
 
 
 def _all_there(kept: Kept, client: Client, count: int) -> bool:
@@ -50,7 +50,7 @@ def test_messages_arrive_whole_once_and_in_order() -> None:
 
 def test_a_damaged_byte_breaks_the_connection_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """On plain TCP over a network every message has a checksum: what was changed is not believed, and comes again."""
-    monkeypatch.setattr("msprobe_engine.accuracy.online.client.is_loopback", lambda _: False)
+    monkeypatch.setattr("msprobe_engine.accuracy.online.tcp.client.is_loopback", lambda _: False)
     kept, events = Kept(), []
     with serving(kept) as server:
         cable = Cable(server.port)
@@ -316,7 +316,7 @@ def test_plain_tcp_to_others_must_be_meant_and_ports_are_explained(monkeypatch: 
     events: list[Event] = []
     with serving(kept) as server:
         monkeypatch.undo()
-        monkeypatch.setattr("msprobe_engine.accuracy.online.connection.is_strangers", lambda _: True)
+        monkeypatch.setattr("msprobe_engine.accuracy.online.tcp.connection.is_strangers", lambda _: True)
         client = sending(server.port, events, QUICK_CLIENT)
         assert until(lambda: any("another user" in e.message for e in events))
         client.close(0.1)

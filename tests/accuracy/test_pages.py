@@ -19,12 +19,12 @@ import torch
 from call_records import Memory
 from online_ends import CLI, free_port, wait_until
 
-from msprobe_engine.accuracy.online.certificate import read_revocations
+from msprobe_engine.accuracy.online.certificates.certificate import read_revocations
 from msprobe_engine.accuracy.rl.causes import TEMPERATURE
 from msprobe_engine.accuracy.scripts.request import KEYS
 from msprobe_engine.accuracy.settings import load_precheck_settings
 from msprobe_engine.cli.main import main
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core.settings.load import load_settings
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
 pytestmark = [pytest.mark.slow, pytest.mark.framework]

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msprobe_engine.accuracy.judge import judge
 from msprobe_engine.accuracy.precheck.calls import Call, read_calls, remarks_on_lists, why_not, without_repeats
 from msprobe_engine.accuracy.precheck.summary import Tally, source_line, text
 from msprobe_engine.accuracy.result_files import DETAILS, ResultFiles, call_of, read_results
 from msprobe_engine.accuracy.result_forms import DETAILS_COLUMNS, Form, bare_api, form_of
 from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, TensorResult, not_judged, skipped, worst
 from msprobe_engine.accuracy.settings import PrecheckSettings, load_precheck_settings
-from msprobe_engine.errors import DumpFormatError, SettingsError, UsageError
+from msprobe_engine.accuracy.verdict.judge import judge
+from msprobe_engine.core.errors import DumpFormatError, SettingsError, UsageError
 
 # Which calls of a dump are checked: what its file holds, the lists of the settings, and calls that repeat others.
 

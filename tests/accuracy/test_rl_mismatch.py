@@ -15,7 +15,7 @@ import torch
 from msprobe.pytorch.rl import LogProbMonitor
 from msprobe_engine.accuracy.rl.causes import AGREE, MASK, NOT_FINITE, NOTHING, ROUNDING, SHIFT, TEMPERATURE, WEIGHTS, cause_of
 from msprobe_engine.accuracy.rl.mismatch import Batch, measure, worst
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy_grpo import training

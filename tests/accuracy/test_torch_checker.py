@@ -11,7 +11,7 @@ import torch
 from call_records import Memory, check, names, tensor
 
 from msprobe_engine.accuracy.results import ERROR, NOT_JUDGED, NOT_RUN, PASS, SKIP, CallResult
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.torch.accuracy import comparison
 from msprobe_integrations.torch.accuracy.as_existing import CheckerAsExisting
 from msprobe_integrations.torch.accuracy.checker import Bench, Checker, Target

@@ -20,8 +20,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from msprobe_engine.checkpoint.names import aligned
-from msprobe_engine.checkpoint.open import open_checkpoint
+from msprobe_engine.align.parameters.align_names import aligned
+from msprobe_engine.formats.checkpoint.open import open_checkpoint
 
 SIZES = {
     "hidden_size": 16,

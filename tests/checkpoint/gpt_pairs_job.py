@@ -57,7 +57,7 @@ def run(name: str, directory: Path) -> dict[str, Any]:
     import torch
     from stored_arrays import array_of, checkpoint_of, fill
 
-    from msprobe_engine.checkpoint.names import aligned
+    from msprobe_engine.align.parameters.align_names import aligned
 
     torch.manual_seed(3)
     source, model = MODELS[name]()
@@ -107,7 +107,7 @@ def gradients(source: Any, model: Any, tokens: Any, directory: Path, facts: dict
     import numpy as np
     from stored_arrays import array_of, checkpoint_of
 
-    from msprobe_engine.checkpoint.names import aligned
+    from msprobe_engine.align.parameters.align_names import aligned
 
     sides = []
     for side, outputs in ((model, logits(model, tokens)), (source, source(tokens).logits)):

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine.checkpoint.stored import Box, Checkpoint, StoredTensor, whole
-from msprobe_engine.dump.dtypes import decoder
+from msprobe_engine.formats.checkpoint.model import Box, Checkpoint, StoredTensor, whole
+from msprobe_engine.formats.tensors.dtypes import decoder
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.checkpoint.mapping_file import read_mapping
-from msprobe_engine.checkpoint.result import TensorResult
+from msprobe_engine.align.parameters.mapping_file import read_mapping
 from msprobe_engine.cli.main import main
+from msprobe_engine.find.checkpoint.result import TensorResult
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoint-diff.md"
 

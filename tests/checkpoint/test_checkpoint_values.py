@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.checkpoint.diff import diff
-from msprobe_engine.checkpoint.open import open_checkpoint
-from msprobe_engine.checkpoint.stored import Checkpoint
-from msprobe_engine.checkpoint.values import compare_values
-from msprobe_engine.diagnose.started import diagnose_checkpoints
+from msprobe_engine.find.checkpoint.diff import diff
+from msprobe_engine.find.checkpoint.values import compare_values
+from msprobe_engine.find.config_and_checkpoint import diagnose_checkpoints
+from msprobe_engine.formats.checkpoint.model import Checkpoint
+from msprobe_engine.formats.checkpoint.open import open_checkpoint
 
 
 def _checkpoint(path: str, **values: Any) -> Checkpoint:

@@ -22,12 +22,12 @@ import pytest
 torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402 - torch is asked for first
 
-from msprobe_engine.checkpoint import diff as diff_module  # noqa: E402
-from msprobe_engine.checkpoint.diff import Options, diff  # noqa: E402
-from msprobe_engine.checkpoint.report_files import existing_form  # noqa: E402
-from msprobe_engine.checkpoint.resume import Journal  # noqa: E402
 from msprobe_engine.cli.main import main  # noqa: E402
-from msprobe_engine.errors import UsageError  # noqa: E402
+from msprobe_engine.core.errors import UsageError  # noqa: E402
+from msprobe_engine.find.checkpoint import diff as diff_module  # noqa: E402
+from msprobe_engine.find.checkpoint.diff import Options, diff  # noqa: E402
+from msprobe_engine.find.checkpoint.resume import Journal  # noqa: E402
+from msprobe_engine.report.checkpoint.files import existing_form  # noqa: E402
 
 Weights = dict[str, "torch.Tensor"]
 
@@ -206,7 +206,7 @@ def test_the_form_of_the_existing_tool(stored: Path) -> None:
 
 
 SLOW = (
-    "import sys, time\nfrom msprobe_engine.checkpoint import resume\nadd = resume.Journal.add\n"
+    "import sys, time\nfrom msprobe_engine.formats.checkpoint import resume\nadd = resume.Journal.add\n"
     "def slowly(self, *args):\n    add(self, *args)\n    time.sleep(0.3)\nresume.Journal.add = slowly\n"
     "from msprobe_engine.cli.main import main\nsys.exit(main(sys.argv[1:]))\n"
 )
@@ -323,7 +323,7 @@ def test_wrong_settings_say_what_is_allowed(stored: Path, capsys: pytest.Capture
 def test_numpy_does_the_same_without_the_kernel(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installation without a compiler comes to the same results."""
     with_kernel = diff(stored / "a", stored / "b")
-    monkeypatch.setattr("msprobe_engine.checkpoint.metrics._kernel", None)
+    monkeypatch.setattr("msprobe_engine.measure.stored.tensors._kernel", None)
     without = diff(stored / "a", stored / "b")
     for one, other in zip(with_kernel.tensors, without.tensors):
         assert (one.name, one.status, one.changed, one.max_at, one.max_abs) == (

@@ -14,9 +14,9 @@ import pytest
 torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402 - torch is asked for first
 
-from msprobe_engine.checkpoint.diff import Options, diff  # noqa: E402
-from msprobe_engine.checkpoint.open import open_checkpoint  # noqa: E402
 from msprobe_engine.cli.main import main  # noqa: E402
+from msprobe_engine.find.checkpoint.diff import Options, diff  # noqa: E402
+from msprobe_engine.formats.checkpoint.open import open_checkpoint  # noqa: E402
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine.checkpoint.blocks import Boxes, Room, blocks_of, fill
-from msprobe_engine.checkpoint.compare import compare
-from msprobe_engine.checkpoint.filereads import FileReads
-from msprobe_engine.checkpoint.names import Pair
-from msprobe_engine.checkpoint.stored import Box, StoredTensor, flat, permuted, strides_of
-from msprobe_engine.checkpoint.threads import Plan
+from msprobe_engine.align.parameters.align_names import Pair
+from msprobe_engine.find.checkpoint.compare import compare
+from msprobe_engine.formats.checkpoint.blocks import Boxes, Room, blocks_of, fill
+from msprobe_engine.formats.checkpoint.model import Box, StoredTensor, flat, permuted, strides_of
+from msprobe_engine.formats.tensors.file_reads import FileReads
+from msprobe_engine.measure.stored.threads import Plan
 
 Words = np.ndarray[Any, Any]
 
@@ -185,8 +185,8 @@ def test_an_error_in_a_thread_reaches_the_caller(tmp_path: Path, workers: int) -
 
 def test_without_the_kernel_reads_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs with gaps between them and turned tensors, read by Python where nothing was compiled."""
-    monkeypatch.setattr("msprobe_engine.checkpoint.filereads.kernel", None)
-    monkeypatch.setattr("msprobe_engine.checkpoint.gather.kernel", None)
+    monkeypatch.setattr("msprobe_engine.formats.tensors.file_reads.kernel", None)
+    monkeypatch.setattr("msprobe_engine.formats.checkpoint.strided_reads.kernel", None)
     values = np.random.default_rng(0).integers(0, 2**32, (64, 3, 4096), np.uint32)
     path = tmp_path / "file"
     path.write_bytes(values.tobytes())

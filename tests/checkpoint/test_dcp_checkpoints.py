@@ -25,9 +25,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from msprobe_engine.checkpoint.open import open_checkpoint
-from msprobe_engine.checkpoint.stored import Checkpoint
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.formats.checkpoint.model import Checkpoint
+from msprobe_engine.formats.checkpoint.open import open_checkpoint
 
 
 def _train(target: Path) -> None:

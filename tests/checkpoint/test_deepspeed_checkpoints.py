@@ -21,12 +21,12 @@ from deepspeed_runs import RUNS, Truth
 from forkpool import run_ranks
 from stored_arrays import array_of
 
-from msprobe_engine.checkpoint.diff import Options, diff
-from msprobe_engine.checkpoint.open import open_checkpoint
-from msprobe_engine.checkpoint.result import SAME
-from msprobe_engine.checkpoint.stored import RANDOM, Checkpoint
-from msprobe_engine.dump.dtypes import decoder
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.find.checkpoint.diff import Options, diff
+from msprobe_engine.find.checkpoint.result import SAME
+from msprobe_engine.formats.checkpoint.model import RANDOM, Checkpoint
+from msprobe_engine.formats.checkpoint.open import open_checkpoint
+from msprobe_engine.formats.tensors.dtypes import decoder
 
 pytestmark = pytest.mark.framework
 

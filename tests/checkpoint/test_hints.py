@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from stored_arrays import Array, checkpoint_of
 
-from msprobe_engine.checkpoint.compare import compare
-from msprobe_engine.checkpoint.hints import explain
-from msprobe_engine.checkpoint.mapping_file import mapping_of
-from msprobe_engine.checkpoint.names import aligned
-from msprobe_engine.checkpoint.threads import plan
+from msprobe_engine.align.parameters.align_names import aligned
+from msprobe_engine.align.parameters.mapping_file import mapping_of
+from msprobe_engine.find.checkpoint.compare import compare
+from msprobe_engine.find.checkpoint.hints import explain
+from msprobe_engine.measure.stored.threads import plan
 
 FACTS = {"heads": 4, "kv_heads": 2, "head_dim": 8}
 QKV = "decoder.layers.0.self_attention.linear_qkv.weight"
@@ -165,7 +165,7 @@ def test_one_file_that_holds_all_differences_is_named(tmp_path: Path) -> None:
     """A shard of another save: each tensor it holds differs, no other does."""
     from dataclasses import replace
 
-    from msprobe_engine.checkpoint.stored import joined
+    from msprobe_engine.formats.checkpoint.model import joined
 
     def sharded(directory: Path, second: float) -> Any:
         directory.mkdir()

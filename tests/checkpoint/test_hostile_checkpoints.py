@@ -19,11 +19,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine.checkpoint.inert import Inert
-from msprobe_engine.checkpoint.open import open_checkpoint
-from msprobe_engine.checkpoint.safefile import read_safetensors
-from msprobe_engine.checkpoint.torchfile import UnknownNameError, plain, read_torch
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.formats.checkpoint.open import open_checkpoint
+from msprobe_engine.formats.tensors.opaque_objects import Inert
+from msprobe_engine.formats.tensors.safetensors_file import read_safetensors
+from msprobe_engine.formats.tensors.torch_file import UnknownNameError, plain, read_torch
 
 RAN = "MSPROBE_HOSTILE_RAN"
 
@@ -174,7 +174,7 @@ BOMBS: dict[str, bytes] = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_bombs_take_no_memory_and_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """They are read as what they are, or refused; flattening them ends at a number of values (a smaller one here, for time)."""
-    monkeypatch.setattr("msprobe_engine.checkpoint.plain._MAX_NODES", 20_000)
+    monkeypatch.setattr("msprobe_engine.formats.checkpoint.flat_tables._MAX_NODES", 20_000)
     for path, data in ((tmp_path / "x.pkl", BOMBS[name]), (tmp_path / "x.pt", archive(BOMBS[name]))):
         path.write_bytes(data)
         with contextlib.suppress(DumpFormatError):
@@ -445,7 +445,7 @@ def test_an_optimizer_whose_parts_are_something_else(tmp_path: Path) -> None:
 def test_what_no_reader_has_thought_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error inside a reader is an error of the files, with the path and the format; the cause is kept for --debug."""
     small(tmp_path / "x.pt")
-    monkeypatch.setattr("msprobe_engine.checkpoint.read_files.read", lambda path, _: path["x"])
+    monkeypatch.setattr("msprobe_engine.formats.checkpoint.files.reader.read", lambda path, _: path["x"])
     with pytest.raises(DumpFormatError, match=r"x\.pt: cannot be read as .*TypeError") as caught:
         open_checkpoint(tmp_path / "x.pt")
     assert isinstance(caught.value.__cause__, TypeError)

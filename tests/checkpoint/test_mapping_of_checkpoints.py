@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from stored_arrays import array_of, checkpoint_of
 
-from msprobe_engine.checkpoint.mapping_file import mapping_of, read_mapping
-from msprobe_engine.checkpoint.names import aligned
-from msprobe_engine.errors import DumpFormatError, ProbeError
+from msprobe_engine.align.parameters.align_names import aligned
+from msprobe_engine.align.parameters.mapping_file import mapping_of, read_mapping
+from msprobe_engine.core.errors import DumpFormatError, ProbeError
 
 RNG = np.random.default_rng(1)
 Q, K, V, W = (RNG.standard_normal(shape).astype(np.float32) for shape in ((6, 4), (2, 4), (2, 4), (4, 5)))

@@ -15,8 +15,9 @@ import pytest
 import torch
 from megatron_pickles import load
 
-from msprobe_engine.checkpoint import read_megatron, read_torch_dist
-from msprobe_engine.errors import ProbeError
+from msprobe_engine.core.errors import ProbeError
+from msprobe_engine.formats.checkpoint.megatron import reader as read_megatron
+from msprobe_engine.formats.checkpoint.torch_dist import reader as read_torch_dist
 
 STRANGE: list[Any] = [
     None, 3, -1, 1.5, "text", [], {}, [1], {"a": 1}, (1, 2), {1: 2}, True, b"x", {0: {}}, [None], float("nan"), 10**30, "\x1b[31m",

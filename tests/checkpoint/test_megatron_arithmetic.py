@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stored_arrays import array_of, stored
 
-from msprobe_engine.checkpoint.megatron_buffers import fitted, found, laid_out
-from msprobe_engine.checkpoint.megatron_cuts import Cut, cut_of, is_expert, is_listed, mamba_parts, merged
-from msprobe_engine.checkpoint.megatron_facts import bucket_sizes
-from msprobe_engine.checkpoint.megatron_file import single_experts
-from msprobe_engine.checkpoint.megatron_numbers import expert_number, in_model, layers_in, local_layer, offsets, without
-from msprobe_engine.checkpoint.megatron_ranks import Rank, Sizes, rank_of
-from msprobe_engine.checkpoint.stored import Box, StoredTensor
-from msprobe_engine.checkpoint.torch_dist_names import in_model_shape, single
+from msprobe_engine.formats.checkpoint.megatron.arguments import bucket_sizes
+from msprobe_engine.formats.checkpoint.megatron.buffers import fitted, found, laid_out
+from msprobe_engine.formats.checkpoint.megatron.cuts import Cut, cut_of, is_expert, is_listed, mamba_parts, merged
+from msprobe_engine.formats.checkpoint.megatron.file import single_experts
+from msprobe_engine.formats.checkpoint.megatron.numbering import expert_number, in_model, layers_in, local_layer, offsets, without
+from msprobe_engine.formats.checkpoint.megatron.ranks import Rank, Sizes, rank_of
+from msprobe_engine.formats.checkpoint.model import Box, StoredTensor
+from msprobe_engine.formats.checkpoint.torch_dist.names import in_model_shape, single
 
 SIZES = st.integers(1, 4)
 LAYER = "decoder.layers.0."

@@ -16,10 +16,10 @@ import torch
 from megatron_pickles import load
 from stored_arrays import array_of
 
-from msprobe_engine.checkpoint.diff import diff
-from msprobe_engine.checkpoint.open import open_checkpoint
-from msprobe_engine.checkpoint.result import Result
-from msprobe_engine.checkpoint.stored import OPTIMIZER, Box, StoredTensor
+from msprobe_engine.find.checkpoint.diff import diff
+from msprobe_engine.find.checkpoint.result import Result
+from msprobe_engine.formats.checkpoint.model import OPTIMIZER, Box, StoredTensor
+from msprobe_engine.formats.checkpoint.open import open_checkpoint
 
 Copy = Callable[[str], Path]
 

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from stored_arrays import array_of
 from torch import nn
 
-from msprobe_engine.checkpoint.mindspore_file import MindSporeFile, read_file
-from msprobe_engine.checkpoint.mindspore_strategy import Layout, read_strategy
-from msprobe_engine.checkpoint.names import aligned
-from msprobe_engine.checkpoint.open import open_checkpoint
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.align.parameters.align_names import aligned
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.formats.checkpoint.mindspore.file import MindSporeFile, read_file
+from msprobe_engine.formats.checkpoint.mindspore.strategy import Layout, read_strategy
+from msprobe_engine.formats.checkpoint.open import open_checkpoint
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FILES = FIXTURES / "mindspore_checkpoints"

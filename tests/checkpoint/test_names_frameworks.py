@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from stored_arrays import array_of, checkpoint_of, fill
 
-from msprobe_engine.checkpoint.diff import Options, diff
-from msprobe_engine.checkpoint.names import aligned
+from msprobe_engine.align.parameters.align_names import aligned
+from msprobe_engine.find.checkpoint.diff import Options, diff
 
 JOB = Path(__file__).with_name("gpt_pairs_job.py")
 MODELS = (

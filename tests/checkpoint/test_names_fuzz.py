@@ -7,8 +7,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine.checkpoint.names import Alignment, aligned, label
-from msprobe_engine.checkpoint.stored import Checkpoint, StoredTensor, whole
+from msprobe_engine.align.parameters.align_names import Alignment, aligned, label
+from msprobe_engine.formats.checkpoint.model import Checkpoint, StoredTensor, whole
 
 _FILE = Path("nowhere")
 _LEAVES = st.sampled_from((

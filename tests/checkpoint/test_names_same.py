@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from stored_arrays import array_of, checkpoint_of
 
-from msprobe_engine.checkpoint.names import aligned
+from msprobe_engine.align.parameters.align_names import aligned
 
 
 def _ramp(*shape: int, start: int = 0) -> np.ndarray:

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stored_arrays import Array, array_of, checkpoint_of, stored
 
-from msprobe_engine.checkpoint import cuts
-from msprobe_engine.checkpoint.cuts import Heads
-from msprobe_engine.checkpoint.names import aligned
-from msprobe_engine.checkpoint.stored import Box, StoredTensor, joined
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.align.parameters.align_names import aligned
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.formats.checkpoint import cuts
+from msprobe_engine.formats.checkpoint.cuts import Heads
+from msprobe_engine.formats.checkpoint.model import Box, StoredTensor, joined
 
 
 @st.composite

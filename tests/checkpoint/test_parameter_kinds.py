@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from msprobe_engine.checkpoint.kinds import kind_of, layer_of
-from msprobe_engine.checkpoint.report_text import ranges, size
+from msprobe_engine.align.parameters.kinds import kind_of, layer_of
+from msprobe_engine.report.checkpoint.text import ranges, size
 
 NAMES = (
     ("decoder.layers.7.self_attention.linear_qkv.weight", 7, "attention"),

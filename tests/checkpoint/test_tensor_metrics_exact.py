@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine.checkpoint.metrics import available, differences, in_numpy, word_type
-from msprobe_engine.dump.dtypes import decoder
+from msprobe_engine.formats.tensors.dtypes import decoder, word_type
+from msprobe_engine.measure.stored.tensors import available, differences, in_numpy
 
 TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int64", "uint8", "bool", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
 WITH_NUMPY_ALONE = ("complex64", "complex128", "float4_e2m1fn_x2", "qint8")

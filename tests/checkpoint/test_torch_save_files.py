@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from msprobe_engine.checkpoint.torchfile import FileTensor, Inert, Named, attributes, plain, read_torch, region, regions
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.formats.tensors.torch_file import FileTensor, Inert, Named, attributes, plain, read_torch, region, regions
 
 FORMATS: dict[str, dict[str, Any]] = {
     "zip": {},
@@ -270,7 +270,7 @@ def test_plain_pickles(tmp_path: Path) -> None:
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
 def test_nothing_of_the_data_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zipped: bool) -> None:
     """The description is that of before when the data are others; of a file from before 1.6 only the beginning is taken into memory."""
-    monkeypatch.setattr("msprobe_engine.checkpoint.torchfile._FIRST_READ", 64)
+    monkeypatch.setattr("msprobe_engine.formats.tensors.torch_file._FIRST_READ", 64)
     torch.save({"a": torch.zeros(8), "b": torch.zeros(8)}, tmp_path / "x.pt", _use_new_zipfile_serialization=zipped)
     before = read_torch(tmp_path / "x.pt").tree
     with open(tmp_path / "x.pt", "r+b") as file:

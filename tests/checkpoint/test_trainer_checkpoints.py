@@ -17,10 +17,10 @@ from stored_arrays import array_of
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-from msprobe_engine.checkpoint.diff import diff
-from msprobe_engine.checkpoint.open import open_checkpoint
-from msprobe_engine.checkpoint.stored import Checkpoint
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.find.checkpoint.diff import diff
+from msprobe_engine.formats.checkpoint.model import Checkpoint
+from msprobe_engine.formats.checkpoint.open import open_checkpoint
 
 transformers.logging.set_verbosity_error()
 

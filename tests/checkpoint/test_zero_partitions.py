@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stored_arrays import array_of
 
-from msprobe_engine.checkpoint.deepspeed_parallel import cuts_of
-from msprobe_engine.checkpoint.stored import Box, StoredTensor
-from msprobe_engine.checkpoint.torchfile import FileTensor
-from msprobe_engine.checkpoint.zero_partitions import in_a_row, in_pieces, of_partitions, of_pieces, partition_size
+from msprobe_engine.formats.checkpoint.deepspeed.parallel import cuts_of
+from msprobe_engine.formats.checkpoint.deepspeed.zero_partitions import in_a_row, in_pieces, of_partitions, of_pieces, partition_size
+from msprobe_engine.formats.checkpoint.model import Box, StoredTensor
+from msprobe_engine.formats.tensors.torch_file import FileTensor
 
 SHAPES = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5)
 

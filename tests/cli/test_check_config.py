@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.settings import load_settings
+from msprobe_engine.core.settings import load_settings
 
 
 def test_it_prints_a_tree_that_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

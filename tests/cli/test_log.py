@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from msprobe_engine import log
+from msprobe_engine.core import log
 
 
 @pytest.fixture(autouse=True)

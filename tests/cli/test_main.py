@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from msprobe_engine.cli import main as cli
-from msprobe_engine.errors import ProbeError
+from msprobe_engine.core.errors import ProbeError
 
 HEAVY = ("torch", "pandas", "tensorboard", "prometheus_client", "numpy", "mindspore", "megatron", "rich")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.dump.find_dumps import holds_dump
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.formats.dump.find_dumps import holds_dump
+from msprobe_engine.formats.dump.reader import open_dump
 
 OF_RUNS = ("diagnose", "trends")
 """Commands that look at all that a run has left: the same code, and more words."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.errors import UsageError
-from msprobe_engine.overview import look
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.formats.run.overview import look
 
 
 @pytest.fixture

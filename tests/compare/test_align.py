@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.compare import align as module
-from msprobe_engine.compare.align import align, gaps
+from msprobe_engine.align.calls import longest_common as module
+from msprobe_engine.align.calls.longest_common import align, gaps
 
 KEYS = st.lists(st.integers(0, 4), max_size=14)
 

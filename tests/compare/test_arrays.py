@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from msprobe_engine.compare import arrays
-from msprobe_engine.compare.arrays import Difference, difference
+from msprobe_engine.measure.tensors import arrays
+from msprobe_engine.measure.tensors.arrays import Difference, difference
 
 
 def test_figures() -> None:

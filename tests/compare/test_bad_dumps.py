@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.compare.api import compare_dumps
-from msprobe_engine.compare.side import read_side
+from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.report.table.api import compare_dumps
 
 CALL = "Functional.linear.2.forward"
 EVIL = "\x1b]0;t\x07\x1b[2J\nforged\r\u202e</script><script>alert(1)</script><img src=x onerror=alert(1)>\x00"

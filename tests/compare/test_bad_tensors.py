@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.compare.api import compare_dumps
-from msprobe_engine.compare.options import OLD, CompareOptions
-from msprobe_engine.compare.tables.reading import read_table
-from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.find.run import diagnose
+from msprobe_engine.measure.options import OLD, CompareOptions
+from msprobe_engine.report.table.api import compare_dumps
+from msprobe_engine.report.table_files.reading import read_table
 
 torch = pytest.importorskip("torch")
 RANK = "step0/rank0"

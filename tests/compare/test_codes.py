@@ -10,10 +10,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.compare import codes
-from msprobe_engine.compare.side import OUTPUT, Side
-from msprobe_engine.diagnose import measure
-from msprobe_engine.diagnose.spans import Spans
+from msprobe_engine.formats.dump.dump_table import OUTPUT, Side
+from msprobe_engine.measure import distances, factorize
+from msprobe_engine.measure.segments import Spans
 
 SHAPES: list[Any] = [[], [1], [2, 3], [2, 4], "(2, 3)", None]
 PLACES = (".input.0", ".input.1", ".output.0", ".parameters.weight")
@@ -37,14 +36,14 @@ def test_unequal_is_what_comparing_says(pairs: list[tuple[Any, Any]]) -> None:
     """Equal values count as equal whether they are one object or two; a text is no list."""
     first, second = [one for one, _ in pairs], [list(other) if isinstance(other, list) else other for _, other in pairs]
     rows = np.arange(len(pairs))
-    assert codes.unequal(first, second, rows, rows).tolist() == [a != b for a, b in zip(first, second)]
+    assert factorize.unequal(first, second, rows, rows).tolist() == [a != b for a, b in zip(first, second)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5)), max_size=20))
 def test_spread_is_all_ranges(ranges: list[tuple[int, int]]) -> None:
     """One range after the other, empty ones too."""
     starts, counts = np.array(ranges, np.int64).reshape(-1, 2).T
-    assert codes.spread(starts, counts).tolist() == [n for start, count in ranges for n in range(start, start + count)]
+    assert factorize.spread(starts, counts).tolist() == [n for start, count in ranges for n in range(start, start + count)]
 
 
 PLACES_OF_A_RECORD = st.lists(st.sampled_from(PLACES), max_size=4, unique=True)
@@ -54,7 +53,7 @@ PLACES_OF_A_RECORD = st.lists(st.sampled_from(PLACES), max_size=4, unique=True)
 def test_rows_are_paired_by_place(records: list[tuple[list[str], list[str]]]) -> None:
     """Rows of matched records belong together when their places and roles are the same, in whatever order they stand."""
     target, golden = _side([one for one, _ in records], "a"), _side([other for _, other in records], "golden")
-    rows, starts = measure.paired_rows(target, golden, [(n, n) for n in range(len(records))])
+    rows, starts = distances.paired_rows(target, golden, [(n, n) for n in range(len(records))])
     found = [
         [PLACES.index(target.name[i][len(f"a.{n}.forward") :]) for i, _ in rows[starts[n] : starts[n + 1]]] for n in range(len(records))
     ]

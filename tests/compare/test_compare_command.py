@@ -9,7 +9,7 @@ import pytest
 from driver_dumps import dump, pair, tensor
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.compare.tables.reading import read_table
+from msprobe_engine.report.table_files.reading import read_table
 
 Capture = pytest.CaptureFixture[str]
 

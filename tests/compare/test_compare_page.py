@@ -13,7 +13,7 @@ import pytest
 from driver_dumps import dump, tensor
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.compare.tables.reading import read_table
+from msprobe_engine.report.table_files.reading import read_table
 
 torch = pytest.importorskip("torch")
 PAGE = Path(__file__).parents[2] / "docs" / "compare.md"

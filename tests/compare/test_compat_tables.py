@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.compare.advisor import Advisor
-from msprobe_engine.compare.columns import COLOUR
-from msprobe_engine.compare.match import match
-from msprobe_engine.compare.options import CompareOptions
-from msprobe_engine.compare.pairs import compare_pair
-from msprobe_engine.compare.side import read_side
+from msprobe_engine.align.calls.match import match
+from msprobe_engine.find.verdicts.advisor import Advisor
+from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.measure.columns import COLOUR
+from msprobe_engine.measure.options import CompareOptions
+from msprobe_engine.report.table.pairs import compare_pair
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "compare"
 GROUPS = [(path.parent.name, path.name.removesuffix(".tar.xz")) for path in sorted(FIXTURES.glob("*/*.tar.xz"))]

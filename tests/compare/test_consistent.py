@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from msprobe_engine.compare.columns import GOLDEN_NAME, MAX_ABS, RESULT, TARGET_NAME, UNMATCHED
-from msprobe_engine.compare.consistent import align
-from msprobe_engine.compare.options import CompareOptions
-from msprobe_engine.compare.pairs import compare_pair
-from msprobe_engine.compare.side import Side, read_side
-from msprobe_engine.errors import UsageError
+from msprobe_engine.align.calls.training_and_inference import align
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.measure.columns import GOLDEN_NAME, MAX_ABS, RESULT, TARGET_NAME, UNMATCHED
+from msprobe_engine.measure.options import CompareOptions
+from msprobe_engine.report.table.pairs import compare_pair
 
 torch.manual_seed(0)
 X = torch.randn(7, 8)

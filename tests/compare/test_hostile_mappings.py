@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.compare.mapping_api import _entries
-from msprobe_engine.compare.mapping_file import texts
-from msprobe_engine.errors import UsageError
+from msprobe_engine.align.mapping.api import _entries
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.formats.mapping_file import texts
 
 
 def _nested() -> list[Any]:

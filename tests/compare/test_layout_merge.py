@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.compare.layout import merge
-from msprobe_engine.compare.layout.merge import Floats
+from msprobe_engine.align.parallel import merge_statistics
+from msprobe_engine.align.parallel.merge_statistics import Floats
 
 
 def stats(array: np.ndarray) -> list[float]:
@@ -27,7 +27,7 @@ def test_wholes_agree(a: int, b: int, c: int, d: int, copies: int, others: int, 
     whole = np.random.default_rng(seed).standard_normal((8, 8))
     target, shape = pieces(whole, a, b, copies, neighbours)
     golden, there = pieces(whole, c, d, others, neighbours)
-    made = merge.together(target, shape, golden, there)
+    made = merge_statistics.together(target, shape, golden, there)
     if made is None or made.value is None or made.golden is None:
         # pieces that cannot be told from parts of a sum: no shape and no replica says how they lie together
         assert min(a, c) > 1 or min(b, d) > 1
@@ -42,15 +42,15 @@ def test_filled_up(seed: int, extra: int, cut: int) -> None:
     table = np.random.default_rng(seed).standard_normal((30, 4))
     longer = np.concatenate([table, np.zeros((extra + (extra + 30) % cut, 4))])
     ranks = np.array([stats(part) for part in np.split(longer, cut)])
-    found = merge.filled_up(ranks, [len(longer) // cut, 4], np.array([stats(table)]), [30, 4])
+    found = merge_statistics.filled_up(ranks, [len(longer) // cut, 4], np.array([stats(table)]), [30, 4])
     assert found is not None
     assert found.value is not None
     assert found.golden is not None
     np.testing.assert_array_equal(found.value, found.golden)
     assert found.shape == [30, 4]
     other = np.array([stats(part) for part in np.split(longer * 0.9, cut)])
-    found = merge.filled_up(other, [len(longer) // cut, 4], np.array([stats(table)]), [30, 4])
-    assert found is None or found.value is None or found.golden is None or merge.distance(found.value, found.golden) > 0.05
+    found = merge_statistics.filled_up(other, [len(longer) // cut, 4], np.array([stats(table)]), [30, 4])
+    assert found is None or found.value is None or found.golden is None or merge_statistics.distance(found.value, found.golden) > 0.05
 
 
 def test_parts_of_a_sum_are_no_pieces() -> None:
@@ -58,7 +58,7 @@ def test_parts_of_a_sum_are_no_pieces() -> None:
     whole = np.random.default_rng(1).standard_normal((4, 4))
     part = np.random.default_rng(2).standard_normal((4, 4))
     parts = np.array([stats(part), stats(whole - part)])
-    made = merge.together(parts, [4, 4], np.array([stats(whole)] * 2), [4, 4])
+    made = merge_statistics.together(parts, [4, 4], np.array([stats(whole)] * 2), [4, 4])
     assert made is not None
     assert made.value is None
     assert made.sure

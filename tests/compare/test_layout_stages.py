@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.compare.layout import experts, loops, stages, weave
-from msprobe_engine.compare.side import Side
+from msprobe_engine.align.parallel import experts, merge_records, optimizer_loops, stages
+from msprobe_engine.formats.dump.dump_table import Side
 
 
 def side_of(records: list[tuple[str, str | None]], header: dict[str, object] | None = None) -> Side:
@@ -70,7 +70,7 @@ def test_joined(sizes: list[int], micros: int, local: bool, data: st.DataObject)
     found = whole[0]
     assert found.ops == [name for name, _ in one.records]
     assert {name: found.parent(name) for name in found.ops} == dict(one.records)
-    origins = [weave.origin_of(found, op) for op in range(len(found.ops))]
+    origins = [merge_records.origin_of(found, op) for op in range(len(found.ops))]
     inner = [origin for origin in origins if origin is not None and ".Net." not in origin[1]]
     assert sorted(inner) == sorted((rank, name) for rank, side in ranks.items() for name in side.ops if ".Net." not in name)
     assert all(found.stacks[name] for name in found.ops)
@@ -80,7 +80,7 @@ def test_joined(sizes: list[int], micros: int, local: bool, data: st.DataObject)
 def test_updates_in_turns(lists: list[list[int]]) -> None:
     """Every call comes once, and those of one rank in their order."""
     found: dict[int, list[int]] = {}
-    for at, places in loops.in_turns(lists):
+    for at, places in optimizer_loops.in_turns(lists):
         found.setdefault(at, []).extend(places)
     assert found == {at: list(range(len(some))) for at, some in enumerate(lists) if some}
 
@@ -88,7 +88,7 @@ def test_updates_in_turns(lists: list[list[int]]) -> None:
 def test_loops_are_joined() -> None:
     """What one process does for all parameters is done for those of one rank after the other."""
     ranks = [["zero", *["norm"] * count, "sqrt", *["mul", "add"] * count] for count in (3, 4)]
-    told = [ranks[at][n] for at, places in loops.in_turns(ranks) for n in places]
+    told = [ranks[at][n] for at, places in optimizer_loops.in_turns(ranks) for n in places]
     assert told == [*["zero"] * 2, *["norm"] * 7, *["sqrt"] * 2, *["mul", "add"] * 7]
 
 
@@ -146,5 +146,5 @@ def test_experts_are_gathered(ranks: int, local: int) -> None:
     assert {name: found[0].parent(name) for name in found[0].ops} == dict(records(ranks * local))
     for rank in range(1, ranks):
         assert found[rank].ops == ["Module.mlp.Experts.forward.0", "Module.mlp.Experts.backward.0"]
-    last = weave.origin_of(found[0], found[0].ops.index(f"Module.mlp.local_experts.{ranks * local - 1}.MLP.forward.0"))
+    last = merge_records.origin_of(found[0], found[0].ops.index(f"Module.mlp.local_experts.{ranks * local - 1}.MLP.forward.0"))
     assert last == (ranks - 1, f"Module.mlp.local_experts.{local - 1}.MLP.forward.0")

@@ -11,13 +11,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.compare.mapping_file import save_mapping
-from msprobe_engine.compare.match import FUZZY_MESSAGE, match
-from msprobe_engine.compare.match_fuzzy import joined, without_call
-from msprobe_engine.compare.names_of_rows import Keys
-from msprobe_engine.compare.options import NEW, OLD, CompareOptions
-from msprobe_engine.compare.side import Side, read_side
-from msprobe_engine.errors import UsageError
+from msprobe_engine.align.calls.match import FUZZY_MESSAGE, match
+from msprobe_engine.align.calls.match_fuzzy import joined, without_call
+from msprobe_engine.align.calls.row_names import Keys
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.formats.mapping_file import save_mapping
+from msprobe_engine.measure.options import NEW, OLD, CompareOptions
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 MIX = next((FIXTURES / "8.1.1/mix").glob("step0/*/dump.json"))

@@ -9,11 +9,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.compare.mapping_file import save_mapping
-from msprobe_engine.compare.match import Matching, match
-from msprobe_engine.compare.options import CompareOptions
-from msprobe_engine.compare.side import Side, read_side
-from msprobe_engine.compare.structure import match_structure
+from msprobe_engine.align.calls.match import Matching, match
+from msprobe_engine.align.calls.structure import match_structure
+from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.formats.mapping_file import save_mapping
+from msprobe_engine.measure.options import CompareOptions
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 CALLS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3)), max_size=12)

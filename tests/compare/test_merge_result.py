@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.compare.merge_result import merge_result, read_wanted
-from msprobe_engine.compare.tables import open_table
-from msprobe_engine.compare.tables.reading import read_table
-from msprobe_engine.errors import DumpFormatError, NothingCapturedError, SettingsError
+from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError, SettingsError
+from msprobe_engine.report.table.merge_result import merge_result, read_wanted
+from msprobe_engine.report.table_files import open_table
+from msprobe_engine.report.table_files.reading import read_table
 
 STATISTICS = ["NPU Name", "Max diff", "Min diff", "Mean diff", "L2norm diff", "MaxRelativeErr", "MinRelativeErr", "MeanRelativeErr"]
 STATISTICS += ["NormRelativeErr", "NPU max", "Bench max", "Result"]

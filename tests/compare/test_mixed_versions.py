@@ -16,9 +16,9 @@ from types import ModuleType
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.compare.side import read_side
-from msprobe_engine.diagnose.recorders import NEW, OLD, OURS, recorder
-from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.find.run import diagnose
+from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.measure.dump_dialects import NEW, OLD, OURS, recorder
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 PAIRS = list(itertools.permutations((OLD, NEW, OURS), 2))

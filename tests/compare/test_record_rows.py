@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine.compare import record_rows
-from msprobe_engine.compare.record_rows import RowReader
-from msprobe_engine.compare.side import Side, read_side
+from msprobe_engine.formats.dump import record_rows
+from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.formats.dump.record_rows import RowReader
 
 number = st.floats(allow_nan=True, allow_infinity=True)
 odd = st.one_of(st.none(), st.integers(-3, 10**20), st.sampled_from(["NaN", "x", True]), st.just([]), st.just({}))
@@ -92,7 +92,7 @@ def test_the_same_rows(blocks: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("wrong", [[], ({}, None, Side(Path("a")), {}, 1), ({}, None, None, {}), ([], None, Side(Path("a")), {})])
 def test_wrong_arguments(wrong: Any) -> None:
     """What is no block of records and no side is an error, not a crash."""
-    rows = importlib.import_module("msprobe_engine._siderows")
+    rows = importlib.import_module("msprobe_engine.native._siderows")
     with pytest.raises((TypeError, AttributeError)):
         rows.block(*wrong)
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from driver_dumps import tensor
 
-from msprobe_engine.compare.api import compare_dumps
-from msprobe_engine.compare.options import GENERATIONS, CompareOptions
-from msprobe_engine.compare.tables.reading import read_table
+from msprobe_engine.measure.options import GENERATIONS, CompareOptions
+from msprobe_engine.report.table.api import compare_dumps
+from msprobe_engine.report.table_files.reading import read_table
 
 
 def debug(path: Path, factor: float) -> Path:

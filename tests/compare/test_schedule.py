@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from driver_dumps import pair
 
-from msprobe_engine.compare.api import compare_dumps
-from msprobe_engine.compare.options import CompareOptions
-from msprobe_engine.compare.schedule import Manifest, run_tasks
-from msprobe_engine.compare.source import Task, pair_paths
-from msprobe_engine.compare.work import Result, compare_guarded
-from msprobe_engine.errors import UsageError
+from msprobe_engine.align.sources import Task, pair_paths
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.measure.options import CompareOptions
+from msprobe_engine.report.table.api import compare_dumps
+from msprobe_engine.report.table.rank_table import Result, compare_guarded
+from msprobe_engine.report.table.schedule import Manifest, run_tasks
 
 
 def _work(tmp_path: Path) -> partial[Result]:
@@ -39,7 +39,7 @@ def test_every_way_gives_the_same_tables(tmp_path: Path, kind: str) -> None:
 def test_a_task_that_kills_its_process_is_said_and_the_others_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the system kills a process for memory: the pool is broken, what it held is done again one by one."""
     (tmp_path / "killing_work.py").write_text(
-        "import os\nfrom msprobe_engine.compare.work import Result\n"
+        "import os\nfrom msprobe_engine.report.table.rank_table import Result\n"
         "def work(task):\n    if task.rank == 1:\n        os._exit(9)\n    return Result(task.key)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -57,7 +57,7 @@ def test_no_script_is_run_twice(tmp_path: Path) -> None:
     target, golden = pair(tmp_path, 2)
     script = tmp_path / "script.py"
     script.write_text(
-        "from msprobe_engine.compare.api import compare_dumps\nfrom msprobe_engine.compare.options import CompareOptions\n"
+        "from msprobe_engine.report.table.api import compare_dumps\nfrom msprobe_engine.measure.options import CompareOptions\n"
         f"print('begun')\ncompare_dumps({str(target)!r}, {str(golden)!r}, {str(tmp_path / 'out')!r},"
         " CompareOptions(scheduler='processes', workers=2))\n"
     )
@@ -93,7 +93,7 @@ def test_no_cluster_at_the_address() -> None:
 def test_an_interrupted_comparison_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables that are there are kept when the same comparison is called again; a changed dump is compared anew."""
     target, golden = pair(tmp_path, 3)
-    import msprobe_engine.compare.api as api
+    import msprobe_engine.report.table.api as api
 
     real = api.compare_guarded
 

@@ -15,8 +15,8 @@ import pytest
 from existing_environment import existing_tool
 
 from msprobe.core import SingleComparator
-from msprobe_engine.compare.single import HEADER
-from msprobe_engine.errors import DumpFormatError, MissingExtraError, SinkError, UsageError
+from msprobe_engine.core.errors import DumpFormatError, MissingExtraError, SinkError, UsageError
+from msprobe_engine.report.table.single_save import HEADER
 
 
 def write(root: Path, place: str, *values: Any) -> None:

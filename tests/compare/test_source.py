@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.compare.source import add_calibration, from_json, numbers, pair_paths
-from msprobe_engine.errors import DumpFormatError, UsageError
+from msprobe_engine.align.sources import add_calibration, from_json, numbers, pair_paths
+from msprobe_engine.core.errors import DumpFormatError, UsageError
 
 NAMES = (("target", "proc1"), ("golden", "proc2"), ("moved", "proc3"))
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from msprobe_engine.align.sources import from_json, pair_paths
+from msprobe_engine.align.static_graph_sources import kind_of
 from msprobe_engine.cli.main import main
-from msprobe_engine.compare.graph_side import read_graph_side
-from msprobe_engine.compare.graph_source import kind_of
-from msprobe_engine.compare.source import from_json, pair_paths
-from msprobe_engine.compare.tables.reading import read_table
-from msprobe_engine.compare.tensor_read import open_file, whole
-from msprobe_engine.errors import DumpFormatError, UsageError
+from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.formats.dump.static_graph import read_graph_side
+from msprobe_engine.formats.tensors.blocks import open_file, whole
+from msprobe_engine.report.table_files.reading import read_table
 
 RAMP = np.arange(6, dtype=np.float32).reshape(2, 3)
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.compare.columns import DIFFERENCES, RELATIVE, UNMATCHED
-from msprobe_engine.compare.statistics_mode import Shown, differences, number, pair_new, pair_old, read_old
+from msprobe_engine.measure.columns import DIFFERENCES, RELATIVE, UNMATCHED
+from msprobe_engine.measure.statistics_mode import Shown, differences, number, pair_new, pair_old, read_old
 
 FLOATS = st.floats(allow_subnormal=False)
 FINITE = st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False)

@@ -19,12 +19,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.compare.options import FORMATS
-from msprobe_engine.compare.tables import csvtext, numbertext, open_table
-from msprobe_engine.compare.tables.html import HtmlTable
-from msprobe_engine.compare.tables.reading import read_table
-from msprobe_engine.compare.tables.xlsx import XlsxTable
-from msprobe_engine.errors import SinkError, UsageError
+from msprobe_engine.core.errors import SinkError, UsageError
+from msprobe_engine.formats import number_text
+from msprobe_engine.measure.options import FORMATS
+from msprobe_engine.report.table_files import csvtext, open_table
+from msprobe_engine.report.table_files.html import HtmlTable
+from msprobe_engine.report.table_files.reading import read_table
+from msprobe_engine.report.table_files.xlsx import XlsxTable
 
 HOSTILE = [
     "=1+1",
@@ -63,7 +64,7 @@ def test_signed_numbers_are_told_from_formulas(text: str) -> None:
 def test_texts_of_numbers(rows: list[tuple[float, bool]], suffix: str) -> None:
     """Many numbers as text are what repr says of each."""
     values, where = np.array([value for value, _ in rows], np.float64), np.array([chosen for _, chosen in rows], bool)
-    assert numbertext.texts(values, where, suffix, "0") == [f"{value!r}{suffix}" if chosen else "0" for value, chosen in rows]
+    assert number_text.texts(values, where, suffix, "0") == [f"{value!r}{suffix}" if chosen else "0" for value, chosen in rows]
 
 
 @given(st.lists(st.floats(), max_size=30))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from msprobe_engine.compare.options import NEW, OLD
-from msprobe_engine.compare.tensor_mode import Pair, TensorMode
-from msprobe_engine.dump.tensor_reader import TensorFiles
+from msprobe_engine.formats.tensors.reader import TensorFiles
+from msprobe_engine.measure.options import NEW, OLD
+from msprobe_engine.measure.tensors.mode import Pair, TensorMode
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SPEC = importlib.util.spec_from_file_location("make_existing_tensors", FIXTURES / "make_existing_tensors.py")

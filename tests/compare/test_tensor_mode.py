@@ -13,17 +13,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine.compare.columns import COSINE, EUCLID, MAX_ABS, MAX_REL, MESSAGE, ONE_THOUSANDTH, RESULT
-from msprobe_engine.compare.match import match
-from msprobe_engine.compare.options import CompareOptions
-from msprobe_engine.compare.pairs import compare_pair
-from msprobe_engine.compare.postprocess import Postprocess
-from msprobe_engine.compare.side import Side, read_side
-from msprobe_engine.compare.tensor_metrics import BLOCK, Taken
-from msprobe_engine.compare.tensor_mode import Measured, Pair, TensorMode, metrics, plugin_names
-from msprobe_engine.compare.tensor_read import Held
-from msprobe_engine.dump.tensor_reader import TensorFiles
-from msprobe_engine.errors import UsageError
+from msprobe_engine.align.calls.match import match
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.formats.tensors.blocks import Held
+from msprobe_engine.formats.tensors.reader import TensorFiles
+from msprobe_engine.measure.columns import COSINE, EUCLID, MAX_ABS, MAX_REL, MESSAGE, ONE_THOUSANDTH, RESULT
+from msprobe_engine.measure.options import CompareOptions
+from msprobe_engine.measure.tensors.metrics import BLOCK, Taken
+from msprobe_engine.measure.tensors.mode import Measured, Pair, TensorMode, metrics, plugin_names
+from msprobe_engine.measure.tensors.postprocess import Postprocess
+from msprobe_engine.report.table.pairs import compare_pair
 
 NAN, INF = math.nan, math.inf
 

@@ -17,11 +17,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine.compare.tensor_read import join, open_elements, open_file, whole
-from msprobe_engine.dump.packedfiles import DTYPES
-from msprobe_engine.dump.savedfile import load_numpy
-from msprobe_engine.dump.tensor_reader import TensorFiles
-from msprobe_engine.errors import DumpFormatError, ProbeError
+from msprobe_engine.core.errors import DumpFormatError, ProbeError
+from msprobe_engine.formats.dump.writing.packed_files import DTYPES
+from msprobe_engine.formats.tensors.blocks import join, open_elements, open_file, whole
+from msprobe_engine.formats.tensors.reader import TensorFiles
+from msprobe_engine.formats.tensors.saved_file import load_numpy
 
 ran: list[str] = []
 """What hostile pickles reach when they are executed."""

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.compare.columns import COLOUR, GOLDEN_NAME, MESSAGE, RESULT, TARGET_NAME, UNMATCHED
-from msprobe_engine.compare.match import match
-from msprobe_engine.compare.options import CompareOptions
-from msprobe_engine.compare.pairs import common_mode, compare_pair
-from msprobe_engine.compare.side import Side, read_side
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.align.calls.match import match
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.measure.columns import COLOUR, GOLDEN_NAME, MESSAGE, RESULT, TARGET_NAME, UNMATCHED
+from msprobe_engine.measure.options import CompareOptions
+from msprobe_engine.report.table.pairs import common_mode, compare_pair
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "compare"
 

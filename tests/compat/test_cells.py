@@ -12,8 +12,8 @@ from existing_environment import VERSIONS, reference
 from matching import Context, Difference, RankDump, is_tensor, load, same_number
 from rules import RULES
 
-from msprobe_engine.diagnose.nan_analyze import nan_analyze
-from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
+from msprobe_engine.formats.dump.reader import open_dump
 
 PAGE = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
 

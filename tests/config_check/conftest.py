@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.config_check import packages
+from msprobe_engine.config.collect import packages
 
 SCRIPT = Path(__file__).with_name("checked_training.py")
 

@@ -13,10 +13,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine.config_check import tree_files
-from msprobe_engine.config_check.launchers import FLAGS
-from msprobe_engine.config_check.static import collect_static
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.config.launch_scripts import tree_files
+from msprobe_engine.config.launch_scripts.launchers import FLAGS
+from msprobe_engine.config.launch_scripts.static import collect_static
+from msprobe_engine.core.errors import DumpFormatError
 
 PYTHON = """
 import os

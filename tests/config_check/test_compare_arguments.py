@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.config_check import entries, environment
-from msprobe_engine.config_check.compare_packs import compare_packs
-from msprobe_engine.config_check.comparison import Comparison
-from msprobe_engine.config_check.difference import Difference
-from msprobe_engine.config_check.pack import PackWriter
-from msprobe_engine.config_check.resolved import CODE, FLAG, Resolved, entry, existing
-from msprobe_engine.config_check.secrets import masked_arguments
-from msprobe_engine.config_check.severity import CHANGES, MAY
+from msprobe_engine.config.collect.resolved import CODE, FLAG, Resolved, entry, existing
+from msprobe_engine.config.environment import variables as environment
+from msprobe_engine.config.pack.writer import PackWriter
+from msprobe_engine.config.secrets.masking import masked_arguments
+from msprobe_engine.config.severity import CHANGES, MAY
+from msprobe_engine.find.config.comparison import Comparison
+from msprobe_engine.find.config.difference import Difference
+from msprobe_engine.find.config.packs import compare_packs
+from msprobe_engine.formats.pack import entries
 
 LR = {"optimizer.lr": Resolved(0.001, CODE, "", "torch")}
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.config_check import environment
-from msprobe_engine.config_check.by_rank import NO_RANK
-from msprobe_engine.config_check.compare_env import NOT_SHOWN, compare_env
-from msprobe_engine.config_check.compare_packages import compare_packages
-from msprobe_engine.config_check.compare_random import compare_random
-from msprobe_engine.config_check.compare_system import compare_system
-from msprobe_engine.config_check.compare_tensors import Tensors, compare_dataset, compare_weights
-from msprobe_engine.config_check.difference import Difference, Sheet
-from msprobe_engine.config_check.severity import CHANGES, HARMLESS, MAY
+from msprobe_engine.config.environment import variables
+from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY
+from msprobe_engine.find.config.by_rank import NO_RANK
+from msprobe_engine.find.config.difference import Difference, Sheet
+from msprobe_engine.find.config.environment import NOT_SHOWN, compare_env
+from msprobe_engine.find.config.packages import compare_packages
+from msprobe_engine.find.config.random_calls import compare_random
+from msprobe_engine.find.config.system import compare_system
+from msprobe_engine.find.config.tensors import Tensors, compare_dataset, compare_weights
 
 
 def _matter(sheet: Sheet) -> list[Difference]:
@@ -22,7 +22,7 @@ def _matter(sheet: Sheet) -> list[Difference]:
 
 
 def _env(a: dict[str, str], b: dict[str, str]) -> Sheet:
-    return compare_env({NO_RANK: environment.collect(a)}, {NO_RANK: environment.collect(b)})
+    return compare_env({NO_RANK: variables.collect(a)}, {NO_RANK: variables.collect(b)})
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_masked_value_matters_by_its_family_unless_its_name_says_secret(name: 
 
 def test_a_variable_of_one_rank_only_is_told_with_the_rank() -> None:
     """What differs on one rank of four names that rank."""
-    ring, tree = environment.collect({"NCCL_ALGO": "Ring"}), environment.collect({"NCCL_ALGO": "Tree"})
+    ring, tree = variables.collect({"NCCL_ALGO": "Ring"}), variables.collect({"NCCL_ALGO": "Tree"})
     ranks = dict.fromkeys(range(4), ring)
     (one,) = compare_env(ranks, ranks | {2: tree}).differences
     assert one.ranks == (2,)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.config_check.compare_settings import Settled, compare_settings
-from msprobe_engine.config_check.difference import ONLY_BENCH, ONLY_CMP, Difference
-from msprobe_engine.config_check.severity import CHANGES, HARMLESS, MAY
-from msprobe_engine.config_check.side import Setting, Side
+from msprobe_engine.config.settings.side import Setting, Side
+from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY
+from msprobe_engine.find.config.compare_settings import Settled, compare_settings
+from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, Difference
 
 MEGATRON: dict[str, Any] = {
     "tensor-model-parallel-size": "2",

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.config_check import entries, environment, packages, report_xlsx, system
-from msprobe_engine.config_check.pack import PackWriter, read_pack
-from msprobe_engine.config_check.report_tables import Table
+from msprobe_engine.config.collect import packages, system
+from msprobe_engine.config.environment import variables as environment
+from msprobe_engine.config.pack.writer import PackWriter, read_pack
+from msprobe_engine.formats.pack import entries
+from msprobe_engine.report.config import xlsx
+from msprobe_engine.report.config.tables import Table
 
 PACKS = Path(__file__).parents[1] / "fixtures" / "config_packs" / "26.2.0"
 BASE, AGAIN, PLANTED = (str(PACKS / f"{name}.zip") for name in ("base", "again", "planted"))
@@ -258,7 +261,7 @@ def test_any_value_of_a_foreign_pack_can_be_shown(value: Any, tmp_path: Path) ->
 
 def test_long_sheets_are_split(tmp_path: Path) -> None:
     """A sheet has at most so many rows; the rest goes into further ones, as the existing tool names them."""
-    report_xlsx.write_book(tmp_path / "x.xlsx", [Table("weights", ("a",), [(i,) for i in range(7)])], most_rows=4)
+    xlsx.write_book(tmp_path / "x.xlsx", [Table("weights", ("a",), [(i,) for i in range(7)])], most_rows=4)
     names = _sheets(tmp_path / "x.xlsx")["xl/workbook.xml"]
     assert all(f'name="weights_part_{i}"' in names for i in range(3))
 
@@ -266,7 +269,7 @@ def test_long_sheets_are_split(tmp_path: Path) -> None:
 def test_without_the_package_of_workbooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The gate works without xlsxwriter; an older workbook is not left to be taken for the result."""
     main(["config_check", "-c", BASE, PLANTED, "-o", str(tmp_path)])
-    monkeypatch.setattr(report_xlsx, "available", lambda: False)
+    monkeypatch.setattr(xlsx, "available", lambda: False)
     assert main(["config_check", "-c", BASE, AGAIN, "-o", str(tmp_path)]) == 0
     assert not (tmp_path / "result.xlsx").exists()
     assert (tmp_path / "result.earlier.xlsx").exists()

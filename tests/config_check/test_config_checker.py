@@ -17,11 +17,12 @@ import torch
 from torch import nn
 
 from msprobe.core.config_check import ConfigChecker
-from msprobe_engine.config_check import entries, pack_file
-from msprobe_engine.config_check.compare_packs import compare_packs
-from msprobe_engine.config_check.pack import Pack, read_pack
-from msprobe_engine.digest import digest_array
-from msprobe_engine.errors import DumpFormatError, MissingExtraError, UsageError
+from msprobe_engine.config.pack import file
+from msprobe_engine.config.pack.writer import Pack, read_pack
+from msprobe_engine.core.errors import DumpFormatError, MissingExtraError, UsageError
+from msprobe_engine.core.statistics.digest import digest_array
+from msprobe_engine.find.config.packs import compare_packs
+from msprobe_engine.formats.pack import entries
 from msprobe_integrations.torch import config_checker
 from msprobe_integrations.torch.config_random import TorchRandomCalls
 
@@ -200,7 +201,7 @@ def test_a_model_that_never_trained_is_said_at_the_end(tmp_path: Path, capfd: py
 
 def test_the_end_of_a_process_waits_for_the_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hook is off after the pass; what it has collected is written all the same before the process ends."""
-    from msprobe_engine.config_check.pack import PackWriter
+    from msprobe_engine.config.pack.writer import PackWriter
 
     model, add = nn.Linear(2, 2), PackWriter.add
     checker = ConfigChecker(model, None, tmp_path / "pack.zip")
@@ -295,7 +296,7 @@ def test_a_pack_that_cannot_be_written_at_the_start_does_not_end_the_training(
 
     for path in (tmp_path / "file" / "pack.zip", tmp_path / "notes.zip", tmp_path / "full.zip"):
         if path.name == "full.zip":
-            monkeypatch.setattr(pack_file, "append", full)
+            monkeypatch.setattr(file, "append", full)
         ConfigChecker.apply_patches()
         checker = ConfigChecker(model, None, path)
         model(torch.ones(1, 2))
@@ -415,7 +416,7 @@ def test_a_counted_call_costs_microseconds_and_nothing_afterwards() -> None:
 
 def test_the_record_does_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls from more places than it keeps are counted together."""
-    from msprobe_engine.config_check import random_calls
+    from msprobe_engine.config.collect import random_calls
 
     monkeypatch.setattr(random_calls, "MOST_STACKS", 3)
     calls = TorchRandomCalls()

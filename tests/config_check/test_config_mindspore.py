@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.config_check.pack import read_pack
+from msprobe_engine.config.pack.writer import read_pack
 from msprobe_integrations.config_checker import ConfigChecker
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +102,7 @@ def test_functions_are_put_back_as_they_were() -> None:
     import sys
     from types import ModuleType
 
-    from msprobe_engine.replaced import Replaced
+    from msprobe_engine.core.process.patching import Replaced
 
     class Base:
         def f(self) -> int:

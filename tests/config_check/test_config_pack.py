@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.config_check import entries, pack, pack_file
-from msprobe_engine.config_check.pack import PackWriter, read_pack
+from msprobe_engine.config.pack import file
+from msprobe_engine.config.pack import writer as pack
+from msprobe_engine.config.pack.writer import PackWriter, read_pack
+from msprobe_engine.core.errors import DumpFormatError, SinkError, UsageError
 from msprobe_engine.core.io import archives
-from msprobe_engine.errors import DumpFormatError, SinkError, UsageError
+from msprobe_engine.formats.pack import entries
 
 RANKS, STEPS = 6, 8
 
@@ -273,7 +275,7 @@ def test_a_pack_that_is_locked_too_long_is_an_error(tmp_path: Path, monkeypatch:
     """Another process that keeps the lock for ever does not keep this one for ever."""
     writer = PackWriter(tmp_path / "pack.zip")
     writer.add({"env": {}})
-    monkeypatch.setattr(pack_file, "PATIENCE", 0.05)
+    monkeypatch.setattr(file, "PATIENCE", 0.05)
     with open(writer.path, "rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(SinkError, match="locked by another process"):

@@ -17,9 +17,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from msprobe_engine.config_check import entries, resolved
-from msprobe_engine.config_check.pack import Pack, read_pack
-from msprobe_engine.settings.schema import (
+from msprobe_engine.config.collect import resolved
+from msprobe_engine.config.pack.writer import Pack, read_pack
+from msprobe_engine.core.settings.schema import (
     ConfigCheckSettings,
     CsvSettings,
     IncidentSettings,
@@ -27,6 +27,7 @@ from msprobe_engine.settings.schema import (
     ProbeSettings,
     SinkSettings,
 )
+from msprobe_engine.formats.pack import entries
 from msprobe_integrations.config_checker import ConfigChecker
 from msprobe_integrations.torch import config_start, run_config
 from msprobe_integrations.torch.config_sources import Reach, collect

@@ -11,17 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.config_check import entries, environment
-from msprobe_engine.config_check.by_rank import NO_RANK
-from msprobe_engine.config_check.compare_env import compare_env
-from msprobe_engine.config_check.compare_packs import compare_packs
-from msprobe_engine.config_check.pack import PackWriter, read_pack
-from msprobe_engine.config_check.report_text import headline
-from msprobe_engine.config_check.resolved import Resolved, entry
-from msprobe_engine.config_check.secret_names import secret_setting, secret_variable
-from msprobe_engine.config_check.secrets import HIDDEN, cleaned, masked, masked_arguments
-from msprobe_engine.core import user_key
-from msprobe_engine.errors import UsageError
+from msprobe_engine.config.collect.resolved import Resolved, entry
+from msprobe_engine.config.environment import variables as environment
+from msprobe_engine.config.pack.writer import PackWriter, read_pack
+from msprobe_engine.config.secrets.masking import HIDDEN, cleaned, masked, masked_arguments
+from msprobe_engine.config.secrets.names import secret_setting, secret_variable
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.process import user_key
+from msprobe_engine.find.config.by_rank import NO_RANK
+from msprobe_engine.find.config.environment import compare_env
+from msprobe_engine.find.config.headline import headline
+from msprobe_engine.find.config.packs import compare_packs
+from msprobe_engine.formats.pack import entries
 
 _B64 = base64.urlsafe_b64encode(b"x" * 30).decode().rstrip("=")
 SHAPES = {
@@ -274,7 +275,7 @@ def test_a_gateway_that_fails_is_named_without_its_password(url: str, caplog: py
     pytest.importorskip("prometheus_client")
     from prometheus_client import CollectorRegistry
 
-    from msprobe_engine.sinks.prometheus_push import Pusher
+    from msprobe_engine.probe.sinks.prometheus.push import Pusher
 
     pusher = Pusher(url, "job", 0, CollectorRegistry())
     with caplog.at_level("WARNING", logger="msprobe.prometheus"):

@@ -13,10 +13,10 @@ import pytest
 from existing_environment import existing_tool
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.config_check.compare_packs import compare_packs
-from msprobe_engine.config_check.comparison import Comparison
-from msprobe_engine.config_check.difference import CHECKERS, COLUMNS
-from msprobe_engine.config_check.report_tables import Table, tables
+from msprobe_engine.find.config.comparison import Comparison
+from msprobe_engine.find.config.difference import CHECKERS, COLUMNS
+from msprobe_engine.find.config.packs import compare_packs
+from msprobe_engine.report.config.tables import Table, tables
 
 PACKS = Path(__file__).parents[1] / "fixtures" / "config_packs"
 VERSIONS = ("8.1.1", "26.2.0")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.config_check.between_ranks import between_ranks
-from msprobe_engine.config_check.compare_packs import compare_packs
-from msprobe_engine.config_check.pack import read_pack
-from msprobe_engine.config_check.pack_side import DYNAMIC_FILE, PackSide
+from msprobe_engine.config.pack.writer import read_pack
+from msprobe_engine.find.config.between_ranks import between_ranks
+from msprobe_engine.find.config.pack_settings import DYNAMIC_FILE, PackSide
+from msprobe_engine.find.config.packs import compare_packs
 
 PACKS = Path(__file__).parents[1] / "fixtures" / "config_packs" / "ours"
 VARIABLE = ("env", "NCCL_ALGO", ())

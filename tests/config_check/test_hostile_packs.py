@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine.config_check import report_html, report_tables, report_text
-from msprobe_engine.config_check.between_ranks import between_ranks
-from msprobe_engine.config_check.compare_packs import compare_packs
-from msprobe_engine.config_check.report_files import json_text
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.find.config.between_ranks import between_ranks
+from msprobe_engine.find.config.packs import compare_packs
+from msprobe_engine.report.config import page, tables, text
+from msprobe_engine.report.config.files import json_text
 
 NAMES = (
     *("env", "pip", "hyperparameters/hyperparameters_static.json", "hyperparameters/hyperparameters_dynamic.json", "random/rank0.json"),
@@ -114,9 +114,9 @@ def _look_at(a: Path, b: Path) -> None:
     except DumpFormatError:
         return
     json.loads(json_text(found))
-    assert report_text.text(found)
-    assert report_html.page(found)
-    for table in report_tables.tables(found):
+    assert text.text(found)
+    assert page.page(found)
+    for table in tables.tables(found):
         assert all(len(row) == len(table.columns) for row in table.rows)
 
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine.config_check.shell.context import Context
-from msprobe_engine.config_check.shell.evaluate import read_script
-from msprobe_engine.config_check.static import collect_static
-from msprobe_engine.errors import DumpFormatError, ProbeError
+from msprobe_engine.config.launch_scripts.shell.context import Context
+from msprobe_engine.config.launch_scripts.shell.evaluate import read_script
+from msprobe_engine.config.launch_scripts.static import collect_static
+from msprobe_engine.core.errors import DumpFormatError, ProbeError
 
 DEEP = 10_000
 HOSTILE = {

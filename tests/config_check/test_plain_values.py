@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.config_check.plain import dtype, plain, same
+from msprobe_engine.config.settings.normalize import dtype, plain, same
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.config_check.between_ranks import between_ranks
-from msprobe_engine.config_check.compare_packs import compare_packs
+from msprobe_engine.find.config.between_ranks import between_ranks
+from msprobe_engine.find.config.packs import compare_packs
 
 SCRIPT = Path(__file__).with_name("planted_training.py")
 LAUNCH = """\

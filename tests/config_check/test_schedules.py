@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.config_check.compare_settings import compare_settings
-from msprobe_engine.config_check.schedule import Schedule, schedule
-from msprobe_engine.config_check.side import Setting, Side
+from msprobe_engine.config.settings.schedules import Schedule, schedule
+from msprobe_engine.config.settings.side import Setting, Side
+from msprobe_engine.find.config.compare_settings import compare_settings
 
 STEPS, PEAK = 50, 3e-4
 

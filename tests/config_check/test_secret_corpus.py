@@ -23,10 +23,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.config_check import entries, environment, system
-from msprobe_engine.config_check.pack import PackWriter, read_pack
-from msprobe_engine.config_check.secrets import HIDDEN, cleaned, masked_arguments, masked_value
-from msprobe_engine.core import user_key
+from msprobe_engine.config.collect import system
+from msprobe_engine.config.environment import variables as environment
+from msprobe_engine.config.pack.writer import PackWriter, read_pack
+from msprobe_engine.config.secrets.masking import HIDDEN, cleaned, masked_arguments, masked_value
+from msprobe_engine.core.process import user_key
+from msprobe_engine.formats.pack import entries
 
 _GENERATED = re.compile(r"\{(word|mixed|hex32|hex40|hex64|base64|digits|upper|uuid)\}")
 _random = random.Random(7)

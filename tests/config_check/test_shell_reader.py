@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.config_check.shell.context import Context
-from msprobe_engine.config_check.shell.evaluate import read_script
-from msprobe_engine.config_check.shell.values import Place, State, known, shown
-from msprobe_engine.config_check.shell.wrappers import unwrap
+from msprobe_engine.config.launch_scripts.shell.commands.wrappers import unwrap
+from msprobe_engine.config.launch_scripts.shell.context import Context
+from msprobe_engine.config.launch_scripts.shell.evaluate import read_script
+from msprobe_engine.config.launch_scripts.shell.values import Place, State, known, shown
 
 BASH = shutil.which("bash")
 pytestmark = pytest.mark.skipif(BASH is None, reason="bash is not installed")

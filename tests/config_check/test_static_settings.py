@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.config_check.static import StaticSettings, collect_static
-from msprobe_engine.errors import DumpFormatError, UsageError
+from msprobe_engine.config.launch_scripts.static import StaticSettings, collect_static
+from msprobe_engine.core.errors import DumpFormatError, UsageError
 
 
 def collected(folder: Path, script: str, **files: str) -> StaticSettings:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.config_check.env_rules import environment_rules
-from msprobe_engine.config_check.severity import SEVERITIES
-from msprobe_engine.config_check.terms import ANY, FRAMEWORKS, default_of, key, known_terms
+from msprobe_engine.config.environment.rules import environment_rules
+from msprobe_engine.config.settings.aliases import ANY, FRAMEWORKS, default_of, key, known_terms
+from msprobe_engine.config.severity import SEVERITIES
 
 
 def _names(framework: str) -> set[str]:

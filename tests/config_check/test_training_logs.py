@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine.config_check.log_compare import ALIGNED, compare_slime, compare_verl, verify_verl
-from msprobe_engine.config_check.training_logs import flat_settings, read_slime, read_verl
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.config.launch_scripts.training_logs import flat_settings, read_slime, read_verl
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.find.config.log_files import ALIGNED, compare_slime, compare_verl, verify_verl
 
 CONFIG: dict[str, Any] = {
     "actor_rollout_ref": {

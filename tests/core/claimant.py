@@ -11,7 +11,7 @@ import sys
 import time
 
 from msprobe_engine.core.io.claims import claim_directory
-from msprobe_engine.core.processes import OWNER
+from msprobe_engine.core.process.processes import OWNER
 
 
 def main() -> None:

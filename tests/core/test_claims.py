@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.core.processes import Process, parse_process, start_time, this_process
+from msprobe_engine.core.process.processes import Process, parse_process, start_time, this_process
 
 CLAIMANT = Path(__file__).with_name("claimant.py")
 ROOT = Path(__file__).parents[2]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine import log
-from msprobe_engine.core.variables import PREFIX, VARIABLES
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core import log
+from msprobe_engine.core.process.variables import PREFIX, VARIABLES
+from msprobe_engine.core.settings.load import load_settings
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("msprobe_engine", "msprobe_integrations", "msprobe", "build_support")

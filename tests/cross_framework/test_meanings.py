@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from msprobe_engine.compare.frameworks import meanings
-from msprobe_engine.compare.frameworks.meanings import of_class, of_function, of_parameter
+from msprobe_engine.align.frameworks import vocabulary
+from msprobe_engine.align.frameworks.vocabulary import of_class, of_function, of_parameter
 
 LIST = """
 import json
@@ -42,8 +42,8 @@ def test_one_meaning() -> None:
 def test_no_name_has_two_meanings() -> None:
     """A name stands in the tables once; classes and parameters have the names of PyTorch."""
     names = Counter(
-        meanings._plain(name)
-        for line in meanings._FUNCTIONS.strip().splitlines()
+        vocabulary._plain(name)
+        for line in vocabulary._FUNCTIONS.strip().splitlines()
         for name in (line.partition(":")[0], *line.partition(":")[2].split())
     )
     assert [name for name, number in names.items() if number > 1] == []

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.find.run import diagnose
 
 HERE = Path(__file__).parent
 pytestmark = [

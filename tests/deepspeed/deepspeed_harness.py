@@ -17,9 +17,9 @@ import torch
 import torch._dynamo
 from torch import nn
 
-from msprobe_engine.records import Frame
-from msprobe_engine.rows import Statistics
-from msprobe_engine.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.statistics.rows import Statistics
 from msprobe_integrations.torch.probe import TorchProbe
 
 with contextlib.suppress(ImportError):  # initialize imports it late; older versions do not have it

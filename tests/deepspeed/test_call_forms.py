@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from forkpool import run_ranks
 
-from msprobe_engine.settings.schema import MonitorSettings
+from msprobe_engine.core.settings.schema import MonitorSettings
 
 pytestmark = pytest.mark.framework
 CLIP = 0.01

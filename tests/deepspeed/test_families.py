@@ -15,7 +15,7 @@ from deepspeed.utils import safe_get_full_grad, safe_get_full_optimizer_state
 from every_family import PARAMETER_FAMILIES
 from forkpool import run_ranks
 
-from msprobe_engine.rows import Statistics
+from msprobe_engine.core.statistics.rows import Statistics
 
 MONITOR = replace(PARAMETER_FAMILIES, micro_batch_gradients=True, updates=True, momentum_agreement=True, digest=True)
 CLIP = 0.05

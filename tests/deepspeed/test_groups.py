@@ -7,7 +7,7 @@ import pytest
 import torch
 from forkpool import run_ranks
 
-from msprobe_engine.settings.schema import MonitorSettings
+from msprobe_engine.core.settings.schema import MonitorSettings
 
 pytestmark = pytest.mark.framework
 LR, MOMENTUM = 0.1, 0.9

@@ -12,8 +12,8 @@ import torch
 from every_family import EVERY_FAMILY
 from forkpool import run_ranks
 
-from msprobe_engine import histograms
-from msprobe_engine.settings.schema import MonitorSettings
+from msprobe_engine.core.settings.schema import MonitorSettings
+from msprobe_engine.core.statistics import histograms
 from msprobe_integrations.common.parameter_watch import ParameterWatch
 from msprobe_integrations.deepspeed.source import DeepSpeedSource
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.diagnose import facts
-from msprobe_engine.diagnose.model import Trace
+from msprobe_engine.find.nonfinite import trace as facts
+from msprobe_engine.find.nonfinite.flags import Trace
 
 _here = Path(__file__).parent
 for _place in (str(_here.parent / "monitor_pages"), str(_here)):

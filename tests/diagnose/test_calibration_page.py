@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.diagnose.run import diagnose
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.settings.load import load_settings
+from msprobe_engine.find.run import diagnose
 
 PAGE = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text(encoding="utf-8")
 

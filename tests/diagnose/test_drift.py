@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from forkpool import run_ranks
 
-from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.find.run import diagnose
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch._dynamo")  # every optimizer imports it: once here instead of in every forked rank

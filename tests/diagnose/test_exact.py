@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from msprobe_engine.compare.side import Side, read_side
-from msprobe_engine.compare.structure import Matcher
-from msprobe_engine.compare.tree import Tree
-from msprobe_engine.diagnose import measure
-from msprobe_engine.diagnose.exact import refine
-from msprobe_engine.diagnose.origins import Walker
+from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.calls.structure import Matcher
+from msprobe_engine.find.difference.walk import Walker
+from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.measure import distances
+from msprobe_engine.measure.saved_tensors import refine
 
 
 def leaf(tensor: torch.Tensor, name: str, folder: Path) -> dict[str, object]:
@@ -65,7 +65,7 @@ def test_statistics_alone_see_nothing(sides: tuple[Side, Side]) -> None:
     """The premise of the test above: by their statistics the two dumps are the same."""
     target, golden = sides
     rows = [(i, i) for i in range(len(target))]
-    assert not measure.distances(target, golden, rows).distance.any()
+    assert not distances.distances(target, golden, rows).distance.any()
 
 
 def test_tensors_that_cannot_be_read_keep_their_distance(sides: tuple[Side, Side]) -> None:
@@ -77,7 +77,7 @@ def test_tensors_that_cannot_be_read_keep_their_distance(sides: tuple[Side, Side
     (folder / names[1]).write_bytes(b"PK")
     torch.save(torch.ones(3), folder / names[2])
     rows = [(i, i) for i in range(3)]
-    found = measure.distances(target, golden, rows)
+    found = distances.distances(target, golden, rows)
     before = found.distance.copy()
     assert refine(found, target, golden, rows) == 0
     np.testing.assert_array_equal(found.distance, before)
@@ -90,7 +90,7 @@ def test_nan_is_told_from_difference(sides: tuple[Side, Side]) -> None:
     good = torch.load(golden.path.parent / "dump_tensor_data" / name)
     bad = good.clone()
     bad[0, 0] = float("nan")
-    found = measure.distances(target, golden, [(0, 0)])
+    found = distances.distances(target, golden, [(0, 0)])
     torch.save(bad, target.path.parent / "dump_tensor_data" / name)
     refine(found, target, golden, [(0, 0)])
     assert found.distance[0] == np.inf

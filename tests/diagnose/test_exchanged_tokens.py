@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msprobe_engine.diagnose.first_bad import analyse
+from msprobe_engine.find.nonfinite.first_over_ranks import analyse
 
 
 def exchange(r: Any, before: str, after: str) -> None:

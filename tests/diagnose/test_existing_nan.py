@@ -14,9 +14,9 @@ from types import MappingProxyType
 
 import pytest
 
-from msprobe_engine.diagnose.diff_analyze import first_differences
-from msprobe_engine.diagnose.nan_analyze import nan_analyze
-from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
+from msprobe_engine.find.run import diagnose
+from msprobe_engine.report.table.diff_analyze import first_differences
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 VERSIONS = ("8.1.1", "26.2.0")

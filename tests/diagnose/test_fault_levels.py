@@ -16,7 +16,7 @@ from fault_levels import MODULES
 from fault_mixture import DEFECTS
 from fault_settings import SETTINGS, Truth, cases, dumps, truth
 
-from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.find.run import diagnose
 
 SAMPLE = (
     ("L0", "scores not scaled"),

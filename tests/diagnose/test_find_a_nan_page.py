@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.diagnose.nan_analyze import nan_analyze
-from msprobe_engine.diagnose.report import CAUSES
+from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
+from msprobe_engine.find.nonfinite.report import CAUSES
 
 PAGE = (Path(__file__).parents[2] / "docs/find-a-nan.md").read_text(encoding="utf-8")
 
@@ -84,7 +84,7 @@ def test_overflow_task_example() -> None:
     """The settings of "Write only the calls that overflow" are accepted, and the task is the one the page speaks of."""
     import json
 
-    from msprobe_engine.settings.load import load_settings
+    from msprobe_engine.core.settings.load import load_settings
 
     shown = re.search(r"^## Write only the calls that overflow\n.*?```json\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)
     assert shown is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msprobe_engine.diagnose.first_bad import Verdict, analyse
+from msprobe_engine.find.nonfinite.first_over_ranks import Verdict, analyse
 
 
 def run(*ranks: Any) -> Verdict:

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine.diagnose.first_bad import analyse
+from msprobe_engine.find.nonfinite.first_over_ranks import analyse
 
 
 @st.composite

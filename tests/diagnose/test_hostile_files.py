@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.dump import framelog
-from msprobe_engine.dump.text import Template
-from msprobe_engine.log import one_line, printable
+from msprobe_engine.core.log import one_line, printable
+from msprobe_engine.formats.dump import frame_log
+from msprobe_engine.formats.dump.writing.text import Template
 
 EVIL = "\x1b]0;title\x07\x1b[2J\nFirst NaN: forged\r\u202e"
 NAN = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2], "Max": float("nan"), "Min": 1, "Mean": 1, "Norm": 1}
@@ -90,8 +90,8 @@ def test_odd_samples_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("operation", [[1, 0, 2_000_000_000, 0], [1 << 30, 0, 2, 0], [1, 0, 2, -5], [1, 9, 2, 0]])
 def test_forged_frame_logs_are_errors(tmp_path: Path, operation: list[int]) -> None:
     """A frame log with right checksums and operations that do not fit its text is a damaged file, no internal error."""
-    packed = framelog.pack(Template(b"{}", np.array([operation], np.int32)), b"{}", b"{}")
-    parts = framelog.encode(packed, 0, 0, b'{\n "data": ', np.zeros(1, np.int32), np.zeros(0), np.zeros((1, 16)))
+    packed = frame_log.pack(Template(b"{}", np.array([operation], np.int32)), b"{}", b"{}")
+    parts = frame_log.encode(packed, 0, 0, b'{\n "data": ', np.zeros(1, np.int32), np.zeros(0), np.zeros((1, 16)))
     root = put(tmp_path / "run", __frame__bin=b"".join(bytes(part) for part in parts), __incomplete="{}")
     assert main(["nan_analyze", "-i", str(root), "-o", str(tmp_path / "out")]) == 2
 

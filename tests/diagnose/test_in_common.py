@@ -13,8 +13,8 @@ from fault_dumps import dump
 from fault_mixture import dump as dump_mixture
 from fault_model import Shape, Training
 
-from msprobe_engine.diagnose.findings import Diagnosis
-from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.find.findings import Diagnosis
+from msprobe_engine.find.run import diagnose
 
 SHAPE = Shape(steps=1)
 
@@ -70,7 +70,7 @@ def test_other_level(levels: tuple[str, str], dumps: Path) -> None:
 
 def test_no_level_in_common(dumps: Path) -> None:
     """Dumps without a kind of record in common cannot be compared, and the levels are said."""
-    from msprobe_engine.errors import NothingCapturedError
+    from msprobe_engine.core.errors import NothingCapturedError
 
     with pytest.raises(NothingCapturedError, match="levels L0 and L1"):
         diagnose(trained(dumps, "golden-L0", "L0"), trained(dumps, "golden-L1", "L1"))

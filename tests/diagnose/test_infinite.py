@@ -16,14 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from msprobe_engine.compare.columns import MESSAGE, RESULT, TARGET_NAME
-from msprobe_engine.compare.layout.whole import _snapped
-from msprobe_engine.compare.match import match
-from msprobe_engine.compare.options import CompareOptions
-from msprobe_engine.compare.pairs import compare_pair
-from msprobe_engine.compare.side import Side, read_side
-from msprobe_engine.diagnose.findings import Diagnosis
-from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.align.calls.match import match
+from msprobe_engine.align.parallel.unshard import _snapped
+from msprobe_engine.find.findings import Diagnosis
+from msprobe_engine.find.run import diagnose
+from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.measure.columns import MESSAGE, RESULT, TARGET_NAME
+from msprobe_engine.measure.options import CompareOptions
+from msprobe_engine.report.table.pairs import compare_pair
 
 
 class Scores(nn.Module):

@@ -13,9 +13,9 @@ from fault_model import Shape
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.compare.layout import merge
-from msprobe_engine.diagnose.run import diagnose
-from msprobe_engine.errors import UsageError
+from msprobe_engine.align.parallel import merge_statistics
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.find.run import diagnose
 
 LAYOUTS = {"tp": TP, "dp": DP, "micro": ACCUMULATED}
 DEFECTS = ("missing sum of gradients before a column-parallel product", "a gradient not averaged over data-parallel ranks")
@@ -79,7 +79,7 @@ def test_merged(values: list[list[float]]) -> None:
     """Statistics of pieces of one size make those of the whole."""
     pieces = np.array(values)
     stats = np.stack([pieces.max(1), pieces.min(1), pieces.mean(1), np.sqrt((pieces**2).sum(1))], 1)
-    whole = merge.merged(stats)
+    whole = merge_statistics.merged(stats)
     expected = (pieces.max(), pieces.min(), pieces.mean(), np.sqrt((pieces**2).sum()))
     np.testing.assert_allclose(whole, expected, rtol=1e-9, atol=1e-9)
 
@@ -89,13 +89,13 @@ def test_whole_shape(shape: list[int], data: st.DataObject) -> None:
     """A tensor cut along any dimensions is a piece of it, and so many pieces make the whole."""
     cuts = [data.draw(st.integers(1, 3)) for _ in shape]
     whole = [size * n for size, n in zip(shape, cuts)]
-    assert merge.whole_shape(shape, whole) == merge.whole_shape(whole, shape) == whole
-    assert merge.needed(shape, whole) == int(np.prod(cuts))
-    assert merge.whole_shape([2, 3], [3, 2]) is None
+    assert merge_statistics.whole_shape(shape, whole) == merge_statistics.whole_shape(whole, shape) == whole
+    assert merge_statistics.needed(shape, whole) == int(np.prod(cuts))
+    assert merge_statistics.whole_shape([2, 3], [3, 2]) is None
 
 
 def test_padded_vocabulary() -> None:
     """A vocabulary filled up to a round number is not taken for a cut one."""
-    assert merge.whole_shape([33, 8], [64, 8]) is None
-    assert merge.padded([33, 8], [64, 8], 2)
-    assert not merge.padded([33, 8], [64, 9], 2)
+    assert merge_statistics.whole_shape([33, 8], [64, 8]) is None
+    assert merge_statistics.padded([33, 8], [64, 8], 2)
+    assert not merge_statistics.padded([33, 8], [64, 9], 2)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.diagnose.findings import DIVERGENCE, STRUCTURE
-from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.find.findings import DIVERGENCE, STRUCTURE
+from msprobe_engine.find.run import diagnose
 
 CASES = {
     # the calls of the update are there on one side only

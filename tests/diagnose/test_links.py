@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from msprobe_engine.diagnose import links
-from msprobe_engine.rules.computed import normal_op
+from msprobe_engine.core.operator_traits import normal_op
+from msprobe_engine.find.collectives import links
 
 
 def test_a_call_outside_its_group_is_no_participation(rank_dump: Any) -> None:

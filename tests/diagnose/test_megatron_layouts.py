@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from megatron_dumps import LAYOUTS, Plant, dump_megatron, missing_sum, wrong_eps
 
-from msprobe_engine.compare.api import compare_dumps
-from msprobe_engine.compare.layout.placements import Placements
-from msprobe_engine.compare.options import CompareOptions
-from msprobe_engine.compare.side import PARAMETERS, read_side
-from msprobe_engine.compare.tree import Tree
-from msprobe_engine.diagnose.findings import Diagnosis
-from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.parallel.placements import Placements
+from msprobe_engine.find.findings import Diagnosis
+from msprobe_engine.find.run import diagnose
+from msprobe_engine.formats.dump.dump_table import PARAMETERS, read_side
+from msprobe_engine.measure.options import CompareOptions
+from msprobe_engine.report.table.api import compare_dumps
 
 pytestmark = pytest.mark.framework
 pytest.importorskip("megatron.core")

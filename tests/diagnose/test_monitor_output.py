@@ -12,10 +12,10 @@ import pytest
 from written_monitor import Monitor, alert
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.diagnose.replicas import odd_ones
-from msprobe_engine.diagnose.run import diagnose
-from msprobe_engine.errors import NothingCapturedError, UsageError
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core.errors import NothingCapturedError, UsageError
+from msprobe_engine.core.settings.load import load_settings
+from msprobe_engine.find.collectives.replicas import odd_ones
+from msprobe_engine.find.run import diagnose
 
 
 def test_two_runs_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from msprobe_engine.diagnose.nan_analyze import nan_analyze
+from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 
 
 def tensor(bad: bool) -> dict[str, object]:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msprobe_engine import rows
 from msprobe_engine.cli import nan_analyze as command
-from msprobe_engine.diagnose.nan_analyze import nan_analyze
-from msprobe_engine.errors import DumpFormatError, NothingCapturedError
-from msprobe_engine.incident.event import Event
-from msprobe_engine.incident.writer import write_incident
-from msprobe_engine.records import Entry, Frame, Sample, TensorDescription, TensorRef
+from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError
+from msprobe_engine.core.records import Entry, Frame, Sample, TensorDescription, TensorRef
+from msprobe_engine.core.statistics import rows
+from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
+from msprobe_engine.probe.incident.event import Event
+from msprobe_engine.probe.incident.writer import write_incident
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.diagnose import alone, findings
-from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.find import findings, single_run
+from msprobe_engine.find.run import diagnose
 
 LOG = "Torch.log.0.forward"
 WORDS = "first NaN or Inf, which the other run has not: step 2, rank 0, Torch.log.0.forward"
@@ -75,5 +75,5 @@ def test_the_suspect_is_the_nan(tmp_path: Path) -> None:
 
 def test_runs_of_finite_numbers_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that part and hold no NaN and no Inf have nothing to be looked for in each of them alone."""
-    monkeypatch.setattr(alone, "diagnose_alone", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr(single_run, "diagnose_alone", lambda _: pytest.fail("read again"))
     assert diagnose(_run(tmp_path / "target", 1.5), _run(tmp_path / "golden")).finding == findings.DIVERGENCE

@@ -9,7 +9,7 @@ import pytest
 from fault_dumps import directory_name
 from fault_mixture import DEFECTS, Defect, dump
 
-from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.find.run import diagnose
 
 SOME = ("running statistics of another momentum", "sharper gate", "recurrent weights negated", "one gradient becomes NaN")
 

@@ -13,9 +13,9 @@ import pytest
 from written_monitor import Monitor, alert
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.diagnose.replicas import odd_ones
-from msprobe_engine.diagnose.run import diagnose
-from msprobe_engine.errors import NothingCapturedError
+from msprobe_engine.core.errors import NothingCapturedError
+from msprobe_engine.find.collectives.replicas import odd_ones
+from msprobe_engine.find.run import diagnose
 
 LINE = "File model.py, line 7, in forward, return torch.log(x)"
 BORN = "Torch.log.0.forward"

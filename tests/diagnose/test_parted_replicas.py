@@ -11,7 +11,7 @@ import pytest
 from written_monitor import PARAMETERS, Monitor
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.find.run import diagnose
 
 TRAINING = Path(__file__).parent / "two_ranks.py"
 

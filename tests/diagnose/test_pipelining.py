@@ -8,7 +8,7 @@ import pytest
 from fault_pipelining import dump
 from torch import nn
 
-from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.find.run import diagnose
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.compare.api import compare_dumps
-from msprobe_engine.diagnose import alone, findings, load
-from msprobe_engine.diagnose.run import diagnose
-from msprobe_engine.dump import stream
+from msprobe_engine.find import findings, single_run
+from msprobe_engine.find.nonfinite import load
+from msprobe_engine.find.run import diagnose
+from msprobe_engine.formats.dump import stream
+from msprobe_engine.report.table.api import compare_dumps
 
 
 def _tensor(value: float, shape: list[int]) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def test_nan_in_a_call_of_one_run(tmp_path: Path) -> None:
 def test_runs_without_nan_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: float | None) -> None:
     """Equal runs, and a call more that is finite: nothing is left to look for in the run alone."""
     target, golden = _run(tmp_path / "target", more), _run(tmp_path / "golden")
-    monkeypatch.setattr(alone, "diagnose_alone", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr(single_run, "diagnose_alone", lambda _: pytest.fail("read again"))
     assert diagnose(target, golden).finding == (findings.NONE if more is None else findings.STRUCTURE)
 
 
@@ -69,7 +70,7 @@ def test_a_run_alone_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return real(path)
 
     monkeypatch.setattr(load, "open_records", counted)
-    monkeypatch.setattr("msprobe_engine.compare.side.open_records", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr("msprobe_engine.formats.dump.dump_table.open_records", lambda _: pytest.fail("read again"))
     found = diagnose(target)
     assert found.finding == findings.NONE
     assert found.looked_at["collectives"] == 0

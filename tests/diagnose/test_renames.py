@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from msprobe_engine.align.mapping.user_mapping import Mappings
 from msprobe_engine.cli.main import main
-from msprobe_engine.compare.mapped import Mappings
-from msprobe_engine.diagnose.run import diagnose
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.find.run import diagnose
 
 Capture = pytest.CaptureFixture[str]
 

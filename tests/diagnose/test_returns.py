@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.find.run import diagnose
 
 
 def _tensor(mean: float) -> dict[str, Any]:

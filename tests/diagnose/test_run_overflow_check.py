@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.diagnose.overflow_table import ABNORMAL, NORMAL, NOT_RUN, Row
+from msprobe_engine.find.nonfinite.overflow_table import ABNORMAL, NORMAL, NOT_RUN, Row
 from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.arguments import drawn
 from msprobe_integrations.torch.accuracy.resolve import find

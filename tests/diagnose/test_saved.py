@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.find.run import diagnose
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "compare"
 

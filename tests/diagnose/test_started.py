@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.find.run import diagnose
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 PACKS = FIXTURES / "config_packs" / "26.2.0"

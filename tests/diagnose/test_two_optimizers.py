@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.diagnose.run import diagnose
-from msprobe_engine.diagnose.updates import TWO_OPTIMIZERS
+from msprobe_engine.find.difference.optimizer.updates import TWO_OPTIMIZERS
+from msprobe_engine.find.run import diagnose
 
 
 def _tensor(framework: str, value: float, shape: tuple[int, ...]) -> dict[str, Any]:

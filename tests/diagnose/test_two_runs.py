@@ -13,7 +13,7 @@ from fault_model import Shape
 from page_blocks import blocks, commands, run
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.find.run import diagnose
 
 SOME = (
     "wrong eps of a norm",

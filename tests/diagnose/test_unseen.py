@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from msprobe_engine.diagnose.findings import Diagnosis
-from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.find.findings import Diagnosis
+from msprobe_engine.find.run import diagnose
 
 
 class Recurrent(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.find.run import diagnose
 
 CALL = "Tensor.lerp_.0.forward"
 

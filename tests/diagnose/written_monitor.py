@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.sinks.beside import alert_lines
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.probe.sinks.run_files import alert_lines
 
 HEAD = "vpp_stage,name,step,norm,min,max"
 PARAMETERS = [f"layers.{n}.{name}" for n in range(4) for name in ("attention.weight", "mlp.weight", "mlp.bias")]

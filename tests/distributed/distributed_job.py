@@ -10,8 +10,8 @@ import torch
 from capturing import capture
 from torch import nn
 
-from msprobe_engine import rows
-from msprobe_engine.records import Frame, Opaque, TensorRef
+from msprobe_engine.core.records import Frame, Opaque, TensorRef
+from msprobe_engine.core.statistics import rows
 
 
 class Seen(NamedTuple):

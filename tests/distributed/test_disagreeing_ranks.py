@@ -15,7 +15,7 @@ from forkpool import run_ranks
 from torch import nn
 
 from msprobe.pytorch import PrecisionDebugger
-from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.formats.dump.reader import open_dump
 
 
 class UserError(Exception):

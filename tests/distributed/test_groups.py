@@ -11,9 +11,10 @@ import torch.distributed as dist
 from distributed_job import Seen, distributed, frames, full
 from forkpool import run_ranks
 
-from msprobe_engine.diagnose import facts, links
-from msprobe_engine.dump.reader import parse_json
-from msprobe_engine.dump.writer import DumpSink
+from msprobe_engine.find.collectives import links
+from msprobe_engine.find.nonfinite import trace
+from msprobe_engine.formats.dump.reader import parse_json
+from msprobe_engine.formats.dump.writing.writer import DumpSink
 
 pytestmark = pytest.mark.framework
 
@@ -66,7 +67,7 @@ def test_groups(tmp_path: Path) -> None:
     traces = {}
     for rank in range(4):
         data = parse_json((tmp_path / "step0" / f"rank{rank}" / "dump.json").read_bytes(), Path("dump.json"))
-        traces[rank] = facts.trace(data["data"], step=0, rank=rank)
+        traces[rank] = trace.trace(data["data"], step=0, rank=rank)
     linked = links.match(traces).links
     assert all(not link.missing for link in linked)
     assert sorted(len(link.members) for link in linked if link.op == "allreduce") == [2, 2, 4]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from msprobe_engine import rows
+from msprobe_engine.core.statistics import rows
 
 pytestmark = pytest.mark.framework
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from forkpool import run_ranks
 
-from msprobe_engine.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, RuleSettings, SinkSettings
+from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, RuleSettings, SinkSettings
 from msprobe_integrations.torch.probe import TorchProbe
 
 

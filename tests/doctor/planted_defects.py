@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from msprobe_engine import rows
+from msprobe_engine.core.statistics import rows
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.numbers import special_tensors
 from msprobe_integrations.torch import backend, describe

@@ -14,7 +14,7 @@ import torch
 import torch._dynamo
 import torch.distributed.fsdp
 
-from msprobe_engine.compare.summary import Comparison
+from msprobe_engine.report.table.summary import Comparison
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor import noise, precheck
 from msprobe_integrations.doctor.costs import bandwidth, checkpoints, memory, overhead

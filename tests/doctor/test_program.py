@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
 from msprobe_engine.workflow import doctor
 from msprobe_engine.workflow.check_process import CheckCommand
 from msprobe_engine.workflow.doctor import Check, Line, Report, Result

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine import rows as R
-from msprobe_engine.records import Entry, Frame, Opaque, TensorDescription, TensorRef
+from msprobe_engine.core.records import Entry, Frame, Opaque, TensorDescription, TensorRef
+from msprobe_engine.core.statistics import rows as R
 
 F32 = TensorDescription("torch.Tensor", "torch.float32", (4, 128, 256), True)
 I64 = TensorDescription("torch.Tensor", "torch.int64", (4, 128), False)

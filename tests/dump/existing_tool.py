@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine import names
-from msprobe_engine import rows as R
-from msprobe_engine.dump.parsed import DumpedTensor, StepDump
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.dump.writer import DumpSink
-from msprobe_engine.records import Entry, Frame, TensorRef
+from msprobe_engine.core import names
+from msprobe_engine.core.records import Entry, Frame, TensorRef
+from msprobe_engine.core.statistics import rows as R
+from msprobe_engine.formats.dump.parsed import DumpedTensor, StepDump
+from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.formats.dump.writing.writer import DumpSink
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 

@@ -1,4 +1,4 @@
-"""`msprobe_engine.dump.estimate`: what a dump will cost, against what the writer really writes."""
+"""`msprobe.dump.estimate`: what a dump will cost, against what the writer really writes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine import dump
-from msprobe_engine import rows as R
-from msprobe_engine.dump import disk
-from msprobe_engine.dump.cost import Range
-from msprobe_engine.dump.forecast import Estimate
-from msprobe_engine.dump.template import Options
-from msprobe_engine.dump.writer import DumpSink
-from msprobe_engine.errors import DumpFormatError, ProbeError, SettingsError, UsageError
-from msprobe_engine.records import Entry, Frame, Opaque, TensorDescription, TensorRef
+from msprobe import dump
+from msprobe_engine.core.errors import DumpFormatError, ProbeError, SettingsError, UsageError
+from msprobe_engine.core.records import Entry, Frame, Opaque, TensorDescription, TensorRef
+from msprobe_engine.core.statistics import rows as R
+from msprobe_engine.formats.dump.writing import disk
+from msprobe_engine.formats.dump.writing.template import Options
+from msprobe_engine.formats.dump.writing.writer import DumpSink
+from msprobe_engine.probe.estimate.cost import Range
+from msprobe_engine.probe.estimate.forecast import Estimate
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 F32 = TensorDescription("torch.Tensor", "torch.float32", (16, 8), True)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.dump import filewrite
-from msprobe_engine.dump.filewrite import Job
+from msprobe_engine.core.io import file_batches
+from msprobe_engine.core.io.file_batches import Job
 
 Way = Callable[[int, list[Job]], list[int]]
 MEMORY = ctypes.create_string_buffer(b"0123456789" * 20_000)
@@ -26,8 +26,8 @@ def directory(tmp_path: Path) -> int:
 def way(request: pytest.FixtureRequest) -> Way:
     """Both implementations."""
     if request.param == "python":
-        return filewrite.write_files_python
-    found: Way = pytest.importorskip("msprobe_engine._filewrite", reason="the extension was not built").write_files
+        return file_batches.write_files_python
+    found: Way = pytest.importorskip("msprobe_engine.native._filewrite", reason="the extension was not built").write_files
     return found
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.dump.hostmemory import HostMemory, Slab
+from msprobe_engine.formats.dump.writing.host_memory import HostMemory, Slab
 
 KIB = 1024
 

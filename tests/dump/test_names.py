@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine import names
-from msprobe_engine.errors import DumpFormatError, UsageError
+from msprobe_engine.core import names
+from msprobe_engine.core.errors import DumpFormatError, UsageError
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 segment = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,12}", fullmatch=True)

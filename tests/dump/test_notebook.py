@@ -1,4 +1,4 @@
-"""`msprobe_engine.dump.read`: dumps as objects."""
+"""`msprobe_engine.formats.dump.read`: dumps as objects."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine import dump, names
-from msprobe_engine.dump.notebook import KINDS, Record, Snapshot
-from msprobe_engine.dump.writer import DumpSink
-from msprobe_engine.errors import DumpFormatError, ProbeError, UsageError
-from msprobe_engine.records import Entry, Frame, Opaque, TensorRef
+from msprobe import dump
+from msprobe_engine.core import names
+from msprobe_engine.core.errors import DumpFormatError, ProbeError, UsageError
+from msprobe_engine.core.records import Entry, Frame, Opaque, TensorRef
+from msprobe_engine.formats.dump.notebook.api import KINDS, Record, Snapshot
+from msprobe_engine.formats.dump.writing.writer import DumpSink
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 VERSIONS = ["8.1.1", "26.2.0"]
@@ -307,7 +308,7 @@ def test_a_file_name_that_leaves_the_directory() -> None:
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
-    """Importing msprobe_engine.dump brings neither numpy nor torch nor pandas; reading brings no torch and no pandas."""
+    """Importing msprobe_engine.formats.dump brings neither numpy nor torch nor pandas; reading brings no torch and no pandas."""
     code = f"""
 import sys
 from msprobe_engine import dump

@@ -18,11 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine.dump import dtypes, packedfiles, savedfile
-from msprobe_engine.dump.ptfile import read_pt
-from msprobe_engine.dump.stepfiles import Payload
-from msprobe_engine.dump.tensor_reader import TensorFiles
-from msprobe_engine.errors import DumpFormatError, MissingExtraError, UsageError
+from msprobe_engine.core.errors import DumpFormatError, MissingExtraError, UsageError
+from msprobe_engine.formats.dump.writing import packed_files
+from msprobe_engine.formats.dump.writing.step_files import Payload
+from msprobe_engine.formats.tensors import dtypes, saved_file
+from msprobe_engine.formats.tensors.pt_file import read_pt
+from msprobe_engine.formats.tensors.reader import TensorFiles
 
 torch = pytest.importorskip("torch")
 
@@ -225,7 +226,7 @@ def test_types_that_numpy_has_not(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")  # torch announces that quantized tensors will go
         path = saved(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), tmp_path / "a.pt")
     with pytest.raises(DumpFormatError, match=r"only plain tensors|unknown storage"):
-        savedfile.load_numpy(path)
+        saved_file.load_numpy(path)
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
@@ -235,14 +236,14 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     (folder / "t.pt").write_text("no archive")
     (folder / "l.pt").symlink_to(folder / "t.pt")
     files = TensorFiles(tmp_path)
-    for load in (savedfile.numpy_of, savedfile.torch_of):
+    for load in (saved_file.numpy_of, saved_file.torch_of):
         for name, message in (("no.pt", "no tensor 'no.pt' here"), ("d.pt", "no regular file"), ("l.pt", "a link")):
             with pytest.raises((DumpFormatError, UsageError), match=message):
                 load(files, name)
         with pytest.raises(DumpFormatError, match=r"no tensor file|cannot be loaded"):
             load(files, "t.pt")
     with pytest.raises(DumpFormatError, match="not there"):
-        savedfile.load_numpy(tmp_path / "no.pt")
+        saved_file.load_numpy(tmp_path / "no.pt")
 
 
 def test_hostile_numpy_files(tmp_path: Path) -> None:
@@ -255,7 +256,7 @@ def test_hostile_numpy_files(tmp_path: Path) -> None:
     huge.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
     for path in (objects, huge, cut):
         with pytest.raises(DumpFormatError, match="no numpy file or is damaged"):
-            savedfile.load_numpy(path)
+            saved_file.load_numpy(path)
 
 
 def test_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,10 +268,10 @@ def test_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> Any:
         raise ImportError(name)
 
-    monkeypatch.setattr(savedfile, "load_backend", absent)
-    assert savedfile.numpy_of(files, "a.pt").tolist() == [1.0, 1.0]
+    monkeypatch.setattr(saved_file, "load_backend", absent)
+    assert saved_file.numpy_of(files, "a.pt").tolist() == [1.0, 1.0]
     with pytest.raises(MissingExtraError, match=r"pip install 'msprobe\[torch\]'"):
-        savedfile.torch_of(files, "a.pt")
+        saved_file.torch_of(files, "a.pt")
 
 
 def packed(folder: Path, tensors: dict[str, Any]) -> TensorFiles:
@@ -280,14 +281,14 @@ def packed(folder: Path, tensors: dict[str, Any]) -> TensorFiles:
         payload = Payload(i, str(tensor.dtype), tuple(tensor.shape), tensor.nbytes)
         payload.key = name
         payloads.append(payload)
-    payloads.sort(key=packedfiles.alignment, reverse=True)
+    payloads.sort(key=packed_files.alignment, reverse=True)
     data = b"".join(tensors[p.key].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for p in payloads)
     (folder / "dump_tensor_data").mkdir()
-    shard = packedfiles.shard_name(0)
-    (folder / "dump_tensor_data" / shard).write_bytes(packedfiles.header(payloads, 0) + data)
+    shard = packed_files.shard_name(0)
+    (folder / "dump_tensor_data" / shard).write_bytes(packed_files.header(payloads, 0) + data)
     index = {name: {"file": shard, "dtype": str(tensor.dtype)} for name, tensor in tensors.items()}
-    document = {"format": packedfiles.FORMAT, "version": packedfiles.VERSION, "tensors": index, "aliases": {"again.pt": "float32.pt"}}
-    (folder / "dump_tensor_data" / packedfiles.INDEX).write_text(json.dumps(document))
+    document = {"format": packed_files.FORMAT, "version": packed_files.VERSION, "tensors": index, "aliases": {"again.pt": "float32.pt"}}
+    (folder / "dump_tensor_data" / packed_files.INDEX).write_text(json.dumps(document))
     return TensorFiles(folder)
 
 
@@ -303,10 +304,10 @@ def test_packed_tensors(tmp_path: Path) -> None:
     files = packed(tmp_path, made)
     for name, tensor in made.items():
         expected = (tensor.float() if name[:-3] in (*FLOAT8, "bfloat16") else tensor).numpy()
-        np.testing.assert_array_equal(savedfile.numpy_of(files, name), expected)
-        assert savedfile.torch_of(files, name).dtype == tensor.dtype
-    np.testing.assert_array_equal(savedfile.numpy_of(files, "again.pt"), savedfile.numpy_of(files, "float32.pt"))
-    savedfile.numpy_of(files, "float32.pt")[:] = 0  # the user's own, not a view of something kept
+        np.testing.assert_array_equal(saved_file.numpy_of(files, name), expected)
+        assert saved_file.torch_of(files, name).dtype == tensor.dtype
+    np.testing.assert_array_equal(saved_file.numpy_of(files, "again.pt"), saved_file.numpy_of(files, "float32.pt"))
+    saved_file.numpy_of(files, "float32.pt")[:] = 0  # the user's own, not a view of something kept
 
 
 def test_packed_types_that_numpy_has_not(tmp_path: Path) -> None:
@@ -314,9 +315,9 @@ def test_packed_types_that_numpy_has_not(tmp_path: Path) -> None:
     files = packed(tmp_path, {"float32.pt": torch.zeros(1)})
     payload = Payload(0, "torch.float4_e2m1fn_x2", (4,), 4)
     payload.key = "float32.pt"
-    (tmp_path / "dump_tensor_data" / packedfiles.shard_name(0)).write_bytes(packedfiles.header([payload], 0) + bytes(4))
+    (tmp_path / "dump_tensor_data" / packed_files.shard_name(0)).write_bytes(packed_files.header([payload], 0) + bytes(4))
     with pytest.raises(DumpFormatError, match=r"of type torch.float4_e2m1fn_x2, for which numpy has no type"):
-        savedfile.numpy_of(files, "float32.pt")
+        saved_file.numpy_of(files, "float32.pt")
 
 
 @pytest.mark.parametrize("name", [*TYPES, "complex64", "complex128", *FLOAT8])

@@ -11,10 +11,10 @@ from typing import Any
 import dump_frames as frames
 import pytest
 
-from msprobe_engine import dump
-from msprobe_engine.dump.table import COLUMNS
-from msprobe_engine.dump.writer import DumpSink
-from msprobe_engine.errors import MissingExtraError, UsageError
+from msprobe import dump
+from msprobe_engine.core.errors import MissingExtraError, UsageError
+from msprobe_engine.formats.dump.notebook.pandas_table import COLUMNS
+from msprobe_engine.formats.dump.writing.writer import DumpSink
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 pd = pytest.importorskip("pandas")

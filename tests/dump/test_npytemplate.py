@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine import hostkernel
-from msprobe_engine.dump.dtypes import plain_name
-from msprobe_engine.dump.npytemplate import NpyTemplate
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.statistics import host_kernel
+from msprobe_engine.formats.dump.writing.npy_template import NpyTemplate
+from msprobe_engine.formats.tensors.dtypes import plain_name
 
 PLAIN = ("Float64", "Float32", "Float16", "Int64", "Int8", "UInt64", "UInt16", "Bool", "Complex64", "Complex128", "torch.float32", "Int4")
 WIDE = ("BFloat16", "Float8E4M3FN", "Float8E5M2", "torch.bfloat16", "torch.float8_e5m2")
@@ -48,11 +48,11 @@ def test_files_are_what_numpy_writes(dtype: str, shape: tuple[int, ...], seed: i
 @given(shape=SHAPES, seed=st.integers(0, 99))
 def test_types_that_numpy_lacks_become_float32_without_loss(dtype: str, shape: tuple[int, ...], seed: int) -> None:
     """bfloat16 and 8-bit floats are read back as the float32 of the same value, NaN and Inf too."""
-    code = hostkernel.CODES[plain_name(dtype)]
-    raw = bits(int(np.prod(shape, dtype=int)) * hostkernel.ITEMSIZE[code], seed)
+    code = host_kernel.CODES[plain_name(dtype)]
+    raw = bits(int(np.prod(shape, dtype=int)) * host_kernel.ITEMSIZE[code], seed)
     found = np.load(io.BytesIO(content(dtype, shape, raw)), allow_pickle=False)
     assert (found.dtype, found.shape) == (np.float32, shape)
-    np.testing.assert_array_equal(found.reshape(-1), hostkernel.decode(raw, code))
+    np.testing.assert_array_equal(found.reshape(-1), host_kernel.decode(raw, code))
     np.testing.assert_array_equal(NpyTemplate(dtype, shape).array(raw), found)
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.dump import risk
-from msprobe_engine.dump.patterns import NamePatterns
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.settings.load import load_settings
+from msprobe_engine.probe.selection import risk
+from msprobe_engine.probe.selection.patterns import NamePatterns
 
 ONE, ELEVEN = "Module.layers.1.mlp.MLP.forward.0", "Module.layers.11.mlp.MLP.forward.0"
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine.dump import framelog
-from msprobe_engine.dump.cost_source import elements
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.dump.text import Template
-from msprobe_engine.dump.writer import DumpSink
-from msprobe_engine.errors import DumpFormatError, ProbeError, UsageError
-from msprobe_engine.records import Opaque
+from msprobe_engine.core.errors import DumpFormatError, ProbeError, UsageError
+from msprobe_engine.core.records import Opaque
+from msprobe_engine.formats.dump import frame_log
+from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.formats.dump.writing.text import Template
+from msprobe_engine.formats.dump.writing.writer import DumpSink
+from msprobe_engine.probe.estimate.recorded_step import elements
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 VERSIONS = ["8.1.1", "26.2.0"]
@@ -243,12 +243,12 @@ def test_a_changed_byte_in_the_log_is_noticed(log: bytes, data: st.DataObject) -
     changed = bytearray(log)
     changed[at] ^= value
     with pytest.raises(DumpFormatError):
-        framelog.decode(bytes(changed), "x")
+        frame_log.decode(bytes(changed), "x")
 
 
 def test_the_log_decodes(log: bytes) -> None:
     """An unchanged frame log gives the text of dump.json."""
-    frame = framelog.decode(log, "x")
+    frame = frame_log.decode(log, "x")
     assert (frame.step, frame.rank) == (0, 0)
     assert len(json.loads(frame.dump_json())["data"]) == 4
 
@@ -256,10 +256,10 @@ def test_the_log_decodes(log: bytes) -> None:
 def test_a_log_that_would_grow_without_end_is_refused() -> None:
     """Text is made of operations; those of a file of some kilobytes could make gigabytes of it."""
     template = Template(b"{}", np.tile(np.array([1, 0, 2, 0], np.int32), (100_000, 1)))
-    packed = framelog.pack(template, b"{}", b"{}")
-    parts = framelog.encode(packed, 0, 0, b'{\n "data": ', np.zeros(1, np.int32), np.zeros(0), np.zeros((1, 16)))
+    packed = frame_log.pack(template, b"{}", b"{}")
+    parts = frame_log.encode(packed, 0, 0, b'{\n "data": ', np.zeros(1, np.int32), np.zeros(0), np.zeros((1, 16)))
     with pytest.raises(DumpFormatError, match="header of the frame log is damaged"):
-        framelog.decode(b"".join(bytes(part) for part in parts), "x")
+        frame_log.decode(b"".join(bytes(part) for part in parts), "x")
 
 
 def test_root_that_is_called_as_a_step(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.dump.summary import Steps, Tally, size
+from msprobe_engine.formats.dump.summary import Steps, Tally, size
 
 
 @given(st.lists(st.integers(0, 60)))

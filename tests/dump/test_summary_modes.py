@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msprobe_engine import hostkernel
-from msprobe_engine import rows as R
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.dump.writer import DumpSink
-from msprobe_engine.records import Entry, Frame, TensorDescription, TensorRef
+from msprobe_engine.core.records import Entry, Frame, TensorDescription, TensorRef
+from msprobe_engine.core.statistics import host_kernel
+from msprobe_engine.core.statistics import rows as R
+from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.formats.dump.writing.writer import DumpSink
 
 X = np.array([[0, 1, 2], [3, 4, 5]], np.float32)
 BAD = np.array([1, np.nan], np.float32)
-BOTH = hostkernel.WANT_CRC | hostkernel.WANT_XOR
+BOTH = host_kernel.WANT_CRC | host_kernel.WANT_XOR
 STATISTICS = ["Max", "Min", "Mean", "Norm"]
 
 
 def row_of(x: np.ndarray, want: int = BOTH) -> R.Rows:
     """Its row, with both checksums unless told otherwise."""
     row = R.empty(1)
-    hostkernel.reduce(x.ctypes.data, x.size, hostkernel.CODES[x.dtype.name], row.ctypes.data, want, 0)
+    host_kernel.reduce(x.ctypes.data, x.size, host_kernel.CODES[x.dtype.name], row.ctypes.data, want, 0)
     return row
 
 

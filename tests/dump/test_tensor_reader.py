@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from msprobe_engine.dump.packedfiles import DTYPES
-from msprobe_engine.dump.template import Options
-from msprobe_engine.dump.tensor_reader import TensorFiles, not_saved
-from msprobe_engine.dump.tensors import TensorStore
-from msprobe_engine.errors import DumpFormatError, UsageError
-from msprobe_engine.guard import Faults
-from msprobe_engine.records import Entry, TensorDescription, TensorRef
+from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.records import Entry, TensorDescription, TensorRef
+from msprobe_engine.formats.dump.writing.packed_files import DTYPES
+from msprobe_engine.formats.dump.writing.template import Options
+from msprobe_engine.formats.dump.writing.tensors import TensorStore
+from msprobe_engine.formats.tensors.reader import TensorFiles, not_saved
 
 Data = tuple[str, np.ndarray[Any, Any]]
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine import rows as R
-from msprobe_engine.dump import text
-from msprobe_engine.dump.template import LayoutCache, Options
-from msprobe_engine.records import Entry, Opaque, TensorDescription, TensorRef
+from msprobe_engine.core.records import Entry, Opaque, TensorDescription, TensorRef
+from msprobe_engine.core.statistics import rows as R
+from msprobe_engine.formats.dump.writing import text
+from msprobe_engine.formats.dump.writing.template import LayoutCache, Options
 
 compiled = text._compiled()
 needs_c = pytest.mark.skipif(compiled is None, reason="the C implementation was not built")

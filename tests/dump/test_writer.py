@@ -16,13 +16,14 @@ import dump_frames as frames
 import numpy as np
 import pytest
 
+from msprobe_engine.core.errors import SinkError, UsageError
 from msprobe_engine.core.io import output_files
-from msprobe_engine.dump import layout, text, world
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.dump.writer import DumpSink
-from msprobe_engine.errors import SinkError, UsageError
-from msprobe_engine.records import Entry, Frame, Opaque, TensorDescription, TensorRef
-from msprobe_engine.sinks.base import Sink
+from msprobe_engine.core.records import Entry, Frame, Opaque, TensorDescription, TensorRef
+from msprobe_engine.formats.dump import layout, world
+from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.formats.dump.writing import text
+from msprobe_engine.formats.dump.writing.writer import DumpSink
+from msprobe_engine.probe.sinks.base import Sink
 
 
 def tensor(row: int, dtype: str = "torch.float32", grad: bool | None = False, **extra: Any) -> TensorRef:

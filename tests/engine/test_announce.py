@@ -2,8 +2,8 @@
 
 import pytest
 
-from msprobe_engine.announce import Announcer
-from msprobe_engine.rules.base import Alert
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.probe.announce import Announcer
 
 
 def alerts(step: int, n: int) -> list[Alert]:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine import hostkernel, rows
+from msprobe_engine.core.statistics import host_kernel, rows
 
-needs_kernel = pytest.mark.skipif(not hostkernel.available, reason="the C kernel was not built")
-BOTH = hostkernel.WANT_CRC | hostkernel.WANT_XOR
+needs_kernel = pytest.mark.skipif(not host_kernel.available, reason="the C kernel was not built")
+BOTH = host_kernel.WANT_CRC | host_kernel.WANT_XOR
 BYTES = np.random.default_rng(7).integers(0, 256, 3_000_000, dtype=np.uint8)
 
 
@@ -38,8 +38,8 @@ def test_crc_of_every_length() -> None:
     for n in (*range(1101), 4096, 65535, 65537, 1_000_001):
         for offset in (0, 1, 9):
             data = BYTES[offset : offset + n]
-            assert hostkernel.crc32(address + offset, n) == zlib.crc32(data)
-            assert hostkernel.crc32(address + offset, n, 0xDEADBEEF) == zlib.crc32(data, 0xDEADBEEF)
+            assert host_kernel.crc32(address + offset, n) == zlib.crc32(data)
+            assert host_kernel.crc32(address + offset, n, 0xDEADBEEF) == zlib.crc32(data, 0xDEADBEEF)
 
 
 @given(parts=st.lists(st.integers(0, 3000), max_size=6))
@@ -48,28 +48,28 @@ def test_crc_goes_on(parts: list[int]) -> None:
     """The CRC of memory in pieces is that of the whole, wherever it is cut."""
     value, at = 0, 0
     for n in parts:
-        value = hostkernel.crc32(BYTES.ctypes.data + at, n, value)
+        value = host_kernel.crc32(BYTES.ctypes.data + at, n, value)
         at += n
     assert value == zlib.crc32(BYTES[:at])
 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    name=st.sampled_from(hostkernel.NAMES),
+    name=st.sampled_from(host_kernel.NAMES),
     n=st.one_of(st.integers(0, 40), st.integers(4000, 9000)),
     index0=st.sampled_from([0, 1, 1023]),
     kernel=st.booleans(),
 )
 def test_rows_of_every_type(name: str, n: int, index0: int, kernel: bool) -> None:
     """CRC and XOR are of the raw bytes of the elements, whatever their type and wherever a shard begins; other words stay as they are."""
-    code, size = hostkernel.CODES[name], hostkernel.ITEMSIZE[hostkernel.CODES[name]]
+    code, size = host_kernel.CODES[name], host_kernel.ITEMSIZE[host_kernel.CODES[name]]
     raw = BYTES[: n * size] % 2 if name == "bool" else BYTES[: n * size].copy()
     out, plain = np.empty(rows.WORDS), np.empty(rows.WORDS)
     if kernel:
-        hostkernel.reduce(raw.ctypes.data, n, code, out.ctypes.data, BOTH, index0)
-        hostkernel.reduce(raw.ctypes.data, n, code, plain.ctypes.data, 0, index0)
+        host_kernel.reduce(raw.ctypes.data, n, code, out.ctypes.data, BOTH, index0)
+        host_kernel.reduce(raw.ctypes.data, n, code, plain.ctypes.data, 0, index0)
     else:
-        out, plain = hostkernel.row_of(raw, code, BOTH, index0), hostkernel.row_of(raw, code, 0, index0)
+        out, plain = host_kernel.row_of(raw, code, BOTH, index0), host_kernel.row_of(raw, code, 0, index0)
     assert checksums(out) == (zlib.crc32(raw), xor_of(raw.tobytes()))
     assert checksums(plain) == (None, None)
     assert out[:12].tobytes() == plain[:12].tobytes()
@@ -84,7 +84,7 @@ def test_rows_of_every_type(name: str, n: int, index0: int, kernel: bool) -> Non
 )
 def test_strided_memory_in_logical_order(shape: list[int], name: str, data: st.DataObject) -> None:
     """Transposed, sliced and expanded memory has the checksums of a packed copy."""
-    code = hostkernel.CODES[name]
+    code = host_kernel.CODES[name]
     count = int(np.prod(shape))
     whole = (BYTES[: count * np.dtype(name).itemsize] % 2).view(name).reshape(shape)
     view = whole.transpose(data.draw(st.permutations(range(len(shape)))))
@@ -94,7 +94,7 @@ def test_strided_memory_in_logical_order(shape: list[int], name: str, data: st.D
         view = np.broadcast_to(view[..., None], (*view.shape, 3))
     out = np.empty(rows.WORDS)
     strides = tuple(s // view.itemsize for s in view.strides)
-    hostkernel.reduce_strided(view.ctypes.data, view.shape, strides, code, out.ctypes.data, BOTH, 0)
+    host_kernel.reduce_strided(view.ctypes.data, view.shape, strides, code, out.ctypes.data, BOTH, 0)
     packed = np.ascontiguousarray(view).tobytes()
     assert checksums(out) == (zlib.crc32(packed), xor_of(packed))
 
@@ -103,17 +103,17 @@ def test_strided_memory_in_logical_order(shape: list[int], name: str, data: st.D
 @pytest.mark.parametrize("name", ["float32", "complex128"])
 def test_several_threads(name: str) -> None:
     """Parts that kernel threads take are put together in order, while other Python threads do the same."""
-    code, n = hostkernel.CODES[name], 2_999_001 // hostkernel.ITEMSIZE[hostkernel.CODES[name]]
-    raw = BYTES[: n * hostkernel.ITEMSIZE[code]]
+    code, n = host_kernel.CODES[name], 2_999_001 // host_kernel.ITEMSIZE[host_kernel.CODES[name]]
+    raw = BYTES[: n * host_kernel.ITEMSIZE[code]]
     found: list[tuple[int | None, int | None]] = []
 
     def work() -> None:
         for _ in range(3):
             out = np.empty(rows.WORDS)
-            hostkernel.reduce(raw.ctypes.data, n, code, out.ctypes.data, BOTH, 0)
+            host_kernel.reduce(raw.ctypes.data, n, code, out.ctypes.data, BOTH, 0)
             found.append(checksums(out))
 
-    hostkernel.set_threads(3)
+    host_kernel.set_threads(3)
     try:
         workers = [threading.Thread(target=work) for _ in range(2)]
         for w in workers:
@@ -121,7 +121,7 @@ def test_several_threads(name: str) -> None:
         for w in workers:
             w.join(60)
     finally:
-        hostkernel.set_threads(1)
+        host_kernel.set_threads(1)
     assert found == [(zlib.crc32(raw), xor_of(raw.tobytes()))] * 6
 
 
@@ -130,7 +130,7 @@ def test_several_threads(name: str) -> None:
 def test_wrong_memory_is_refused(arguments: tuple[int, int, int]) -> None:
     """A null pointer with a length and a negative length are errors, not reads."""
     with pytest.raises(ValueError, match="null pointer or negative length"):
-        hostkernel.crc32(*arguments)
+        host_kernel.crc32(*arguments)
 
 
 def test_merged_rows_have_no_checksum() -> None:
@@ -138,7 +138,7 @@ def test_merged_rows_have_no_checksum() -> None:
     parts = []
     for n in (8, 16):
         row = rows.empty(1)
-        hostkernel.reduce(BYTES.ctypes.data, n, hostkernel.CODES["uint8"], row.ctypes.data, BOTH, 0)
+        host_kernel.reduce(BYTES.ctypes.data, n, host_kernel.CODES["uint8"], row.ctypes.data, BOTH, 0)
         parts.append(row)
     assert checksums(rows.merge(*parts)[0]) == (None, None)
     assert rows.as_int64(rows.merge(*parts))[0, [rows.CRC, rows.XOR]].tolist() == [0, 0]
@@ -150,8 +150,8 @@ def test_values_of_the_existing_format() -> None:
     """What 26.2.0 writes for two small tensors."""
     x = np.array([[0, 1, 2], [3, 4, 5]], np.float32)
     out = np.empty(rows.WORDS)
-    hostkernel.reduce(x.ctypes.data, 6, hostkernel.CODES["float32"], out.ctypes.data, BOTH, 0)
+    host_kernel.reduce(x.ctypes.data, 6, host_kernel.CODES["float32"], out.ctypes.data, BOTH, 0)
     assert checksums(out) == (0x91E79017, 0x3F60000000800000)
     true = np.array([True])
-    hostkernel.reduce(true.ctypes.data, 1, hostkernel.CODES["bool"], out.ctypes.data, BOTH, 0)
+    host_kernel.reduce(true.ctypes.data, 1, host_kernel.CODES["bool"], out.ctypes.data, BOTH, 0)
     assert checksums(out) == (0xA505DF1B, 1)

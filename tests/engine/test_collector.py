@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from msprobe_engine.collector import THRESHOLD, StepCollection
+from msprobe_engine.core.process.garbage_collection import THRESHOLD, StepCollection
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine import digest as d
-from msprobe_engine.errors import UsageError
-from msprobe_engine.hostkernel import digest_runs
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.statistics import digest as d
+from msprobe_engine.core.statistics.host_kernel import digest_runs
 
 M = (1 << 64) - 1
 

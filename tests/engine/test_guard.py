@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from msprobe_engine.guard import Faults, is_of_training, of_training
+from msprobe_engine.core.guard import Faults, is_of_training, of_training
 
 
 class Preempted(Exception):
@@ -70,7 +70,7 @@ def test_a_fault_in_a_function_that_is_given_a_frame_is_one_of_the_probe() -> No
     def look(_number: int, frame: object) -> None:
         raise RuntimeError(str(frame)[:0])
 
-    code = types.FunctionType(look.__code__, {"__name__": "msprobe_engine.rows", "str": str, "RuntimeError": RuntimeError})
+    code = types.FunctionType(look.__code__, {"__name__": "msprobe_engine.core.statistics.rows", "str": str, "RuntimeError": RuntimeError})
     faults = Faults()
     with faults.guard("part"):
         code(2, sys._getframe())

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine import hostkernel, rows
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.statistics import host_kernel, rows
 
-needs_kernel = pytest.mark.skipif(not hostkernel.available, reason="the C kernel was not built")
+needs_kernel = pytest.mark.skipif(not host_kernel.available, reason="the C kernel was not built")
 SPECIAL = {
     2: [0, 0x8000, 1, 0x8001, 0x7C00, 0xFC00, 0x7E00, 0x7F80, 0xFF80, 0x7FC0, 0x3C00],
     4: [0, 0x80000000, 1, 0x80000001, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F7FFFFF, 0x3F800000],
@@ -24,7 +24,7 @@ SPECIAL = {
 def raw_bytes(name: str, n: int, seed: int, special: float) -> np.ndarray:
     """Random bits of `n` elements, a share of them NaN, Inf, signed zeros and subnormals."""
     rng = np.random.default_rng(seed)
-    size = hostkernel.ITEMSIZE[hostkernel.CODES[name]]
+    size = host_kernel.ITEMSIZE[host_kernel.CODES[name]]
     if name in ("float32", "bfloat16", "float16", "float64"):
         x = rng.standard_normal(n)
         raw = (x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16) if name == "bfloat16" else x.astype(name).view(f"u{size}")
@@ -40,7 +40,7 @@ def raw_bytes(name: str, n: int, seed: int, special: float) -> np.ndarray:
 
 def kernel_row(raw: np.ndarray, code: int, n: int, digest: int = 1, index0: int = 0) -> np.ndarray:
     out = np.full(rows.WORDS, 7.0)
-    hostkernel.reduce(raw.ctypes.data, n, code, out.ctypes.data, digest, index0)
+    host_kernel.reduce(raw.ctypes.data, n, code, out.ctypes.data, digest, index0)
     return out
 
 
@@ -57,7 +57,7 @@ def same(got: np.ndarray, want: np.ndarray) -> None:
 @needs_kernel
 @settings(max_examples=60, deadline=None)
 @given(
-    name=st.sampled_from(hostkernel.NAMES),
+    name=st.sampled_from(host_kernel.NAMES),
     n=st.one_of(st.integers(0, 80), st.integers(2000, 9000)),
     seed=st.integers(0, 2**31),
     special=st.sampled_from([0.0, 0.01, 1.0]),
@@ -65,18 +65,18 @@ def same(got: np.ndarray, want: np.ndarray) -> None:
 )
 def test_kernel_gives_the_numpy_row(name: str, n: int, seed: int, special: float, index0: int) -> None:
     """Counts, extremes, exact integers and digest equal numpy's; sums agree to rounding; for any type, length and shard start."""
-    raw, code = raw_bytes(name, n, seed, special), hostkernel.CODES[name]
-    same(kernel_row(raw, code, n, 1, index0), hostkernel.row_of(raw, code, True, index0))
+    raw, code = raw_bytes(name, n, seed, special), host_kernel.CODES[name]
+    same(kernel_row(raw, code, n, 1, index0), host_kernel.row_of(raw, code, True, index0))
 
 
 @pytest.mark.usefixtures("isa")
-@pytest.mark.parametrize("name", hostkernel.NAMES)
+@pytest.mark.parametrize("name", host_kernel.NAMES)
 def test_every_instruction_set(name: str) -> None:
     """AVX-512, AVX2 and portable code give the same row, with and without special values."""
-    code = hostkernel.CODES[name]
+    code = host_kernel.CODES[name]
     for n, special in ((0, 0), (1, 0), (15, 0.2), (33, 0), (4096, 0), (10007, 0.05)):
         raw = raw_bytes(name, n, 3, special)
-        same(kernel_row(raw, code, n), hostkernel.row_of(raw, code, True, 0))
+        same(kernel_row(raw, code, n), host_kernel.row_of(raw, code, True, 0))
         assert kernel_row(raw, code, n, 0).view(np.int64)[rows.DIGEST] == 0
 
 
@@ -89,7 +89,7 @@ def test_every_instruction_set(name: str) -> None:
 )
 def test_strided_memory_counts_in_logical_order(shape: list[int], name: str, data: st.DataObject) -> None:
     """Transposed, sliced and expanded memory gives the row of a packed copy, digest included."""
-    code = hostkernel.CODES[name]
+    code = host_kernel.CODES[name]
     whole = raw_bytes(name, int(np.prod(shape)), 5, 0.1).view(name).reshape(shape)
     view = whole.transpose(data.draw(st.permutations(range(len(shape)))))
     if view.ndim and data.draw(st.booleans()):
@@ -98,9 +98,9 @@ def test_strided_memory_counts_in_logical_order(shape: list[int], name: str, dat
         view = np.broadcast_to(view[..., None], (*view.shape, 3))
     out = np.zeros(rows.WORDS)
     strides = tuple(s // view.itemsize for s in view.strides)
-    hostkernel.reduce_strided(view.ctypes.data, view.shape, strides, code, out.ctypes.data, 1, 0)
+    host_kernel.reduce_strided(view.ctypes.data, view.shape, strides, code, out.ctypes.data, 1, 0)
     packed = np.ascontiguousarray(view)
-    same(out, hostkernel.row_of(packed.reshape(-1).view(np.uint8), code, True, 0))
+    same(out, host_kernel.row_of(packed.reshape(-1).view(np.uint8), code, True, 0))
 
 
 @needs_kernel
@@ -109,19 +109,19 @@ def test_large_strided_and_direct_runs() -> None:
     x = np.random.default_rng(0).standard_normal((300, 700)).astype(np.float32)
     for view in (x[:, :300], x.T, x[::2, 1:600:3]):
         out = np.zeros(rows.WORDS)
-        hostkernel.reduce_strided(view.ctypes.data, view.shape, tuple(s // 4 for s in view.strides), 0, out.ctypes.data, 1, 0)
-        same(out, hostkernel.row_of(np.ascontiguousarray(view).reshape(-1).view(np.uint8), 0, True, 0))
+        host_kernel.reduce_strided(view.ctypes.data, view.shape, tuple(s // 4 for s in view.strides), 0, out.ctypes.data, 1, 0)
+        same(out, host_kernel.row_of(np.ascontiguousarray(view).reshape(-1).view(np.uint8), 0, True, 0))
 
 
 @needs_kernel
 @pytest.mark.parametrize("name", ["bfloat16", "complex64"])
 def test_threads_do_not_change_the_row(name: str) -> None:
     """With several kernel threads, used by several Python threads at once, every row is that of one thread."""
-    code, n = hostkernel.CODES[name], 1_000_003
+    code, n = host_kernel.CODES[name], 1_000_003
     raw = raw_bytes(name, n, 1, 0.001)
     want = kernel_row(raw, code, n)
     found: list[np.ndarray] = []
-    hostkernel.set_threads(3)
+    host_kernel.set_threads(3)
     try:
         workers = [threading.Thread(target=lambda: found.extend(kernel_row(raw, code, n) for _ in range(3))) for _ in range(3)]
         for w in workers:
@@ -129,7 +129,7 @@ def test_threads_do_not_change_the_row(name: str) -> None:
         for w in workers:
             w.join(60)
     finally:
-        hostkernel.set_threads(1)
+        host_kernel.set_threads(1)
     assert len(found) == 9
     for row in found:
         same(row, want)
@@ -140,7 +140,7 @@ def test_threads_do_not_change_the_row(name: str) -> None:
 def test_threads_after_fork() -> None:
     """A forked child, which has none of the parent's kernel threads, makes its own and gets the same row."""
     raw = raw_bytes("float32", 2_000_000, 1, 0)
-    hostkernel.set_threads(2)
+    host_kernel.set_threads(2)
     try:
         want = kernel_row(raw, 0, 2_000_000)
         child = os.fork()
@@ -149,7 +149,7 @@ def test_threads_after_fork() -> None:
             os._exit(0 if same_row else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     finally:
-        hostkernel.set_threads(1)
+        host_kernel.set_threads(1)
 
 
 def test_without_kernel_numpy_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,9 +158,9 @@ def test_without_kernel_numpy_does_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     a, b = rows.empty(2), rows.empty(2)
     strides = (1, 50)
     for out in (a, b):
-        hostkernel.reduce_into(out, 0, x, digest=True)
-        hostkernel.reduce_strided(x.ctypes.data, (50, 40), strides, 0, out.ctypes.data + 128, 1, 0)
-        monkeypatch.setattr(hostkernel, "_kernel", None)
+        host_kernel.reduce_into(out, 0, x, digest=True)
+        host_kernel.reduce_strided(x.ctypes.data, (50, 40), strides, 0, out.ctypes.data + 128, 1, 0)
+        monkeypatch.setattr(host_kernel, "_kernel", None)
     for i in range(2):
         same(a[i], b[i])
 
@@ -168,7 +168,7 @@ def test_without_kernel_numpy_does_the_same(monkeypatch: pytest.MonkeyPatch) -> 
 def test_uint64_above_int64_is_read_as_float() -> None:
     """A uint64 tensor with values from 2**63 up has no exact integers in its row, but right extremes in float64."""
     out = rows.empty(1)
-    hostkernel.reduce_into(out, 0, np.array([3, 2**64 - 1], np.uint64))
+    host_kernel.reduce_into(out, 0, np.array([3, 2**64 - 1], np.uint64))
     s = rows.read(out[0])
     assert (s.min, s.max) == (3.0, 2.0**64)
 
@@ -178,14 +178,14 @@ def test_small_numbers_as_uint64_count_in_sums() -> None:
     for n in (3, 8, 1000):
         out = rows.empty(2)
         for i, dtype in enumerate((np.uint64, np.int64)):
-            hostkernel.reduce_into(out, i, np.arange(n, dtype=dtype))
+            host_kernel.reduce_into(out, i, np.arange(n, dtype=dtype))
         assert out[0][[rows.SUM, rows.SUMSQ]].tolist() == out[1][[rows.SUM, rows.SUMSQ]].tolist(), n
 
 
 def test_finite_float64_beyond_the_sum_is_no_inf() -> None:
     """Finite float64 values whose sum overflows are counted as finite and keep their extremes."""
     out = rows.empty(1)
-    hostkernel.reduce_into(out, 0, np.full(100, 1.7e308))
+    host_kernel.reduce_into(out, 0, np.full(100, 1.7e308))
     s = rows.read(out[0])
     assert (s.infs, s.nans, s.finite_max) == (0, 0, 1.7e308)
 
@@ -193,4 +193,4 @@ def test_finite_float64_beyond_the_sum_is_no_inf() -> None:
 def test_wrong_type_is_refused() -> None:
     """A type without a kernel, or of another size than the data, is an error that lists the types."""
     with pytest.raises(UsageError, match="known types: float32"):
-        hostkernel.reduce_into(rows.empty(1), 0, np.zeros(2), "float32")
+        host_kernel.reduce_into(rows.empty(1), 0, np.zeros(2), "float32")

@@ -15,7 +15,7 @@ import pytest
 import torch
 from misaligned_sweep import sweep
 
-from msprobe_engine.dump import text
+from msprobe_engine.formats.dump.writing import text
 from msprobe_integrations.torch.backend import TorchBackend
 
 ROOT = Path(__file__).parents[2]
@@ -25,8 +25,8 @@ SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
 @pytest.mark.usefixtures("isa")
 def test_numbers_do_not_depend_on_the_address() -> None:
     """Every call of every type gives bit for bit what it gives for an aligned copy."""
-    rowstats = pytest.importorskip("msprobe_engine._rowstats")
-    assert sweep(rowstats, pytest.importorskip("msprobe_engine._tensordiff"), 12, 7) == []
+    rowstats = pytest.importorskip("msprobe_engine.native._rowstats")
+    assert sweep(rowstats, pytest.importorskip("msprobe_engine.native._tensordiff"), 12, 7) == []
 
 
 def test_a_misaligned_tensor_has_the_row_of_its_copy() -> None:

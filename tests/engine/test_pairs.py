@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine import histograms, hostkernel, pairs, rows
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.statistics import histograms, host_kernel, pairs, rows
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 TYPES = list(itertools.product(FLOATS, FLOATS))
@@ -38,8 +38,8 @@ def data(seed: int, n: int, name: str, special: float = 0.1) -> np.ndarray:
 def row_of(op: int, a: np.ndarray, name_a: str, b: np.ndarray, name_b: str, c: pairs.Constants, want: int = 0) -> np.ndarray:
     """The row the kernel writes."""
     out = np.full(rows.WORDS, 7.0)
-    code_a, code_b = hostkernel.CODES[name_a], hostkernel.CODES[name_b]
-    n = a.size // hostkernel.ITEMSIZE[code_a]
+    code_a, code_b = host_kernel.CODES[name_a], host_kernel.CODES[name_b]
+    n = a.size // host_kernel.ITEMSIZE[code_a]
     pairs.reduce(op, a.ctypes.data, code_a, b.ctypes.data, code_b, n, out.ctypes.data, want, c)
     return out
 
@@ -61,9 +61,9 @@ def slow(op: int, a: float, b: float, c: pairs.Constants) -> float:
 
 def check(op: int, a: np.ndarray, name_a: str, b: np.ndarray, name_b: str, c: pairs.Constants) -> None:
     """The row is that of the slow values: counts exactly (where float32 may not round to zero or infinity), sums to 1e-6."""
-    want = hostkernel.WANT_MOMENTS | hostkernel.want_below(0.75)
+    want = host_kernel.WANT_MOMENTS | host_kernel.want_below(0.75)
     got = row_of(op, a, name_a, b, name_b, c, want)
-    x, y = (hostkernel.decode(raw, hostkernel.CODES[name]).astype(np.float64) for raw, name in ((a, name_a), (b, name_b)))
+    x, y = (host_kernel.decode(raw, host_kernel.CODES[name]).astype(np.float64) for raw, name in ((a, name_a), (b, name_b)))
     values = np.array([slow(op, float(p), float(q), c) for p, q in zip(x, y)])
     finite, cell = values[np.isfinite(values)], str((op, name_a, name_b, c, values.size))
     counts = [values.size, np.isnan(values).sum(), (values == np.inf).sum(), (values == -np.inf).sum(), (values == 0).sum(), 0]
@@ -117,7 +117,7 @@ def test_rows_of_shards_merge_to_that_of_the_whole(n: int, cut: int, op: int, se
 
     def row(part: slice) -> np.ndarray:
         x, y = a[part].copy().view(np.uint8), b[part].copy().view(np.uint8)
-        return row_of(op, x, "float32", y, "float32", (1.1, 1.2, 1e-3), hostkernel.WANT_MOMENTS)[None]
+        return row_of(op, x, "float32", y, "float32", (1.1, 1.2, 1e-3), host_kernel.WANT_MOMENTS)[None]
 
     merged, whole = rows.merge(row(slice(0, cut)), row(slice(cut, None))), row(slice(None))
     assert rows.as_int64(merged)[0, [0, 1, 2, 3, 4, 12]].tolist() == rows.as_int64(whole)[0, [0, 1, 2, 3, 4, 12]].tolist()
@@ -126,10 +126,10 @@ def test_rows_of_shards_merge_to_that_of_the_whole(n: int, cut: int, op: int, se
 
 def test_calls_that_cannot_be_right_are_refused() -> None:
     """The kernel names what it was given: a type without pairs, a null address."""
-    kernel = pytest.importorskip("msprobe_engine._rowstats")
+    kernel = pytest.importorskip("msprobe_engine.native._rowstats")
     out, x = np.zeros(16), np.zeros(4, np.float32)
     with pytest.raises(ValueError, match="float32, float64, float16 and bfloat16"):
-        kernel.reduce_pair(0, x.ctypes.data, hostkernel.CODES["int8"], x.ctypes.data, 0, 4, out.ctypes.data, 0, 0.0, 0.0, 0.0)
+        kernel.reduce_pair(0, x.ctypes.data, host_kernel.CODES["int8"], x.ctypes.data, 0, 4, out.ctypes.data, 0, 0.0, 0.0, 0.0)
     with pytest.raises(ValueError, match="null pointer"):
         kernel.reduce_pair(0, x.ctypes.data, 0, 0, 0, 4, out.ctypes.data, 0, 0.0, 0.0, 0.0)
     with pytest.raises(UsageError, match="linear, log2"):
@@ -148,8 +148,8 @@ def slow_bin(x: float, kind: str) -> int | None:
 @pytest.mark.usefixtures("isa")
 def test_histograms_of_every_type() -> None:
     """Every element is in the bin of the definition, or in none; for every type, with edges, NaN, Inf and subnormals."""
-    for name, kind in itertools.product(hostkernel.NAMES, histograms.BINS):
-        code = hostkernel.CODES[name]
+    for name, kind in itertools.product(host_kernel.NAMES, histograms.BINS):
+        code = host_kernel.CODES[name]
         if name in FLOATS:
             edges = histograms.edges(kind)
             x = np.concatenate(
@@ -157,11 +157,11 @@ def test_histograms_of_every_type() -> None:
             )
             raw = np.concatenate([raw_of(x, name), data(5, 3000, name)])
         else:
-            raw = np.random.default_rng(3).integers(0, 256, 2100 * hostkernel.ITEMSIZE[code], np.uint8)
+            raw = np.random.default_rng(3).integers(0, 256, 2100 * host_kernel.ITEMSIZE[code], np.uint8)
             raw = raw % 2 if name == "bool" else raw
-        n = raw.size // hostkernel.ITEMSIZE[code]
+        n = raw.size // host_kernel.ITEMSIZE[code]
         with np.errstate(invalid="ignore"):
-            values = hostkernel.real_values(raw, code).astype(np.float64)
+            values = host_kernel.real_values(raw, code).astype(np.float64)
         expected = np.zeros(histograms.bins(kind), np.int64)
         for value in values.tolist():
             place = slow_bin(value, kind) if not math.isnan(value) else None

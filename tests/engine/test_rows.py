@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from msprobe_engine import hostkernel, rows
-from msprobe_engine.digest import digest_array
+from msprobe_engine.core.statistics import host_kernel, rows
+from msprobe_engine.core.statistics.digest import digest_array
 
 FLOATS = hnp.arrays(np.float32, st.integers(0, 70), elements=st.floats(width=32))
 
 
 def row_of(x: np.ndarray, index0: int = 0) -> rows.Rows:
     out = rows.empty(1)
-    hostkernel.reduce_into(out, 0, x, digest=True, index0=index0)
+    host_kernel.reduce_into(out, 0, x, digest=True, index0=index0)
     return out
 
 

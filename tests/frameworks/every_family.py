@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from msprobe_engine.settings.schema import MonitorSettings
+from msprobe_engine.core.settings.schema import MonitorSettings
 
 PARAMETER_FAMILIES = MonitorSettings(
     gradients=True,

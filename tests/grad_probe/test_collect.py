@@ -13,7 +13,7 @@ import torch
 from grad_training import build, collect, settings, table, update
 from safetensors.numpy import load_file
 
-from msprobe_engine.grad_probe import layout, signs
+from msprobe_engine.formats.grad_probe import layout, signs
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
 

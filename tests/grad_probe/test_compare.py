@@ -14,11 +14,11 @@ import pytest
 from grad_training import collect
 
 from msprobe import GradComparator
-from msprobe_engine import rows
 from msprobe_engine.cli.main import main
-from msprobe_engine.errors import DumpFormatError, UsageError
-from msprobe_engine.grad_probe import compare, signs
-from msprobe_engine.grad_probe.files import Gradient, StepFiles
+from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.core.statistics import rows
+from msprobe_engine.formats.grad_probe import compare, signs
+from msprobe_engine.formats.grad_probe.files import Gradient, StepFiles
 
 P, N, Z, X = signs.POSITIVE, signs.NEGATIVE, signs.ZERO, signs.NAN
 

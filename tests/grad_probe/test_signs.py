@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.grad_probe import signs
+from msprobe_engine.formats.grad_probe import signs
 from msprobe_integrations.torch import grad_signs
 
 CODES = st.lists(st.integers(0, 3), max_size=70)

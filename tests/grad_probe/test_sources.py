@@ -14,8 +14,8 @@ import torch
 from forkpool import run_ranks
 from grad_training import settings
 
-from msprobe_engine.grad_probe.read import RankFiles
-from msprobe_engine.grad_probe.signs import positive
+from msprobe_engine.formats.grad_probe.read import RankFiles
+from msprobe_engine.formats.grad_probe.signs import positive
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
 for _name in ("megatron", "deepspeed"):

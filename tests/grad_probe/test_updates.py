@@ -13,8 +13,8 @@ import torch
 from grad_training import build, collect, settings, table, update
 from torch.optim import optimizer as torch_optimizer
 
-from msprobe_engine.errors import SettingsError, UsageError
-from msprobe_engine.grad_probe.background import Background
+from msprobe_engine.core.errors import SettingsError, UsageError
+from msprobe_engine.formats.grad_probe.background import Background
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
 
@@ -288,7 +288,7 @@ def test_links_are_not_followed(tmp_path: Path, name: str, capsys: pytest.Captur
 
 def test_memory_is_bounded() -> None:
     """Jobs that wait never hold more than the budget together; one that is larger goes alone."""
-    from msprobe_engine.guard import Faults
+    from msprobe_engine.core.guard import Faults
 
     background, held = Background(Faults(), "files", 100, patience=10.0), []
     for nbytes in (60, 30, 60, 300, 60):
@@ -302,7 +302,7 @@ def test_memory_is_bounded() -> None:
 
 def test_without_memory_the_step_is_lost() -> None:
     """When nothing is written for the whole patience, the caller is told instead of waiting for ever."""
-    from msprobe_engine.guard import Faults
+    from msprobe_engine.core.guard import Faults
 
     background = Background(Faults(), "files", 100, patience=0.01)
     assert background.reserve(80, 0)

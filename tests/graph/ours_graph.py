@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 from existing_graph import Case, Outcome, unpack
 
-from msprobe_engine.graph.options import DB, NEW, OLD, VIS, GraphOptions, Layout
-from msprobe_engine.graph.run import run
+from msprobe_engine.report.graph.options import DB, NEW, OLD, VIS, GraphOptions, Layout
+from msprobe_engine.report.graph.run import run
 
 
 def options_of(case: Case) -> GraphOptions:

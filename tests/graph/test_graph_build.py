@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from existing_graph import VERSIONS, cases, outcome, unpack
 
-from msprobe_engine.compare.side import read_side
-from msprobe_engine.graph.build import backward_of, build, forward_of
-from msprobe_engine.graph.model import API, API_COLLECTION, MODULE, ROOT, Graph
-from msprobe_engine.graph.options import GraphOptions
-from msprobe_engine.graph.source import jobs_of
-from msprobe_engine.graph.stack_line import stack_line
+from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.report.graph.existing.stack_line import stack_line
+from msprobe_engine.report.graph.nodes.build import backward_of, build, forward_of
+from msprobe_engine.report.graph.nodes.model import API, API_COLLECTION, MODULE, ROOT, Graph
+from msprobe_engine.report.graph.options import GraphOptions
+from msprobe_engine.report.graph.source import jobs_of
 
 CASES = {"statistics_mix-stacks", "statistics_mix-more", "statistics_L0-build", "two_ranks-build", "nan-after", "megatron-build"}
 

@@ -13,12 +13,12 @@ import pytest
 from driver_dumps import dump, pair, tensor
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.errors import SinkError
-from msprobe_engine.graph import run as module
-from msprobe_engine.graph.model import Comparison, Graph
-from msprobe_engine.graph.options import GraphOptions
-from msprobe_engine.graph.run import run
-from msprobe_engine.graph.stamps import reserve
+from msprobe_engine.core.errors import SinkError
+from msprobe_engine.report.graph import run as module
+from msprobe_engine.report.graph.nodes.model import Comparison, Graph
+from msprobe_engine.report.graph.options import GraphOptions
+from msprobe_engine.report.graph.run import run
+from msprobe_engine.report.graph.stamps import reserve
 
 
 class Kept:

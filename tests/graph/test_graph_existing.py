@@ -15,8 +15,8 @@ from existing_graph import VERSIONS, Case, cases, outcome, unpack
 from graph_reasons import differences, reason
 from ours_graph import options_of, ours
 
-from msprobe_engine.graph.options import DB, MODEL_EXPLORER, NEW, OLD, VIS, GraphOptions
-from msprobe_engine.graph.run import run
+from msprobe_engine.report.graph.options import DB, MODEL_EXPLORER, NEW, OLD, VIS, GraphOptions
+from msprobe_engine.report.graph.run import run
 
 SHORT = (
     "statistics_mix-bf16",
@@ -107,12 +107,12 @@ def sorted_like(wanted: list[str], made: list[str]) -> list[str]:
 
 def test_nothing_is_left_of_a_broken_run(tmp_path: Path) -> None:
     """Writers that are aborted leave no file, also when a graph is already in them."""
-    from msprobe_engine.graph.writer import Plan, open_writer
+    from msprobe_engine.report.graph.writer import Plan, open_writer
 
     case = next(case for case in cases(NEW) if case.name == "statistics_L0-nan")
     target, golden = unpack(case, tmp_path / "dumps")
-    from msprobe_engine.graph.source import jobs_of
-    from msprobe_engine.graph.work import make
+    from msprobe_engine.report.graph.source import jobs_of
+    from msprobe_engine.report.graph.work import make
 
     options = GraphOptions(formats=(DB, VIS, MODEL_EXPLORER), workers=1)
     job = jobs_of(target, golden, options).jobs[0]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from msprobe_engine.graph.model import API, API_COLLECTION, Comparison, Graph
-from msprobe_engine.graph.page import folded
+from msprobe_engine.report.graph.nodes.model import API, API_COLLECTION, Comparison, Graph
+from msprobe_engine.report.graph.page import folded
 
 LINE = "File /site-packages/torch/nn/functional.py, line 1, in linear, \n x", "File /job/{0}.py, line 7, in forward, \n x = self.fc(x)"
 
@@ -75,7 +75,7 @@ def test_partners_are_in_collections_that_are_partners() -> None:
 
 def test_the_page_shows_the_collections(tmp_path: Path) -> None:
     """What is written for the browser has more nodes than the graph, and the suspect keeps its name."""
-    from msprobe_engine.graph.page.page import PageWriter
+    from msprobe_engine.report.graph.page.page import PageWriter
 
     writer = PageWriter(tmp_path / "graph.html", "t", "a")
     graph = row(400, ("attention", "mlp"))

@@ -8,11 +8,12 @@ from typing import Any
 from existing_graph import cases, outcome, unpack
 from graph_dumps import Record, call, graph, nan, number, tensor
 
-from msprobe_engine.compare.side import read_side
-from msprobe_engine.graph import links, overflow
-from msprobe_engine.graph.build import build
-from msprobe_engine.graph.model import Graph, Link
-from msprobe_engine.graph.options import NEW, VIS, GraphOptions
+from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.report.graph.existing import overflow
+from msprobe_engine.report.graph.nodes import links
+from msprobe_engine.report.graph.nodes.build import build
+from msprobe_engine.report.graph.nodes.model import Graph, Link
+from msprobe_engine.report.graph.options import NEW, VIS, GraphOptions
 
 OPTIONS = GraphOptions(generation=NEW, formats=(VIS,), overflow=True)
 

@@ -13,23 +13,23 @@ import numpy as np
 import pytest
 from existing_graph import Case, Pair, cases, outcome, unpack
 
+from msprobe_engine.align.calls.structure import Matcher
+from msprobe_engine.align.parallel import stages
+from msprobe_engine.align.parallel.merge_records import origin_of
+from msprobe_engine.align.parallel.run_pieces import LooseTree
 from msprobe_engine.cli.main import main
-from msprobe_engine.compare.layout import stages
-from msprobe_engine.compare.layout.run import LooseTree
-from msprobe_engine.compare.layout.weave import origin_of
-from msprobe_engine.compare.side import Side, read_side
-from msprobe_engine.compare.structure import Matcher
-from msprobe_engine.diagnose import measure
-from msprobe_engine.errors import UsageError
-from msprobe_engine.graph.build import build
-from msprobe_engine.graph.merge import places
-from msprobe_engine.graph.merge.make import merged
-from msprobe_engine.graph.merge.origins import node_of
-from msprobe_engine.graph.merge.whole import Whole, whole
-from msprobe_engine.graph.merge.write_back import construct_of, dump_of, stacks_of
-from msprobe_engine.graph.model import Comparison, Graph
-from msprobe_engine.graph.options import GraphOptions, Layout
-from msprobe_engine.graph.source import jobs_of
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.measure import distances
+from msprobe_engine.report.graph.merge import device_mesh
+from msprobe_engine.report.graph.merge.make import merged
+from msprobe_engine.report.graph.merge.origins import node_of
+from msprobe_engine.report.graph.merge.whole import Whole, whole
+from msprobe_engine.report.graph.merge.write_back import construct_of, dump_of, stacks_of
+from msprobe_engine.report.graph.nodes.build import build
+from msprobe_engine.report.graph.nodes.model import Comparison, Graph
+from msprobe_engine.report.graph.options import GraphOptions, Layout
+from msprobe_engine.report.graph.source import jobs_of
 
 MERGES = {case.name.removeprefix("merge-"): case for case in cases("26.2.0") if case.name.startswith("merge-")}
 STATISTICS = ("Max", "Min", "Mean", "Norm")
@@ -179,7 +179,7 @@ def test_pieces_are_the_tensor_of_one_process(dumps: Callable[[str], Path]) -> N
     found, one = one_whole(dumps("tp2")), read_side(dumps("tp1") / "rank0" / "dump.json")
     pairs = Matcher(LooseTree(found.side), LooseTree(one)).run().pairs
     good, shapes, off = 0, 0, Counter[str]()
-    for i, j in measure.paired_rows(found.side, one, pairs)[0]:
+    for i, j in distances.paired_rows(found.side, one, pairs)[0]:
         if not isinstance(one.shape[j], list) or i in found.side.values or not one.stats[j][3] > 0:
             continue
         mine, other = found.side.stats[i], one.stats[j]
@@ -314,7 +314,7 @@ def test_a_record_of_any_rank_has_its_node(dumps: Callable[[str], Path]) -> None
 def test_sizes_that_make_no_sense(layout: Layout, ranks: int, said: str) -> None:
     """Wrong sizes, missing ranks and wrong orders are refused, with what is allowed."""
     with pytest.raises(UsageError, match=said):
-        places.check(layout, dict.fromkeys(range(ranks)))
+        device_mesh.check(layout, dict.fromkeys(range(ranks)))
 
 
 def test_sizes_that_contradict_the_dump(dumps: Callable[[str], Path]) -> None:
@@ -350,7 +350,7 @@ def test_ranks_with_a_batch_each_are_no_model(dumps: Callable[[str], Path], tmp_
 )
 def test_places_of_ranks(layout: Layout, expected: dict[int, tuple[int, int, int]]) -> None:
     """Places follow each other in the order that was given, the fastest first."""
-    found = places.given(layout)
+    found = device_mesh.given(layout)
     assert {rank: tuple(found[rank][axis] for axis in ("tp", "dp", "pp")) for rank in expected} == expected
 
 

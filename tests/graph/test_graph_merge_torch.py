@@ -18,13 +18,13 @@ from forkpool import run_ranks  # noqa: E402
 from torch import nn  # noqa: E402
 
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
-from msprobe_engine.compare.side import read_side  # noqa: E402
-from msprobe_engine.graph.merge import places  # noqa: E402
-from msprobe_engine.graph.merge.make import merged  # noqa: E402
-from msprobe_engine.graph.merge.whole import whole  # noqa: E402
-from msprobe_engine.graph.model import Comparison, Graph  # noqa: E402
-from msprobe_engine.graph.options import GraphOptions  # noqa: E402
-from msprobe_engine.graph.source import jobs_of  # noqa: E402
+from msprobe_engine.formats.dump.dump_table import read_side  # noqa: E402
+from msprobe_engine.report.graph.merge import device_mesh  # noqa: E402
+from msprobe_engine.report.graph.merge.make import merged  # noqa: E402
+from msprobe_engine.report.graph.merge.whole import whole  # noqa: E402
+from msprobe_engine.report.graph.nodes.model import Comparison, Graph  # noqa: E402
+from msprobe_engine.report.graph.options import GraphOptions  # noqa: E402
+from msprobe_engine.report.graph.source import jobs_of  # noqa: E402
 
 SIZE, BATCH = 16, 8
 AUTO = GraphOptions(merge="auto")
@@ -94,7 +94,7 @@ def test_tensor_parallel_dtensors_are_one_model(axis: str, dumps: Path) -> None:
     if axis:
         for rank, side in sides.items():
             side.header["parallel"] = {"rank": {axis: rank}, "size": {axis: 2}}
-    found = whole(places.inferred(sides))
+    found = whole(device_mesh.inferred(sides))
     one = read_side(dumps / "one" / "step0" / "rank0" / "dump.json")
     rows = {name: row for row, name in enumerate(one.name)}
     compared = put_together = 0

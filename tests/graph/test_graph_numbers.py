@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from graph_dumps import call, graph, nan, number, tensor
 
-from msprobe_engine.graph.items import items
-from msprobe_engine.graph.page.flow import producers
-from msprobe_engine.graph.page.page_data import NONFINITE_IN, NONFINITE_OUT, Order, columns
+from msprobe_engine.report.graph.existing.items import items
+from msprobe_engine.report.graph.page.flow import producers
+from msprobe_engine.report.graph.page.page_data import NONFINITE_IN, NONFINITE_OUT, Order, columns
 
 
 def test_a_number_that_is_infinite_did_not_go_in(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ import pytest
 from existing_graph import VERSIONS, cases, outcome, unpack
 from graph_dumps import Record, call, graph, nan, number, tensor
 
-from msprobe_engine.compare.side import read_side
-from msprobe_engine.errors import UsageError
-from msprobe_engine.graph.build import build
-from msprobe_engine.graph.comparing import compare
-from msprobe_engine.graph.model import API_COLLECTION, Comparison, Graph
-from msprobe_engine.graph.options import NEW, OLD, VIS, GraphOptions
-from msprobe_engine.graph.vis_db import TARGET, partner_path
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.report.graph.compare_graphs import compare
+from msprobe_engine.report.graph.existing.vis_db import TARGET, partner_path
+from msprobe_engine.report.graph.nodes.build import build
+from msprobe_engine.report.graph.nodes.model import API_COLLECTION, Comparison, Graph
+from msprobe_engine.report.graph.options import NEW, OLD, VIS, GraphOptions
 
 CASES = {
     "statistics_mix-nan", "statistics_mix-fewer", "statistics_mix-grad_flag", "statistics_L0-bf16", "md5_mix-arguments",

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msprobe_engine import rows
-from msprobe_engine.records import Entry, Frame, Sample, TensorDescription, TensorRef
-from msprobe_engine.rules.base import Alert
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.records import Entry, Frame, Sample, TensorDescription, TensorRef
+from msprobe_engine.core.statistics import rows
 
 DESCRIPTION = TensorDescription("torch.Tensor", "torch.float32", (4,), True)
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.incident.event import Event
-from msprobe_engine.incident.manager import CaptureRequest, IncidentManager
-from msprobe_engine.incident.notify import SilentNotifier, StoreNotifier
-from msprobe_engine.settings.schema import IncidentSettings
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.settings.schema import IncidentSettings
+from msprobe_engine.probe.incident.event import Event
+from msprobe_engine.probe.incident.manager import CaptureRequest, IncidentManager
+from msprobe_engine.probe.incident.notify import SilentNotifier, StoreNotifier
 
 
 def managers(tmp_path: Path, store: Any, n: int = 2, **settings: Any) -> list[IncidentManager]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msprobe_engine.incident.merge import combine, summary
+from msprobe_engine.probe.incident.merge import combine, summary
 
 EVIL = "Module.a`|x\n# Heading<script>"
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.incident.notify import DirectoryNotifier, Notifier, SilentNotifier, StoreNotifier
+from msprobe_engine.probe.incident.notify import DirectoryNotifier, Notifier, SilentNotifier, StoreNotifier
 
 
 def test_store_reaches_every_rank_once(store: Any) -> None:
@@ -129,7 +129,7 @@ def test_silent() -> None:
 ENDING = """
 import os, signal, sys, time
 import torch.distributed as dist
-from msprobe_engine.incident.notify import StoreNotifier
+from msprobe_engine.probe.incident.notify import StoreNotifier
 
 closed = os.pipe()
 host = os.getpid()

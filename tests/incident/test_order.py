@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.incident.event import Event
-from msprobe_engine.incident.manager import IncidentManager
-from msprobe_engine.incident.notify import SilentNotifier
-from msprobe_engine.incident.writer import write_incident
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.settings.schema import IncidentSettings
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.settings.schema import IncidentSettings
+from msprobe_engine.probe.incident.event import Event
+from msprobe_engine.probe.incident.manager import IncidentManager
+from msprobe_engine.probe.incident.notify import SilentNotifier
+from msprobe_engine.probe.incident.writer import write_incident
 
 EVENT = Event("step5-nan_inf", 5, "nan_inf", 0, 7, "NaN")
 

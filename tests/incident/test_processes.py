@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from msprobe_engine.diagnose.nan_analyze import nan_analyze
-from msprobe_engine.incident.manager import IncidentManager
-from msprobe_engine.incident.notify import DirectoryNotifier, Notifier, StoreNotifier
-from msprobe_engine.settings.schema import IncidentSettings
+from msprobe_engine.core.settings.schema import IncidentSettings
+from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
+from msprobe_engine.probe.incident.manager import IncidentManager
+from msprobe_engine.probe.incident.notify import DirectoryNotifier, Notifier, StoreNotifier
 
 torch = pytest.importorskip("torch")
 dist = torch.distributed
@@ -143,7 +143,7 @@ def test_rank_killed_while_it_writes(tmp_path: Path, frame: Any, alert: Any) -> 
 
     def body(rank: int, manager: IncidentManager, dist: Any, frame: Any, alert: Any) -> None:  # noqa: ARG001
         if rank == 1:
-            from msprobe_engine.incident.writer import dump_sink
+            from msprobe_engine.probe.incident.writer import dump_sink
 
             def dies_at_second_step(directory: Path, one: Any) -> Any:
                 if one.step == 1:

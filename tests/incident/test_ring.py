@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.incident.ring import Ring
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.probe.incident.ring import Ring
 
 
 @given(size=st.integers(1, 8), count=st.integers(0, 30))

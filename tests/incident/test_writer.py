@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msprobe_engine import histograms
-from msprobe_engine.incident.event import Event
-from msprobe_engine.incident.merge import combine, merge
-from msprobe_engine.incident.pieces import read_pieces
-from msprobe_engine.incident.writer import Capture, write_incident
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.statistics import histograms
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.incident.event import Event
+from msprobe_engine.probe.incident.merge import combine, merge
+from msprobe_engine.probe.incident.pieces import read_pieces
+from msprobe_engine.probe.incident.writer import Capture, write_incident
 
 EVENT = Event("step5-nan_inf", 5, "nan_inf", 1, 7, "rank 1 is NaN")
 

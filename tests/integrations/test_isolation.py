@@ -43,7 +43,14 @@ from harness.fault_trials import (
 from harness.probe_faults import Plant, apart, unarmed
 from torch import nn
 
-from msprobe_engine.settings.schema import CsvSettings, IncidentSettings, LayerFeatureSettings, ProbeSettings, RuleSettings, SinkSettings
+from msprobe_engine.core.settings.schema import (
+    CsvSettings,
+    IncidentSettings,
+    LayerFeatureSettings,
+    ProbeSettings,
+    RuleSettings,
+    SinkSettings,
+)
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 from msprobe_integrations.torch.loop import LoopObserver

@@ -17,7 +17,7 @@ from forkpool import run_ranks
 from harness.restored import snapshot
 from torch import nn
 
-from msprobe_engine.settings.schema import (
+from msprobe_engine.core.settings.schema import (
     CsvSettings,
     IncidentSettings,
     ProbeSettings,

@@ -12,7 +12,7 @@ import torch
 
 from msprobe.pytorch import TorchProbe
 from msprobe_engine.cli.main import main
-from msprobe_engine.monitor.reader import open_run
+from msprobe_engine.formats.monitor.reader import open_run
 
 pytestmark = pytest.mark.framework
 

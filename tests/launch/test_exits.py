@@ -15,8 +15,8 @@ import probe_ranks as pr
 import pytest
 import torch.distributed as dist
 
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings
+from msprobe_engine.core.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.common import exits
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 from msprobe_integrations.torch.loop import LoopObserver

@@ -13,7 +13,7 @@ from typing import Any
 import launching as ln
 import pytest
 
-from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.formats.dump.reader import open_dump
 
 pytestmark = pytest.mark.framework
 JOB = str(Path(__file__).with_name("job.py"))

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from page_blocks import block, blocks
 
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core.settings.load import load_settings
 
 PAGE = "docs/launch.md"
 LAUNCHER = """\

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import train_gpt
 from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 
-from msprobe_engine.digest import digest_array
+from msprobe_engine.core.statistics.digest import digest_array
 from msprobe_integrations.megatron.layout import unwrapped
 
 FLAG = "--megatron-fsdp"

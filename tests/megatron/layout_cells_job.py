@@ -23,13 +23,7 @@ from megatron.core.num_microbatches_calculator import destroy_num_microbatches_c
 from megatron.core.tensor_parallel import layers
 from megatron_harness import Frames, capturing, probe_settings, run_gpt, run_with_fault, train_gpt
 
-from msprobe_engine.settings.schema import (
-    DumpSettings,
-    GradProbeSettings,
-    MonitorSettings,
-    ProbeSettings,
-    ReplicaCheckSettings,
-)
+from msprobe_engine.core.settings.schema import DumpSettings, GradProbeSettings, MonitorSettings, ProbeSettings, ReplicaCheckSettings
 from msprobe_integrations.megatron import patches
 from msprobe_integrations.megatron.layout import unwrapped
 from msprobe_integrations.megatron.observer import TrainingObserver

@@ -15,9 +15,9 @@ from forkpool import run_ranks
 from megatron_harness import probe_settings, run_gpt
 from test_reduced_gradients import gathered
 
-from msprobe_engine.records import leaves
-from msprobe_engine.rows import read
-from msprobe_engine.settings.schema import ReplicaCheckSettings
+from msprobe_engine.core.records import leaves
+from msprobe_engine.core.settings.schema import ReplicaCheckSettings
+from msprobe_engine.core.statistics.rows import read
 from msprobe_integrations.megatron.layout import unwrapped
 
 try:

@@ -18,14 +18,8 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import train_gpt  # noqa: E402
 
-from msprobe_engine.records import Frame  # noqa: E402
-from msprobe_engine.settings.schema import (  # noqa: E402
-    CsvSettings,
-    IncidentSettings,
-    MonitorSettings,
-    ProbeSettings,
-    SinkSettings,
-)
+from msprobe_engine.core.records import Frame  # noqa: E402
+from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings  # noqa: E402
 from msprobe_integrations.megatron import patches  # noqa: E402
 from msprobe_integrations.megatron.layout import unwrapped  # noqa: E402
 from msprobe_integrations.megatron.observer import TrainingObserver  # noqa: E402

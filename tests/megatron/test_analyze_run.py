@@ -9,8 +9,8 @@ import pytest
 from forkpool import run_ranks
 from megatron_harness import run_with_fault
 
-from msprobe_engine.monitor.analyze import Moment, analyze, summary
-from msprobe_engine.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.formats.monitor.alert_order import Moment, analyze, summary
 
 
 def job(seed: int, output: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from forkpool import run_ranks
 from megatron_harness import train_gpt
 
-from msprobe_engine.records import Entry, Opaque, TensorDescription, TensorRef
+from msprobe_engine.core.records import Entry, Opaque, TensorDescription, TensorRef
 from msprobe_integrations.torch.collectives import CollectiveObserver
 from msprobe_integrations.torch.merge import RowExchange
 

@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "fault_set"))
 from fault_megatron import dump
 from fault_stages import LAYOUTS, PLANTED
 
-from msprobe_engine.diagnose.run import diagnose
-from msprobe_engine.graph.merge.make import merged
-from msprobe_engine.graph.merge.origins import node_of
-from msprobe_engine.graph.model import Comparison, Graph
-from msprobe_engine.graph.options import GraphOptions
-from msprobe_engine.graph.source import jobs_of
+from msprobe_engine.find.run import diagnose
+from msprobe_engine.report.graph.merge.make import merged
+from msprobe_engine.report.graph.merge.origins import node_of
+from msprobe_engine.report.graph.nodes.model import Comparison, Graph
+from msprobe_engine.report.graph.options import GraphOptions
+from msprobe_engine.report.graph.source import jobs_of
 
 pytestmark = pytest.mark.framework
 CASES = [

@@ -12,9 +12,9 @@ import torch
 from forkpool import run_ranks
 from megatron_harness import probe_settings, run_gpt, train_gpt
 
-from msprobe_engine import histograms
-from msprobe_engine.rows import Statistics
-from msprobe_engine.settings.schema import MonitorSettings
+from msprobe_engine.core.settings.schema import MonitorSettings
+from msprobe_engine.core.statistics import histograms
+from msprobe_engine.core.statistics.rows import Statistics
 from msprobe_integrations.megatron.layout import unwrapped
 from msprobe_integrations.megatron.optimizers import leaves
 from msprobe_integrations.torch.parameters import find_source

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.errors import SettingsError, UsageError
+from msprobe_engine.core.errors import SettingsError, UsageError
 from msprobe_integrations.autoload import request
 from msprobe_integrations.megatron import flags, patches, wrapping
 

@@ -15,7 +15,7 @@ import train_gpt
 from forkpool import run_ranks
 from megatron_harness import observed, probe_settings, run_gpt
 
-from msprobe_engine.settings.schema import MonitorSettings
+from msprobe_engine.core.settings.schema import MonitorSettings
 
 pytestmark = pytest.mark.framework
 MONITOR = MonitorSettings(activations=True, gradients=True, unreduced_gradients=True, parameters=True)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from launches import EXAMPLES, ROOT, launch
 
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.megatron.flags import Flags
 from msprobe_integrations.megatron.launch import prepare, split
 

@@ -14,7 +14,7 @@ from fsdp_layout import FLAG
 from layout_cells_job import LEVELS, STEPS, alone, drifting, faulty, watched
 from layout_checks import check_gradients, check_parameters, check_sums
 
-from msprobe_engine.diagnose.nan_analyze import nan_analyze
+from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 
 pytestmark = pytest.mark.framework
 LAYOUTS = {

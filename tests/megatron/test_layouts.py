@@ -15,8 +15,8 @@ from layout_checks import check_gradients, check_outputs, check_parameters, chec
 from layout_job import seen_by
 from megatron_harness import Frames, capturing, probe_settings, run_with_fault, train_gpt
 
-from msprobe_engine.diagnose.nan_analyze import nan_analyze
-from msprobe_engine.settings.schema import MonitorSettings, ReplicaCheckSettings
+from msprobe_engine.core.settings.schema import MonitorSettings, ReplicaCheckSettings
+from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_integrations.megatron import patches
 from msprobe_integrations.megatron.layout import unwrapped
 from msprobe_integrations.megatron.observer import TrainingObserver

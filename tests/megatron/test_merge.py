@@ -12,9 +12,9 @@ from forkpool import run_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine import histograms, hostkernel
-from msprobe_engine import rows as R
-from msprobe_engine.digest import digest_array
+from msprobe_engine.core.statistics import histograms, host_kernel
+from msprobe_engine.core.statistics import rows as R
+from msprobe_engine.core.statistics.digest import digest_array
 from msprobe_integrations.torch.merge import MergeFailed, RowExchange
 
 KINDS = ("gather", "reduce")
@@ -72,10 +72,10 @@ def test_merged_rows_are_those_of_the_whole(kind: str) -> None:
 
 def _with_more_words(limit: int, whole: np.ndarray, cut: int) -> np.ndarray:
     part = whole[:cut] if dist.get_rank() == 0 else whole[cut:]
-    want = hostkernel.WANT_MOMENTS | hostkernel.want_below(0.5, as_zeros=True)
+    want = host_kernel.WANT_MOMENTS | host_kernel.want_below(0.5, as_zeros=True)
     rows = R.empty(3)
-    for row, (data, what) in enumerate(((part, want), (part, hostkernel.WANT_CRC), (part[:0] if dist.get_rank() else whole, want))):
-        hostkernel.reduce(data.ctypes.data, data.size, 0, rows[row].ctypes.data, what, 0)
+    for row, (data, what) in enumerate(((part, want), (part, host_kernel.WANT_CRC), (part[:0] if dist.get_rank() else whole, want))):
+        host_kernel.reduce(data.ctypes.data, data.size, 0, rows[row].ctypes.data, what, 0)
     counts = histograms.to_rows(histograms.count_values(part, "log2"), part.size)
     rows = np.concatenate([rows, counts])
     exchange = RowExchange(None, gather_limit=limit)
@@ -92,11 +92,11 @@ def test_words_that_only_some_rows_have(kind: str) -> None:
     a row with a checksum loses it."""
     whole = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     whole[[3, 500]] = [np.nan, 0]
-    want = hostkernel.WANT_MOMENTS | hostkernel.want_below(0.5, as_zeros=True)
+    want = host_kernel.WANT_MOMENTS | host_kernel.want_below(0.5, as_zeros=True)
     expected = R.empty(1)
-    hostkernel.reduce_into(expected, 0, whole)
+    host_kernel.reduce_into(expected, 0, whole)
     flags = R.WRITTEN | R.HAS_MOMENTS | R.HAS_BELOW | R.HAS_EPS
-    hostkernel.reduce(whole.ctypes.data, 1000, 0, expected.ctypes.data, want, 0)
+    host_kernel.reduce(whole.ctypes.data, 1000, 0, expected.ctypes.data, want, 0)
     for rows in run_ranks(2, _with_more_words, 1 << 30 if kind == "gather" else 0, whole, 300):
         ints = R.as_int64(rows)
         for row in (0, 2):

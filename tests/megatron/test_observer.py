@@ -10,7 +10,7 @@ import torch
 from forkpool import run_ranks
 from megatron_harness import observed, probe_settings, run_gpt, train_gpt
 
-from msprobe_engine.settings.schema import MonitorSettings
+from msprobe_engine.core.settings.schema import MonitorSettings
 from msprobe_integrations.common.parameter_watch import ParameterWatch
 from msprobe_integrations.megatron import MegatronCallback, patches, wrapping
 from msprobe_integrations.megatron.observer import losses

@@ -9,7 +9,7 @@ import train_gpt
 from forkpool import run_ranks
 from megatron_harness import Frames, probe_settings
 
-from msprobe_engine.settings.schema import MonitorSettings
+from msprobe_engine.core.settings.schema import MonitorSettings
 from msprobe_integrations.torch.probe import TorchProbe
 
 pytestmark = pytest.mark.framework

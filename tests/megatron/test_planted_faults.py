@@ -10,7 +10,7 @@ import pytest
 from forkpool import run_ranks
 from megatron_harness import capturing, run_with_fault
 
-from msprobe_engine.diagnose.nan_analyze import nan_analyze
+from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 
 LAYOUTS = ("--distopt", "", "--tp 2", "--pp 2 --untie")
 

@@ -14,8 +14,8 @@ from every_family import PARAMETER_FAMILIES
 from forkpool import run_ranks
 from megatron_harness import probe_settings, run_gpt
 
-from msprobe_engine.digest import digest_array
-from msprobe_engine.rows import Statistics
+from msprobe_engine.core.statistics.digest import digest_array
+from msprobe_engine.core.statistics.rows import Statistics
 from msprobe_integrations.megatron.layout import bucket_groups, buckets_of, places, unwrapped
 
 MONITOR = replace(PARAMETER_FAMILIES, micro_batch_gradients=True, digest=True)

@@ -15,9 +15,9 @@ from megatron_harness import Frames
 from test_launch import rows
 from torch import nn
 
-from msprobe_engine.diagnose.nan_analyze import nan_analyze
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.megatron import patches
 from msprobe_integrations.megatron.observer import TrainingObserver
 from msprobe_integrations.torch.probe import TorchProbe

@@ -10,7 +10,7 @@ import pytest
 from forkpool import run_ranks
 from megatron_harness import observed, probe_settings, train_gpt
 
-from msprobe_engine.settings.schema import MonitorSettings
+from msprobe_engine.core.settings.schema import MonitorSettings
 
 LAYERS = {"A": 2, "B": 3}
 

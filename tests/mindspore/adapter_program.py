@@ -21,8 +21,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from msprobe.mindspore import PrecisionDebugger, TrainerMon
-from msprobe_engine.rows import SUMSQ
-from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.statistics.rows import SUMSQ
 from msprobe_integrations.mindspore.probe import MindSporeProbe
 
 

@@ -59,7 +59,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     import mindspore
 
     from msprobe.core import SingleSave
-    from msprobe_engine import log
+    from msprobe_engine.core import log
     from msprobe_integrations.common import at_exit
     from msprobe_integrations.mindspore.debugger import PrecisionDebugger
     from msprobe_integrations.mindspore.graph import single_files

@@ -9,7 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
-from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_integrations.mindspore.probe import MindSporeProbe
 
 

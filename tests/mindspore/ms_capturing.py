@@ -9,11 +9,11 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
-from msprobe_engine.guard import Faults
-from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.records import Entry, Frame, TensorRef
-from msprobe_engine.rows import Statistics, read
-from msprobe_engine.writer import Writer
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.records import Entry, Frame, TensorRef
+from msprobe_engine.core.statistics.rows import Statistics, read
+from msprobe_engine.probe.pipeline import Pipeline
+from msprobe_engine.probe.writer import Writer
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.capture import Capture
 

@@ -17,7 +17,7 @@ import numpy as np
 from mindspore import nn
 
 from msprobe.mindspore import PrecisionDebugger
-from msprobe_engine.settings.schema import CsvSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_integrations.mindspore.probe import MindSporeProbe
 
 

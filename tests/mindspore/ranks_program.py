@@ -12,8 +12,8 @@ import numpy as np
 from mindspore import mint, nn, ops
 from mindspore.communication import get_group_size, get_rank, init
 
-from msprobe_engine.records import Opaque, TensorRef
-from msprobe_engine.rows import read
+from msprobe_engine.core.records import Opaque, TensorRef
+from msprobe_engine.core.statistics.rows import read
 from msprobe_integrations.mindspore.probe import MindSporeProbe
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -12,7 +12,7 @@ import numpy as np
 from mindspore import Tensor, mint, nn, ops
 
 from msprobe.mindspore import PrecisionDebugger
-from msprobe_engine.dump.reader import StepDump, open_dump
+from msprobe_engine.formats.dump.reader import StepDump, open_dump
 
 
 class Pair(nn.Cell):  # type: ignore[misc]

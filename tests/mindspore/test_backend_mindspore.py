@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from mindspore import Parameter, Tensor, mint, nn, ops
 from mindspore.experimental import optim
 
-from msprobe_engine import hostkernel, rows
-from msprobe_engine.backend import Backend, load_backend
-from msprobe_engine.errors import DumpFormatError
-from msprobe_engine.guard import Faults, is_of_training
-from msprobe_engine.records import TensorRef
+from msprobe_engine.core.backend import Backend, load_backend
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.guard import Faults, is_of_training
+from msprobe_engine.core.records import TensorRef
+from msprobe_engine.core.statistics import host_kernel, rows
 from msprobe_integrations.mindspore import memory, npy
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.dtypes import KERNEL
 
-SIZES = {name: hostkernel.ITEMSIZE[code] for name, code in KERNEL.items()}
+SIZES = {name: host_kernel.ITEMSIZE[code] for name, code in KERNEL.items()}
 
 
 def row_of(backend: MindSporeBackend, ref: TensorRef) -> np.ndarray:
@@ -74,7 +74,7 @@ def test_rows_are_those_of_the_bits(dtype: str, shape: tuple[int, ...], seed: in
     ref = backend.reduce(tensor)
     assert ref.description.dtype == dtype == str(tensor.dtype)
     assert ref.description.shape == tuple(tensor.shape)
-    same(row_of(backend, ref), hostkernel.row_of(np.ascontiguousarray(raw).reshape(-1), KERNEL[dtype], hostkernel.WANT_DIGEST, 0))
+    same(row_of(backend, ref), host_kernel.row_of(np.ascontiguousarray(raw).reshape(-1), KERNEL[dtype], host_kernel.WANT_DIGEST, 0))
     assert npy.bytes_of(tensor).tobytes() == raw.tobytes()
     assert backend.unsupported == {}
 
@@ -235,7 +235,7 @@ def test_checksums_are_those_of_the_bytes() -> None:
     backend.want_checksum = "crc32"
     assert rows.as_int64(row_of(backend, backend.reduce(tensor)))[rows.CRC] == zlib.crc32(raw)
     backend.want_checksum = "xor"
-    assert row_of(backend, backend.reduce(tensor)).view(np.uint64)[rows.XOR] == hostkernel.xor64(np.frombuffer(raw, np.uint8))
+    assert row_of(backend, backend.reduce(tensor)).view(np.uint64)[rows.XOR] == host_kernel.xor64(np.frombuffer(raw, np.uint8))
 
 
 def test_gradients_have_the_same_bits_when_everything_is_reduced() -> None:

@@ -10,7 +10,7 @@ import pytest
 from mindspore import Parameter, mint, nn, ops
 from ms_capturing import LEVELS, Layers, capture, entries, gradients, same, stat, tensor
 
-from msprobe_engine.records import TensorRef
+from msprobe_engine.core.records import TensorRef
 from msprobe_integrations.mindspore import autograd, taps
 from msprobe_integrations.mindspore.recorder import Recorder
 

@@ -12,8 +12,8 @@ from mindspore import Tensor, ops
 from small_cells import Job, config, names, steps, train, written, x
 
 from msprobe.mindspore import PrecisionDebugger, module_dump, module_dump_end
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.errors import SettingsError
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.formats.dump.reader import open_dump
 
 CELLS = ["Cell.a.Dense.forward.0", "Cell.b.0.Linear.forward.0", "Cell.b.1.ReLU.forward.0", "Cell.b.SequentialCell.forward.0"]
 CELLS += ["Cell.a.Dense.forward.1", "Cell.pair.Pair.forward.0"]

@@ -19,7 +19,7 @@ from mindspore import nn
 from small_cells import Job, config, names, steps, train, written, x
 
 from msprobe.mindspore import MsprobeInitStep, MsprobeStep, PrecisionDebugger
-from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.formats.dump.reader import open_dump
 
 
 def program(directory: Path, body: str) -> subprocess.CompletedProcess[str]:

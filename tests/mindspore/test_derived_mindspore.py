@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from mindspore import Tensor, mint, nn
 
-from msprobe_engine import histograms, pairs, rows
-from msprobe_engine.guard import is_of_training
+from msprobe_engine.core.guard import is_of_training
+from msprobe_engine.core.statistics import histograms, pairs, rows
 from msprobe_integrations.common.update_pairs import KNOWN
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.optimizers import OptimizerView

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from mindspore import Tensor, mint
 
-from msprobe_engine import rows
-from msprobe_engine.guard import is_of_training
+from msprobe_engine.core.guard import is_of_training
+from msprobe_engine.core.statistics import rows
 from msprobe_integrations.mindspore import device_rows
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 

@@ -18,7 +18,7 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 from msprobe_engine.cli import frameworks
-from msprobe_engine.errors import MissingExtraError, UsageError
+from msprobe_engine.core.errors import MissingExtraError, UsageError
 from msprobe_integrations import reliance as reliances
 from msprobe_integrations.mindspore import environment, reliance
 from msprobe_integrations.mindspore.backend import MindSporeBackend

@@ -14,7 +14,7 @@ from ms_programs import run
 from small_cells import Job, Net, config, names, train, x
 
 from msprobe.mindspore import MsprobeStep, PrecisionDebugger, module_dump
-from msprobe_engine.errors import NothingCapturedError, SettingsError, UsageError
+from msprobe_engine.core.errors import NothingCapturedError, SettingsError, UsageError
 
 CELL, FUNCTION = "Cell.a.Dense.forward.0", "Mint.add.0.forward"
 

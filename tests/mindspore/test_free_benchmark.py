@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, mint, nn, ops
 
-from msprobe_engine.errors import SettingsError
+from msprobe_engine.core.errors import SettingsError
 from msprobe_integrations.mindspore.debugger import PrecisionDebugger
 from msprobe_integrations.mindspore.free_benchmark import checker
 from msprobe_integrations.mindspore.wrappers import WRAPPERS

@@ -15,14 +15,14 @@ import pytest
 from mindspore import Tensor, mint
 from safetensors import safe_open
 
-from msprobe_engine import hostkernel, rows
-from msprobe_engine.dump.savedfile import numpy_of
-from msprobe_engine.dump.stepfiles import Saved
-from msprobe_engine.dump.template import Options
-from msprobe_engine.dump.tensor_reader import TensorFiles, not_saved
-from msprobe_engine.dump.tensors import TensorStore
-from msprobe_engine.guard import Faults
-from msprobe_engine.records import Entry
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.records import Entry
+from msprobe_engine.core.statistics import host_kernel, rows
+from msprobe_engine.formats.dump.writing.step_files import Saved
+from msprobe_engine.formats.dump.writing.template import Options
+from msprobe_engine.formats.dump.writing.tensors import TensorStore
+from msprobe_engine.formats.tensors.reader import TensorFiles, not_saved
+from msprobe_engine.formats.tensors.saved_file import numpy_of
 from msprobe_integrations.mindspore import npy
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.dtypes import KERNEL
@@ -73,7 +73,7 @@ class Run:
 
 def tensor_of(dtype: str) -> Any:
     """[2, 3], every byte another one."""
-    size = hostkernel.ITEMSIZE[KERNEL[dtype]] if dtype in KERNEL else 1
+    size = host_kernel.ITEMSIZE[KERNEL[dtype]] if dtype in KERNEL else 1
     raw = (np.arange(1, 6 * size + 1) % (2 if dtype == "Bool" else 256)).astype(np.uint8)
     return npy.from_bytes(raw.tobytes(), dtype, (2, 3))
 

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from mindspore import mint, nn, ops
 
-from msprobe_engine.config_check import entries
-from msprobe_engine.config_check.pack import read_pack
-from msprobe_engine.records import Frame, Sample
-from msprobe_engine.settings.load import load_settings
-from msprobe_engine.settings.schema import PrometheusSettings, SinkSettings
+from msprobe_engine.config.pack.writer import read_pack
+from msprobe_engine.core.records import Frame, Sample
+from msprobe_engine.core.settings.load import load_settings
+from msprobe_engine.core.settings.schema import PrometheusSettings, SinkSettings
+from msprobe_engine.formats.pack import entries
 from msprobe_integrations.mindspore.model_callback import ProbeCallback, _numbers
 from msprobe_integrations.mindspore.probe import MindSporeProbe
 

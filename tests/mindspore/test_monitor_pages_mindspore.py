@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from mindspore import mint, nn
 
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core.settings.load import load_settings
 from msprobe_integrations.common.update_pairs import KNOWN
 from msprobe_integrations.mindspore import optimizers
 from msprobe_integrations.mindspore.debugger import PrecisionDebugger

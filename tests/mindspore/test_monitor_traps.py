@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from mindspore import nn, ops
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.records import Frame
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.records import Frame
 from msprobe_integrations.mindspore.cell_watch import CellWatch
 from msprobe_integrations.mindspore.probe import MindSporeProbe
 

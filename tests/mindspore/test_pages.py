@@ -20,9 +20,9 @@ from existing_environment import existing_tool
 from mindspore import Tensor, nn, ops
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.code_mapping.ir import read_nodes
-from msprobe_engine.dump.kernel_files import kernel_directories, kernel_files
-from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.formats.tensors.kernel_files import kernel_directories, kernel_files
+from msprobe_engine.report.code_mapping.ir import read_nodes
 from msprobe_integrations.mindspore import npy
 from msprobe_integrations.mindspore.debugger import PrecisionDebugger
 from msprobe_integrations.mindspore.dtypes import KERNEL, WITHOUT_KERNEL

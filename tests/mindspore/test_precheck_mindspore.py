@@ -15,10 +15,10 @@ import ms_programs
 import numpy as np
 import pytest
 
-from msprobe_engine.accuracy.mindspore_form import DETAILS_COLUMNS, existing_metrics, existing_status
 from msprobe_engine.accuracy.results import CallResult
+from msprobe_engine.accuracy.verdict.mindspore_form import DETAILS_COLUMNS, existing_metrics, existing_status
 from msprobe_engine.cli.main import main
-from msprobe_engine.dump.tensor_reader import TensorFiles
+from msprobe_engine.formats.tensors.reader import TensorFiles
 
 HERE = Path(__file__).parent
 
@@ -221,7 +221,7 @@ def test_scripts_repeat_the_recorded_bits(dump: Path, tmp_path: Path) -> None:
 
 def test_scripts_have_the_limits_of_the_pre_check() -> None:
     """The numbers of the verdict stand in scripts as they stand in `judge`."""
-    from msprobe_engine.accuracy import judge
+    from msprobe_engine.accuracy.verdict import judge
     from msprobe_integrations.mindspore.accuracy import script_support
 
     for name in ("UNITS", "INSIDE", "COARSE_INSIDE", "COARSE", "HIDDEN", "LONG_SUMS"):

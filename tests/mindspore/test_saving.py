@@ -17,7 +17,7 @@ from small_cells import Job, config, steps, train, x
 
 from msprobe.core import SingleComparator, SingleSave
 from msprobe.mindspore import PrecisionDebugger
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.mindspore.graph.single import save, save_grad
 
 

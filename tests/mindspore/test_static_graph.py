@@ -16,7 +16,7 @@ from small_residual import Net as Residual
 from static_programs import IDS, MODES, Net, config, train
 
 from msprobe.mindspore import MsprobeStep, PrecisionDebugger
-from msprobe_engine.config_check.pack import read_pack
+from msprobe_engine.config.pack.writer import read_pack
 from msprobe_integrations.mindspore.config_checker import MindSporeConfigChecker
 from msprobe_integrations.mindspore.debugger import PrecisionDebugger as Debugger
 

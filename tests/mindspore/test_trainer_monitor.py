@@ -16,8 +16,8 @@ import pytest
 from mindspore import nn
 
 from msprobe.mindspore import TrainerMon
-from msprobe_engine.errors import SettingsError, UsageError
-from msprobe_engine.grad_probe.compare import GradComparator
+from msprobe_engine.core.errors import SettingsError, UsageError
+from msprobe_engine.formats.grad_probe.compare import GradComparator
 from msprobe_integrations.mindspore.debugger import PrecisionDebugger
 from msprobe_integrations.mindspore.grad_step import count_below, pack_signs
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.cli import monitor_analyze
 from msprobe_engine.cli.main import main
-from msprobe_engine.errors import UsageError
-from msprobe_engine.monitor.analyze import analyze, summary
-from msprobe_engine.records import Frame
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.sinks.anomaly import AnomalySink
-from msprobe_engine.sinks.beside import alert_lines
+from msprobe_engine.cli.monitor import analyze as monitor_analyze
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.records import Frame
+from msprobe_engine.formats.monitor.alert_order import analyze, summary
+from msprobe_engine.probe.sinks.anomaly import AnomalySink
+from msprobe_engine.probe.sinks.run_files import alert_lines
 
 
 def record(word: str, rank: int = 0, step: int = 2, call: int = -1, name: str = "1.mlp.2.bias", rule: str = "AnomalyNan") -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.core.processes import Process, this_process
+from msprobe_engine.core.process.processes import Process, this_process
 
 Files = Mapping[int, Iterable[int]]
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.monitor.analyze import Moment, folded, in_order
-from msprobe_engine.monitor.anomalies import Anomaly, pipelines_of
-from msprobe_engine.monitor.ranges import ranks_text
+from msprobe_engine.core.text.ranges import ranks_text
+from msprobe_engine.formats.monitor.alert_order import Moment, folded, in_order
+from msprobe_engine.formats.monitor.anomalies import Anomaly, pipelines_of
 
 WORDS = (
     "param_origin", "actv", "loss", "actv_grad", "pre_grad", "acc_grad", "post_grad", "unscaled_grad", "clipped_grad", "exp_avg",

@@ -12,7 +12,7 @@ from every_family import EVERY_FAMILY
 from megatron_harness import train_gpt
 from replica_cases import Ears, Said, said_of
 
-from msprobe_engine.settings.schema import (
+from msprobe_engine.core.settings.schema import (
     CsvSettings,
     IncidentSettings,
     LayerFeatureSettings,

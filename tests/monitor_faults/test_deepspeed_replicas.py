@@ -8,7 +8,7 @@ import torch.distributed as dist
 from forkpool import run_ranks
 from replica_cases import Ears, Said, flip_a_bit
 
-from msprobe_engine.settings.schema import MonitorSettings, ReplicaCheckSettings
+from msprobe_engine.core.settings.schema import MonitorSettings, ReplicaCheckSettings
 
 pytestmark = pytest.mark.framework
 MONITOR = MonitorSettings(gradients=False, replica_check=ReplicaCheckSettings(interval=2, gradients=True))

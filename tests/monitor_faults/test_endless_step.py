@@ -11,7 +11,7 @@ import parameter_cases as pc
 import pytest
 
 from msprobe.pytorch import TrainerMon
-from msprobe_engine import log
+from msprobe_engine.core import log
 from msprobe_integrations.common import module_side
 
 pytestmark = pytest.mark.framework

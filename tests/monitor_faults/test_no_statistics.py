@@ -9,7 +9,7 @@ import parameter_cases as pc
 import pytest
 import torch
 
-from msprobe_engine import log
+from msprobe_engine.core import log
 from msprobe_integrations.torch import backend
 
 pytestmark = pytest.mark.framework

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from forkpool import run_ranks
 
 from msprobe.pytorch import TrainerMon
-from msprobe_engine.monitor.reader import open_run
-from msprobe_engine.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.formats.monitor.reader import open_run
 from msprobe_integrations.torch.probe import TorchProbe
 
 pytestmark = pytest.mark.framework

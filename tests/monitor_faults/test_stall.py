@@ -8,7 +8,7 @@ import pytest
 from forkpool import run_ranks
 from replica_cases import Step, train
 
-from msprobe_engine.settings.schema import RuleSettings
+from msprobe_engine.core.settings.schema import RuleSettings
 
 pytestmark = pytest.mark.framework
 STALL = 10

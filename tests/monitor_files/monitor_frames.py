@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from msprobe_engine.columns import column
-from msprobe_engine.monitor.reader import Key, Run
-from msprobe_engine.records import Frame, Sample, TensorRef
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.sinks.features import FEATURES
-from msprobe_engine.testing import TENSOR, row_of
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.records import Frame, Sample, TensorRef
+from msprobe_engine.core.statistics.columns import column
+from msprobe_engine.core.testing import TENSOR, row_of
+from msprobe_engine.formats.monitor.reader import Key, Run
+from msprobe_engine.probe.sinks.csv.features import FEATURES
 
 OPS = ("norm", "min", "max", "mean", "nans")
 PHASES = {"grad_unreduced": ("local", "accumulated"), "grad_reduced": ("reduced", "clipped")}

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.errors import UsageError
-from msprobe_engine.monitor.csv2tb import csv2tensorboard_by_step
-from msprobe_engine.records import Frame
-from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.sinks.csv import CsvSink
-from msprobe_engine.sinks.features import FEATURES
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.formats.monitor.convert.csv2tb import csv2tensorboard_by_step
+from msprobe_engine.probe.sinks.csv.features import FEATURES
+from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 
 
 def sink(root: Path, rank: int = 0, micro: bool = False) -> CsvSink:

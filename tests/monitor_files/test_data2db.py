@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.errors import UsageError
-from msprobe_engine.monitor.data2db import MONITOR_DB, Options, data2db
-from msprobe_engine.monitor.dump2db import micro_steps_of, place_of, renumbered
-from msprobe_engine.monitor.reader import open_run
-from msprobe_engine.records import Frame
-from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.sinks.csv import CsvSink
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.formats.monitor.convert.data2db import MONITOR_DB, Options, data2db
+from msprobe_engine.formats.monitor.convert.dump2db import micro_steps_of, place_of, renumbered
+from msprobe_engine.formats.monitor.reader import open_run
+from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 
 
 def sink(root: Path, rank: int = 0, steps: int = 100) -> CsvSink:

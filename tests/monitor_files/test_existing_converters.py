@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from existing_environment import SOURCES, existing_tool, reference
 
-from msprobe_engine.monitor.csv2tb import csv2tensorboard_by_step
-from msprobe_engine.monitor.data2db import Options, data2db
-from msprobe_engine.monitor.reader import open_run
-from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.sinks.csv import CsvSink
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.formats.monitor.convert.csv2tb import csv2tensorboard_by_step
+from msprobe_engine.formats.monitor.convert.data2db import Options, data2db
+from msprobe_engine.formats.monitor.reader import open_run
+from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 
 OPS = ("norm", "min", "max", "mean", "nans", "zeros")
 FIXTURES = Path(__file__).parent.parent / "fixtures"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.monitor.places import Stamp, between, parse_stamp
-from msprobe_engine.monitor.reader import Key, open_run
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.formats.monitor.reader import Key, open_run
+from msprobe_engine.formats.monitor.run_layout import Stamp, between, parse_stamp
 
 RANK = "Dec03_21-34-40-rank0-0123abcd"
 HEADER = "vpp_stage,name,step,norm,min,shape,dtype"

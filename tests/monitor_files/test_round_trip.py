@@ -11,13 +11,13 @@ import monitor_frames as F
 import pytest
 from hypothesis import given, settings
 
-from msprobe_engine.monitor.reader import open_run
-from msprobe_engine.records import Frame
-from msprobe_engine.settings.schema import CsvSettings, JsonLinesSettings, MonitorSettings, SqliteSettings
-from msprobe_engine.sinks.base import Sink
-from msprobe_engine.sinks.csv import CsvSink
-from msprobe_engine.sinks.jsonlines import JsonLinesSink
-from msprobe_engine.sinks.sqlite import SqliteSink
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import CsvSettings, JsonLinesSettings, MonitorSettings, SqliteSettings
+from msprobe_engine.formats.monitor.reader import open_run
+from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.csv.monitor import CsvSink
+from msprobe_engine.probe.sinks.jsonlines import JsonLinesSink
+from msprobe_engine.probe.sinks.sqlite import SqliteSink
 
 MONITOR = MonitorSettings(ops=F.OPS)
 SINKS: dict[str, Callable[[Path], Sink]] = {
@@ -48,7 +48,7 @@ def test_every_number_comes_back(kind: str, frames: list[Frame]) -> None:
 @pytest.mark.parametrize("kind", SINKS)
 def test_alerts_and_info_come_back(tmp_path: Path, kind: str) -> None:
     """Alerts keep their fields, NaN and Inf included; run.json has rank, world size, what the rank is, and the monitor's settings."""
-    from msprobe_engine.testing import frame_of
+    from msprobe_engine.core.testing import frame_of
 
     sink = SINKS[kind](tmp_path)
     facts: dict[str, int] = {}
@@ -71,7 +71,7 @@ def test_alerts_and_info_come_back(tmp_path: Path, kind: str) -> None:
 
 def test_a_step_that_is_written_again_counts_last(tmp_path: Path) -> None:
     """After a resume steps may be there twice: the later one is the number, and the run says how often that was."""
-    from msprobe_engine.testing import frame_of
+    from msprobe_engine.core.testing import frame_of
 
     for kind, make in SINKS.items():
         sink = make(tmp_path / kind)

@@ -71,7 +71,7 @@ def old(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 
 def new(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    from msprobe_engine.settings.schema import LayerFeatureSettings, MonitorSettings, ProbeSettings
+    from msprobe_engine.core.settings.schema import LayerFeatureSettings, MonitorSettings, ProbeSettings
     from msprobe_integrations.torch.probe import TorchProbe
 
     features = LayerFeatureSettings(

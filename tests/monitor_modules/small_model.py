@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from watched import make
 
-from msprobe_engine.settings.schema import LayerFeatureSettings, MonitorSettings
-from msprobe_engine.sinks.memory import MemorySink
+from msprobe_engine.core.settings.schema import LayerFeatureSettings, MonitorSettings
+from msprobe_engine.probe.sinks.memory import MemorySink
 
 EVERYTHING = MonitorSettings(
     activations=True, activation_gradients=True, unreduced_gradients=True, micro_batch_gradients=True, parameters=True,

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from watched import monitor, norm, values, watch
 
-from msprobe_engine.sinks.memory import MemorySink
+from msprobe_engine.probe.sinks.memory import MemorySink
 
 pytestmark = pytest.mark.framework
 BOTH = monitor(activations=True, activation_gradients=True)

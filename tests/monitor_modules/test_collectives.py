@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from watched import make, monitor, watch
 
-from msprobe_engine import rows
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.records import Frame
-from msprobe_engine.sinks.memory import MemorySink
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.statistics import rows
+from msprobe_engine.probe.sinks.memory import MemorySink
 
 pytestmark = pytest.mark.framework
 Seen = tuple[str, str, float]

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from watched import features, make, values, watch
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.sinks.memory import MemorySink
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.probe.sinks.memory import MemorySink
 
 pytestmark = pytest.mark.framework
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from watched import monitor, watch
 
-from msprobe_engine import histograms
+from msprobe_engine.core.statistics import histograms
 
 pytestmark = pytest.mark.framework
 

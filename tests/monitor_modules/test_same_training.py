@@ -67,7 +67,7 @@ def sharded_features() -> tuple[dict[str, float], dict[str, float], set[str]]:
         fully_shard(block)
     fully_shard(found)
     _, frames = train(found, EVERYTHING, steps=1)
-    from msprobe_engine import rows
+    from msprobe_engine.core.statistics import rows
 
     linear = [s for s in frames[0].samples if s.family == "linear_hook"]
     norms = {
@@ -91,7 +91,7 @@ def tensor_parallel() -> tuple[float, dict[str, tuple[float, str]]]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-    from msprobe_engine import rows
+    from msprobe_engine.core.statistics import rows
 
     torch.manual_seed(0)
     found = torch.nn.Sequential(torch.nn.Linear(6, 8))

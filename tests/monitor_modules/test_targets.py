@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from watched import monitor, watch
 
-from msprobe_engine.errors import SettingsError
+from msprobe_engine.core.errors import SettingsError
 from msprobe_integrations.common.targets import is_named, matches, unmatched
 from msprobe_integrations.torch.targets import named_modules
 

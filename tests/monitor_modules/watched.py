@@ -10,10 +10,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from msprobe_engine import rows
-from msprobe_engine.records import Frame
-from msprobe_engine.settings.schema import CsvSettings, IncidentSettings, LayerFeatureSettings, MonitorSettings, ProbeSettings, SinkSettings
-from msprobe_engine.sinks.memory import MemorySink
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import (
+    CsvSettings,
+    IncidentSettings,
+    LayerFeatureSettings,
+    MonitorSettings,
+    ProbeSettings,
+    SinkSettings,
+)
+from msprobe_engine.core.statistics import rows
+from msprobe_engine.probe.sinks.memory import MemorySink
 from msprobe_integrations.torch.probe import TorchProbe
 
 Step = Callable[[int], Any]

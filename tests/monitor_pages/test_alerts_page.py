@@ -12,9 +12,9 @@ from page_blocks import Tokens, batches, block, blocks, commands, loss_of
 
 from msprobe.pytorch import TorchProbe
 from msprobe_engine.cli.main import main
-from msprobe_engine.monitor.reader import open_run
-from msprobe_engine.rules.build import build_rules
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core.settings.load import load_settings
+from msprobe_engine.formats.monitor.reader import open_run
+from msprobe_engine.probe.rules.build import build_rules
 
 PAGE = "docs/alerts.md"
 START, NOW, CONDITION, LEARNED = (

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from page_blocks import ROOT, blocks
 
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core.settings.load import load_settings
 
 FILES = re.compile(r"(?:benchmarks|tests|examples)/[\w./-]+")
 

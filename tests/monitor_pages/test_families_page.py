@@ -13,7 +13,7 @@ from page_blocks import ROOT, Tokens, batches, block, blocks, loss_of
 from torch.nn.parallel import DistributedDataParallel
 
 from msprobe.pytorch import TorchProbe
-from msprobe_engine.monitor.reader import open_run
+from msprobe_engine.formats.monitor.reader import open_run
 
 PAGE = "docs/monitor-families.md"
 
@@ -58,7 +58,7 @@ def test_families_of_the_table() -> None:
     """The table of the parameter side names switches of the settings, and families that have a row on the page of the files."""
     from dataclasses import fields
 
-    from msprobe_engine.settings.schema import MonitorSettings
+    from msprobe_engine.core.settings.schema import MonitorSettings
 
     text = (ROOT / PAGE).read_text()
     table = text[text.index("| setting | family") : text.index("* A parameter without a gradient")]

@@ -17,8 +17,8 @@ from page_blocks import ROOT, Tokens, batches, block, blocks, commands, loss_of,
 
 from msprobe.pytorch import TorchProbe
 from msprobe_engine.cli.main import main
-from msprobe_engine.monitor.reader import open_run
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core.settings.load import load_settings
+from msprobe_engine.formats.monitor.reader import open_run
 
 PAGE = "docs/monitor.md"
 TORCH, TRAINER = "## Two minutes: TorchProbe", "## Two minutes: TrainerMon"
@@ -190,8 +190,8 @@ def test_every_switch_is_a_key() -> None:
     table = text[text.index("## What to watch") : text.index("## When\n")]
     from dataclasses import fields
 
-    from msprobe_engine.columns import OPS
-    from msprobe_engine.settings.schema import MonitorSettings
+    from msprobe_engine.core.settings.schema import MonitorSettings
+    from msprobe_engine.core.statistics.columns import OPS
 
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     named = {word for row in rows for word in row.replace("(on unless switched off)", "").replace("`", "").replace(",", " ").split()}

@@ -12,7 +12,7 @@ import torch
 from page_blocks import Tokens, batches, block, blocks, commands, loss_of, run
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core.settings.load import load_settings
 
 GRAD = "docs/grad-probe.md"
 

@@ -10,7 +10,7 @@ import torch
 from page_blocks import ROOT, Tokens, batches, block, blocks, commands, loss_of, run
 
 from msprobe_engine.cli.main import all_commands, main
-from msprobe_engine.monitor.reader import open_run
+from msprobe_engine.formats.monitor.reader import open_run
 
 PAGE = "README.md"
 MONITOR = "**The monitor, in your own loop**"

@@ -16,15 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.errors import UsageError
-from msprobe_engine.monitor.reader import open_run
-from msprobe_engine.monitor.report import render
-from msprobe_engine.monitor.report_data import BINS, LINES, MAX_ALERTS, collect
-from msprobe_engine.records import Sample
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.sinks.csv import CsvSink
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.records import Sample
+from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.formats.monitor.reader import open_run
+from msprobe_engine.probe.sinks.csv.monitor import CsvSink
+from msprobe_engine.report.run.data import BINS, LINES, MAX_ALERTS, collect
+from msprobe_engine.report.run.page import render
 
 HOSTILE = "layers.0.</script><script>document.title='x'</script>&amp;.weight"
 

@@ -11,16 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from msprobe_engine.records import Frame
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.settings.schema import (
-    CsvSettings,
-    IncidentSettings,
-    MonitorSettings,
-    ProbeSettings,
-    RuleSettings,
-    SinkSettings,
-)
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, RuleSettings, SinkSettings
 from msprobe_integrations.torch.probe import TorchProbe
 
 WIDTH, HEADS, LENGTH, WORDS = 32, 2, 16, 61

@@ -12,8 +12,8 @@ import torch
 from rule_trainings import Gpt, Step, train
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.rules.bands import load_bands
-from msprobe_engine.settings.schema import MonitorSettings, RuleSettings
+from msprobe_engine.core.settings.schema import MonitorSettings, RuleSettings
+from msprobe_engine.probe.rules.bands import load_bands
 
 STEPS = 120
 MONITOR = MonitorSettings(gradients=True, parameters=True)

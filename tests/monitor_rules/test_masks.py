@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings
+from msprobe_engine.core.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings
 from msprobe_integrations.torch.probe import TorchProbe
 
 pytestmark = pytest.mark.framework

@@ -10,7 +10,7 @@ import pytest
 import torch
 from rule_trainings import EVERYTHING, Gpt, Mixture, Recorder, Step, train
 
-from msprobe_engine.settings.schema import MonitorSettings, RuleSettings
+from msprobe_engine.core.settings.schema import MonitorSettings, RuleSettings
 
 RECOMMENDED = (RuleSettings(rule="recommended"),)
 CHEAP = MonitorSettings(gradients=True, parameters=True, updates=True, digest=True)

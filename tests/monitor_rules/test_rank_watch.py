@@ -10,7 +10,7 @@ import torch
 from rule_trainings import Recorder, settings
 from torch import nn
 
-from msprobe_engine.settings.schema import MonitorSettings, RuleSettings
+from msprobe_engine.core.settings.schema import MonitorSettings, RuleSettings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "frameworks"))
 from forkpool import run_ranks
@@ -23,7 +23,7 @@ COMPARED, LIMIT = 12, 3000
 def one_rank(odd: int) -> list[tuple[str, int, list[int]]]:
     import torch.distributed as dist
 
-    from msprobe_engine.rules.outlier_rank import OutlierRankRule, RankNumbers
+    from msprobe_engine.probe.rules.builtin.outlier_rank import OutlierRankRule, RankNumbers
     from msprobe_integrations.torch.probe import TorchProbe
 
     submit, compared = OutlierRankRule.submit, torch.zeros(1)

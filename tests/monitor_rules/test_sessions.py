@@ -9,7 +9,7 @@ import torch
 from rule_trainings import Gpt, Recorder, Step, settings, train
 from torch import nn
 
-from msprobe_engine.settings.schema import MonitorSettings, RuleSettings
+from msprobe_engine.core.settings.schema import MonitorSettings, RuleSettings
 from msprobe_integrations.torch.probe import TorchProbe
 
 EVERY = 3
@@ -56,7 +56,7 @@ def test_a_critical_stall_starts_an_incident(tmp_path: Path) -> None:
     """With severity critical the last steps are written to an incident directory while the training stands."""
     import dataclasses
 
-    from msprobe_engine.settings.schema import IncidentSettings
+    from msprobe_engine.core.settings.schema import IncidentSettings
 
     rules = (RuleSettings(rule="stalled", severity="critical", args={"minimum": 0.2, "warmup": 2}),)
     given = dataclasses.replace(settings(tmp_path, rules, MonitorSettings()), incident=IncidentSettings())

@@ -17,9 +17,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from msprobe_engine import rows as _rows
-from msprobe_engine.records import Frame
-from msprobe_engine.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.statistics import rows as _rows
 from msprobe_integrations.torch.probe import TorchProbe
 
 EVERYTHING = {

@@ -9,7 +9,7 @@ import parameter_cases as pc
 import pytest
 import torch
 
-from msprobe_engine.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_integrations.torch.parameters_plain import PlainSource
 from msprobe_integrations.torch.probe import TorchProbe
 

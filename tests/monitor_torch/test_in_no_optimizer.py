@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.settings.schema import CsvSettings, DumpSettings, JsonLinesSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.settings.schema import CsvSettings, DumpSettings, JsonLinesSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.probe import TorchProbe
 
 pytestmark = pytest.mark.framework

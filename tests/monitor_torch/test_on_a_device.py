@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from msprobe_engine.records import Frame, Sample
-from msprobe_engine.settings.schema import CsvSettings, LayerFeatureSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.records import Frame, Sample
+from msprobe_engine.core.settings.schema import CsvSettings, LayerFeatureSettings, MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_integrations.torch.probe import TorchProbe
 
 MONITOR = MonitorSettings(

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from forkpool import run_ranks
 from torch import nn
 
-from msprobe_engine import histograms
-from msprobe_engine.records import Frame
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.statistics import histograms
 
 pytestmark = pytest.mark.framework
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.utils import clip_grad_norm_  # early: the name is bound before any probe exists
 
-from msprobe_engine.records import Frame
+from msprobe_engine.core.records import Frame
 from msprobe_integrations.common.parameter_watch import ParameterWatch
 from msprobe_integrations.torch.testing import ProbeDevice
 

@@ -1,4 +1,4 @@
-"""docs/architecture.md names files and directories that are there, and every integration."""
+"""docs/architecture.md and docs/how-it-works.md name files and directories that are there, and every integration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = "\n".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("architecture.md", "how-it-works.md"))
 PLACES = [ROOT, *(ROOT / name for name in ("msprobe_engine", "msprobe_integrations", "msprobe_integrations/torch"))]
 NAMES = sorted(
     {
@@ -22,9 +22,10 @@ NAMES = sorted(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_named_is_there(name: str) -> None:
-    """A path is that from the root, or from one of the packages; a bare file name is that of a file somewhere in them."""
-    inside = [path for place in PLACES[1:3] for path in place.rglob(name)] if "/" not in name else []
-    assert inside or any((place / name).exists() for place in PLACES), f"docs/architecture.md names {name}, which is not there"
+    """A path is that from the root, or from one of the packages; a bare name is that of a file or directory somewhere in them."""
+    bare = name.rstrip("/")
+    inside = [path for place in PLACES[1:3] for path in place.rglob(bare)] if "/" not in bare else []
+    assert inside or any((place / name).exists() for place in PLACES), f"the page names {name}, which is not there"
 
 
 def test_every_integration_is_named() -> None:

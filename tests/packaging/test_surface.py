@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from msprobe_engine.cli.main import ALIASES, _top_parser, all_commands, sub_parser
-from msprobe_engine.settings.document import key_paths
+from msprobe_engine.core.settings.document import key_paths
 
 PINNED = Path(__file__).with_name("surface.txt")
 

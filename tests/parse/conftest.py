@@ -16,7 +16,7 @@ if _place not in sys.path:
 
 @pytest.fixture(autouse=True)
 def _own_debugger() -> Iterator[None]:
-    from msprobe_engine import log
+    from msprobe_engine.core import log
     from msprobe_integrations.torch.debugger import PrecisionDebugger
 
     PrecisionDebugger._instance = None

@@ -13,8 +13,8 @@ import torch
 from page_blocks import block, blocks, commands
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.parse import elements
-from msprobe_engine.parse.session import Session
+from msprobe_engine.formats.legacy.parse import elements
+from msprobe_engine.formats.legacy.parse.session import Session
 
 
 def say(*lines: str) -> tuple[str, int]:

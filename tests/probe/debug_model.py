@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from msprobe_engine.dump.reader import StepDump, open_dump
+from msprobe_engine.formats.dump.reader import StepDump, open_dump
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
 

@@ -78,7 +78,7 @@ def figures(ours: Path, theirs: Path, step: int = 1) -> dict[str, Any]:
     without their sign: that tool writes the value itself for a tensor of no dimension. Arguments are compared by place; those
     that are found at different places (positional there, keyword here) are listed in `placed`.
     """
-    from msprobe_engine.dump.reader import open_dump
+    from msprobe_engine.formats.dump.reader import open_dump
 
     a, b = open_dump(ours).load(step), open_dump(theirs).load(step)
     common = [n for n in b.entries if n in a.entries]

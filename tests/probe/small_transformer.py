@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from msprobe_engine import log
+from msprobe_engine.core import log
 
 WIDTH, HEADS, LENGTH, BATCH = 32, 4, 12, 2
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings
 from msprobe_integrations.torch.probe import TorchProbe
 
 

@@ -14,10 +14,10 @@ import probe_ranks as pr
 import pytest
 import torch
 
-from msprobe_engine import rows
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings, SliceSettings
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings, SliceSettings
+from msprobe_engine.core.statistics import rows
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 from msprobe_integrations.torch.probe import TorchProbe
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.guard import of_training
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core.guard import of_training
+from msprobe_engine.core.settings.load import load_settings
 from msprobe_integrations.torch.probe import TorchProbe
 
 

@@ -14,8 +14,8 @@ import torch
 import warm
 from torch import nn
 
-from msprobe_engine.dump.reader import StepDump, open_dump
-from msprobe_engine.errors import SettingsError, UsageError
+from msprobe_engine.core.errors import SettingsError, UsageError
+from msprobe_engine.formats.dump.reader import StepDump, open_dump
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
 pytestmark = pytest.mark.framework

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from debug_model import Net, config
 
-from msprobe_engine.errors import SettingsError
+from msprobe_engine.core.errors import SettingsError
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]

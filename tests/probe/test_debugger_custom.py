@@ -14,8 +14,8 @@ from debug_model import Net, config, names, written, x
 from torch import nn
 
 from msprobe.pytorch import module_dump, module_dump_end
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]

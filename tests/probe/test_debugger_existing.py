@@ -12,7 +12,7 @@ import existing_run
 import pytest
 from existing_environment import VERSIONS, existing_tool
 
-from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.formats.dump.reader import open_dump
 
 pytestmark = [pytest.mark.framework, pytest.mark.existing_tool]
 

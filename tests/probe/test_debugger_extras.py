@@ -10,10 +10,10 @@ import probe_ranks as pr
 import pytest
 import torch
 
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.dump.tensor_reader import TensorFiles
-from msprobe_engine.errors import UsageError
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.settings.load import load_settings
+from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
@@ -140,8 +140,8 @@ def _distributed(directory: Path) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    from msprobe_engine.guard import Faults
-    from msprobe_engine.settings.schema import LoadSettings
+    from msprobe_engine.core.guard import Faults
+    from msprobe_engine.core.settings.schema import LoadSettings
     from msprobe_integrations.torch.replay import Replay
 
     rank = torch.distributed.get_rank()

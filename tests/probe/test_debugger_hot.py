@@ -13,8 +13,8 @@ import pytest
 import torch
 from debug_model import Net, config, names, steps, x
 
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.settings import hot
+from msprobe_engine.core.settings import hot
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]

@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from msprobe.pytorch import PrecisionDebugger as Public
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]

@@ -12,9 +12,9 @@ import pytest
 import torch
 from debug_model import Net, config, names, steps, written, x
 
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.settings.places import check_directory
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.settings.output_paths import check_directory
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]
@@ -38,7 +38,7 @@ def refused(path: Path, root: Path | str) -> str:
         PrecisionDebugger(strict)
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("msprobe_engine.guard._log.error", lambda text, *values: said.append(text % values))
+        patch.setattr("msprobe_engine.core.guard._log.error", lambda text, *values: said.append(text % values))
         debugger = PrecisionDebugger(path, dump_path=str(root))
         model = torch.nn.Sequential(torch.nn.Linear(2, 2))
         for _ in range(2):

@@ -13,7 +13,7 @@ import torch
 from debug_model import Net, config, names, x
 from torch.nn.parallel import DistributedDataParallel
 
-from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
 pytestmark = pytest.mark.framework

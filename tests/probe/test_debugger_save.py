@@ -16,7 +16,7 @@ from debug_model import Net, config, steps, written, x
 from torch import nn
 
 from msprobe.pytorch import save
-from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]

@@ -13,8 +13,8 @@ import pytest
 import torch
 from debug_model import Net, config, x
 
-from msprobe_engine import dump
-from msprobe_engine.dump.reader import open_dump
+from msprobe import dump
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]

@@ -10,8 +10,8 @@ import torch
 from debug_model import Net, config, names, steps, written, x
 from torch.overrides import TorchFunctionMode
 
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]

@@ -12,9 +12,9 @@ import torch
 import warm
 from debug_model import Net, config, x
 
-from msprobe_engine import log
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.errors import NothingCapturedError
+from msprobe_engine.core import log
+from msprobe_engine.core.errors import NothingCapturedError
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]

@@ -56,7 +56,7 @@ def test_every_search_of_the_page_finds_something(tmp_path: Path) -> None:
     (directory,) = train(
         {"task": "statistics", "level": "mix", "dump_path": str(tmp_path / "out"), "rank": [], "step": [1], "statistics": {}}
     )
-    from msprobe_engine import dump
+    from msprobe import dump
 
     snapshot = dump.read(directory)[1]
     searches = re.findall(r"^snapshot\.find\((.*?)\)  #", "\n".join(blocks("read-a-dump.md", "python")), re.MULTILINE)

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from msprobe_engine.dump.reader import StepDump, open_dump
-from msprobe_engine.settings import hot
+from msprobe_engine.core.settings import hot
+from msprobe_engine.formats.dump.reader import StepDump, open_dump
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]
 PAGE = Path(__file__).parents[2] / "docs" / "dump.md"

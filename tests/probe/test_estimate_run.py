@@ -10,8 +10,8 @@ import pytest
 import torch
 from small_transformer import train
 
-from msprobe_engine import dump
-from msprobe_engine.dump.forecast import Estimate
+from msprobe import dump
+from msprobe_engine.probe.estimate.forecast import Estimate
 
 TRAINED = [
     *(("statistics", level, "") for level in ("L0", "L1", "mix")),

@@ -9,7 +9,7 @@ import existing_environment
 import existing_run
 import pytest
 
-from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.formats.dump.reader import open_dump
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "dump"))
 import existing_tool

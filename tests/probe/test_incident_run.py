@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings
+from msprobe_engine.core.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.probe import TorchProbe
 
 pytestmark = pytest.mark.framework

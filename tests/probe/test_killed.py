@@ -14,9 +14,9 @@ import pytest
 import torch.distributed as dist
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.dump.tensors import TensorStore
-from msprobe_engine.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings
+from msprobe_engine.core.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings
+from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.formats.dump.writing.tensors import TensorStore
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 from msprobe_integrations.torch.probe import TorchProbe
 

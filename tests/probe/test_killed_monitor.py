@@ -19,10 +19,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard  # takes seconds: once here, not in every forked rank
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.dump.writer import DumpSink
-from msprobe_engine.errors import ProbeError
-from msprobe_engine.settings.schema import (
+from msprobe_engine.core.errors import ProbeError
+from msprobe_engine.core.settings.schema import (
     CsvSettings,
     DumpSettings,
     IncidentSettings,
@@ -32,6 +30,8 @@ from msprobe_engine.settings.schema import (
     SinkSettings,
     SqliteSettings,
 )
+from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.formats.dump.writing.writer import DumpSink
 from msprobe_integrations.torch.probe import TorchProbe
 
 pytestmark = pytest.mark.framework

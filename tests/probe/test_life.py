@@ -12,8 +12,8 @@ import torch
 import warm
 from torch import nn
 
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings
+from msprobe_engine.core.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.capture import Capture
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 from msprobe_integrations.torch.probe import TorchProbe
@@ -116,7 +116,7 @@ def late_group(output: Path, box: Path) -> int:
         net(torch.ones(1, 4)).sum().backward()
         probe.end_step()
     probe.close()
-    from msprobe_engine import log
+    from msprobe_engine.core import log
 
     rank = log.current_rank()
     assert rank is not None

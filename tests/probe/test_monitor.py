@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from msprobe_engine.settings.schema import (
+from msprobe_engine.core.settings.schema import (
     ConfigCheckSettings,
     DumpSettings,
     IncidentSettings,
@@ -243,7 +243,7 @@ def test_tensorboard_reads_the_series(tmp_path: Path) -> None:
 
 def test_dump_section(tmp_path: Path) -> None:
     """A dump section in the probe's settings writes its steps beside the monitor, and nothing marks them as unfinished."""
-    from msprobe_engine.dump.reader import open_dump
+    from msprobe_engine.formats.dump.reader import open_dump
 
     setup = settings(tmp_path, MonitorSettings(), dump=DumpSettings(level="mix", step=(1, 3)), strict=True)
     pr.run(monitored, setup, 5, False, directory=tmp_path)

@@ -13,8 +13,7 @@ from typing import Any
 import probe_ranks as pr
 import pytest
 
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.settings.schema import (
+from msprobe_engine.core.settings.schema import (
     CsvSettings,
     DumpSettings,
     IncidentSettings,
@@ -27,6 +26,7 @@ from msprobe_engine.settings.schema import (
     SqliteSettings,
     TensorBoardSettings,
 )
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 from msprobe_integrations.torch.probe import TorchProbe
 

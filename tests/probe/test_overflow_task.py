@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.errors import SettingsError
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from msprobe_engine import pending_steps, rows
-from msprobe_engine.guard import Faults
-from msprobe_engine.pending_steps import PendingStep, StepSaver
-from msprobe_engine.records import Frame
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.statistics import rows
+from msprobe_engine.probe import pending_steps
+from msprobe_engine.probe.pending_steps import PendingStep, StepSaver
 
 BOUND = 20.0
 

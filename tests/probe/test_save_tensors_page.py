@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from msprobe_engine.dump.reader import StepDump, open_dump
+from msprobe_engine.formats.dump.reader import StepDump, open_dump
 from msprobe_integrations.torch.backend import TorchBackend
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]

@@ -12,7 +12,7 @@ import probe_ranks as pr
 import pytest
 from test_odd_outputs import STEPS, settings, with_debugger
 
-from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
+from msprobe_engine.core.settings.schema import DumpSettings, ProbeSettings
 
 pytestmark = pytest.mark.framework
 TEXTFILE = 0o644

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine import rows, writer
-from msprobe_engine.guard import Faults
-from msprobe_engine.records import Frame
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.writer import Writer
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.statistics import rows
+from msprobe_engine.probe import writer
+from msprobe_engine.probe.writer import Writer
 
 
 class Sink:

@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.accuracy.online import messages
-from msprobe_engine.accuracy.online.directory_layout import read_note
-from msprobe_engine.accuracy.online.frames import Frame, FrameReader, Kind, Need, parse_header
+from msprobe_engine.accuracy.online.directory.layout import read_note
+from msprobe_engine.accuracy.online.tcp.frames import Frame, FrameReader, Kind, Need, parse_header
 from msprobe_engine.accuracy.precheck.calls import read_calls, remarks_on_lists, why_not, without_repeats
 from msprobe_engine.accuracy.result_files import read_results
 from msprobe_engine.accuracy.settings import PrecheckSettings, load_precheck_settings
-from msprobe_engine.config_check.git_state import state
-from msprobe_engine.core.user_key import read_key
-from msprobe_engine.errors import DumpFormatError, ProbeError
-from msprobe_engine.incident.merge import combine, summary
-from msprobe_engine.incident.pieces import read_pieces
-from msprobe_engine.sinks.losses import read_losses
-from msprobe_engine.sinks.prometheus_node import read_snapshot
-from msprobe_engine.sinks.prometheus_request import Request
-from msprobe_engine.sinks.resume import last_step, read_header, whole_lines
+from msprobe_engine.config.collect.git_state import state
+from msprobe_engine.core.errors import DumpFormatError, ProbeError
+from msprobe_engine.core.metrics_server.request import Request
+from msprobe_engine.core.process.user_key import read_key
+from msprobe_engine.formats.monitor.losses import read_losses
+from msprobe_engine.probe.incident.merge import combine, summary
+from msprobe_engine.probe.incident.pieces import read_pieces
+from msprobe_engine.probe.sinks.prometheus.node import read_snapshot
+from msprobe_engine.probe.sinks.resume import last_step, read_header, whole_lines
 
 Enter = Callable[[Sequence[str]], int]
 

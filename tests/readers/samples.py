@@ -239,9 +239,9 @@ def sheets(root: Path) -> None:
 
 def frame_log(root: Path) -> None:
     """A rank that was killed: the log of its step, and no dump.json."""
-    from msprobe_engine import rows
-    from msprobe_engine.dump.writer import DumpSink
-    from msprobe_engine.records import Entry, Frame, Opaque, TensorDescription, TensorRef
+    from msprobe_engine.core.records import Entry, Frame, Opaque, TensorDescription, TensorRef
+    from msprobe_engine.core.statistics import rows
+    from msprobe_engine.formats.dump.writing.writer import DumpSink
 
     numbers = rows.empty(6)
     rows.as_int64(numbers)[:, [rows.COUNT, rows.FLAGS]] = 12, rows.WRITTEN
@@ -263,7 +263,7 @@ def packed(root: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from msprobe_engine.dump.packedfiles import FORMAT, INDEX, VERSION, shard_name
+    from msprobe_engine.formats.dump.writing.packed_files import FORMAT, INDEX, VERSION, shard_name
 
     dumps("tensor")(root)
     for data in root.glob("*/step0/rank*/dump_tensor_data"):
@@ -471,7 +471,7 @@ def precheck_results(root: Path) -> None:
 
 def message(root: Path) -> None:
     """What a training sends to the online pre-check: frames, one after the other."""
-    from msprobe_engine.accuracy.online.frames import Kind, encode_control, encode_header, encode_prefix
+    from msprobe_engine.accuracy.online.tcp.frames import Kind, encode_control, encode_header, encode_prefix
 
     calls = {"calls": {"Functional.linear.0.forward": {"input_args": []}}, "names": {}, "sources": {}}
     body = json.dumps(calls).encode()

@@ -15,7 +15,7 @@ import pytest
 from attack import Attack
 from targets import Target
 
-from msprobe_engine.compare.tree import MOST_LEVELS, ROOT, _without_circles
+from msprobe_engine.align.calls.call_tree import MOST_LEVELS, ROOT, _without_circles
 
 A, B = "{in}/a", "{in}/b"
 COMMANDS = {

@@ -18,12 +18,12 @@ from targets import TARGETS
 
 from msprobe_engine.cli import show
 from msprobe_engine.cli.main import main
+from msprobe_engine.core.errors import DumpFormatError, SettingsError, TextError
 from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.core.io.json_text import MAX_DEPTH, MAX_DIGITS, parse_json, unique_keys
 from msprobe_engine.core.io.npy_file import map_array
 from msprobe_engine.core.io.yaml_text import parse_foreign_yaml, parse_yaml
-from msprobe_engine.errors import DumpFormatError, SettingsError, TextError
-from msprobe_engine.settings.changes import changed
+from msprobe_engine.core.settings.changes import changed
 
 BY_NAME = {target.name: target for target in TARGETS}
 Change = Callable[[Any], Any]

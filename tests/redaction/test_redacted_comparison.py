@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.core.user_key import KEY
+from msprobe_engine.core.process.user_key import KEY
 
 pytestmark = pytest.mark.framework
 PROGRAM = """

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from msprobe_engine import columns, hostkernel, rows
-from msprobe_engine.dump import text
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.records import Opaque, TensorDescription, TensorRef
-from msprobe_engine.redaction import Redaction
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.records import Opaque, TensorDescription, TensorRef
+from msprobe_engine.core.redaction import Redaction
+from msprobe_engine.core.settings.load import load_settings
+from msprobe_engine.core.statistics import columns, host_kernel, rows
+from msprobe_engine.formats.dump.writing import text
 
 KEY = b"sixteen bytes or more"
 IDS = np.random.default_rng(0).integers(0, 50_000, 4000)
@@ -26,8 +26,8 @@ LABELS = np.where(np.arange(4000) % 1000 == 7, 48_231, -100)
 def row_of(values: np.ndarray, kind: str = "int64") -> np.ndarray:
     values = np.ascontiguousarray(values, kind)
     out = np.zeros((1, rows.WORDS))
-    flags = hostkernel.CODES[kind]
-    hostkernel.reduce(values.ctypes.data, values.size, flags, out.ctypes.data, 1 | 4 | 8, 0)
+    flags = host_kernel.CODES[kind]
+    host_kernel.reduce(values.ctypes.data, values.size, flags, out.ctypes.data, 1 | 4 | 8, 0)
     return out
 
 

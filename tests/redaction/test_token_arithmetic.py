@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from test_redaction import KEY, row_of
 
-from msprobe_engine import rows
-from msprobe_engine.core.user_key import KEY as VARIABLE
-from msprobe_engine.redaction import FEWEST, Redaction
+from msprobe_engine.core.process.user_key import KEY as VARIABLE
+from msprobe_engine.core.redaction import FEWEST, Redaction
+from msprobe_engine.core.statistics import rows
 
 VOCABULARY = 50_000
 RNG = np.random.default_rng(5)

@@ -16,8 +16,8 @@ import pytest
 from artifact_search import finds
 from token_training import IDS, OTHER_PROMPT, PROMPT
 
-from msprobe_engine import redaction
-from msprobe_engine.core import user_key
+from msprobe_engine.core import redaction
+from msprobe_engine.core.process import user_key
 
 pytestmark = [pytest.mark.framework, pytest.mark.timeout(900)]
 PROGRAM = Path(__file__).with_name("token_training.py")

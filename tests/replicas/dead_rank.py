@@ -17,13 +17,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[1] / "monitor_torch"))
 import parameter_cases as pc
 
-from msprobe_engine.settings.schema import (
-    JsonLinesSettings,
-    MonitorSettings,
-    ProbeSettings,
-    RuleSettings,
-    SinkSettings,
-)
+from msprobe_engine.core.settings.schema import JsonLinesSettings, MonitorSettings, ProbeSettings, RuleSettings, SinkSettings
 from msprobe_integrations.torch.probe import TorchProbe
 
 LAST = 5

@@ -12,9 +12,9 @@ import parameter_cases as pc
 import torch
 from torch import nn
 
-from msprobe_engine.records import Frame
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.settings.schema import (
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import (
     CsvSettings,
     IncidentSettings,
     MonitorSettings,

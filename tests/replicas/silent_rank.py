@@ -13,7 +13,7 @@ import time
 
 import torch.distributed as dist
 
-from msprobe_engine import rows as R
+from msprobe_engine.core.statistics import rows as R
 from msprobe_integrations.torch.merge import MergeFailed, RowExchange
 
 number, init = signal.Signals[sys.argv[1]], sys.argv[2]

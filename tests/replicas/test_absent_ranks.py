@@ -26,11 +26,10 @@ import pytest
 import torch.distributed as dist
 from forkpool import run_ranks
 
-from msprobe_engine import rows as R
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.records import Frame
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.settings.schema import (
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import (
     CsvSettings,
     IncidentSettings,
     MonitorSettings,
@@ -39,6 +38,7 @@ from msprobe_engine.settings.schema import (
     RuleSettings,
     SinkSettings,
 )
+from msprobe_engine.core.statistics import rows as R
 from msprobe_integrations.common.parameter_watch import ParameterWatch
 from msprobe_integrations.torch.group_members import Members, Rendezvous
 from msprobe_integrations.torch.merge import RowExchange

@@ -16,8 +16,8 @@ from replica_cases import Ears, Said, Step, flip_a_bit, leaf, settings, train
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from msprobe_engine import log
-from msprobe_engine.settings.schema import ReplicaCheckSettings, RuleSettings
+from msprobe_engine.core import log
+from msprobe_engine.core.settings.schema import ReplicaCheckSettings, RuleSettings
 from msprobe_integrations.common import exits
 from msprobe_integrations.torch.probe import TorchProbe
 from msprobe_integrations.torch.replica_channel import Channel

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.rules.bands import Band, Bands, load_bands, save_bands
-from msprobe_engine.rules.build import build_rules
-from msprobe_engine.rules.learned import LearnedRule
-from msprobe_engine.settings.schema import ProbeSettings, RuleSettings
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.rules.bands import Band, Bands, load_bands, save_bands
+from msprobe_engine.probe.rules.build import build_rules
+from msprobe_engine.probe.rules.builtin.learned import LearnedRule
 
 GOOD = Bands(
     knots=(0, 10),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.rules.base import Rule
-from msprobe_engine.rules.build import build_rules
-from msprobe_engine.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings, RuleSettings
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings, RuleSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.rules.base import Rule
+from msprobe_engine.probe.rules.build import build_rules
 
 
 def test_default() -> None:

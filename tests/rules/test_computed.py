@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from msprobe_engine.rules.computed import computed
-from msprobe_engine.rules.layout import Layout
+from msprobe_engine.probe.rules.layout import Layout
+from msprobe_engine.probe.rules.uninitialised import computed
 
 
 def layout(*names: str) -> Layout:

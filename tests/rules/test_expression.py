@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.rules.expression import Expression, MissingValue
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.probe.rules.expression import Expression, MissingValue
 
 
 class Numbers:

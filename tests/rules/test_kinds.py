@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from msprobe_engine.records import FAMILIES, Entry, Sample, TensorRef
-from msprobe_engine.rules.kinds import KINDS, entry_kind, sample_kind, scalar_kind
-from msprobe_engine.testing import TENSOR
+from msprobe_engine.core.records import FAMILIES, Entry, Sample, TensorRef
+from msprobe_engine.core.testing import TENSOR
+from msprobe_engine.probe.rules.kinds import KINDS, entry_kind, sample_kind, scalar_kind
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from msprobe_engine.records import Entry, Opaque, TensorRef
-from msprobe_engine.rules.layout import LayoutCache
-from msprobe_engine.testing import TENSOR, frame_of
+from msprobe_engine.core.records import Entry, Opaque, TensorRef
+from msprobe_engine.core.testing import TENSOR, frame_of
+from msprobe_engine.probe.rules.layout import LayoutCache
 
 
 def test_same_object_while_frames_look_alike() -> None:

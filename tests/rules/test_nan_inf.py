@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.rules.nan_inf import NanInfArgs, NanInfRule
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.rules.builtin.nan_inf import NanInfArgs, NanInfRule
 
 NAN, INF = math.nan, math.inf
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 
-from msprobe_engine.records import Frame
-from msprobe_engine.rules.no_progress import NoProgressArgs, NoProgressRule
-from msprobe_engine.testing import frame_of, row_of
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.testing import frame_of, row_of
+from msprobe_engine.probe.rules.builtin.no_progress import NoProgressArgs, NoProgressRule
 
 
 def test_loss_that_does_not_move() -> None:

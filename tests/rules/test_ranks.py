@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.rules.outlier_rank import OutlierRankArgs, OutlierRankRule, RankNumbers
-from msprobe_engine.rules.replica_mismatch import Mismatch, ReplicaMismatchArgs, ReplicaMismatchRule, replica_rule
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.rules.builtin.outlier_rank import OutlierRankArgs, OutlierRankRule, RankNumbers
+from msprobe_engine.probe.rules.builtin.replica_mismatch import Mismatch, ReplicaMismatchArgs, ReplicaMismatchRule, replica_rule
 
 
 def numbers(step: int, losses: list[float]) -> RankNumbers:

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.rules.base import Rule
-from msprobe_engine.rules.build import build_rules
-from msprobe_engine.rules.document import page
-from msprobe_engine.rules.registry import RECOMMENDED, RULES
-from msprobe_engine.rules.texts import TEXTS
-from msprobe_engine.settings import schema
-from msprobe_engine.settings.load import load_settings
-from msprobe_engine.settings.schema import ProbeSettings, RuleSettings
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.settings import schema
+from msprobe_engine.core.settings.load import load_settings
+from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.rules.base import Rule
+from msprobe_engine.probe.rules.build import build_rules
+from msprobe_engine.probe.rules.document import page
+from msprobe_engine.probe.rules.registry import RECOMMENDED, RULES
+from msprobe_engine.probe.rules.texts import TEXTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "alerts.md"
 
@@ -32,7 +32,7 @@ def test_names_are_the_same_everywhere() -> None:
 
 
 def test_page_is_up_to_date() -> None:
-    """docs/alerts.md holds the tables as the code has them: python -m msprobe_engine.rules.document docs/alerts.md."""
+    """docs/alerts.md holds the tables as the code has them: python -m msprobe_engine.probe.rules.document docs/alerts.md."""
     text = PAGE.read_text(encoding="utf-8")
     assert page(text) == text
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.rules.stalled import StalledArgs, StalledRule
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.rules.builtin.stalled import StalledArgs, StalledRule
 
 
 def test_overdue_is_said_once_and_steps_go_on() -> None:

@@ -8,9 +8,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.rules.turbulence import TurbulenceArgs, TurbulenceRule
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.rules.builtin.turbulence import TurbulenceArgs, TurbulenceRule
 
 NAN = math.nan
 

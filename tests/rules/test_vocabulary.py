@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine.records import Frame
-from msprobe_engine.rows import BELOW, FLAGS, HAS_BELOW, as_int64
-from msprobe_engine.rules.base import Alert, Rule
-from msprobe_engine.rules.build import build_rules
-from msprobe_engine.rules.registry import RULES
-from msprobe_engine.settings.schema import ProbeSettings, RuleSettings
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
+from msprobe_engine.core.statistics.rows import BELOW, FLAGS, HAS_BELOW, as_int64
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.rules.base import Rule
+from msprobe_engine.probe.rules.build import build_rules
+from msprobe_engine.probe.rules.registry import RULES
 
 LAYERS = [f"layers.{i}" for i in range(4)]
 
@@ -147,7 +148,7 @@ def parameters(step: int, changed: bool, gradient: list[float] | None, *, digest
         frames.append(frame_of({"w": gradient, "v": [1.0]}, step=step))
     frame = join(*frames)
     if digest:
-        from msprobe_engine.rows import DIGEST, HAS_DIGEST
+        from msprobe_engine.core.statistics.rows import DIGEST, HAS_DIGEST
 
         ints = as_int64(frame.rows)
         ints[:, FLAGS] |= HAS_DIGEST

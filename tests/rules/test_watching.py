@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.records import Sample
-from msprobe_engine.rules.lasting import layer_of
-from msprobe_engine.rules.layout import LayoutCache
-from msprobe_engine.rules.watching import Episodes, Level, RunningMedian, Watch
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.records import Sample
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.rules.layout import LayoutCache
+from msprobe_engine.probe.rules.stateful_rule import layer_of
+from msprobe_engine.probe.rules.tracked_series import Episodes, Level, RunningMedian, Watch
 
 ONE = np.zeros(1, np.intp)
 YES = np.ones(1, np.bool_)

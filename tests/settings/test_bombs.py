@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.settings.load import load_settings
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefghijk", "bcdefghijkl")

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.settings.changes import changed
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.settings.changes import changed
+from msprobe_engine.core.settings.load import load_settings
 
 KEYS = st.sampled_from(["a", "b", "monitor", "step_", "_x1"])
 VALUES = st.recursive(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msprobe_engine.settings.document import key_paths, page
+from msprobe_engine.core.settings.document import key_paths, page
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
 
 def test_the_page_is_current() -> None:
-    """docs/settings.md is what the schema says today; `python -m msprobe_engine.settings.document > docs/settings.md` makes it so."""
+    """docs/settings.md is what the schema says today; `python -m msprobe_engine.core.settings.document > docs/settings.md` makes it so."""
     assert PAGE.read_text(encoding="utf-8") == page()
 
 

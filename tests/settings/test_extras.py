@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.settings.extras import kernel_api
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.settings.dump_rules import kernel_api
+from msprobe_engine.core.settings.load import load_settings
 
 CALL = "Module.layers.0.mlp.MLP.forward.0"
 

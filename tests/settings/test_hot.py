@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.settings.hot import SECONDS_OFF, SECONDS_ON, HotSwitch
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.settings.hot import SECONDS_OFF, SECONDS_ON, HotSwitch
+from msprobe_engine.core.settings.load import load_settings
 
 
 class Clock:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.settings.legacy import DUMP_KEYS
-from msprobe_engine.settings.load import read_settings
-from msprobe_engine.settings.schema import DumpSettings, LoadSettings, SliceSettings
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.settings.existing.config_json import DUMP_KEYS
+from msprobe_engine.core.settings.load import read_settings
+from msprobe_engine.core.settings.schema import DumpSettings, LoadSettings, SliceSettings
 
 
 def dump(tree: dict[str, Any]) -> tuple[DumpSettings, list[str]]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.settings.legacy_monitor import MONITOR_KEYS
-from msprobe_engine.settings.load import read_settings
-from msprobe_engine.settings.schema import IncidentSettings, LayerFeatureSettings, MonitorSettings, RuleSettings
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.settings.existing.monitor_config import MONITOR_KEYS
+from msprobe_engine.core.settings.load import read_settings
+from msprobe_engine.core.settings.schema import IncidentSettings, LayerFeatureSettings, MonitorSettings, RuleSettings
 
 PLAIN = {"gradients": False, "states_when": "before", "eps": 1e-8}
 

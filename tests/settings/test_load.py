@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine import log
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.settings.load import load_settings, read_settings, recognise
-from msprobe_engine.settings.schema import CsvSettings, DumpSettings, MonitorSettings, ProbeSettings
+from msprobe_engine.core import log
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.settings.load import load_settings, read_settings, recognise
+from msprobe_engine.core.settings.schema import CsvSettings, DumpSettings, MonitorSettings, ProbeSettings
 
 
 @pytest.mark.parametrize("name", ["probe.yaml", "probe.yml", "probe.json", "PROBE.JSON"])

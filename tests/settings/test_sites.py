@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.settings.load import load_settings
 
 
 def test_pattern_that_is_none(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.settings.text import MAX_BYTES, parse, read_file
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.settings.text import MAX_BYTES, parse, read_file
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.yaml_text import parse_yaml
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.settings.load import load_settings
-from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
-from msprobe_engine.settings.tree import Key, Report, build, keys_of, to_tree
+from msprobe_engine.core.settings.load import load_settings
+from msprobe_engine.core.settings.schema import DumpSettings, ProbeSettings
+from msprobe_engine.core.settings.tree import Key, Report, build, keys_of, to_tree
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 PLAIN = st.recursive(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.errors import SinkError
-from msprobe_engine.settings.schema import (
+from msprobe_engine.core.errors import SinkError
+from msprobe_engine.core.settings.schema import (
     JsonLinesSettings,
     MonitorSettings,
     ProbeSettings,
@@ -17,9 +17,9 @@ from msprobe_engine.settings.schema import (
     SqliteSettings,
     TensorBoardSettings,
 )
-from msprobe_engine.sinks.base import Sink
-from msprobe_engine.sinks.build import build_sinks
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.build import build_sinks
 
 
 def test_all_of_them(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine import rows as _rows
-from msprobe_engine.columns import absmax, column, digests, exact_integers, integer_bounds
-from msprobe_engine.testing import row_of
+from msprobe_engine.core.statistics import rows as _rows
+from msprobe_engine.core.statistics.columns import absmax, column, digests, exact_integers, integer_bounds
+from msprobe_engine.core.testing import row_of
 
 VALUES = st.lists(st.lists(st.floats(width=32), max_size=5), max_size=8)
 

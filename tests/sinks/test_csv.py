@@ -18,14 +18,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine import rows as _rows
-from msprobe_engine.errors import SinkError
-from msprobe_engine.records import FAMILIES, TensorRef
-from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.sinks.csv import CsvSink, safe_cell
-from msprobe_engine.sinks.features import FEATURES
-from msprobe_engine.sinks.names import plain_name
-from msprobe_engine.testing import TENSOR, frame_of
+from msprobe_engine.core.errors import SinkError
+from msprobe_engine.core.io.safe_cells import plain_name
+from msprobe_engine.core.records import FAMILIES, TensorRef
+from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
+from msprobe_engine.core.statistics import rows as _rows
+from msprobe_engine.core.testing import TENSOR, frame_of
+from msprobe_engine.probe.sinks.csv.features import FEATURES
+from msprobe_engine.probe.sinks.csv.monitor import CsvSink, safe_cell
 
 OPS = ("norm", "min", "max", "mean", "nans", "zeros")
 
@@ -149,9 +149,9 @@ def test_killed_process_leaves_whole_steps(tmp_path: Path) -> None:
     """After kill -9 every step that was written is there, and no row is cut."""
     code = f"""
 from pathlib import Path
-from msprobe_engine.testing import frame_of
-from msprobe_engine.sinks.csv import CsvSink
-from msprobe_engine.settings.schema import CsvSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.sinks.csv.monitor import CsvSink
+from msprobe_engine.core.settings.schema import CsvSettings
 sink = CsvSink(CsvSettings(), None, output_dir=Path({str(tmp_path)!r}), rank=0)
 for step in range(10**9):
     sink.write(frame_of({{f"p{{i}}": [1.0] for i in range(50)}}, step=step % 100), [])
@@ -200,8 +200,8 @@ def test_cost(tmp_path: Path) -> None:
 
 def test_descriptions_with_lists_are_written(tmp_path: Path) -> None:
     """A sharded tensor's description holds lists (placements, global shape) and costs no frame."""
-    from msprobe_engine.records import Frame, Sample, TensorDescription, TensorRef
-    from msprobe_engine.testing import row_of
+    from msprobe_engine.core.records import Frame, Sample, TensorDescription, TensorRef
+    from msprobe_engine.core.testing import row_of
 
     description = TensorDescription("DTensor", "torch.float32", (2,), True, "cpu", (("placements", [{"Shard": {"dim": 0}}]),))
     sink = CsvSink(CsvSettings(), None, output_dir=tmp_path, rank=0)

@@ -9,19 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from msprobe_engine.guard import Faults
-from msprobe_engine.monitor.reader import open_run
-from msprobe_engine.monitor.report_data import collect
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.settings.schema import CsvSettings, JsonLinesSettings, MonitorSettings, SqliteSettings, TensorBoardSettings
-from msprobe_engine.sinks.base import Sink
-from msprobe_engine.sinks.csv import CsvSink
-from msprobe_engine.sinks.jsonlines import JsonLinesSink
-from msprobe_engine.sinks.memory import MemorySink
-from msprobe_engine.sinks.sqlite import SqliteSink
-from msprobe_engine.sinks.tensorboard import TensorBoardSink
-from msprobe_engine.testing import frame_of
-from msprobe_engine.writer import Writer
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.settings.schema import CsvSettings, JsonLinesSettings, MonitorSettings, SqliteSettings, TensorBoardSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.formats.monitor.reader import open_run
+from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.csv.monitor import CsvSink
+from msprobe_engine.probe.sinks.jsonlines import JsonLinesSink
+from msprobe_engine.probe.sinks.memory import MemorySink
+from msprobe_engine.probe.sinks.sqlite import SqliteSink
+from msprobe_engine.probe.sinks.tensorboard import TensorBoardSink
+from msprobe_engine.probe.writer import Writer
+from msprobe_engine.report.run.data import collect
 
 STEPS = 1200
 MONITOR = MonitorSettings(ops=("norm", "max"))

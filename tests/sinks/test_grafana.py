@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 import yaml
 
-from msprobe_engine.sinks.prometheus_names import METRICS, exported
+from msprobe_engine.probe.sinks.prometheus.names import METRICS, exported
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/msprobe.json").read_text())

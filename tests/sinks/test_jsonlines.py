@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from msprobe_engine import histograms
-from msprobe_engine.errors import SinkError
-from msprobe_engine.monitor.reader import open_run
-from msprobe_engine.records import Frame, Sample, TensorRef
-from msprobe_engine.settings.schema import JsonLinesSettings, MonitorSettings
-from msprobe_engine.sinks.jsonlines import JsonLinesSink
-from msprobe_engine.testing import TENSOR, frame_of, row_of
+from msprobe_engine.core.errors import SinkError
+from msprobe_engine.core.records import Frame, Sample, TensorRef
+from msprobe_engine.core.settings.schema import JsonLinesSettings, MonitorSettings
+from msprobe_engine.core.statistics import histograms
+from msprobe_engine.core.testing import TENSOR, frame_of, row_of
+from msprobe_engine.formats.monitor.reader import open_run
+from msprobe_engine.probe.sinks.jsonlines import JsonLinesSink
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -82,9 +82,9 @@ def test_killed_process_leaves_whole_steps(tmp_path: Path) -> None:
     """After kill -9 every step that was written can be read."""
     code = f"""
 from pathlib import Path
-from msprobe_engine.testing import frame_of
-from msprobe_engine.sinks.jsonlines import JsonLinesSink
-from msprobe_engine.settings.schema import JsonLinesSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.sinks.jsonlines import JsonLinesSink
+from msprobe_engine.core.settings.schema import JsonLinesSettings
 sink = JsonLinesSink(JsonLinesSettings(), None, output_dir=Path({str(tmp_path)!r}), rank=0)
 for step in range(10**9):
     sink.write(frame_of({{f"p{{i}}": [1.0] for i in range(50)}}, step=step), [])

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.guard import Faults
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.settings.schema import CsvSettings, JsonLinesSettings, MonitorSettings, SqliteSettings, TensorBoardSettings
-from msprobe_engine.sinks.base import Sink
-from msprobe_engine.sinks.csv import CsvSink
-from msprobe_engine.sinks.jsonlines import JsonLinesSink
-from msprobe_engine.sinks.losses import BYTES, FILE, Kept, Loss, LossFile, read_losses
-from msprobe_engine.sinks.sqlite import SqliteSink
-from msprobe_engine.sinks.tensorboard import TensorBoardSink
-from msprobe_engine.testing import frame_of
-from msprobe_engine.writer import Writer
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.settings.schema import CsvSettings, JsonLinesSettings, MonitorSettings, SqliteSettings, TensorBoardSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.formats.monitor.losses import BYTES, FILE, Kept, Loss, LossFile, read_losses
+from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.csv.monitor import CsvSink
+from msprobe_engine.probe.sinks.jsonlines import JsonLinesSink
+from msprobe_engine.probe.sinks.sqlite import SqliteSink
+from msprobe_engine.probe.sinks.tensorboard import TensorBoardSink
+from msprobe_engine.probe.writer import Writer
 
 SINKS: dict[str, Callable[[Path], Sink]] = {
     "csv": lambda root: CsvSink(CsvSettings(), MonitorSettings(), output_dir=root, rank=0),
@@ -93,7 +93,7 @@ def test_alerts_that_were_taken_away(name: str, tmp_path: Path, capsys: pytest.C
         file = next(tmp_path.rglob("rank0.jsonl"))
         file.write_text("".join(line for line in file.read_text().splitlines(keepends=True) if '"alerts":[' not in line))
     else:
-        from msprobe_engine.monitor.trend_db import TrendDatabase
+        from msprobe_engine.formats.monitor.trend_db import TrendDatabase
 
         db = TrendDatabase(next(tmp_path.rglob("*.trend.db")))
         db._db.execute("DELETE FROM alerts")
@@ -141,8 +141,8 @@ def test_a_damaged_file(content: bytes, tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_frames_that_were_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system that hangs longer than the queue is: what was dropped is told when it goes on."""
-    monkeypatch.setattr("msprobe_engine.writer.PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr("msprobe_engine.writer.QUEUE_LENGTH", 1)
+    monkeypatch.setattr("msprobe_engine.probe.writer.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("msprobe_engine.probe.writer.QUEUE_LENGTH", 1)
     sink = SINKS["csv"](tmp_path)
     write_now = sink.write
     monkeypatch.setattr(sink, "write", lambda frame, alerts: (time.sleep(0.3), write_now(frame, alerts)))

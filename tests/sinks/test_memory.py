@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from msprobe_engine.rules.nan_inf import NanInfRule
-from msprobe_engine.sinks.base import Sink
-from msprobe_engine.sinks.memory import MemorySink
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.rules.builtin.nan_inf import NanInfRule
+from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.memory import MemorySink
 
 
 def test_keeps_the_last_frames_and_their_alerts() -> None:

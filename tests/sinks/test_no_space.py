@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.errors import SinkError
-from msprobe_engine.settings.schema import CsvSettings, JsonLinesSettings, MonitorSettings, SqliteSettings, TensorBoardSettings
-from msprobe_engine.sinks.base import Sink
-from msprobe_engine.sinks.csv import CsvSink
-from msprobe_engine.sinks.jsonlines import JsonLinesSink
-from msprobe_engine.sinks.sqlite import SqliteSink
-from msprobe_engine.sinks.tensorboard import TensorBoardSink
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.errors import SinkError
+from msprobe_engine.core.settings.schema import CsvSettings, JsonLinesSettings, MonitorSettings, SqliteSettings, TensorBoardSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.csv.monitor import CsvSink
+from msprobe_engine.probe.sinks.jsonlines import JsonLinesSink
+from msprobe_engine.probe.sinks.sqlite import SqliteSink
+from msprobe_engine.probe.sinks.tensorboard import TensorBoardSink
 
 SINKS: dict[str, Callable[[Path], Sink]] = {
     "csv": lambda root: CsvSink(CsvSettings(), MonitorSettings(), output_dir=root, rank=0),

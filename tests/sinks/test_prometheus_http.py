@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from online_ends import server_certificate, until
 
-from msprobe_engine.sinks.prometheus_http import MAX_CONNECTIONS, REQUEST_SECONDS, MetricsServer
+from msprobe_engine.core.metrics_server.http import MAX_CONNECTIONS, REQUEST_SECONDS, MetricsServer
 
 FUZZ_SECONDS = float(os.environ.get("MSPROBE_FUZZ_SECONDS", "2"))
 """A longer tier sets more."""
@@ -303,7 +303,7 @@ def test_it_waits_when_the_process_has_no_descriptor_left(tmp_path: Path) -> Non
     code = f"""
 import os, resource, socket, sys, threading, time
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from msprobe_engine.sinks.prometheus_http import MetricsServer
+from msprobe_engine.core.metrics_server.http import MetricsServer
 server = MetricsServer("127.0.0.1", 0, lambda _: ("text/plain", lambda: b"fine"))
 import prometheus_client.exposition
 client = socket.socket()

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.records import Frame
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.rules.nan_inf import NanInfRule
-from msprobe_engine.sinks.prometheus_layers import layer_of
-from msprobe_engine.sinks.prometheus_metrics import RankMetrics
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.names import layer_of
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.rules.builtin.nan_inf import NanInfRule
+from msprobe_engine.probe.sinks.prometheus.metrics import RankMetrics
 
 Flat = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.records import Sample, TensorDescription, TensorRef
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.sinks.prometheus_layers import _METRICS
-from msprobe_engine.sinks.prometheus_metrics import Family, RankMetrics
-from msprobe_engine.sinks.prometheus_names import METRICS, PREFIX, document
-from msprobe_engine.sinks.prometheus_node import folded, node_families, write_snapshot
-from msprobe_engine.sinks.prometheus_traffic import element_size
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.metrics_server.families import Family
+from msprobe_engine.core.records import Sample, TensorDescription, TensorRef
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.sinks.prometheus.layers import _METRICS
+from msprobe_engine.probe.sinks.prometheus.metrics import RankMetrics
+from msprobe_engine.probe.sinks.prometheus.names import METRICS, PREFIX, document
+from msprobe_engine.probe.sinks.prometheus.node import folded, node_families, write_snapshot
+from msprobe_engine.probe.sinks.prometheus.traffic import element_size
 
 
 def test_the_page_is_made_from_the_code() -> None:

@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 import yaml
 
-from msprobe_engine.sinks.prometheus_names import METRICS, exported
+from msprobe_engine.probe.sinks.prometheus.names import METRICS, exported
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
 
 RUN = """
 import sys, time, math
 from pathlib import Path
-from msprobe_engine.rules.nan_inf import NanInfRule
-from msprobe_engine.settings.schema import PrometheusSettings
-from msprobe_engine.sinks.prometheus import PrometheusSink
-from msprobe_engine.testing import frame_of
+from msprobe_engine.probe.rules.builtin.nan_inf import NanInfRule
+from msprobe_engine.core.settings.schema import PrometheusSettings
+from msprobe_engine.probe.sinks.prometheus.sink import PrometheusSink
+from msprobe_engine.core.testing import frame_of
 sink = PrometheusSink(PrometheusSettings(port=0), output_dir=Path(sys.argv[1]), rank=0)
 rule = NanInfRule()
 print(sink.port, flush=True)

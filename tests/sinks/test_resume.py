@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.errors import SettingsError, SinkError
-from msprobe_engine.monitor.reader import open_run
-from msprobe_engine.records import Sample, TensorRef
-from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.sinks.csv import CsvSink
-from msprobe_engine.testing import TENSOR, frame_of
+from msprobe_engine.core.errors import SettingsError, SinkError
+from msprobe_engine.core.records import Sample, TensorRef
+from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
+from msprobe_engine.core.testing import TENSOR, frame_of
+from msprobe_engine.formats.monitor.reader import open_run
+from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 
 ALWAYS = ("Jan01_00-00-00", "Dec31_23-59-59")
 WINTER = ("Dec20_00-00-00", "Jan10_00-00-00")
@@ -163,9 +163,9 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     """After kill -9 in the middle of writing, a resumed run has all steps once and no damage."""
     code = f"""
 from pathlib import Path
-from msprobe_engine.testing import frame_of
-from msprobe_engine.sinks.csv import CsvSink
-from msprobe_engine.settings.schema import CsvSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.sinks.csv.monitor import CsvSink
+from msprobe_engine.core.settings.schema import CsvSettings
 sink = CsvSink(CsvSettings(path={str(tmp_path)!r}, steps_per_file=20), None, output_dir=Path("."), rank=0)
 for step in range(10**9):
     sink.write(frame_of({{f"p{{i}}": [1.0] for i in range(50)}}, step=step), [])

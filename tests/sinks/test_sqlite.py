@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.errors import SinkError
-from msprobe_engine.monitor.reader import open_run
-from msprobe_engine.monitor.trend_tags import parameter_tags, record_tags
-from msprobe_engine.settings.schema import SqliteSettings
-from msprobe_engine.sinks.sqlite import SqliteSink
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.errors import SinkError
+from msprobe_engine.core.settings.schema import SqliteSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.formats.monitor.reader import open_run
+from msprobe_engine.formats.monitor.trend_tags import parameter_tags, record_tags
+from msprobe_engine.probe.sinks.sqlite import SqliteSink
 
 
 def sink(root: Path, rank: int = 0) -> SqliteSink:
@@ -109,9 +109,9 @@ def test_killed_process_leaves_whole_steps(tmp_path: Path) -> None:
     """After kill -9 the file is sound and holds every step that was written, each completely."""
     code = f"""
 from pathlib import Path
-from msprobe_engine.testing import frame_of
-from msprobe_engine.sinks.sqlite import SqliteSink
-from msprobe_engine.settings.schema import SqliteSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.sinks.sqlite import SqliteSink
+from msprobe_engine.core.settings.schema import SqliteSettings
 sink = SqliteSink(SqliteSettings(), None, output_dir=Path({str(tmp_path)!r}), rank=0)
 for step in range(10**9):
     sink.write(frame_of({{f"p{{i}}": [1.0] for i in range(50)}}, step=step), [])

@@ -12,12 +12,12 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from msprobe_engine.errors import MissingExtraError, SinkError
-from msprobe_engine.records import Sample, TensorRef
-from msprobe_engine.rules.nan_inf import NanInfRule
-from msprobe_engine.settings.schema import TensorBoardSettings
-from msprobe_engine.sinks.tensorboard import TensorBoardSink, tag_of
-from msprobe_engine.testing import TENSOR, frame_of
+from msprobe_engine.core.errors import MissingExtraError, SinkError
+from msprobe_engine.core.records import Sample, TensorRef
+from msprobe_engine.core.settings.schema import TensorBoardSettings
+from msprobe_engine.core.testing import TENSOR, frame_of
+from msprobe_engine.probe.rules.builtin.nan_inf import NanInfRule
+from msprobe_engine.probe.sinks.tensorboard import TensorBoardSink, tag_of
 
 
 def read(sink: TensorBoardSink) -> EventAccumulator:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from msprobe_engine import histograms
-from msprobe_engine.records import Frame, Sample, TensorRef
-from msprobe_engine.settings.schema import MonitorSettings, TensorBoardSettings
-from msprobe_engine.sinks import tensorboard
-from msprobe_engine.sinks.heatmap import COLUMNS, Heatmap
-from msprobe_engine.sinks.tensorboard import TensorBoardSink
-from msprobe_engine.testing import TENSOR, row_of
+from msprobe_engine.core.records import Frame, Sample, TensorRef
+from msprobe_engine.core.settings.schema import MonitorSettings, TensorBoardSettings
+from msprobe_engine.core.statistics import histograms
+from msprobe_engine.core.testing import TENSOR, row_of
+from msprobe_engine.probe.sinks import tensorboard
+from msprobe_engine.probe.sinks.heatmap import COLUMNS, Heatmap
+from msprobe_engine.probe.sinks.tensorboard import TensorBoardSink
 
 
 def sample(family: str, name: str, phase: str = "", micro_step: int = -1, **extra: Any) -> Sample:

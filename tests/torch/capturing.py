@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from msprobe_engine.guard import Faults
-from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.records import Entry, Frame, TensorRef
-from msprobe_engine.rows import Statistics, read
-from msprobe_engine.writer import Writer
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.records import Entry, Frame, TensorRef
+from msprobe_engine.core.statistics.rows import Statistics, read
+from msprobe_engine.probe.pipeline import Pipeline
+from msprobe_engine.probe.writer import Writer
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture import Capture
 

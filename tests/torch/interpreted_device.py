@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from msprobe_engine import histograms, hostkernel, pairs, rows
+from msprobe_engine.core.statistics import histograms, host_kernel, pairs, rows
 from msprobe_integrations.torch import backend as backend_module
 from msprobe_integrations.torch import derived, device_check, device_kernel, device_launch, device_trust, pairkernels
 from msprobe_integrations.torch.backend import TorchBackend
@@ -84,7 +84,7 @@ def install() -> None:
     device_launch.runtime = lambda _: stub  # type: ignore[assignment]
     device_launch.bind = interpreted
     device_trust.DEVICES = ("cpu",)
-    hostkernel.available = False
+    host_kernel.available = False
     derived.on_host = lambda _: False
     backend_module._FIRST_CAPACITY = 20
     device_check.ELEMENTS = 8300
@@ -126,7 +126,7 @@ def direct() -> dict[str, Any]:
                 ref = backend.reduce(tensor)
                 found["kernels"].setdefault(f"{n} {name}", []).append(calls.copy())
                 data = backend.so_far()[ref.row]
-                if words_of(data) != single(tensor, hostkernel.WANT_DIGEST) or data.view(np.int64)[rows.COUNT] != n:
+                if words_of(data) != single(tensor, host_kernel.WANT_DIGEST) or data.view(np.int64)[rows.COUNT] != n:
                     found["unequal"].append(f"{dtype} {n} {name}")
     found["unsupported"] = backend.unsupported
     return found
@@ -152,7 +152,7 @@ def batched() -> dict[str, Any]:
     data = backend.so_far()
     for tensor, ref in zip(tensors, refs):
         row = data[ref.row]
-        expected = single(tensor, hostkernel.WANT_DIGEST) if tensor.numel() else words_of(rows.empty(1)[0])
+        expected = single(tensor, host_kernel.WANT_DIGEST) if tensor.numel() else words_of(rows.empty(1)[0])
         if words_of(row) != expected or row.view(np.int64)[rows.COUNT] != tensor.numel():
             found["unequal"].append(f"{tensor.dtype} {tensor.numel()} {tensor.storage_offset()}")
     found["rows"], found["unsupported"] = len(tensors), backend.unsupported
@@ -186,8 +186,8 @@ def paired() -> dict[str, Any]:
         for begin, ref in refs:
             x, y = (t[begin : n + begin].to(float32 if t.dtype.itemsize == 2 else t.dtype).numpy() for t in (a, b))
             made = pairs.values(op, x, y, numbers)
-            code = hostkernel.CODES[made.dtype.name]
-            expected = hostkernel.row_of(np.ascontiguousarray(made).view(np.uint8), code, backend._want, 0)
+            code = host_kernel.CODES[made.dtype.name]
+            expected = host_kernel.row_of(np.ascontiguousarray(made).view(np.uint8), code, backend._want, 0)
             if ref.row < 0 or (wrong := device_check.compare(data[ref.row], expected)):
                 found["wrong"].append(f"{op} {first} {second} {begin}: {wrong if ref.row >= 0 else backend.unsupported}")
     found["unsupported"] = backend.unsupported
@@ -207,7 +207,7 @@ def counted() -> dict[str, Any]:
                 data = backend.so_far()
                 raw = tensor.contiguous().view(-1).view(torch.uint8).numpy()
                 with np.errstate(invalid="ignore"):
-                    values = hostkernel.real_values(raw, hostkernel.CODES[device_kernel.KINDS[dtype]])
+                    values = host_kernel.real_values(raw, host_kernel.CODES[device_kernel.KINDS[dtype]])
                     for kind, first in firsts.items():
                         row = data[first : first + histograms.row_count(kind)]
                         expected = histograms.to_rows(histograms.count_values(values, kind), tensor.numel())
@@ -240,7 +240,7 @@ def of_any_strides() -> dict[str, Any]:
     deep = torch.from_numpy(np.random.default_rng(0).standard_normal((3, 4, 6, 7, 20)).astype(np.float32))[:, :3, :5, :6, ::3]
     other = torch.from_numpy(np.random.default_rng(1).standard_normal(deep.numel()).astype(np.float32)).view(7, -1).t().reshape_as(deep)
     for mode in (contextlib.nullcontext, Memory):  # kernels are tried on known numbers first
-        for want in (0, hostkernel.WANT_DIGEST, hostkernel.WANT_MOMENTS):
+        for want in (0, host_kernel.WANT_DIGEST, host_kernel.WANT_MOMENTS):
             shape = statistics.DeviceRows(deep, 40)
             out, expected = rows.empty(1), rows.empty(1)
             with mode():

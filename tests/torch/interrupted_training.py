@@ -22,7 +22,7 @@ from torch import nn
 
 import msprobe_engine
 from msprobe.pytorch import PrecisionDebugger
-from msprobe_engine.settings.schema import JsonLinesSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.settings.schema import JsonLinesSettings, MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_integrations.torch.probe import TorchProbe
 
 MODE, COUNT = sys.argv[1], int(sys.argv[2])

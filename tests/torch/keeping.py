@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.dump.stepfiles import Saved
-from msprobe_engine.dump.template import Options
-from msprobe_engine.dump.tensor_reader import TensorFiles
-from msprobe_engine.dump.tensors import TensorStore
-from msprobe_engine.guard import Faults
-from msprobe_engine.records import Entry, TensorRef
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.records import Entry, TensorRef
+from msprobe_engine.formats.dump.writing.step_files import Saved
+from msprobe_engine.formats.dump.writing.template import Options
+from msprobe_engine.formats.dump.writing.tensors import TensorStore
+from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.keep import Keeper, template
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from msprobe.pytorch import PrecisionDebugger
-from msprobe_engine.settings.schema import CsvSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_integrations.torch.probe import TorchProbe
 
 

@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from msprobe_engine.diagnose.nan_analyze import nan_analyze
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.records import Frame
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, RuleSettings, SinkSettings
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, RuleSettings, SinkSettings
+from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.probe import TorchProbe
 
 BAD = 3

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from msprobe_engine import hostkernel, rows
-from msprobe_engine.backend import Backend, PendingRows, load_backend
-from msprobe_engine.digest import digest_array
-from msprobe_engine.rows import Statistics
+from msprobe_engine.core.backend import Backend, PendingRows, load_backend
+from msprobe_engine.core.statistics import host_kernel, rows
+from msprobe_engine.core.statistics.digest import digest_array
+from msprobe_engine.core.statistics.rows import Statistics
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.testing import EarlyRead, ProbeDevice, reads_forbidden
 
@@ -70,7 +70,7 @@ def test_protocols() -> None:
 def test_installed_packages_are_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers of a dump ask for the backend with every tensor: only the first time costs a look into every installed package."""
     load_backend("torch")
-    monkeypatch.setattr(importlib.import_module("msprobe_engine.backend"), "entry_points", None)
+    monkeypatch.setattr(importlib.import_module("msprobe_engine.core.backend"), "entry_points", None)
     assert isinstance(load_backend("torch"), TorchBackend)
 
 
@@ -368,7 +368,7 @@ class _SeenFunction(TorchFunctionMode):
 def test_modes_see_nothing(kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Function modes, dispatch modes and autograd of the user see none of our operators, and random streams do not move."""
     if not kernel:
-        monkeypatch.setattr(hostkernel, "available", False)
+        monkeypatch.setattr(host_kernel, "available", False)
     backend = TorchBackend(digest=True)
     x = torch.randn(5, 3, requires_grad=True)
     y = x * 2
@@ -393,7 +393,7 @@ def test_without_kernel_the_rows_are_the_same(monkeypatch: pytest.MonkeyPatch) -
     tensors = [torch.randn(100), torch.randn(8, 8, dtype=torch.bfloat16).t(), torch.arange(7)]
     with_kernel = TorchBackend(digest=True)
     a = [one(with_kernel, t)[1] for t in tensors]
-    monkeypatch.setattr(hostkernel, "available", False)
+    monkeypatch.setattr(host_kernel, "available", False)
     without = TorchBackend(digest=True)
     for s, t in zip(a, tensors):
         assert one(without, t)[1][:13] == pytest.approx(s[:13], rel=1e-12)
@@ -441,7 +441,7 @@ def test_random_state_round_trip(backend: TorchBackend) -> None:
 @pytest.mark.parametrize("kernel", [True, False])
 def test_parts_of_a_tensor_add_up(kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flat parts reduced with their start index merge to the row of the whole, digest included."""
-    monkeypatch.setattr(hostkernel, "available", kernel and hostkernel.available)
+    monkeypatch.setattr(host_kernel, "available", kernel and host_kernel.available)
     backend = TorchBackend(digest=True)
     whole = torch.randn(3000)
     refs = [backend.reduce_part(whole[lo:hi], lo) for lo, hi in ((0, 1000), (1000, 1001), (1001, 3000))]

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from msprobe_engine.records import Opaque, TensorRef
+from msprobe_engine.core.records import Opaque, TensorRef
 
 # Which calls become records, and under which names.
 

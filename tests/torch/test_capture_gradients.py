@@ -11,7 +11,7 @@ from capturing import capture, entries, stat
 from torch import nn
 from torch.nn import functional as F
 
-from msprobe_engine.records import NODE_ONLY
+from msprobe_engine.core.records import NODE_ONLY
 
 
 class Parallel(nn.Module):
@@ -114,9 +114,9 @@ def test_training_is_bitwise_the_same(level: str) -> None:
 
 def test_gradients_come_after_the_window_was_closed() -> None:
     """backward() after stop(): module gradients and parameter gradients of calls seen before are recorded until the step ends."""
-    from msprobe_engine.guard import Faults
-    from msprobe_engine.pipeline import Pipeline
-    from msprobe_engine.writer import Writer
+    from msprobe_engine.core.guard import Faults
+    from msprobe_engine.probe.pipeline import Pipeline
+    from msprobe_engine.probe.writer import Writer
     from msprobe_integrations.torch.backend import TorchBackend
     from msprobe_integrations.torch.capture import Capture
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from msprobe_engine import hostkernel, rows
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.statistics import host_kernel, rows
 from msprobe_integrations.torch import checksums
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.checksums import Staging
@@ -69,8 +69,8 @@ def samples() -> list[torch.Tensor]:
 def test_host_tensors(monkeypatch: pytest.MonkeyPatch, mode: str, kernel: bool) -> None:
     """Every type and layout has the checksum of its raw bytes, the first time and on the fast path, with and without the C kernel."""
     if not kernel:
-        monkeypatch.setattr(hostkernel, "available", False)
-        monkeypatch.setattr(hostkernel, "_kernel", None)
+        monkeypatch.setattr(host_kernel, "available", False)
+        monkeypatch.setattr(host_kernel, "_kernel", None)
     backend, tensors = backend_for(mode), samples()
     for _ in range(2):
         refs = [backend.reduce(t) for t in tensors]

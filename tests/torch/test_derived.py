@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine import columns, histograms, hostkernel, rows
-from msprobe_engine.errors import UsageError
-from msprobe_engine.records import TensorRef
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.records import TensorRef
+from msprobe_engine.core.statistics import columns, histograms, host_kernel, rows
 from msprobe_integrations.torch import derived, statistics
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.testing import ProbeDevice, reads_forbidden
@@ -261,7 +261,7 @@ def test_histograms_by_operators_and_by_the_kernel(move: Move) -> None:
         for kind, first in firsts.items():
             assert first >= 0, backend.unsupported
             with np.errstate(invalid="ignore"):
-                expected = histograms.count_values(hostkernel.real_values(raw.numpy(), code), kind)
+                expected = histograms.count_values(host_kernel.real_values(raw.numpy(), code), kind)
             assert histograms.counts(data, first, kind).tolist() == expected.tolist(), (dtype, kind)
             assert (rows.as_int64(data)[first : first + histograms.row_count(kind), rows.COUNT] == 3000).all(), (dtype, kind)
 

@@ -17,7 +17,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine import hostkernel, log, rows
+from msprobe_engine.core import log
+from msprobe_engine.core.statistics import host_kernel, rows
 from msprobe_integrations.torch import device_trust, statistics
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.statistics import CODES, DeviceRows, Taker, host_flags
@@ -41,7 +42,7 @@ def serve() -> None:
         tensor = base.as_strided(ask["shape"], ask["strides"]) if ask["shape"] is not None else base
         device_kernel.MAX_PROGRAMS = ask["programs"]
         row = torch.full((rows.WORDS,), -7.0, dtype=torch.float64)
-        want = ask["want"] | (hostkernel.want_below(ask["limit"]) if ask["limit"] else 0)
+        want = ask["want"] | (host_kernel.want_below(ask["limit"]) if ask["limit"] else 0)
         device_launch.reduce(tensor, row, want, ask["index0"])
         sys.stdout.buffer.write(row.numpy().tobytes())
         sys.stdout.buffer.flush()
@@ -93,7 +94,7 @@ def interpreter() -> Iterator[Interpreter]:
 def reference(tensor: torch.Tensor, want: int, index0: int = 0) -> np.ndarray:
     """The numpy row."""
     raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return hostkernel.row_of(raw, CODES[tensor.dtype], want, index0)
+    return host_kernel.row_of(raw, CODES[tensor.dtype], want, index0)
 
 
 def same(got: np.ndarray, want: np.ndarray) -> None:
@@ -222,8 +223,8 @@ def test_every_type_with_moments_and_counts_below_a_limit(interpreter: Interpret
             tensor = bits(dtype, n, number)
             if dtype == torch.float64:
                 tensor = tensor.clamp(-1e60, 1e60)  # the sum of fourth powers is finite
-            row = interpreter.row(tensor, hostkernel.WANT_MOMENTS, 0, programs, limit)
-            want = reference(tensor, hostkernel.WANT_MOMENTS | hostkernel.want_below(limit))
+            row = interpreter.row(tensor, host_kernel.WANT_MOMENTS, 0, programs, limit)
+            want = reference(tensor, host_kernel.WANT_MOMENTS | host_kernel.want_below(limit))
             same(np.r_[row[:13], [-7.0] * 3], want)
             assert row.view(np.int64)[rows.BELOW] == want.view(np.int64)[rows.BELOW], dtype
             np.testing.assert_allclose(row[rows.SUM4], want[rows.SUM4], rtol=1e-12)

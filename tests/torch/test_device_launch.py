@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine import log
+from msprobe_engine.core import log
 from msprobe_integrations.torch import device_trust
 
 triton_here = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")

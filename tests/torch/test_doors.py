@@ -11,10 +11,10 @@ import torch
 from capturing import entries
 from torch import nn
 
-from msprobe_engine.guard import Faults
-from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.records import Frame
-from msprobe_engine.writer import Writer
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.records import Frame
+from msprobe_engine.probe.pipeline import Pipeline
+from msprobe_engine.probe.writer import Writer
 from msprobe_integrations.common.doors import Door
 from msprobe_integrations.torch.api import ApiCapture
 from msprobe_integrations.torch.backend import TorchBackend

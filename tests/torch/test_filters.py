@@ -13,8 +13,8 @@ import torch
 from capturing import Block, capture, entries
 from torch import nn
 
-from msprobe_engine.dump.writer import DumpSink
-from msprobe_engine.records import Frame
+from msprobe_engine.core.records import Frame
+from msprobe_engine.formats.dump.writing.writer import DumpSink
 from msprobe_integrations.common.filters import RecordFilter
 from msprobe_integrations.common.stacks import Stacks
 from msprobe_integrations.torch.backend import TorchBackend

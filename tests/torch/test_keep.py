@@ -10,9 +10,9 @@ import pytest
 import torch
 from keeping import FORMATS, Keeping, bits, saved
 
-from msprobe_engine.dump.tensor_reader import not_saved
-from msprobe_engine.records import Entry
-from msprobe_engine.settings.schema import SliceSettings
+from msprobe_engine.core.records import Entry
+from msprobe_engine.core.settings.schema import SliceSettings
+from msprobe_engine.formats.tensors.reader import not_saved
 from msprobe_integrations.torch import keep
 from msprobe_integrations.torch.slices import Slices
 from msprobe_integrations.torch.structure import convert

@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keeping import FORMATS, Keeping
 
-from msprobe_engine.dump import layout, loosefiles
-from msprobe_engine.dump.stepfiles import StepFiles
-from msprobe_engine.dump.tensor_reader import not_saved
-from msprobe_engine.records import Entry
+from msprobe_engine.core.records import Entry
+from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.writing import loose_files
+from msprobe_engine.formats.dump.writing.step_files import StepFiles
+from msprobe_engine.formats.tensors.reader import not_saved
 
 
 def on_disk(root: Path) -> int:
@@ -112,8 +113,8 @@ def test_a_small_budget_loses_nothing(tmp_path: Path, form: str, elements: int) 
 def test_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When nothing is written for a while and the budget is used up, tensors are given up instead of the training waiting for ever."""
     hang = threading.Event()
-    write = loosefiles.write_files
-    monkeypatch.setattr(loosefiles, "write_files", lambda *a: (hang.wait(20), write(*a))[1])
+    write = loose_files.write_files
+    monkeypatch.setattr(loose_files, "write_files", lambda *a: (hang.wait(20), write(*a))[1])
     keeping = Keeping(tmp_path, "files", budget=1 << 20, patience=0.1)
     keeping.begin()
     for i in range(12):

@@ -25,10 +25,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.dump.tensor_reader import TensorFiles
-from msprobe_engine.names import tensor_file
-from msprobe_engine.settings.schema import DumpSettings, IncidentSettings, ProbeSettings
+from msprobe_engine.core.names import tensor_file
+from msprobe_engine.core.settings.schema import DumpSettings, IncidentSettings, ProbeSettings
+from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 from msprobe_integrations.torch.probe import TorchProbe

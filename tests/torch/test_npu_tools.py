@@ -15,8 +15,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from msprobe.pytorch import AclGraphDumper, acl_save, set_fx_dump_config, set_ge_dump_config
-from msprobe_engine.errors import SinkError, UsageError
-from msprobe_engine.guard import Faults
+from msprobe_engine.core.errors import SinkError, UsageError
+from msprobe_engine.core.guard import Faults
 from msprobe_integrations.torch.graph_modes import fill_fx, fill_ge
 from msprobe_integrations.torch.kernel_dump import KernelDump, npu_tool
 

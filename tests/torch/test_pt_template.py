@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keeping import bits
 
-from msprobe_engine.dump.pttemplate import PtTemplate, Sample, split
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.formats.dump.writing.pt_template import PtTemplate, Sample, split
 from msprobe_integrations.torch.keep import sample
 
 SAVED = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.uint16, torch.bool,

@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn import functional
 
 from msprobe.pytorch import random_save, random_save_end, seed_all, undo_seed_all
-from msprobe_engine.errors import SinkError, UsageError
-from msprobe_engine.sinks.names import safe_cell
+from msprobe_engine.core.errors import SinkError, UsageError
+from msprobe_engine.core.io.safe_cells import safe_cell
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from msprobe_engine.errors import UsageError
-from msprobe_engine.guard import Faults
-from msprobe_engine.settings.schema import LoadSettings
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.settings.schema import LoadSettings
 from msprobe_integrations.torch.replay import Replay
 
 

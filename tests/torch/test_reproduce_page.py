@@ -12,7 +12,7 @@ import pytest
 
 from msprobe.core import SingleSave
 from msprobe.pytorch import PrecisionDebugger, random_save_end, undo_seed_all
-from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.formats.dump.reader import open_dump
 
 pytestmark = pytest.mark.slow
 PAGE = (Path(__file__).parents[2] / "docs/reproduce.md").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.nn.functional import dropout as early_dropout
 
 from msprobe.pytorch import seed_all, undo_seed_all
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
 
 ENVIRONMENT = ("PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "HCCL_DETERMINISTIC")
 

@@ -11,7 +11,7 @@ from forkpool import run_ranks
 from torch import nn
 from torch.nn import functional as F
 
-from msprobe_engine.records import TensorRef, leaves
+from msprobe_engine.core.records import TensorRef, leaves
 
 pytestmark = pytest.mark.framework
 

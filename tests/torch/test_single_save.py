@@ -16,7 +16,7 @@ import torch
 from existing_environment import existing_tool
 
 from msprobe.core import SingleSave
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
 
 
 @pytest.fixture(autouse=True)

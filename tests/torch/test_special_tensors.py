@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from msprobe_engine import rows
-from msprobe_engine.dump import text
-from msprobe_engine.dump.template import LayoutCache, Options
-from msprobe_engine.records import Entry
-from msprobe_engine.rows import read
-from msprobe_engine.settings.schema import DumpSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.records import Entry
+from msprobe_engine.core.settings.schema import DumpSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.statistics import rows
+from msprobe_engine.core.statistics.rows import read
+from msprobe_engine.formats.dump.writing import text
+from msprobe_engine.formats.dump.writing.template import LayoutCache, Options
 from msprobe_integrations.torch import describe, quantized
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.probe import TorchProbe

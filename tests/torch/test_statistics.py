@@ -14,9 +14,9 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine import hostkernel, rows
-from msprobe_engine.digest import digest_array
-from msprobe_engine.settings.schema import SliceSettings
+from msprobe_engine.core.settings.schema import SliceSettings
+from msprobe_engine.core.statistics import host_kernel, rows
+from msprobe_engine.core.statistics.digest import digest_array
 from msprobe_integrations.common.row_memory import MemoryPool, RowBuffer
 from msprobe_integrations.torch import statistics
 from msprobe_integrations.torch.backend import TorchBackend
@@ -29,7 +29,7 @@ from msprobe_integrations.torch.testing import ProbeDevice, reads_forbidden
 INTEGER_WORDS = [0, 1, 2, 3, 4, 5, 10, 11, 12]
 
 
-def by_operators(tensor: torch.Tensor, want: int = hostkernel.WANT_DIGEST, index0: int = 0) -> np.ndarray:
+def by_operators(tensor: torch.Tensor, want: int = host_kernel.WANT_DIGEST, index0: int = 0) -> np.ndarray:
     """The row `reduce_device` writes, with the words of the host put in."""
     device = DeviceRows(tensor, 4)
     reduce_device(tensor, Taker(device, tensor, 0, host_flags(tensor.dtype, want)), want, index0)
@@ -38,11 +38,11 @@ def by_operators(tensor: torch.Tensor, want: int = hostkernel.WANT_DIGEST, index
     return out[0]
 
 
-def by_numpy(tensor: torch.Tensor, index0: int = 0, want: int = hostkernel.WANT_DIGEST) -> np.ndarray:
+def by_numpy(tensor: torch.Tensor, index0: int = 0, want: int = host_kernel.WANT_DIGEST) -> np.ndarray:
     """The reference row of the bits of `tensor`."""
     raw = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
     flat = torch.view_as_real(raw) if raw.is_complex() else raw
-    return hostkernel.row_of(flat.reshape(-1).view(torch.uint8).numpy(), CODES[tensor.dtype], want, index0)
+    return host_kernel.row_of(flat.reshape(-1).view(torch.uint8).numpy(), CODES[tensor.dtype], want, index0)
 
 
 def same(got: np.ndarray, want: np.ndarray) -> None:
@@ -71,7 +71,7 @@ def bits(dtype: torch.dtype, n: int, seed: int) -> torch.Tensor:
 def test_operators_give_the_numpy_row(dtype: torch.dtype, n: int, seed: int, index0: int) -> None:
     """For every type the operators give the counts, extremes, exact integers and digest of the reference; sums to rounding."""
     tensor = bits(dtype, n, seed)
-    same(by_operators(tensor, hostkernel.WANT_DIGEST, index0), by_numpy(tensor, index0))
+    same(by_operators(tensor, host_kernel.WANT_DIGEST, index0), by_numpy(tensor, index0))
 
 
 @pytest.mark.parametrize("dtype", list(CODES))
@@ -80,7 +80,7 @@ def test_operators_give_the_numpy_row(dtype: torch.dtype, n: int, seed: int, ind
 def test_moments_and_counts_below_a_limit(dtype: torch.dtype, n: int, seed: int, limit: float) -> None:
     """SUM3, SUM4 and BELOW by operators are those of the reference for every type, in one piece or several."""
     tensor = bits(dtype, n, seed)
-    want = hostkernel.WANT_MOMENTS | hostkernel.want_below(limit)
+    want = host_kernel.WANT_MOMENTS | host_kernel.want_below(limit)
     expected = by_numpy(tensor, 0, want)
     for piece in (1 << 22, 1234):
         with pytest.MonkeyPatch.context() as patch:
@@ -145,7 +145,7 @@ def test_row_buffer_grows_without_moving_rows() -> None:
     x = np.arange(1.0, 31.0)
     first = buffer.address(0)
     for i in range(30):
-        hostkernel.reduce(x.ctypes.data + 8 * i, 1, 1, buffer.address(i), 0, 0)
+        host_kernel.reduce(x.ctypes.data + 8 * i, 1, 1, buffer.address(i), 0, 0)
     assert buffer.address(0) == first
     assert buffer.rows(30)[:, rows.SUM].tolist() == x.tolist()
     buffer.clear(17)

@@ -12,14 +12,14 @@ import torch
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from msprobe_engine import histograms, hostkernel, pairs, rows
+from msprobe_engine.core.statistics import histograms, host_kernel, pairs, rows
 from msprobe_integrations.torch import checksums, derived, devices, feature_math, grad_signs, pairkernels, statistics
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.statistics import DeviceRows, Taker, host_flags, reduce_cpu, reduce_device
 
 SMALLER = 128
 LIMIT = (64 << 20) // SMALLER
-EVERY = hostkernel.WANT_DIGEST | hostkernel.WANT_MOMENTS | hostkernel.want_below(0.25)
+EVERY = host_kernel.WANT_DIGEST | host_kernel.WANT_MOMENTS | host_kernel.want_below(0.25)
 
 
 class Memory(TorchDispatchMode):
@@ -84,7 +84,7 @@ def same(got: np.ndarray, expected: np.ndarray, error: float = 1e-9) -> None:
 
 
 @ANY
-@pytest.mark.parametrize("want", [0, EVERY & ~hostkernel.WANT_DIGEST, EVERY])
+@pytest.mark.parametrize("want", [0, EVERY & ~host_kernel.WANT_DIGEST, EVERY])
 def test_statistics(layout: str, want: int) -> None:
     """Rows are those of the C kernel."""
     tensor, expected = tensor_of(layout), rows.empty(1)
@@ -103,7 +103,7 @@ def test_types(dtype: torch.dtype) -> None:
 def test_a_digest_of_an_expanded_tensor_has_its_positions() -> None:
     """Elements that are in the tensor several times count once for each of their positions."""
     tensor = torch.tensor([1.0, 2.0]).view(2, 1).expand(2, 3)
-    for want in (0, hostkernel.WANT_DIGEST):
+    for want in (0, host_kernel.WANT_DIGEST):
         expected = rows.empty(1)
         reduce_cpu(tensor, expected.ctypes.data, want)
         same(rows_of(1, lambda take, want=want: reduce_device(tensor, take[0], want), tensor, want)[0], expected[0])
@@ -113,7 +113,7 @@ def test_a_digest_of_an_expanded_tensor_has_its_positions() -> None:
 def test_checksums(layout: str) -> None:
     """XOR and CRC-32 are those of the C kernel."""
     tensor, expected = tensor_of(layout), rows.empty(1)
-    reduce_cpu(tensor, expected.ctypes.data, hostkernel.WANT_XOR | hostkernel.WANT_CRC)
+    reduce_cpu(tensor, expected.ctypes.data, host_kernel.WANT_XOR | host_kernel.WANT_CRC)
     out = torch.zeros(1, dtype=torch.int64)
     staging = checksums.Staging(tensor)
     with Memory():

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree
 
-from msprobe_engine.records import Entry, Frame, Opaque, TensorRef, leaves
+from msprobe_engine.core.records import Entry, Frame, Opaque, TensorRef, leaves
 
 
 class ModelOutput(collections.OrderedDict):

@@ -17,10 +17,10 @@ from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
-from msprobe_engine.incident.notify import SilentNotifier, StoreNotifier
-from msprobe_engine.records import Frame, Opaque
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.records import Frame, Opaque
+from msprobe_engine.core.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings
+from msprobe_engine.probe.incident.notify import SilentNotifier, StoreNotifier
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.probe import TorchProbe
 from msprobe_integrations.torch.structure import MAX_VALUES, convert

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from capturing import capture, entries, stat
 
-from msprobe_engine.records import Frame, TensorRef
+from msprobe_engine.core.records import Frame, TensorRef
 from msprobe_integrations.torch.backend import TorchBackend
 
 # Kernels that Python does not see write through a pointer: no operator of torch runs and no version counter moves. What they have
@@ -209,7 +209,7 @@ TRITON = """
 import sys; sys.path[:0] = [{tests!r}]
 import torch, triton, triton.language as tl
 from capturing import capture, entries, stat
-from msprobe_engine.records import TensorRef
+from msprobe_engine.core.records import TensorRef
 
 @triton.heuristics({{"N": lambda arguments: 8}})
 @triton.jit

@@ -11,11 +11,11 @@ import torch
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from msprobe_engine import histograms, hostkernel, pairs, rows
+from msprobe_engine.core.statistics import histograms, host_kernel, pairs, rows
 from msprobe_integrations.torch import devices, pairkernels, statistics
 from msprobe_integrations.torch.statistics import CODES, DeviceRows, Taker, host_flags, reduce_cpu, reduce_device
 
-WANT = hostkernel.WANT_MOMENTS | hostkernel.want_below(1e-9)
+WANT = host_kernel.WANT_MOMENTS | host_kernel.want_below(1e-9)
 
 
 class NoFloat64(TorchDispatchMode):
@@ -63,7 +63,7 @@ def check(tensor: torch.Tensor, want: int = WANT, error: float = 1e-9) -> None:
     exact = [word for word in range(rows.WORDS) if word not in (rows.SUM, rows.SUMSQ, rows.SUM3, rows.SUM4)]
     assert got.view(np.int64)[exact].tolist() == expected.view(np.int64)[exact].tolist()
     np.testing.assert_allclose(got[[rows.SUMSQ, rows.SUM4]], expected[[rows.SUMSQ, rows.SUM4]], rtol=error)
-    real = np.abs(hostkernel.real_values(tensor.contiguous().view(torch.uint8).numpy(), CODES[tensor.dtype]).astype(np.float64))
+    real = np.abs(host_kernel.real_values(tensor.contiguous().view(torch.uint8).numpy(), CODES[tensor.dtype]).astype(np.float64))
     real = real[np.isfinite(real)]
     for word, power in ((rows.SUM, 1), (rows.SUM3, 3)):
         assert abs(got[word] - expected[word]) <= error * (real**power).sum()
@@ -117,7 +117,7 @@ def test_integers(dtype: torch.dtype) -> None:
     """Sums, extremes and counts are exact, also above 2**24 and 2**63."""
     raw = np.random.default_rng(1).integers(0, 256, 1000 * dtype.itemsize, np.uint8)
     x = torch.from_numpy(raw % 2 if dtype == torch.bool else raw).view(dtype)
-    check(x, hostkernel.WANT_MOMENTS | hostkernel.want_below(1e9))
+    check(x, host_kernel.WANT_MOMENTS | host_kernel.want_below(1e9))
     check(x[:1])
     if dtype.itemsize > 2:
         some = torch.tensor([2**24 + 1, 1, 2**31 - 1, 0]).to(dtype)
@@ -137,7 +137,7 @@ def test_counts_below_a_limit() -> None:
         near = np.float32(min(limit, 3e38))
         neighbours = [np.nextafter(near, np.float32(0)), np.nextafter(near, np.float32(np.inf))]
         x = torch.from_numpy(np.array([near, *neighbours, 0, np.nan, np.inf], np.float32))
-        check(x, hostkernel.want_below(limit))
+        check(x, host_kernel.want_below(limit))
 
 
 def test_what_is_float64_stays_so() -> None:
@@ -153,7 +153,7 @@ def test_pairs(op: int) -> None:
     b[3], a[4] = float("inf"), float("nan")
     c = (0.7, 1.0, 1e-8)
     device, out, expected = DeviceRows(a, 8), rows.empty(1), rows.empty(1)
-    pairkernels.pair_device(op, a, b, c, Taker(device, a, 0, rows.WRITTEN | hostkernel.wanted_flags(WANT)), WANT)
+    pairkernels.pair_device(op, a, b, c, Taker(device, a, 0, rows.WRITTEN | host_kernel.wanted_flags(WANT)), WANT)
     device.scatter(device.filled().numpy(), out)
     pairkernels.pair_cpu(op, a, b, c, expected.ctypes.data, WANT)
     assert out.view(np.int64)[0, [0, 1, 2, 3, 4, 15]].tolist() == expected.view(np.int64)[0, [0, 1, 2, 3, 4, 15]].tolist()

@@ -1,4 +1,4 @@
-"""``anomaly.json`` (`msprobe_engine.sinks.anomaly`)."""
+"""``anomaly.json`` (`msprobe_engine.probe.sinks.anomaly`)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msprobe_engine.errors import SinkError
-from msprobe_engine.records import Frame, Sample, TensorDescription, TensorRef
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.sinks import anomaly
-from msprobe_engine.sinks.anomaly import AnomalySink
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.errors import SinkError
+from msprobe_engine.core.records import Frame, Sample, TensorDescription, TensorRef
+from msprobe_engine.probe.sinks import anomaly
+from msprobe_engine.probe.sinks.anomaly import AnomalySink
 
 OF = TensorDescription("torch.Tensor", "torch.float32", (3,), None)
 SHAPE = {"rank", "step", "micro_step", "pp_stage", "vpp_stage", "call_id", "tag_name", "message", "group_mates"}

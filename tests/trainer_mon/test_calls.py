@@ -10,7 +10,7 @@ import torch
 from monitored import build, config, directory_of, loop, monitored, steps_of, tables
 
 from msprobe.pytorch import TrainerMon
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
 
 pytestmark = pytest.mark.framework
 

@@ -1,4 +1,4 @@
-"""The settings file that is followed while the training runs (`msprobe_engine.monitor.hot`)."""
+"""The settings file that is followed while the training runs (`msprobe_engine.probe.hot_settings`)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.monitor.hot import HotMonitor, switched_off
-from msprobe_engine.settings import text
-from msprobe_engine.settings.load import read_settings
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.settings import text
+from msprobe_engine.core.settings.load import read_settings
+from msprobe_engine.probe.hot_settings import HotMonitor, switched_off
 
 NATIVE = "# ours\nmonitor:\n  hot: true\n  enabled: true  # the switch\n  collect_times: 2\nsinks:\n  csv: {enabled: true}\n"
 
@@ -95,7 +95,7 @@ def test_a_broken_file_is_said_once_and_changes_nothing(tmp_path: Path, monkeypa
     write(path, "monitor: {hot: true}\n")
     hot = follower(path)
     said: list[str] = []
-    monkeypatch.setattr("msprobe_engine.log.warning", said.append)
+    monkeypatch.setattr("msprobe_engine.core.log.warning", said.append)
     for step, content in enumerate(["monitor: {hot: true", "monitor: {hto: true}\n", "[1, 2]\n", "\x00"]):
         write(path, content)
         assert hot.end_step(2 * step) is None
@@ -207,7 +207,7 @@ def test_what_others_send_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyP
     first, second = wire.end(), wire.end()
     hot = follower(path, rank=1, world_size=2, notifier=second)
     said: list[str] = []
-    monkeypatch.setattr("msprobe_engine.log.warning", said.append)
+    monkeypatch.setattr("msprobe_engine.core.log.warning", said.append)
     for event in (
         {"kind": "settings"},
         {"kind": "settings", "text": "monitor: 3", "step": 1},

@@ -13,7 +13,7 @@ import torch
 from monitored import build, loop
 
 from msprobe.core.monitor_v2 import TrainerMonitorV2
-from msprobe_engine.errors import SettingsError, UsageError
+from msprobe_engine.core.errors import SettingsError, UsageError
 
 pytestmark = pytest.mark.framework
 ALL: dict[str, Any] = {name: {"enabled": True} for name in ("module", "weight_grad", "optimizer", "param", "cc")}

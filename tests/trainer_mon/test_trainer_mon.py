@@ -16,7 +16,7 @@ from monitored import EVERYTHING, build, config, directory_of, loop, monitored, 
 from torch import nn
 
 from msprobe.pytorch import TrainerMon
-from msprobe_engine.errors import SettingsError, UsageError
+from msprobe_engine.core.errors import SettingsError, UsageError
 
 pytestmark = pytest.mark.framework
 

@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.trends.calls import calls_of
-from msprobe_engine.trends.collect import collect
-from msprobe_engine.trends.findings import apart
-from msprobe_engine.trends.source import Wanted, open_source
+from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.report.trends.calls import calls_of
+from msprobe_engine.report.trends.collect import collect
+from msprobe_engine.report.trends.findings import apart
+from msprobe_engine.report.trends.source import Wanted, open_source
 
 
 def record(norm: float, recomputed: bool) -> dict[str, object]:

@@ -18,19 +18,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msprobe_engine.cli.main import main, sub_parser
-from msprobe_engine.errors import UsageError
-from msprobe_engine.monitor.data2db import data2db
-from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.sinks.csv import CsvSink
-from msprobe_engine.testing import frame_of
-from msprobe_engine.trends import dumps
-from msprobe_engine.trends.bins import Bins, Extremes
-from msprobe_engine.trends.collect import collect
-from msprobe_engine.trends.findings import over_ranks
-from msprobe_engine.trends.order import in_order
-from msprobe_engine.trends.page_data import block_targets, islands
-from msprobe_engine.trends.plan import plan
-from msprobe_engine.trends.source import ABSMAX, SCALARS, Part, Progress, Target, Wanted, open_source
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.formats.monitor.convert.data2db import data2db
+from msprobe_engine.probe.sinks.csv.monitor import CsvSink
+from msprobe_engine.report.trends import dumps
+from msprobe_engine.report.trends.bins import Bins, Extremes
+from msprobe_engine.report.trends.collect import collect
+from msprobe_engine.report.trends.findings import over_ranks
+from msprobe_engine.report.trends.order import in_order
+from msprobe_engine.report.trends.page_data import block_targets, islands
+from msprobe_engine.report.trends.plan import plan
+from msprobe_engine.report.trends.source import ABSMAX, SCALARS, Part, Progress, Target, Wanted, open_source
 
 OPS = ("norm", "min", "max", "mean", "nans")
 FIXTURES = Path(__file__).parents[1] / "fixtures"

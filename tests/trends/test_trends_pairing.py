@@ -16,14 +16,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "frameworks"))
 from forkpool import run_ranks
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.sinks.csv import CsvSink
-from msprobe_engine.testing import frame_of
-from msprobe_engine.trends.collect import collect
-from msprobe_engine.trends.order import Order
-from msprobe_engine.trends.page_data import manifest
-from msprobe_engine.trends.pairing import outside, renamed, wrapped
-from msprobe_engine.trends.source import SCALARS, Target, open_source
+from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.sinks.csv.monitor import CsvSink
+from msprobe_engine.report.trends.collect import collect
+from msprobe_engine.report.trends.order import Order
+from msprobe_engine.report.trends.page_data import manifest
+from msprobe_engine.report.trends.pairing import outside, renamed, wrapped
+from msprobe_engine.report.trends.source import SCALARS, Target, open_source
 
 
 def _run(root: Path, names: tuple[str, ...]) -> Path:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.graph.options import GraphOptions
-from msprobe_engine.graph.run import run
+from msprobe_engine.report.graph.options import GraphOptions
+from msprobe_engine.report.graph.run import run
 
 FILE = "/job/model/attention.py"
 HOSTILE = (

@@ -12,11 +12,11 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.records import Sample
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.sinks.csv import CsvSink
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.records import Sample
+from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 
 PACKS = Path(__file__).parents[1] / "fixtures" / "config_packs" / "26.2.0"
 HOSTILE = "</script></style><img src=x onerror=document.title='run'><script>document.title='run'</script>\u202eevil\u2066\x07\x1b[2J&amp;"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sample_pages
 
-from msprobe_engine.web.words import section_of
+from msprobe_engine.report.web.words import section_of
 
 NAMES = ("diagnosis", "table", "checkpoint", "config", "monitor", "graph", "trends")
 WIDTH = "document.documentElement.scrollWidth"

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from graph_samples import Sample, page_of, ranks
 
-from msprobe_engine.compare.side import INPUT, OUTPUT, Side
-from msprobe_engine.graph.model import API, MODULE, Comparison, Graph
-from msprobe_engine.graph.page import flow, page_data
-from msprobe_engine.graph.page.page import PageWriter
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, Side
+from msprobe_engine.report.graph.nodes.model import API, MODULE, Comparison, Graph
+from msprobe_engine.report.graph.page import flow, page_data
+from msprobe_engine.report.graph.page.page import PageWriter
 
 Open = Callable[..., Any]
 KINDS = {"u1": np.uint8, "u2": np.uint16, "i2": np.int16, "i4": np.int32, "u4": np.uint32, "f4": np.float32}

@@ -11,9 +11,9 @@ import pytest
 from graph_samples import Sample, page_of, ranks
 from sample_pages import write_dump
 
-from msprobe_engine.compare.side import read_side
-from msprobe_engine.graph.build import build
-from msprobe_engine.graph.page.page_data import NEEDLESS, UNMATCHED, Order, columns
+from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.report.graph.nodes.build import build
+from msprobe_engine.report.graph.page.page_data import NEEDLESS, UNMATCHED, Order, columns
 
 Open = Callable[..., Any]
 

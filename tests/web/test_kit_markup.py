@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.web import markup, page, words
+from msprobe_engine.report.web import markup, page, words
 
 WEB = Path(page.__file__).parent
 PYTHON = ("diagnose/page.py", "config_check/report_html.py", "checkpoint/report_html.py", "compare/tables/html.py", "monitor/report.py")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.web.markup import section, table, text
-from msprobe_engine.web.page import page
-from msprobe_engine.web.words import words
+from msprobe_engine.report.web.markup import section, table, text
+from msprobe_engine.report.web.page import page
+from msprobe_engine.report.web.words import words
 
 HOSTILE = "</script><script>document.title='run'</script><img src=x onerror=document.title='run'>\u202e\x00\x1b[31m" + "x" * 100_000
 

@@ -10,11 +10,11 @@ import pickle
 import re
 from pathlib import Path
 
-from msprobe_engine.diagnose.findings import Diagnosis, Suspect
-from msprobe_engine.diagnose.page import page
-from msprobe_engine.sentences import Sentence, joined, one_line_of
-from msprobe_engine.web import sentences
-from msprobe_engine.web.markup import text
+from msprobe_engine.core.text.sentences import Sentence, joined, one_line_of
+from msprobe_engine.find.findings import Diagnosis, Suspect
+from msprobe_engine.report.diagnosis.page import page
+from msprobe_engine.report.web import sentences
+from msprobe_engine.report.web.markup import text
 
 ENGINE = Path(sentences.__file__).parents[1]
 

@@ -18,12 +18,12 @@ import pytest
 from existing_environment import existing_tool
 from existing_graph import cases, unpack
 
-from msprobe_engine.graph.options import DB, NEW, OLD, VIS, GraphOptions
-from msprobe_engine.graph.run import run
-from msprobe_engine.monitor.data2db import Options, data2db
-from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.sinks.csv import CsvSink
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.formats.monitor.convert.data2db import Options, data2db
+from msprobe_engine.probe.sinks.csv.monitor import CsvSink
+from msprobe_engine.report.graph.options import DB, NEW, OLD, VIS, GraphOptions
+from msprobe_engine.report.graph.run import run
 
 pytestmark = pytest.mark.timeout(240)
 ROOT, HEAD = "Module.module.Transformer.forward.0", "Module.module.head.Head.forward.0"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.sinks.csv import CsvSink
-from msprobe_engine.testing import frame_of
+from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 
 PICK = """(place) => { const S = Trends.state; Object.assign(S, place); }"""
 CELLS = """async () => (await Trends.pictures()).map(p => ({n: p.n, cols: p.cols,

@@ -1,5 +1,5 @@
 """Re-export under the existing module name."""
 
-from msprobe_engine.grad_probe.compare import GradComparator
+from msprobe_engine.formats.grad_probe.compare import GradComparator
 
 __all__ = ["GradComparator"]

@@ -2,7 +2,7 @@
 
 import sys
 
-from msprobe_engine.cli.monitor_analyze import main
+from msprobe_engine.cli.monitor.analyze import main
 
 __all__ = ["main"]
 

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from msprobe_engine.errors import MissingExtraError
+from msprobe_engine.core.errors import MissingExtraError
 
 if find_spec("torch") is None:
     raise MissingExtraError("torch", "torch", "TrainerMonitorV2")

@@ -1,5 +1,5 @@
 """Name of both versions. Re-exports only."""
 
-from msprobe_engine.compare.existing import compare as ms_compare
+from msprobe_engine.report.table.existing_api import compare as ms_compare
 
 __all__ = ["ms_compare"]

@@ -15,7 +15,7 @@ from msprobe_engine.accuracy.free_benchmark.judge import Judgement
 from msprobe_engine.accuracy.free_benchmark.perturb import TO_CPU
 from msprobe_engine.core.io.output_files import write_all, write_file
 from msprobe_engine.core.io.regular_files import make_directories, open_regular
-from msprobe_engine.sinks.names import safe_cell, utf8
+from msprobe_engine.core.io.safe_cells import safe_cell, utf8
 
 NAME, SUMMARY = "free_benchmark.csv", "free_benchmark_summary"
 FLIPPED = "symbol_flipping"

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 
-from msprobe_engine.errors import SettingsError
+from msprobe_engine.core.errors import SettingsError
 
 
 def is_loopback(host: str) -> bool:

@@ -7,7 +7,7 @@ from collections import deque
 
 import numpy as np
 
-from msprobe_engine.accuracy.online.channel import Waker
+from msprobe_engine.accuracy.online.tcp.channel import Waker
 
 _KEPT = 256 << 20
 _MOST = 256

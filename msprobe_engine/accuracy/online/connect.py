@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from msprobe_engine.accuracy.online.addresses import check_plain, is_loopback
-from msprobe_engine.accuracy.online.client import Client
+from msprobe_engine.accuracy.online.certificates.tls import CLIENT, Credentials
+from msprobe_engine.accuracy.online.directory.client import DirectoryClient
 from msprobe_engine.accuracy.online.events import Counts, OnEvent
 from msprobe_engine.accuracy.online.options import Address, ClientOptions, TlsOptions
 from msprobe_engine.accuracy.online.sender import Transport
-from msprobe_engine.accuracy.online.shared_directory import DirectoryClient
-from msprobe_engine.accuracy.online.tls import CLIENT, Credentials
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.settings.schema import OnlineSettings
+from msprobe_engine.accuracy.online.tcp.client import Client
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.settings.schema import OnlineSettings
 
 NEVER_THERE_SECONDS = 5.0
 """How long the end of a training waits for a benchmark host that was never reached, or a directory that cannot be written."""

@@ -22,10 +22,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from msprobe_engine import names
+from msprobe_engine.core import names
+from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.json_text import parse_json
-from msprobe_engine.dump import layout
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.formats.dump import layout
 
 VERSION = 1
 RUN, CALLS, STEP = "run", "calls", "step"

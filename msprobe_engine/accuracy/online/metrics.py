@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from msprobe_engine.accuracy.online.session import SessionState
-from msprobe_engine.sinks.prometheus_http import MetricsServer
-from msprobe_engine.sinks.prometheus_metrics import Family
-from msprobe_engine.sinks.prometheus_text import Exposition
+from msprobe_engine.accuracy.online.tcp.session import SessionState
+from msprobe_engine.core.metrics_server.families import Family
+from msprobe_engine.core.metrics_server.http import MetricsServer
+from msprobe_engine.core.metrics_server.text import Exposition
 
 LOOPBACK = "127.0.0.1"
 

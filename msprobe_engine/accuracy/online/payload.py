@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from msprobe_engine.dump.packedfiles import DTYPES, family
+from msprobe_engine.formats.dump.writing.packed_files import DTYPES, family
 
 _PAD = 64
 

@@ -1,9 +1,9 @@
 """Calls of a training on their way to a benchmark host: what a dump of task ``tensor`` would write, sent call by call.
 
-Hooks put copies of tensors into a `CallStore` as they would for files (`msprobe_engine.dump.tensors`). Its one writer thread makes
-messages (`messages`) of finished records and of the contents that they name for the first time; `CallSink` sends what is known when a
-step is over. Memory of a copy comes free when the other end has it. What does not fit is counted: dump.json of the other end names it in
-not_saved.json.
+Hooks put copies of tensors into a `CallStore` as they would for files (`msprobe_engine.formats.dump.writing.tensors`). Its one writer
+thread makes messages (`messages`) of finished records and of the contents that they name for the first time; `CallSink` sends what is
+known when a step is over. Memory of a copy comes free when the other end has it. What does not fit is counted: dump.json of the other end
+names it in not_saved.json.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import numpy as np
 from msprobe_engine.accuracy.online import messages
 from msprobe_engine.accuracy.online.events import Counts
 from msprobe_engine.accuracy.precheck.summary import source_line
-from msprobe_engine.dump import layout, packedfiles
-from msprobe_engine.dump.stepfiles import LOST, WRITTEN, Flags, Format, Payload, StepFiles
-from msprobe_engine.dump.steptext import StepText
-from msprobe_engine.dump.tensor_names import tensor_files
-from msprobe_engine.dump.tensors import TensorStore
-from msprobe_engine.guard import Faults
-from msprobe_engine.records import Entry, Frame
-from msprobe_engine.rules.base import Alert
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.records import Entry, Frame
+from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.writing import packed_files
+from msprobe_engine.formats.dump.writing.step_files import LOST, WRITTEN, Flags, Format, Payload, StepFiles
+from msprobe_engine.formats.dump.writing.step_text import StepText
+from msprobe_engine.formats.dump.writing.tensor_names import tensor_files
+from msprobe_engine.formats.dump.writing.tensors import TensorStore
 
 TOGETHER = 4 << 20
 """Bytes of contents after which a message is sent."""
@@ -39,7 +40,7 @@ _WITH_ITS_CALL = "its call was not sent"
 
 
 class Transport(Protocol):
-    """`msprobe_engine.accuracy.online.client.Client` or `msprobe_engine.accuracy.online.shared_directory.DirectoryClient`."""
+    """`msprobe_engine.accuracy.online.tcp.client.Client` or `msprobe_engine.accuracy.online.directory.client.DirectoryClient`."""
 
     def send(
         self,
@@ -139,12 +140,12 @@ class SentCalls:
         records, self._records = self._records, []
         names, self._names = self._names, {}
         sources, self._sources = self._sources, {}
-        payloads, self._new, self._bytes = sorted(self._new, key=packedfiles.alignment, reverse=True), [], 0
+        payloads, self._new, self._bytes = sorted(self._new, key=packed_files.alignment, reverse=True), [], 0
         found = f'"names": {json.dumps(names)}, "sources": {json.dumps(sources)}'.encode()
         text = b'{"calls": {' + b",".join(records) + b"}, " + found + b"}"
         shard: list[bytes | memoryview] = []
         if payloads:
-            shard = [packedfiles.header(payloads, self._files.step), *packedfiles.pieces(payloads)]
+            shard = [packed_files.header(payloads, self._files.step), *packed_files.pieces(payloads)]
         header = {"kind": messages.CALLS, "step": self._files.step, "number": self._number, "open": self._store.oldest, "calls": len(text)}
         self._number += 1
 

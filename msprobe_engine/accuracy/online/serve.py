@@ -13,9 +13,9 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from msprobe_engine.accuracy.online.reception import Reception
-from msprobe_engine.accuracy.online.spool import Spool
-from msprobe_engine.accuracy.online.spool_step import SpoolCall, SpoolStep
+from msprobe_engine.accuracy.online.queue_dir.spool import Spool
+from msprobe_engine.accuracy.online.queue_dir.step import SpoolCall, SpoolStep
+from msprobe_engine.accuracy.online.receiver import Reception
 from msprobe_engine.accuracy.precheck import summary
 from msprobe_engine.accuracy.precheck.options import ONLY_ACCELERATOR, Options, Work
 from msprobe_engine.accuracy.precheck.pool import Feed, Pool
@@ -23,9 +23,9 @@ from msprobe_engine.accuracy.result_files import DETAILS, RESULT, ResultFiles, r
 from msprobe_engine.accuracy.result_forms import form_of
 from msprobe_engine.accuracy.results import CallResult
 from msprobe_engine.accuracy.settings import PrecheckSettings
-from msprobe_engine.dump import layout
-from msprobe_engine.errors import UsageError
-from msprobe_engine.progress import bar
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.io.progress import bar
+from msprobe_engine.formats.dump import layout
 
 SPOOL = "online_spool"
 MOST_PROCESSES = 8

@@ -11,15 +11,15 @@ from typing import Any, Protocol
 
 from msprobe_engine.accuracy.results import bare_name
 from msprobe_engine.accuracy.settings import ALWAYS_BLOCKED, BLOCKED_THERE, PrecheckSettings
-from msprobe_engine.dump import layout
-from msprobe_engine.dump.completeness import missing_records
-from msprobe_engine.dump.reader import framework_of, open_dump
-from msprobe_engine.dump.stream import open_records
-from msprobe_engine.errors import DumpFormatError, UsageError
-from msprobe_engine.log import printable
-from msprobe_engine.names import of_first_pass
-from msprobe_engine.settings.tree import nearest
-from msprobe_engine.sinks.names import utf8
+from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.core.io.safe_cells import utf8
+from msprobe_engine.core.log import printable
+from msprobe_engine.core.names import of_first_pass
+from msprobe_engine.core.settings.tree import nearest
+from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.completeness import missing_records
+from msprobe_engine.formats.dump.reader import framework_of, open_dump
+from msprobe_engine.formats.dump.stream import open_records
 
 _MODULES = ("Module", "Cell", "Primitive")
 _OF_THE_DATA = ("Max", "Min", "Mean", "Norm", "Max_except_inf_nan", "Min_except_inf_nan", "data_name", "md5", "crc32")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from msprobe_engine.accuracy.precheck.options import About, Work
 from msprobe_engine.accuracy.results import CallResult, skipped
-from msprobe_engine.errors import ProbeError, UsageError
+from msprobe_engine.core.errors import ProbeError, UsageError
 
 START_SECONDS = 600.0
 """That a process may take to import its framework; on a busy file server this is long."""

@@ -13,7 +13,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from msprobe_engine.accuracy.mindspore_form import form_for
 from msprobe_engine.accuracy.precheck import memory, summary
 from msprobe_engine.accuracy.precheck.calls import Call, DumpCalls, read_calls, remarks_on_lists, why_not, without_repeats
 from msprobe_engine.accuracy.precheck.options import About, Options, Work
@@ -21,11 +20,12 @@ from msprobe_engine.accuracy.precheck.pool import CannotBegin, Pool
 from msprobe_engine.accuracy.result_files import ResultFiles
 from msprobe_engine.accuracy.results import CallResult, bare_name, skipped
 from msprobe_engine.accuracy.settings import PrecheckSettings
-from msprobe_engine.dump.reader import read_stacks
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.log import get_logger, printable
-from msprobe_engine.progress import bar
-from msprobe_engine.settings.tree import nearest
+from msprobe_engine.accuracy.verdict.mindspore_form import form_for
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.io.progress import bar
+from msprobe_engine.core.log import get_logger, printable
+from msprobe_engine.core.settings.tree import nearest
+from msprobe_engine.formats.dump.reader import read_stacks
 
 MOST_PROCESSES = 8
 CALLS_PER_PROCESS = 100

@@ -20,7 +20,7 @@ from msprobe_engine.accuracy.results import (
     CallResult,
     TensorResult,
 )
-from msprobe_engine.log import one_line
+from msprobe_engine.core.log import one_line
 
 WORST = 20
 """Calls that are listed."""

@@ -24,8 +24,8 @@ from typing import Any
 
 from msprobe_engine.accuracy.precheck.options import Work
 from msprobe_engine.accuracy.results import CallResult, skipped
-from msprobe_engine.backend import load_backend
-from msprobe_engine.errors import ProbeError
+from msprobe_engine.core.backend import load_backend
+from msprobe_engine.core.errors import ProbeError
 
 Check = Callable[..., CallResult]
 """``name``, ``record`` and ``backward`` (forward and backward record) of a call to its result; with `Work.received` ``directory`` and

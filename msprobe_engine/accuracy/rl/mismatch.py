@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
 
 Array = npt.NDArray[Any]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from msprobe_engine.accuracy.rl.causes import Cause
 from msprobe_engine.accuracy.rl.mismatch import Batch, Mismatch, by_position, by_sequence, worst
 from msprobe_engine.core.io.output_files import AppendFile, make_directory
-from msprobe_engine.sinks.names import safe_cell, utf8
+from msprobe_engine.core.io.safe_cells import safe_cell, utf8
 
 _WHERE = ("step", "batch")
 HEADERS = {

@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from msprobe_engine import names
 from msprobe_engine.accuracy.scripts.literals import CannotWrite
 from msprobe_engine.accuracy.scripts.source import BOTH, Dialect, Options, Recorded, Script, script
+from msprobe_engine.core import names
+from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
-from msprobe_engine.dump import layout
-from msprobe_engine.dump.find_dumps import nearby
-from msprobe_engine.dump.reader import open_dump, parse_json, read_bytes
-from msprobe_engine.dump.tensor_reader import Loader, TensorFiles
-from msprobe_engine.errors import DumpFormatError, UsageError
-from msprobe_engine.log import one_line
+from msprobe_engine.core.log import one_line
+from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.find_dumps import nearby
+from msprobe_engine.formats.dump.reader import open_dump, parse_json, read_bytes
+from msprobe_engine.formats.tensors.reader import Loader, TensorFiles
 
 _LONGEST_STEM = 180
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
 
 __all__ = ["DEVICE", "DTYPE", "Arguments", "CannotWrite", "Spec", "number"]
 

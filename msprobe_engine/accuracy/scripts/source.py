@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from msprobe_engine import names
 from msprobe_engine.accuracy.scripts.literals import DEVICE, DTYPE, Arguments, CannotWrite, Spec
-from msprobe_engine.accuracy.standards import belongs, standard_of
+from msprobe_engine.accuracy.verdict.standards import belongs, standard_of
+from msprobe_engine.core import names
 
 MARK = "# " + "-" * 118 + "\n"
 """Line of the support module behind which the code begins that scripts get; the imports stand before it."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from io import RawIOBase
 from typing import IO, NamedTuple, TypeAlias
 
-from msprobe_engine.errors import ArchiveError
+from msprobe_engine.core.errors import ArchiveError
 
 File: TypeAlias = "IO[bytes] | RawIOBase"
 MEMBER = b"PK\x03\x04"

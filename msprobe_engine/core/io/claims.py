@@ -31,9 +31,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from msprobe_engine.core.io.regular_files import DIRECTORY_MODE, make_directories, open_regular
-from msprobe_engine.core.launch import environment_rank, launch_key
-from msprobe_engine.core.processes import Process, announce_owner, find_living_owner, parse_process, this_process, withdraw_owner
-from msprobe_engine.log import get_logger, one_line, warn_once
+from msprobe_engine.core.log import get_logger, one_line, warn_once
+from msprobe_engine.core.process.launch import environment_rank, launch_key
+from msprobe_engine.core.process.processes import Process, announce_owner, find_living_owner, parse_process, this_process, withdraw_owner
 
 OWNERS = ".owners"
 PLACE = "run-{}"

@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterator
 from typing import TextIO
 
+from msprobe_engine.core.errors import TextError
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.regular_files import AnyPath
-from msprobe_engine.errors import TextError
 
 LONGEST_LINE = 4_000_000
 """Characters. A cell has 131,072 at most: the csv module's own limit, and what keeps a quote without an end from taking in the file."""

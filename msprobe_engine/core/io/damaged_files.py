@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from msprobe_engine.errors import ProbeError, UnreadableFileError
+from msprobe_engine.core.errors import ProbeError, UnreadableFileError
 
 DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, AssertionError)
 """What code that trusts the type of a value raises when a file has another."""

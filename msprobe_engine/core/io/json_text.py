@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from msprobe_engine.errors import TextError
+from msprobe_engine.core.errors import TextError
 
 MAX_DEPTH = 200
 MAX_DIGITS = 300

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.regular_files import OddFileError
-from msprobe_engine.errors import DumpFormatError
 
 
 def map_array(path: Path, *, follow: bool = True) -> npt.NDArray[Any]:

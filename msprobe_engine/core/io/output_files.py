@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.regular_files import FILE_MODE, NEW_FILE, explain, make_directories, open_regular, require_regular
-from msprobe_engine.errors import SinkError
 
 _MOST_PARTS = 1024  # of one writev, on every system there is
 _LONGEST_NAME = 200  # bytes of a name that its temporary name keeps; 255 are allowed

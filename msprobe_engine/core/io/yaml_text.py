@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
+from msprobe_engine.core.errors import TextError
 from msprobe_engine.core.io.json_text import MAX_DEPTH, MAX_DIGITS
-from msprobe_engine.errors import TextError
 
 _MOST_MERGED = 100_000
 """Keys that ``<<`` may copy; a few lines that merge each other would make millions."""

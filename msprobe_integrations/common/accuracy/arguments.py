@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from msprobe_engine.accuracy.draw import draw
 from msprobe_engine.accuracy.results import UNREADABLE, CallResult
-from msprobe_engine.errors import DumpFormatError, UsageError
-from msprobe_engine.log import one_line
+from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.core.log import one_line
 from msprobe_integrations.common.accuracy.purposes import Purpose, purpose
 
 Place = tuple[int | str, ...]
@@ -31,7 +31,7 @@ class CannotRun(Exception):
 
 
 class Files(Protocol):
-    """What gives saved tensors: `msprobe_engine.dump.tensor_reader.TensorFiles`."""
+    """What gives saved tensors: `msprobe_engine.formats.tensors.reader.TensorFiles`."""
 
     def load(self, name: str, backend: Any) -> Any:
         """The tensor of this ``data_name``."""

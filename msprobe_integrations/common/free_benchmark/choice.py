@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msprobe_engine.accuracy.free_benchmark.judge import Judgement
 from msprobe_engine.accuracy.free_benchmark.table import FreeBenchmarkTable
-from msprobe_engine.settings.schema import FreeBenchmarkSettings
+from msprobe_engine.core.settings.schema import FreeBenchmarkSettings
 from msprobe_integrations.common.calls import Numbering
 from msprobe_integrations.common.filters import BACKWARD, FORWARD, RecordFilter
 

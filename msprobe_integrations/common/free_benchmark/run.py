@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine import log
 from msprobe_engine.accuracy.free_benchmark.table import FreeBenchmarkTable
-from msprobe_engine.guard import Faults
-from msprobe_engine.settings.schema import DumpSettings, FreeBenchmarkSettings
-from msprobe_engine.window import Window
+from msprobe_engine.core import log
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.settings.schema import DumpSettings, FreeBenchmarkSettings
+from msprobe_engine.core.window import Window
 from msprobe_integrations.common.free_benchmark.choice import PART
 
 

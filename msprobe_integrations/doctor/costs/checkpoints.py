@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from msprobe_engine.checkpoint.diff import Options, diff
+from msprobe_engine.find.checkpoint.diff import Options, diff
 from msprobe_engine.workflow.doctor import Line, Verdict
 from msprobe_integrations.doctor.device import Device
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from msprobe_engine import hostkernel
+from msprobe_engine.core.statistics import host_kernel
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.model import Job
@@ -60,7 +60,7 @@ def cases(device: Device) -> Iterator[Case]:
     """What is done with one tensor whose bytes are many times the limit; expanded tensors have 4 bytes of memory."""
     rows = (1 << 17) if device.full else 5 * (1 << 9)
     kind, place = torch.bfloat16, str(device.device)
-    every = hostkernel.WANT_DIGEST | hostkernel.WANT_MOMENTS | hostkernel.want_below(1e-3)
+    every = host_kernel.WANT_DIGEST | host_kernel.WANT_MOMENTS | host_kernel.want_below(1e-3)
     weight = torch.zeros(rows, _WIDTH, dtype=kind, device=place)
     layouts = {
         "whole": weight,
@@ -72,7 +72,7 @@ def cases(device: Device) -> Iterator[Case]:
     for name, tensor in layouts.items():
         if not device.full and name in ("expanded gradient of a sum", "columns"):
             continue  # as those beside them; a processor takes its time
-        for what, want in {"statistics": 0, "all words": every, "xor": hostkernel.WANT_XOR}.items():
+        for what, want in {"statistics": 0, "all words": every, "xor": host_kernel.WANT_XOR}.items():
             yield f"{what}, {name}", partial(_reduce, tensor=tensor, want=want)
         yield f"histogram, {name}", partial(_count, tensor=tensor)
     first = torch.zeros(rows // 4, _WIDTH, device=place)
@@ -105,7 +105,7 @@ def _forced(way: str) -> Iterator[None]:
     if way == "kernels":
         yield
         return
-    places: list[tuple[Any, str, Any]] = [(hostkernel, "available", False), (device_trust, "DEVICES", ())]
+    places: list[tuple[Any, str, Any]] = [(host_kernel, "available", False), (device_trust, "DEVICES", ())]
     places.append((derived, "on_host", lambda _: False))
     before = [getattr(owner, name) for owner, name, _ in places]
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from msprobe_engine import rows as _rows
+from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor.captured import capture, first_tensor, statistics_of
 from msprobe_integrations.doctor.device import Device

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from msprobe_engine import hostkernel
+from msprobe_engine.core.statistics import host_kernel
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.common.update_pairs import Pair
 from msprobe_integrations.doctor.device import Device
@@ -96,7 +96,7 @@ def _stand_in() -> Line:
     waited: list[str] = []
     tensors = [torch.randn(100, dtype=dtype) for dtype in (torch.float32, torch.bfloat16, torch.float64)]
     wrapped = [testing.ProbeDevice.wrap(tensor) for tensor in tensors]
-    for want in (0, hostkernel.WANT_DIGEST, hostkernel.WANT_MOMENTS | hostkernel.want_below(0.5), hostkernel.WANT_XOR):
+    for want in (0, host_kernel.WANT_DIGEST, host_kernel.WANT_MOMENTS | host_kernel.want_below(0.5), host_kernel.WANT_XOR):
         backend._want = want
         backend.forget()
         try:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from msprobe_engine.rows import read
+from msprobe_engine.core.statistics.rows import read
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.model import Job

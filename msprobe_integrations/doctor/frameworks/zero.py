@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from msprobe_engine.records import Frame
+from msprobe_engine.core.records import Frame
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.model import Job

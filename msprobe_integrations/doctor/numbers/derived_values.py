@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from msprobe_engine import histograms, hostkernel, pairs
+from msprobe_engine.core.statistics import histograms, host_kernel, pairs
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.common.update_pairs import Pair
 from msprobe_integrations.doctor import kernels
@@ -83,7 +83,7 @@ def _pair(found: Found, device: Device, way: Way, name: str, op: int, a: torch.T
         given = Correction(count, _BETAS[0], -1.0), Correction(count, _BETAS[1], -0.5), numbers[2]
     backend = TorchBackend()
     # where the factors are made on the device their last bit may be another one, and so may be what lies below a limit
-    backend._want = hostkernel.WANT_MOMENTS | (0 if on_device else hostkernel.want_below(_LIMIT))
+    backend._want = host_kernel.WANT_MOMENTS | (0 if on_device else host_kernel.want_below(_LIMIT))
     there = a.to(device.device), b.to(device.device)
     matrix = tuple(one[: n // 8 * 8].view(8, -1) for one in there)
     cases = {"whole": (there[0][:n], there[1][:n]), "odd address": (there[0][1:], there[1][1:])}
@@ -101,7 +101,7 @@ def _pair(found: Found, device: Device, way: Way, name: str, op: int, a: torch.T
     rows = backend.finish_step().rows()
     if backend.unsupported:
         found.wrong.append(f"{name}: no numbers ({', '.join(backend.unsupported)})")
-    arrays = [hostkernel.decode(one.view(torch.uint8).numpy(), CODES[one.dtype]) for one in (a, b)]
+    arrays = [host_kernel.decode(one.view(torch.uint8).numpy(), CODES[one.dtype]) for one in (a, b)]
     made = pairs.values(op, arrays[0], arrays[1], numbers)
     parts = {"whole": made[:n], "odd address": made[1:], "matrix": made[: n // 8 * 8]}
     expected = {key: reference(torch.from_numpy(np.ascontiguousarray(part)), backend._want) for key, part in parts.items()}
@@ -145,7 +145,7 @@ def _histogram(found: Found, name: str, known: torch.Tensor, tensor: torch.Tenso
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[known.dtype.itemsize]
     raw = known.view(bits).contiguous().view(-1).view(torch.uint8).numpy()
     with np.errstate(invalid="ignore"):
-        expected = histograms.count_values(hostkernel.real_values(raw, CODES[known.dtype]), kind)
+        expected = histograms.count_values(host_kernel.real_values(raw, CODES[known.dtype]), kind)
     got = histograms.counts(rows, first, kind)
     found.rows += 1
     if not np.array_equal(got, expected):

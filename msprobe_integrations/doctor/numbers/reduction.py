@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from msprobe_engine import hostkernel
-from msprobe_engine import rows as _rows
-from msprobe_engine.rows import Rows
+from msprobe_engine.core.statistics import host_kernel
+from msprobe_engine.core.statistics import rows as _rows
+from msprobe_engine.core.statistics.rows import Rows
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor import kernels
 from msprobe_integrations.doctor.device import Device
@@ -115,13 +115,13 @@ def of_type(device: Device, way: Way, dtype: torch.dtype) -> Found:
     host = layouts(base, dtype, sizes, every=main)
     there = layouts(base.to(device.device), dtype, sizes, every=main)
     found = Found()
-    every = hostkernel.WANT_DIGEST | hostkernel.WANT_MOMENTS | hostkernel.want_below(_LIMIT)
-    wants = {"all words": every, "plain": 0, "checksums": hostkernel.WANT_XOR | hostkernel.WANT_CRC}
+    every = host_kernel.WANT_DIGEST | host_kernel.WANT_MOMENTS | host_kernel.want_below(_LIMIT)
+    wants = {"all words": every, "plain": 0, "checksums": host_kernel.WANT_XOR | host_kernel.WANT_CRC}
     if interpreted:
         wants = {"all words": every, **({"plain": 0} if main else {})}
         there = {key: one for key, one in there.items() if main or key in ("1000 from an odd address", "1000, columns", "1000, transposed")}
     elif main:
-        wants |= {"digest": hostkernel.WANT_DIGEST, "moments": hostkernel.WANT_MOMENTS, "below": hostkernel.want_below(_LIMIT)}
+        wants |= {"digest": host_kernel.WANT_DIGEST, "moments": host_kernel.WANT_MOMENTS, "below": host_kernel.want_below(_LIMIT)}
     with kernels.made_by(device, way) as messages:
         for what, want in wants.items():
             tensors = there if want == every or main else {key: one for key, one in there.items() if "," not in key}
@@ -205,7 +205,7 @@ def reference(tensor: torch.Tensor, want: int, index0: int = 0) -> Any:
     """The row of a CPU tensor by the C kernel, or numpy where that was not built."""
     row = np.zeros(_rows.WORDS)
     plain = tensor.resolve_conj().resolve_neg()
-    hostkernel.reduce_strided(plain.data_ptr(), tuple(plain.shape), plain.stride(), CODES[plain.dtype], row.ctypes.data, want, index0)
+    host_kernel.reduce_strided(plain.data_ptr(), tuple(plain.shape), plain.stride(), CODES[plain.dtype], row.ctypes.data, want, index0)
     return row
 
 
@@ -259,14 +259,14 @@ def _edges(device: Device, way: Way) -> Line:
     }
     there = {key: one.to(device.device) for key, one in numbers.items()}
     with kernels.made_by(device, way) as messages:
-        _compare_all(found, device, way, "edge", there, numbers, hostkernel.WANT_MOMENTS)
+        _compare_all(found, device, way, "edge", there, numbers, host_kernel.WANT_MOMENTS)
     judge(found, messages)
     return found.line(f"numbers at the edge, {way}", tolerance_of(device, way))
 
 
 def _large(device: Device, way: Way) -> Iterator[Line]:
     """2**31 + 5 elements, whole, expanded and as columns; the reference is put together of rows of a part that comes again and again."""
-    every = hostkernel.WANT_DIGEST | hostkernel.WANT_MOMENTS | hostkernel.want_below(_LIMIT)
+    every = host_kernel.WANT_DIGEST | host_kernel.WANT_MOMENTS | host_kernel.want_below(_LIMIT)
     for name in ("uint8", "bfloat16", "float32") if way == "kernels" else ("bfloat16",):
         dtype, found = getattr(torch, name), Found()
         size = (1 << 31) * dtype.itemsize
@@ -315,7 +315,7 @@ def repeated(part: torch.Tensor, times: int, want: int) -> Any:
     one, n, address, code = np.zeros(_rows.WORDS), part.numel(), part.data_ptr(), CODES[part.dtype]
     digest = 0
     for index in range(times):
-        hostkernel.reduce(address, n, code, one.ctypes.data, hostkernel.WANT_DIGEST, index * n)
+        host_kernel.reduce(address, n, code, one.ctypes.data, host_kernel.WANT_DIGEST, index * n)
         digest += int(one.view(np.uint64)[_rows.DIGEST])
     row.view(np.uint64)[_rows.DIGEST] = digest % (1 << 64)
     return row

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from msprobe_engine import rows as _rows
+from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.torch.backend import TorchBackend

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.records import Frame
+from msprobe_engine.core.records import Frame
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor import kernels
 from msprobe_integrations.doctor.captured import capture, first_tensor, statistics_of, tensors_of

@@ -12,14 +12,14 @@ from typing import Any
 import mindspore
 import numpy as np
 
-from msprobe_engine import names
 from msprobe_engine.accuracy.precheck.options import About, AboutCheck, Work
 from msprobe_engine.accuracy.results import CallResult
+from msprobe_engine.core import names
+from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
-from msprobe_engine.dump import layout
-from msprobe_engine.dump.tensor_reader import TensorFiles
-from msprobe_engine.errors import UsageError
+from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_integrations.mindspore.accuracy.checker import Checker
 
 _TARGETS = {"npu": "Ascend", "ascend": "Ascend", "gpu": "GPU", "cuda": "GPU", "cpu": "CPU"}

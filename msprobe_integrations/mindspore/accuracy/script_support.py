@@ -1,7 +1,8 @@
 """What every generated operator script of MindSpore ends with (`msprobe_engine.accuracy.scripts`): runs the call, compares, prints.
 
 Needs mindspore and numpy. Scripts get the text below the line of dashes as it stands, and in front of it the texts of
-`msprobe_engine.accuracy.dtypes` and `msprobe_engine.accuracy.condition`: their errors are measured by the same code as in the pre-check.
+`msprobe_engine.accuracy.dtypes` and `msprobe_engine.accuracy.verdict.condition`: their errors are measured by the same code as in the
+pre-check.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import mindspore
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.accuracy.condition import Measured, internal, measure
 from msprobe_engine.accuracy.dtypes import Array, FloatType, float_type, round_to
+from msprobe_engine.accuracy.verdict.condition import Measured, internal, measure
 
 USED = (math, Sequence, dataclass, npt)
 """For the texts in front."""
@@ -37,8 +38,8 @@ def call(**arguments: Any) -> Any:
 
 PASS, WARNING, ERROR = "pass", "Warning", "error"
 UNITS, INSIDE, COARSE_INSIDE, COARSE, HIDDEN, LONG_SUMS = 32.0, 1 / 32, 2.0, 8.0, 8.0, 8.0
-"""Limits of the verdict (`msprobe_engine.accuracy.judge`): of kernels that compute in their type, of narrow ones that compute in float32,
-these with one rounded intermediate result, and of several kernels; how much more hidden values may cost."""
+"""Limits of the verdict (`msprobe_engine.accuracy.verdict.judge`): of kernels that compute in their type, of narrow ones that compute in
+float32, these with one rounded intermediate result, and of several kernels; how much more hidden values may cost."""
 FLOATS = ("Float64", "Float32", "Float16", "BFloat16")
 BENCHES = ("float64", "float32", "")
 """Types of the bench, tried in this order; the last is the recorded one."""

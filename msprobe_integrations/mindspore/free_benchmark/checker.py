@@ -18,7 +18,7 @@ import numpy as np
 from msprobe_engine.accuracy.free_benchmark import perturb
 from msprobe_engine.accuracy.free_benchmark.judge import judge
 from msprobe_engine.accuracy.free_benchmark.perturb import Unperturbed
-from msprobe_engine.guard import Faults, of_training, raise_of_training
+from msprobe_engine.core.guard import Faults, of_training, raise_of_training
 from msprobe_integrations.common.free_benchmark.choice import PART, Choice
 from msprobe_integrations.mindspore import autograd, environment
 from msprobe_integrations.mindspore.api_names import Api

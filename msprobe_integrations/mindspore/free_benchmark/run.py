@@ -8,11 +8,11 @@ from typing import Any
 
 import mindspore
 
-from msprobe_engine import log
 from msprobe_engine.accuracy.free_benchmark.table import FreeBenchmarkTable
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.guard import Faults
-from msprobe_engine.settings.schema import DumpSettings
+from msprobe_engine.core import log
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_integrations.common.filters import record_filter
 from msprobe_integrations.common.free_benchmark.choice import Choice
 from msprobe_integrations.common.free_benchmark.run import FreeBenchmarkRun

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.guard import raise_of_training
-from msprobe_engine.records import Entry, TensorRef
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.records import Entry, TensorRef
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.descriptions import intern
 from msprobe_integrations.common.filters import BACKWARD, FORWARD

@@ -16,9 +16,9 @@ from typing import Any
 
 from mindspore import nn
 
-from msprobe_engine import log
-from msprobe_engine.errors import ProbeError
-from msprobe_engine.log import get_logger
+from msprobe_engine.core import log
+from msprobe_engine.core.errors import ProbeError
+from msprobe_engine.core.log import get_logger
 from msprobe_integrations.common.unchanged import Parts
 from msprobe_integrations.mindspore.autograd import settle
 from msprobe_integrations.mindspore.cells import CellInfo, named_infos

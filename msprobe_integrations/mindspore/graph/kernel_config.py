@@ -15,10 +15,10 @@ from typing import Any
 import mindspore
 from mindspore import nn
 
+from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
-from msprobe_engine.errors import UsageError
-from msprobe_engine.settings.schema import DumpSettings
+from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_integrations.mindspore.environment import api_module
 
 VARIABLE, FILE, NET = "MINDSPORE_DUMP_CONFIG", "kernel_kbyk_dump.json", "Net"

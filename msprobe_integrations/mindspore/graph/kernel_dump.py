@@ -16,14 +16,14 @@ from typing import Any
 
 from mindspore import nn
 
-from msprobe_engine import log
-from msprobe_engine.compare.tensor_read import open_file, whole
-from msprobe_engine.dump.kernel_files import STATISTIC, KernelFile, in_order, kernel_calls, kernel_directories, kernel_files
-from msprobe_engine.errors import DumpFormatError
-from msprobe_engine.log import get_logger
-from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.records import Entry, TensorRef
-from msprobe_engine.settings.schema import DumpSettings
+from msprobe_engine.core import log
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.records import Entry, TensorRef
+from msprobe_engine.core.settings.schema import DumpSettings
+from msprobe_engine.formats.tensors.blocks import open_file, whole
+from msprobe_engine.formats.tensors.kernel_files import STATISTIC, KernelFile, in_order, kernel_calls, kernel_directories, kernel_files
+from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_integrations.common.focus import ModuleRecords
 from msprobe_integrations.mindspore.autograd import settle
 from msprobe_integrations.mindspore.cells import CellCapture

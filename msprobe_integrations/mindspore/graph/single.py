@@ -20,8 +20,8 @@ import numpy as np
 from mindspore import Tensor, ops
 from mindspore.ops.operations import _inner_ops
 
-from msprobe_engine import names
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core import names
+from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.mindspore.environment import no_grad
 from msprobe_integrations.mindspore.graph import notes, single_files
 from msprobe_integrations.mindspore.graph.probes import operator

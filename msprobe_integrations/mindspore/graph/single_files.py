@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from mindspore import ops
 
-from msprobe_engine import log, names
+from msprobe_engine.core import log, names
+from msprobe_engine.core.errors import ProbeError
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
-from msprobe_engine.errors import ProbeError
 from msprobe_integrations.mindspore.job import Job
 
 _ids = itertools.count()

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from msprobe_engine.accuracy.compat import comparable, old_status
-from msprobe_engine.accuracy.judge import judge
-from msprobe_engine.accuracy.metrics import working
 from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, TensorResult, not_judged, skipped
-from msprobe_engine.accuracy.standards import OLD
-from msprobe_engine.dump.tensor_reader import TensorFiles
-from msprobe_engine.errors import ProbeError
+from msprobe_engine.accuracy.verdict.existing import comparable, old_status
+from msprobe_engine.accuracy.verdict.judge import judge
+from msprobe_engine.accuracy.verdict.metrics import working
+from msprobe_engine.accuracy.verdict.standards import OLD
+from msprobe_engine.core.errors import ProbeError
+from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.common.nested import mapper
 from msprobe_integrations.torch.accuracy.arguments import Arguments

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from msprobe_engine.accuracy.results import CallResult, not_judged, skipped
-from msprobe_engine.errors import ProbeError, UsageError
+from msprobe_engine.core.errors import ProbeError, UsageError
 from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.arguments import Arguments, Files, Place
 from msprobe_integrations.torch.accuracy.comparison import Comparison

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.accuracy.judge import judge
 from msprobe_engine.accuracy.precheck.memory import free_memory
 from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, TensorResult, worst
+from msprobe_engine.accuracy.verdict.judge import judge
 from msprobe_integrations.torch.accuracy.arguments import Place
 from msprobe_integrations.torch.accuracy.dropout import expected, wrong_share
 from msprobe_integrations.torch.accuracy.execute import Outcome, leaves_of, places_of

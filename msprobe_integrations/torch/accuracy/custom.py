@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.torch.accuracy.formula_files import SUFFIXES, read_formulas
 
 Function = Callable[..., Any]

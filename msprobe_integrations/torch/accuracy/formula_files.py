@@ -17,8 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from msprobe_engine.errors import SettingsError, UsageError
-from msprobe_engine.settings import text
+from msprobe_engine.core.errors import SettingsError, UsageError
+from msprobe_engine.core.settings import text
 from msprobe_integrations.torch.accuracy import references
 
 SUFFIXES = (".yaml", ".yml")

@@ -1,7 +1,7 @@
 """What every generated operator script of torch ends with (`msprobe_engine.accuracy.scripts`): runs the call, compares, prints.
 
 Needs torch and nothing else, neither numpy nor this package: the text below the line of dashes is put into the script as it stands.
-The rules of the verdict are those of `msprobe_engine.accuracy.judge`; a test holds the two together.
+The rules of the verdict are those of `msprobe_engine.accuracy.verdict.judge`; a test holds the two together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The verdict of one result in generated operator scripts: `msprobe_engine.accuracy.judge` in torch alone.
+"""The verdict of one result in generated operator scripts: `msprobe_engine.accuracy.verdict.judge` in torch alone.
 
 Scripts get the text below the line of dashes. The rules and their numbers are those of `judge` and `condition`, which say why they are
 so; tests hold the two together.

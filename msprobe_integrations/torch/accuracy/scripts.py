@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from msprobe_engine import names
 from msprobe_engine.accuracy.scripts.literals import CannotWrite
 from msprobe_engine.accuracy.scripts.source import MARK
+from msprobe_engine.core import names
 from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.resolve import resolve
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from msprobe_engine.accuracy.compile_report import CompareResult, ModuleDiff, text, write_csv
-from msprobe_engine.errors import UsageError
-from msprobe_engine.guard import Faults, raise_of_training
-from msprobe_engine.log import get_logger
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.guard import Faults, raise_of_training
+from msprobe_engine.core.log import get_logger
 from msprobe_integrations.torch.compile_check.graphs import Backend, Graphs
 from msprobe_integrations.torch.compile_check.passes import Pass, compare, exact_passes, one_pass
 from msprobe_integrations.torch.compile_check.runs import device_of, same_buffers, streams

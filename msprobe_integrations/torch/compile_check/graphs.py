@@ -17,9 +17,9 @@ import torch
 from torch import fx, nn
 
 from msprobe_engine.accuracy.compile_report import TensorDiff
+from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.io.output_files import make_directory, write_file
-from msprobe_engine.guard import Faults
-from msprobe_engine.log import get_logger
+from msprobe_engine.core.log import get_logger
 from msprobe_integrations.torch.compile_check.runs import same_streams, streams
 from msprobe_integrations.torch.compile_check.verdict import verdict
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from msprobe_engine.accuracy.compile_report import ModuleDiff, TensorDiff
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.torch.compile_check.graphs import uncompiled
 from msprobe_integrations.torch.compile_check.runs import put_streams, same_buffers, same_streams
 from msprobe_integrations.torch.compile_check.taker import Key, Taker

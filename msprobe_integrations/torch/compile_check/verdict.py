@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 
 from msprobe_engine.accuracy.compile_report import FAILED, PASSED, SKIPPED, WARNED, TensorDiff
-from msprobe_engine.accuracy.judge import UNITS, judge
 from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING
+from msprobe_engine.accuracy.verdict.judge import UNITS, judge
 from msprobe_integrations.torch.arrays import as_array, kind_of
 
 Array = npt.NDArray[Any]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from msprobe_engine.accuracy.compile_report import FAILED, ModuleDiff, TensorDiff
-from msprobe_engine.guard import Faults, Guard, raise_of_training
+from msprobe_engine.core.guard import Faults, Guard, raise_of_training
 from msprobe_integrations.torch.compile_check.graphs import Graphs, uncompiled
 from msprobe_integrations.torch.compile_check.runs import Call, Outcome, run
 from msprobe_integrations.torch.compile_check.taker import Taker

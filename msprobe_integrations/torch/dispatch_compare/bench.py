@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from msprobe_engine.errors import UsageError
+from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.common.nested import leaves_of
 from msprobe_integrations.torch.accuracy.types import BENCHES, KEPT, Types, nudged
 from msprobe_integrations.torch.dispatch_compare import references

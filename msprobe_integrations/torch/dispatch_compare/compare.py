@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from msprobe_engine.accuracy.dispatch_table import Compared, Difference, DispatchTables, difference
-from msprobe_engine.accuracy.judge import judge
 from msprobe_engine.accuracy.results import ERROR, PASS, WARNING, TensorResult
+from msprobe_engine.accuracy.verdict.judge import judge
 from msprobe_integrations.torch.accuracy.ties import equally_right
 from msprobe_integrations.torch.accuracy.types import coarsest, floats_of
 from msprobe_integrations.torch.arrays import as_array, kind_of

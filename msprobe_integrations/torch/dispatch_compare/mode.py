@@ -15,10 +15,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from msprobe_engine.accuracy.dispatch_table import SWITCHED_OFF, DispatchTables
+from msprobe_engine.core.errors import SinkError, UsageError
+from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.io.output_files import make_directory
-from msprobe_engine.errors import SinkError, UsageError
-from msprobe_engine.guard import Faults
-from msprobe_engine.log import current_rank, get_logger, one_line
+from msprobe_engine.core.log import current_rank, get_logger, one_line
 from msprobe_integrations.common.nested import leaves_of
 from msprobe_integrations.torch.devices import in_use
 from msprobe_integrations.torch.dispatch_compare.bench import NOT_PLAIN, Bench, is_plain, snapshot, tensors, unseen

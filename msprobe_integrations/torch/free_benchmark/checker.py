@@ -16,7 +16,7 @@ import torch
 from msprobe_engine.accuracy.free_benchmark import perturb
 from msprobe_engine.accuracy.free_benchmark.perturb import Unperturbed
 from msprobe_engine.accuracy.free_benchmark.preheat import Preheat
-from msprobe_engine.guard import Faults, raise_of_training
+from msprobe_engine.core.guard import Faults, raise_of_training
 from msprobe_integrations.common.free_benchmark.choice import PART, Choice
 from msprobe_integrations.torch.free_benchmark.calls import apart, left_out, writes
 from msprobe_integrations.torch.free_benchmark.cpu import agreement

@@ -7,9 +7,9 @@ from typing import Any
 
 from msprobe_engine.accuracy.free_benchmark.preheat import Preheat
 from msprobe_engine.accuracy.free_benchmark.table import FreeBenchmarkTable
-from msprobe_engine.dump.layout import rank_directory
-from msprobe_engine.guard import Faults
-from msprobe_engine.settings.schema import DumpSettings
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.settings.schema import DumpSettings
+from msprobe_engine.formats.dump.layout import rank_directory
 from msprobe_integrations.common.filters import record_filter
 from msprobe_integrations.common.free_benchmark.choice import Choice
 from msprobe_integrations.common.free_benchmark.run import FreeBenchmarkRun

@@ -9,7 +9,7 @@ import torch
 
 from msprobe_engine.accuracy.free_benchmark import perturb
 from msprobe_engine.accuracy.free_benchmark.perturb import Unperturbed
-from msprobe_engine.guard import raise_of_training
+from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.torch.free_benchmark.calls import Autocast, RandomState, Versions, apart, autocast_of
 from msprobe_integrations.torch.free_benchmark.sliced import pieces
 from msprobe_integrations.torch.free_benchmark.values import FLOATS, HIGHER, change_of, changed, copied, kind, mapped, tensors_of

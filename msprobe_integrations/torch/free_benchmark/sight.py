@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from msprobe_engine.guard import Faults
-from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.writer import Writer
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.probe.pipeline import Pipeline
+from msprobe_engine.probe.writer import Writer
 from msprobe_integrations.torch.api import ApiCapture
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.frames import PLAIN, kind_of

@@ -15,17 +15,17 @@ from msprobe_engine.accuracy.online.connect import check, connect, finish
 from msprobe_engine.accuracy.online.events import DROPPING, RECOVERED, Event
 from msprobe_engine.accuracy.online.options import BLOCK
 from msprobe_engine.accuracy.online.sender import CallSink, CallStore, Transport
-from msprobe_engine.dump.steptext import StepText
-from msprobe_engine.dump.template import Options
-from msprobe_engine.guard import Faults
-from msprobe_engine.log import get_logger
-from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.records import Frame
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.settings.schema import DumpSettings, OnlineSettings
-from msprobe_engine.settings.selection import selection
-from msprobe_engine.window import Window
-from msprobe_engine.writer import Writer
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import DumpSettings, OnlineSettings
+from msprobe_engine.core.settings.selection import selection
+from msprobe_engine.core.window import Window
+from msprobe_engine.formats.dump.writing.step_text import StepText
+from msprobe_engine.formats.dump.writing.template import Options
+from msprobe_engine.probe.pipeline import Pipeline
+from msprobe_engine.probe.writer import Writer
 from msprobe_integrations.common import exits
 from msprobe_integrations.common.filters import record_filter
 from msprobe_integrations.common.patience import raised

@@ -14,10 +14,10 @@ import torch
 
 from msprobe_engine.accuracy.precheck.options import ONLY_ACCELERATOR, Work
 from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, skipped
+from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.input_files import open_input
-from msprobe_engine.dump import layout
-from msprobe_engine.dump.tensor_reader import SAFETENSORS, TensorFiles, TensorSource
-from msprobe_engine.errors import UsageError
+from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.tensors.reader import SAFETENSORS, TensorFiles, TensorSource
 from msprobe_integrations.torch.accuracy.checker import Bench, Checker, Target
 from msprobe_integrations.torch.accuracy.custom import load_operators
 from msprobe_integrations.torch.accuracy.precheck import resolved

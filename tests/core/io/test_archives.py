@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
+from msprobe_engine.core.errors import ArchiveError
 from msprobe_engine.core.io import archives
 from msprobe_engine.core.io.archives import Limits, check_members, open_member, read_directory, read_member, read_members, stored_begin
-from msprobe_engine.errors import ArchiveError
 
 LIMITS = Limits(member=1 << 20, total=1 << 21)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from msprobe_engine.core.errors import TextError
 from msprobe_engine.core.io import csv_text
 from msprobe_engine.core.io.csv_text import read_rows
 from msprobe_engine.core.io.regular_files import OddFileError
-from msprobe_engine.errors import TextError
 
 
 def test_rows(tmp_path: Path) -> None:

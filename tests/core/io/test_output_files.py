@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.output_files import AppendFile, make_directory, replace_file
-from msprobe_engine.errors import SinkError
 
 
 def test_modes(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_block_that_does_not_fit_leaves_no_part(tmp_path: Path) -> None:
 import resource, signal
 from pathlib import Path
 from msprobe_engine.core.io.output_files import AppendFile
-from msprobe_engine.errors import SinkError
+from msprobe_engine.core.errors import SinkError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 file = AppendFile(Path({str(tmp_path / "f")!r}))
 file.append(b"x" * 1000)

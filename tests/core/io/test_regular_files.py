@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.input_files import OddInputError, open_input, read_input
 from msprobe_engine.core.io.output_files import AppendFile, WholeFile, make_directory, replace_file, write_file, write_plain
 from msprobe_engine.core.io.regular_files import OddFileError, explain, make_directories, open_regular
-from msprobe_engine.errors import SinkError
 
 ROOT = Path(__file__).parents[3]
 ODD: dict[str, tuple[Callable[[Path], object], str]] = {

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io import sqlite_file
 from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.core.io.sqlite_file import open_database
-from msprobe_engine.errors import SinkError
-from msprobe_engine.monitor.trend_db import TrendDatabase
+from msprobe_engine.formats.monitor.trend_db import TrendDatabase
 
 ENDLESS = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n) SELECT x AS step, x AS rank FROM n"
 HOSTILE = {

@@ -16,7 +16,7 @@ import torch
 from harness.models import MODELS, OPTIMIZER
 from harness.run import digest, ranks, write_settings
 
-from msprobe_engine import log
+from msprobe_engine.core import log
 from msprobe_integrations import reliance
 from msprobe_integrations.accelerate import autoload
 from msprobe_integrations.accelerate.reliance import TABLE

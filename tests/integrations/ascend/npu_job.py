@@ -20,9 +20,9 @@ import torch  # noqa: E402
 from capturing import capture  # noqa: E402
 from torch import nn  # noqa: E402
 
-from msprobe_engine import rows  # noqa: E402
-from msprobe_engine.records import Frame  # noqa: E402
-from msprobe_engine.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings  # noqa: E402
+from msprobe_engine.core.records import Frame  # noqa: E402
+from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings  # noqa: E402
+from msprobe_engine.core.statistics import rows  # noqa: E402
 from msprobe_integrations.torch.probe import TorchProbe  # noqa: E402
 
 MONITOR = MonitorSettings(
@@ -188,7 +188,7 @@ def devices() -> Any:
 
 def extremes() -> Any:
     """Rows of both devices where a power of a value does not fit float32, and of integers that do not."""
-    from msprobe_engine import histograms
+    from msprobe_engine.core.statistics import histograms
     from msprobe_integrations.torch.backend import TorchBackend
 
     generator = torch.Generator().manual_seed(0)

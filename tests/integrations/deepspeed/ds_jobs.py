@@ -12,8 +12,8 @@ import deepspeed_harness as harness
 import torch
 from harness.frameworks.deepspeed_engine import weights_of
 
-from msprobe_engine.records import Frame
-from msprobe_engine.settings.schema import CsvSettings, DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import CsvSettings, DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_integrations.deepspeed.callback import DeepSpeedCallback
 
 MONITOR = MonitorSettings(activations=True, gradients=True, parameters=True, optimizer_states=True)

@@ -14,8 +14,8 @@ import pytest
 import torch.distributed as dist
 from forkpool import run_ranks
 
-from msprobe_engine.config_check.pack import Pack, read_pack
-from msprobe_engine.settings.schema import ConfigCheckSettings
+from msprobe_engine.config.pack.writer import Pack, read_pack
+from msprobe_engine.core.settings.schema import ConfigCheckSettings
 
 pytestmark = pytest.mark.framework
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from forkpool import run_ranks
 
-from msprobe_engine.errors import SettingsError
+from msprobe_engine.core.errors import SettingsError
 from msprobe_integrations.autoload import request
 from msprobe_integrations.deepspeed import autoload, key
 from msprobe_integrations.torch import owner

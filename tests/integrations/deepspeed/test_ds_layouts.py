@@ -13,7 +13,7 @@ from forkpool import run_ranks
 from harness.case import Training, TrainingCase
 from harness.frameworks import deepspeed_engine
 
-from msprobe_engine.settings.schema import MonitorSettings, ReplicaCheckSettings
+from msprobe_engine.core.settings.schema import MonitorSettings, ReplicaCheckSettings
 
 pytestmark = pytest.mark.framework
 VARIANTS: dict[str, tuple[int, str, dict[str, Any]]] = {

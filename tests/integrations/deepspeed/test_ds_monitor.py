@@ -12,9 +12,9 @@ import ds_jobs as jobs
 import pytest
 from forkpool import run_ranks
 
-from msprobe_engine.records import Frame
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.settings.schema import CsvSettings, DeepSpeedMonitorSettings, MonitorSettings, SinkSettings
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import CsvSettings, DeepSpeedMonitorSettings, MonitorSettings, SinkSettings
 from msprobe_integrations.deepspeed import monitor
 
 SINKS = SinkSettings(csv=CsvSettings(enabled=False), memory=True, deepspeed=DeepSpeedMonitorSettings(enabled=True))

@@ -13,7 +13,7 @@ import torch
 from forkpool import run_ranks
 from harness import renames
 
-from msprobe_engine.settings.schema import MonitorSettings, ReplicaCheckSettings
+from msprobe_engine.core.settings.schema import MonitorSettings, ReplicaCheckSettings
 from msprobe_integrations import reliance as reliances
 from msprobe_integrations.deepspeed import reliance
 from msprobe_integrations.deepspeed.callback import DeepSpeedCallback

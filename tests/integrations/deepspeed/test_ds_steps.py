@@ -17,7 +17,7 @@ from harness.frameworks.deepspeed_engine import weights_of
 from harness.memory import seen
 from harness.run import ask, write_settings
 
-from msprobe_engine.settings.schema import MonitorSettings
+from msprobe_engine.core.settings.schema import MonitorSettings
 from msprobe_integrations.deepspeed.callback import DeepSpeedCallback
 from msprobe_integrations.torch import owner
 

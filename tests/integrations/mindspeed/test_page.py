@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from msprobe_engine.settings.load import load_settings
+from msprobe_engine.core.settings.load import load_settings
 from msprobe_integrations.megatron import flags
 
 ROOT = Path(__file__).parents[3]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from msprobe_engine.records import Frame
+from msprobe_engine.core.records import Frame
 from msprobe_integrations.torch import autoload, owner
 from msprobe_integrations.torch.plain_loop_sight import Sight
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from msprobe_engine.settings.schema import CsvSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_integrations.torch.loop import LoopObserver
 
 

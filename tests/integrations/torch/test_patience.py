@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from msprobe_engine.pipeline import CLOSE_PATIENCE
-from msprobe_engine.settings.schema import CsvSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.probe.pipeline import CLOSE_PATIENCE
 from msprobe_integrations.common.patience import CUT_PATIENCE, LEAST
 from msprobe_integrations.torch.loop import LoopObserver
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
-from msprobe_engine.rows import read
+from msprobe_engine.core.statistics.rows import read
 from msprobe_integrations.torch import plain_loop
 
 

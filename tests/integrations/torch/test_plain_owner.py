@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.autoload import request
 from msprobe_integrations.common.doors import Door
 from msprobe_integrations.torch import owner

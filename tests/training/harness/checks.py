@@ -13,7 +13,7 @@ from harness.case import TrainingCase
 from harness.faults import STEP
 from harness.models import Key, local_gradients, reference
 from harness.run import LEVELS, Row, Watched, drifting_of, framework_of, model_of, plain, watch_case
-from msprobe_engine.diagnose.nan_analyze import nan_analyze
+from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 
 LOW_PRECISION = 2e-2
 """Relative error of norms of gradients in bfloat16 against whole ones, gathered in bfloat16, too."""

@@ -26,7 +26,7 @@ from harness.run import framework_of
 from msprobe_integrations.autoload import imports
 
 Bits = tuple[bytes, ...]
-OF_GUARDS = ("msprobe_engine.guard", "msprobe_engine.log", "msprobe_engine.errors")
+OF_GUARDS = ("msprobe_engine.core.guard", "msprobe_engine.core.log", "msprobe_engine.core.errors")
 """What says that something has failed: nothing is behind it."""
 
 

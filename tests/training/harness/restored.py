@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msprobe_engine.core.io.claims
-import msprobe_engine.incident.notify  # noqa: F401 - these wait for the end of the process from their import on
+import msprobe_engine.probe.incident.notify  # noqa: F401 - these wait for the end of the process from their import on
 import msprobe_integrations.torch.step_exchange  # noqa: F401
 
 ROOTS = (

@@ -29,8 +29,8 @@ from harness.faults import drift, nan_output
 from harness.models import MODELS, Model
 from harness.restored import Snapshot, snapshot
 from harness.spy import Norms, Spy
-from msprobe_engine.records import leaves
-from msprobe_engine.rows import read
+from msprobe_engine.core.records import leaves
+from msprobe_engine.core.statistics.rows import read
 from msprobe_integrations.autoload import request
 from msprobe_integrations.torch import owner
 

@@ -1,0 +1,278 @@
+"""The records of one side as a tree: which record ran inside which, what kind of call each is, and where its inputs came from."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Iterator
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from msprobe_engine.core import names
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS_GRAD, Side
+from msprobe_engine.measure import factorize
+from msprobe_engine.measure.comparable_dtypes import plain
+
+ROOT = -1
+MOST_LEVELS = 200
+"""Of modules within modules; Python cannot call so many."""
+Kind = tuple[str, ...]
+_DIRECTIONS = ("forward", "backward")
+_MIX, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
+
+
+class Shapes(NamedTuple):
+    """What goes in and out of a call: (dtype, shape) of every tensor, by role."""
+
+    inputs: tuple[object, ...]
+    outputs: tuple[object, ...]
+
+
+class Producers:
+    """Row -> record; of rows that have none, none. `records` is the column, with -1."""
+
+    def __init__(self, records: array[int]) -> None:
+        self.records = records
+
+    def get(self, row: int) -> int | None:
+        """The record, or None."""
+        found = self.records[row] if row >= 0 else -1
+        return None if found < 0 else found
+
+    def __contains__(self, row: int) -> bool:
+        return self.get(row) is not None
+
+    def __getitem__(self, row: int) -> int:
+        found = self.get(row)
+        if found is None:
+            raise KeyError(row)
+        return found
+
+
+class Tree:
+    """Built once per side; everything is found when it is first asked for.
+
+    Args:
+        side: without construct.json all records are children of the root, in the order of the file.
+        names: what the records are taken for, one per record; None: what a mapping of the side says (`Side.known_as`).
+    """
+
+    def __init__(self, side: Side, names: list[str] | None = None) -> None:
+        self.side = side
+        self.names = side.known_as if names is None else names
+        self.index = {name: i for i, name in enumerate(side.ops)}
+        self.known_as = self.index if self.names is side.ops else {name: i for i, name in enumerate(self.names)}
+
+    @cached_property
+    def parents(self) -> list[int]:
+        """Record index of each record's nearest enclosing record, or `ROOT`."""
+        side, index = self.side, self.index
+        construct = side.construct
+        found = []
+        for name in side.ops:
+            if construct.get(name) is None:
+                found.append(ROOT)
+                continue
+            parent, seen = side.parent(name), {name}
+            while parent is not None and parent not in index and parent not in seen:
+                seen.add(parent)
+                parent = side.parent(parent)
+            found.append(index.get(parent, ROOT) if parent is not None and parent not in seen else ROOT)
+        return _without_circles(found)
+
+    @cached_property
+    def children(self) -> dict[int, list[int]]:
+        """Record index (or `ROOT`) -> records directly inside, in the order they were completed. Parameter gradients are not among them:
+        what they belong to is in their name."""
+        found: dict[int, list[int]] = {}
+        for i, (parent, gradients) in enumerate(zip(self.parents, self.gradients)):
+            if not gradients:
+                found.setdefault(parent, []).append(i)
+        return found
+
+    @cached_property
+    def has_modules(self) -> bool:
+        """At least one call of a module was recorded."""
+        return any(len(kind) == 4 and kind[0] in ("forward", "backward") for kind in self.kinds)
+
+    @cached_property
+    def functions(self) -> list[int]:
+        """Records that are no calls of modules and no parameter gradients."""
+        return [i for i, kind in enumerate(self.kinds) if len(kind) != 4]
+
+    @cached_property
+    def gradients(self) -> list[bool]:
+        """Record -> it is one of parameter gradients, by what it holds and by a name that says of which module."""
+        side = self.side
+        first = factorize.firsts(side)
+        some = first[:-1] < first[1:]
+        found = np.zeros(len(some), bool)
+        found[some] = np.frombuffer(bytes(side.role), np.uint8)[first[:-1][some]] == PARAMETERS_GRAD
+        return [one and len(kind) == 4 for one, kind in zip(found.tolist(), self.kinds)]
+
+    def is_gradients(self, op: int) -> bool:
+        """A record of parameter gradients."""
+        return self.gradients[op]
+
+    @cached_property
+    def kinds(self) -> list[Kind]:
+        """What a record is, without its number: (direction, prefix, function) or (direction, ``Module``, path, class). Equal kinds are one
+        object."""
+        known: dict[str, Kind] = {}
+        found: list[Kind] = []
+        for name in self.names:
+            head, _, last = name.rpartition(".")
+            if last in _DIRECTIONS:
+                head, _, number = head.rpartition(".")
+                key = f"{last} {head}" if number.isdecimal() else name
+            else:
+                key = head if last.isdecimal() else name
+            kind = known.get(key)
+            if kind is None:
+                kind = known[key] = _kind(name)
+            found.append(kind)
+        return found
+
+    def relative(self, op: int, parent: int) -> Kind:
+        """`kinds`, with a module's path below that of the enclosing record, so that renaming a model renames nothing inside it."""
+        kind = self.kinds[op]
+        if parent == ROOT or len(kind) != 4:
+            return kind
+        above = self.kinds[parent]
+        if len(above) == 4 and kind[2].startswith(above[2] + "."):
+            return (kind[0], kind[1], kind[2][len(above[2]) + 1 :], kind[3])
+        return kind
+
+    def shapes(self, op: int) -> Shapes:
+        """dtypes and shapes of the record's tensors."""
+        side = self.side
+        inputs: list[object] = []
+        outputs: list[object] = []
+        for row in side.rows(op):
+            shape = side.shape[row]
+            item = (plain(side.dtype[row]), tuple(shape) if isinstance(shape, list) else shape)
+            (outputs if side.role[row] == OUTPUT else inputs).append(item)
+        return Shapes(tuple(inputs), tuple(outputs))
+
+    def forms(self, numbers: dict[Hashable, int]) -> array[int]:
+        """One number per record: equal where `shapes` are equal. `numbers` is shared by the trees that are compared."""
+        side = self.side
+        (kinds, dtypes), (sizes, shapes) = factorize.numbered(side.dtype), factorize.numbered(side.shape)
+        both = kinds * max(len(shapes), 1) + sizes
+        items: dict[int, int] = {}
+        for item in dict.fromkeys(both.tolist()):
+            dtype, shape = dtypes[item // len(shapes)], shapes[item % len(shapes)]
+            key = ("row", plain(dtype), tuple(shape) if isinstance(shape, list) else shape)
+            items[item] = numbers.setdefault(key, len(numbers))
+        out = np.frombuffer(bytes(side.role), np.uint8) == OUTPUT
+        words = np.fromiter(map(items.__getitem__, both.tolist()), np.int64, len(both)) * 2 + out
+        text, ends = words.tobytes(), side.first.tolist()
+        return array("q", [numbers.setdefault(text[8 * start : 8 * end], len(numbers)) for start, end in pairwise(ends)])
+
+    @cached_property
+    def producers(self) -> Producers:
+        """Input row -> record that had a tensor with the same numbers and shape among its outputs last, before this record.
+
+        The numbers of a tensor are its fingerprint: two tensors with equal extremes, mean and norm are taken for one. A module and the
+        last call inside it have the same output; the call is taken, which came first.
+        """
+        side = self.side
+        found = array("q", [-1]) * len(side)
+        rows, marks, out = self._marks()
+        seen: dict[int, int] = {}
+        at = -1
+        outputs: list[int] = []
+        own: set[int] = set()
+        for row, mark, op, gives in zip(rows, marks, np.array(side.op, np.int64)[rows].tolist(), out):
+            if op != at:
+                self._give(seen, at, outputs, own)
+                at, outputs, own = op, [], set()
+            if gives:
+                outputs.append(mark)
+            else:
+                own.add(mark)
+                before = seen.get(mark, -1)
+                if before >= 0:
+                    found[row] = before
+        self._give(seen, at, outputs, own)
+        return Producers(found)
+
+    def _give(self, seen: dict[int, int], op: int, outputs: list[int], own: set[int]) -> None:
+        for mark in outputs:
+            before = seen.get(mark)
+            if before is None or (mark not in own and not self._inside(before, op)):
+                seen[mark] = op
+
+    def _marks(self) -> tuple[list[int], list[int], list[bool]]:
+        """Input and output rows of tensors that are both taken in and given out somewhere: row, 64 bits of its fingerprint, is it an
+        output."""
+        side = self.side
+        role = np.frombuffer(bytes(side.role), np.uint8)
+        sizes, shapes = factorize.numbered(side.shape)
+        tensor = np.array([type(shape) is list for shape in shapes] or [False])[sizes] & ((role == INPUT) | (role == OUTPUT))
+        for row in side.values:
+            tensor[row] &= side.requires_grad[row] is not None
+        mark = sizes.astype(np.uint64)
+        if any(side.md5):
+            mark ^= np.fromiter(map(hash, side.md5), np.int64, len(side)).view(np.uint64)
+        with np.errstate(over="ignore"):
+            for part in side.stats.view(np.uint64).T:
+                mark = (mark ^ part) * _MIX
+                mark ^= mark >> _HALF
+        out = role == OUTPUT
+        rows = np.flatnonzero(tensor)
+        shared = np.intersect1d(mark[rows[out[rows]]], mark[rows[~out[rows]]])
+        rows = rows[np.isin(mark[rows], shared)] if len(shared) else rows[:0]
+        return rows.tolist(), mark[rows].tolist(), out[rows].tolist()
+
+    def _inside(self, op: int, outer: int) -> bool:
+        """Is `op` a descendant of `outer`?"""
+        while op != ROOT:
+            op = self.parents[op]
+            if op == outer:
+                return True
+        return False
+
+    def above(self, op: int) -> Iterator[int]:
+        """The records that enclose this one, innermost first."""
+        op = self.parents[op]
+        while op != ROOT:
+            yield op
+            op = self.parents[op]
+
+
+def _kind(name: str) -> Kind:
+    parsed = names.parse(name)
+    if isinstance(parsed, names.ModuleName):
+        return (parsed.direction, parsed.kind, parsed.path, parsed.cls)
+    if isinstance(parsed, names.ApiName):
+        return (parsed.direction, parsed.prefix, parsed.api)
+    if isinstance(parsed, names.ParametersGradName):
+        return ("parameters_grad", parsed.kind, parsed.path, parsed.cls)
+    if isinstance(parsed, names.DebugName):
+        return ("debug", parsed.name, "grad" if parsed.is_grad else "")
+    return ("", name)
+
+
+def _without_circles(parents: list[int]) -> list[int]:
+    """A construct.json that was edited may say that two records enclose each other, or nest without an end, which would make the work the
+    square of the records: such records hang below the root."""
+    state = bytearray(len(parents))  # 1: on the way up from here, 2: known to end at the root
+    depth = [0] * len(parents)
+    for start in range(len(parents)):
+        way = []
+        op = start
+        while op != ROOT and state[op] == 0:
+            state[op] = 1
+            way.append(op)
+            op = parents[op]
+        if op != ROOT and state[op] == 1:
+            parents[op] = ROOT
+        for op in reversed(way):
+            state[op] = 2
+            depth[op] = 0 if parents[op] == ROOT else depth[parents[op]] + 1
+            if depth[op] > MOST_LEVELS:
+                parents[op], depth[op] = ROOT, 0
+    return parents

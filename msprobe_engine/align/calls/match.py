@@ -1,0 +1,155 @@
+"""Which row of the target is compared with which row of the golden side, and in what order the table shows them.
+
+Without ``compat`` records are matched by structure (`match_structure`) and their rows by role and place; rows that nothing matches are
+kept, on both sides. With it, or by name, rows are joined as the existing tool joins them (`match_exact`, `match_fuzzy`). Mappings say
+what a name of the target is called on the golden side; of several the api mapping comes first, then the cell mapping, then the data
+mapping, which a layer mapping replaces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.align.calls import match_exact, match_fuzzy, match_structure
+from msprobe_engine.align.calls.alignment import align_sides
+from msprobe_engine.align.calls.row_names import Keys, keys_of
+from msprobe_engine.align.calls.row_order import Pairs
+from msprobe_engine.align.calls.structure import Aligned
+from msprobe_engine.align.mapping.api import ApiMapping
+from msprobe_engine.align.mapping.cell import CellMapping
+from msprobe_engine.align.mapping.data import DataMapping
+from msprobe_engine.align.mapping.layer import rows_by_layer
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.measure.comparable_dtypes import comparable
+from msprobe_engine.measure.options import CompareOptions
+
+FUZZY_MESSAGE = "Fuzzy matching data, the comparison accuracy may be affected."
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass
+class Matching:
+    """Rows of the table, in its order.
+
+    Attributes:
+        target, golden: int64 (n,), row of each side; -1 where that side has none. Never -1 on both.
+        messages: position among the n -> what is to be said about the match.
+        records: int64, record of each row of the target and of the golden side.
+        renamed: ``path.Class`` of modules of the target -> what they are called on the golden side, where that differs. Saved with
+            `mapping_file.save_mapping` it is a cell mapping, which ``-cm`` and ``-dm`` read.
+        rows: the data mapping that a layer mapping came to (row name -> row name or ``N/A``); None without one.
+        aligned: the records, when the structure alone said which belong together.
+        common: the rows are of the sides of `aligned`; see `sides`.
+    """
+
+    target: Integers
+    golden: Integers
+    messages: dict[int, str]
+    records: tuple[Integers, Integers]
+    renamed: dict[str, str] = field(default_factory=dict)
+    rows: dict[str, str] | None = None
+    aligned: Aligned | None = None
+    common: bool = False
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    @property
+    def sides(self) -> tuple[Side, Side] | None:
+        """The sides that the rows are of, when they are not those that were given: two frameworks are compared in common terms."""
+        return (self.aligned.target.side, self.aligned.golden.side) if self.common and self.aligned is not None else None
+
+    @cached_property
+    def ops(self) -> Integers:
+        """int64 (m, 2), records of the target and of the golden side that belong together; -1 where one side has none. In the order of
+        the table."""
+        return _records(*self.records, self.target, self.golden)
+
+
+def match(target: Side, golden: Side, options: CompareOptions) -> Matching:
+    """Match two sides.
+
+    Raises:
+        UsageError: mappings that exclude each other, or that are none.
+    """
+    if options.fuzzy and options.data_mapping:
+        raise UsageError("compare: fuzzy matching and a data mapping exclude each other; give one of them")
+    cross = target.framework != golden.framework
+    cell, api = CellMapping.read(options.cell_mapping, options.old), ApiMapping.read(options.api_mapping, options.old)
+    data = DataMapping.read(options.data_mapping)
+    layers = rows_by_layer(target, golden, options.layer_mapping) if options.layer_mapping else None
+    if layers is not None:
+        data = DataMapping(layers)
+    if not options.compat and options.match == "structure":
+        if cross and layers is None:
+            return _in_common(target, golden, cell, api, data)
+        pairs, renamed, aligned = match_structure.match_rows(target, golden, cell, api, data, layered=layers is not None)
+    else:
+        keys = keys_of(target, golden, api, cell, data, options)
+        pairs, renamed, aligned = _by_name(target, golden, keys, data is not None, cross, options), {}, None
+    messages = dict(pairs.messages)
+    if options.fuzzy and (options.compat or options.match == "name"):
+        messages.update({at: FUZZY_MESSAGE for at, (i, j) in enumerate(zip(pairs.target, pairs.golden)) if i >= 0 and j >= 0})
+    records = np.array(target.op, np.int64), np.array(golden.op, np.int64)
+    return Matching(np.array(pairs.target, np.int64), np.array(pairs.golden, np.int64), messages, records, renamed, layers, aligned)
+
+
+def _in_common(target: Side, golden: Side, cell: CellMapping | None, api: ApiMapping | None, data: DataMapping | None) -> Matching:
+    """Of two frameworks."""
+    names, places = match_structure.taken_for(target, golden, cell, api)
+    if names is not None:
+        target.__dict__["known_as"], target.__dict__["places"] = names, places or {}
+    aligned = align_sides(target, golden)
+    pairs = match_structure.aligned_rows(aligned, data)
+    first, second = aligned.target.side, aligned.golden.side
+    records = np.array(first.op, np.int64), np.array(second.op, np.int64)
+    renamed = match_structure.renamed_modules(aligned)
+    return Matching(
+        np.array(pairs.target, np.int64), np.array(pairs.golden, np.int64), pairs.messages, records, renamed, None, aligned, True
+    )
+
+
+def _by_name(target: Side, golden: Side, keys: Keys, mapped: bool, cross: bool, options: CompareOptions) -> Pairs:
+    """Rows joined by name; what is left of the golden side is kept without `compat`."""
+    if mapped:
+        pairs = match_exact.joined(keys, keep_order=True)
+    elif options.fuzzy:
+        pairs = match_fuzzy.joined(keys, [str(s) for s in target.shape], [str(s) for s in golden.shape], options.old, options.compat)
+    elif options.old:
+        a, b = target.shape, golden.shape
+        shaped = Keys(list(zip(keys.target, map(str, a))), list(zip(keys.golden, map(str, b))), keys.rows, keys.golden_rows)
+        pairs = match_exact.joined(shaped, keep_order=False)
+    else:
+        pairs = match_exact.joined(keys, keep_order=True)
+    if not mapped:
+        for at, (i, j) in enumerate(zip(pairs.target, pairs.golden)):
+            if j >= 0 and not comparable(target.dtype[i], golden.dtype[j], cross, with_double=not options.old):
+                pairs.golden[at] = -1
+    return pairs if options.compat else pairs.with_rest(range(len(golden)))
+
+
+def _records(op: Integers, other: Integers, first: Integers, second: Integers) -> Integers:
+    """Records of the rows; a record that several rows speak of counts once, with the partner of the first row that has one."""
+    found: dict[int, int] = {}
+    order: list[tuple[int, int]] = []
+    partners: set[int] = set()
+    for i, j in zip(first.tolist(), second.tolist()):
+        a, b = (int(op[i]) if i >= 0 else -1), (int(other[j]) if j >= 0 else -1)
+        if a >= 0:
+            if a not in found:
+                order.append((a, -1))
+                found[a] = -1
+            if found[a] < 0 <= b:
+                found[a] = b
+            partners.add(b)
+        elif b not in partners:
+            partners.add(b)
+            order.append((-1, b))
+    pairs = [(a, found[a] if a >= 0 else b) for a, b in order]
+    taken = {b for a, b in pairs if a >= 0}
+    return np.array([(a, b) for a, b in pairs if a >= 0 or b not in taken], np.int64).reshape(-1, 2)

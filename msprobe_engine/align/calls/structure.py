@@ -1,0 +1,336 @@
+"""Matches the records of two sides by structure: the same calls in the same order inside of the same module.
+
+Lists of calls are aligned level by level. What is certain comes first (same call, same shapes, inputs from the same kinds of calls), then
+what is left in the gaps by fewer and fewer signs; so one call more or less shifts nothing. Modules that are called otherwise on the other
+side are matched when their class and what runs inside them agree, and are proposed as a mapping.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from msprobe_engine.align.calls.call_tree import ROOT, Tree
+from msprobe_engine.align.calls.longest_common import align, gaps
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, Side
+
+NEAR = 1e-3
+"""Largest and smallest element and norm of two tensors that are the same but for round-off, in parts of the largest of them."""
+
+
+@dataclass
+class Structure:
+    """Which record belongs to which.
+
+    Attributes:
+        pairs: (record of the target, record of the golden side), in the order of the target.
+        only_target, only_golden: records that nothing matches.
+        renamed: module path of the target -> path of the golden side, where they differ.
+    """
+
+    pairs: list[tuple[int, int]] = field(default_factory=list)
+    only_target: list[int] = field(default_factory=list)
+    only_golden: list[int] = field(default_factory=list)
+    renamed: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Aligned:
+    """Two sides as trees, and which records of them belong together."""
+
+    target: Tree
+    golden: Tree
+    structure: Structure
+
+
+def match_structure(target: Side, golden: Side) -> Structure:
+    """Match two sides; see the module's text."""
+    return Matcher(Tree(target), Tree(golden)).run()
+
+
+class Matcher:
+    """Walks two trees at once."""
+
+    def __init__(self, target: Tree, golden: Tree) -> None:
+        self.target, self.golden = target, golden
+        self._found: dict[int, int] = {}
+        self._used: set[int] = set()
+        self._numbers: dict[Hashable, int] = {}
+        self._forms = (target.forms(self._numbers), golden.forms(self._numbers))
+
+    def run(self) -> Structure:
+        """Match level by level; then see to it that backward calls follow their forward calls, and match what that leaves over.
+
+        What is left then is matched by name, and parameter gradients by the modules they belong to.
+        """
+        self._trees()
+        if self._twins():
+            self._trees()
+        if self._by_name(modules=True):
+            self._trees()
+        self._by_name()
+        self._part_strangers()
+        self._by_numbers()
+        renamed = self._renamed()
+        self._gradients(renamed)
+        return Structure(
+            sorted(self._found.items()),
+            [i for i in range(len(self.target.side.ops)) if i not in self._found],
+            [j for j in range(len(self.golden.side.ops)) if j not in self._used],
+            renamed,
+        )
+
+    def _pair(self, i: int, j: int) -> None:
+        self._found[i] = j
+        self._used.add(j)
+
+    def _trees(self) -> None:
+        """Match everything below the roots, and below every pair that was matched."""
+        if self.target.has_modules != self.golden.has_modules:  # compiled, or another level: only calls of functions are on both sides
+            self._lists(self.target.functions, self.golden.functions)
+            return
+        seen = {(ROOT, ROOT), *self._found.items()}
+        work = list(seen)
+        while work:
+            a, b = work.pop()
+            first, second = self.target.children.get(a, ()), self.golden.children.get(b, ())
+            if first or second:
+                new = [pair for pair in self._lists(first, second) if pair not in seen]
+                seen.update(new)
+                work += new
+
+    def _twins(self) -> bool:
+        """Backward calls of forward calls that belong together belong together, whatever order autograd ran them in, when shapes agree.
+        Returns True when that took a partner away from others."""
+        first, second = self._forms
+        back = {j: i for i, j in self._found.items()}
+        moved = False
+        for i, j in list(self._found.items()):
+            x, y = self._twin(self.target, i), self._twin(self.golden, j)
+            if x is None or y is None or self._found.get(x) == y or first[x] != second[y]:
+                continue
+            moved = True
+            lost = self._found.pop(x, None)
+            if lost is not None:
+                self._used.discard(lost)
+                back.pop(lost, None)
+            owner = back.get(y)
+            if owner is not None:
+                self._found.pop(owner, None)
+            back[y] = x
+            self._pair(x, y)
+        return moved
+
+    def _twin(self, tree: Tree, op: int) -> int | None:
+        if tree.kinds[op][0] != "forward":
+            return None
+        head, _, tail = tree.names[op].rpartition("forward")
+        return tree.known_as.get(f"{head}backward{tail}")
+
+    def _keys(self, tree: Tree, ops: Sequence[int], level: int) -> list[int]:
+        """What must agree for two calls to be matched. Level 0: call, shapes, kinds of the calls its inputs come from; 1: call and shapes;
+        2: call; 3: a module by class, direction, shapes of its results and the calls right inside of it."""
+        number, forms = self._numbers, self._forms[tree is self.golden]
+        found = []
+        for op in ops:
+            key: Hashable
+            if level == 3:
+                kind = tree.kinds[op]
+                if len(kind) == 4:
+                    inside = tuple(tree.kinds[child][-1] for child in tree.children.get(op, ()))
+                    key = (level, kind[0], kind[3], tree.shapes(op).outputs, inside)
+                else:
+                    key = (level, tree is self.golden, op)
+            elif level == 2:
+                key = (level, tree.relative(op, tree.parents[op]))
+            elif level == 1:
+                key = (level, tree.relative(op, tree.parents[op]), forms[op])
+            else:
+                sources = tuple(
+                    "" if source is None else tree.kinds[source][-1]
+                    for source in (tree.producers.get(row) for row in tree.side.rows(op) if tree.side.role[row] == INPUT)
+                )
+                key = (level, tree.relative(op, tree.parents[op]), forms[op], sources)
+            found.append(number.setdefault(key, len(number)))
+        return found
+
+    def _lists(self, first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
+        """Align two lists of calls. Those that are matched already stay so, and what lies between them is aligned."""
+        anchors = self._anchors(first, second)
+        pairs = [(first[i], second[j]) for i, j in anchors]
+        open_gaps = []
+        for p, q in gaps(anchors, len(first), len(second)):
+            x, y = [first[i] for i in p if first[i] not in self._found], [second[j] for j in q if second[j] not in self._used]
+            if x and y:
+                open_gaps.append((x, y))
+        if len(open_gaps) == 1 and len(open_gaps[0][0]) == len(open_gaps[0][1]):
+            x, y = open_gaps[0]
+            if self._keys(self.target, x, 1) == self._keys(self.golden, y, 1):
+                pairs += zip(x, y)  # the same program: where its inputs come from is not asked
+                open_gaps = []
+        for level in range(4):
+            left: list[tuple[list[int], list[int]]] = []
+            for x, y in open_gaps:
+                aligned = align(self._keys(self.target, x, level), self._keys(self.golden, y, level))
+                pairs += [(x[i], y[j]) for i, j in aligned]
+                left += [([x[i] for i in p], [y[j] for j in q]) for p, q in gaps(aligned, len(x), len(y))]
+            open_gaps = left
+        for i, j in pairs:
+            self._pair(i, j)
+        for x, y in open_gaps:
+            pairs += self._opened(x, y)
+        return pairs
+
+    def _anchors(self, first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
+        """Positions of calls that are matched with each other already, as many as cross nothing (longest increasing subsequence)."""
+        if not any(i in self._found for i in first):
+            return []
+        places = {j: at for at, j in enumerate(second)}
+        known = [(at, places[j]) for at, i in enumerate(first) if (j := self._found.get(i, -1)) in places]
+        ends: list[int] = []  # of the increasing sequence of each length: the smallest last place
+        chain: list[int] = []
+        for _, place in known:
+            at = bisect_left(ends, place)
+            ends[at : at + 1] = [place]
+            chain.append(at)
+        found = []
+        length = len(ends) - 1
+        for pair, at in zip(reversed(known), reversed(chain)):
+            if at == length:
+                found.append(pair)
+                length -= 1
+        return found[::-1]
+
+    def _opened(self, first: list[int], second: list[int]) -> list[tuple[int, int]]:
+        """A module around others that only one side has (a wrapper) is taken away, and what is inside is matched in its place."""
+        inner = [self.target.children.get(i, [i]) for i in first]
+        other = [self.golden.children.get(j, [j]) for j in second]
+        x, y = [i for some in inner for i in some], [j for some in other for j in some]
+        if len(x) == len(first) and len(y) == len(second) and x == first and y == second:
+            return []
+        if y == second:
+            return self._lists(x, second)
+        if x == first:
+            return self._lists(first, y)
+        ways = [(x, second), (first, y)]
+        ways.sort(key=lambda way: -len(set(self._keys(self.target, way[0], 2)) & set(self._keys(self.golden, way[1], 2))))
+        return self._lists(*ways[0]) or self._lists(*ways[1])
+
+    def _by_name(self, modules: bool = False) -> bool:
+        """Records that came in another order, with the same name and shapes on both sides: those of modules, which may lack a result (a
+        recomputation ends where nothing more is needed), else those whose modules do not belong to others. Returns True when there are."""
+        first, second = self._forms
+        before = len(self._found)
+        for i, name in enumerate(self.target.names):
+            if i in self._found or self.target.is_gradients(i) or (modules and len(self.target.kinds[i]) != 4):
+                continue
+            j = self.golden.known_as.get(name)
+            if j is None or j in self._used:
+                continue
+            if self._cut_short(i, j) if modules else first[i] == second[j] and self._around_alike(i, j):
+                self._pair(i, j)
+        return len(self._found) > before
+
+    def _cut_short(self, i: int, j: int) -> bool:
+        """The same but for results that one side has none of."""
+        x, y = self.target.shapes(i), self.golden.shapes(j)
+        return x.inputs == y.inputs and (x.outputs == y.outputs or not (_gives(self.target.side, i) and _gives(self.golden.side, j)))
+
+    def _around_alike(self, i: int, j: int) -> bool:
+        """The calls around two records do not belong to others than each other."""
+        a, b = self.target.parents[i], self.golden.parents[j]
+        return self._found.get(a, b) == b and (b not in self._used or self._found.get(a) == b)
+
+    def _part_strangers(self) -> None:
+        """A call of a function that takes in tensors of other shapes only, from calls that do not belong together, is another call: both
+        sides have one more of it, at different places."""
+        first, second = self._forms
+        mine, theirs = self.target.side, self.golden.side
+        back = {j: i for i, j in self._found.items()}
+        for i, j in list(self._found.items()):
+            if first[i] == second[j] or len(self.target.kinds[i]) != 3 or self.target.kinds[i][0] != "forward":
+                continue
+            pairs = [(x, y) for x, y in zip(mine.rows(i), theirs.rows(j)) if mine.role[x] == theirs.role[y] == INPUT]
+            shapes = [(mine.shape[x], theirs.shape[y]) for x, y in pairs]
+            if any(a and a == b for a, b in shapes):
+                continue
+            sources = [(self.target.producers.get(x), self.golden.producers.get(y)) for x, y in pairs]
+            known = [(a, b) for a, b in sources if a is not None and b is not None]
+            if known and all(self._found.get(a) != b for a, b in known):
+                x, y = self._twin(self.target, i), self._twin(self.golden, j)
+                self._drop(i)
+                for twin in (x, None if y is None else back.get(y)):
+                    if twin is not None and twin in self._found:
+                        self._drop(twin)
+
+    def _by_numbers(self) -> None:
+        """A call that takes in what no record of the target gave out (a compiled block did) has no source that tells it from calls of the
+        same kind inside of that block. Where one of those, alone on the golden side, takes in the same numbers, it is the partner."""
+        free: dict[Hashable, list[int]] = {}
+        for j, kind in enumerate(self.golden.kinds):
+            if j not in self._used and len(kind) == 3 and kind[0] == "forward":
+                free.setdefault((kind, self._forms[1][j]), []).append(j)
+        for i, j in list(self._found.items()) if free else ():
+            kind = self.target.kinds[i]
+            others = free.get((kind, self._forms[0][i])) if len(kind) == 3 else None
+            unknown = others and any(self.target.producers.get(row) is None for row in self._taken(self.target, i))
+            if not others or not unknown or self._same_numbers(i, j):
+                continue
+            better = [other for other in others if self._same_numbers(i, other)]
+            if len(better) != 1:
+                continue
+            self._drop(i)
+            self._pair(i, better[0])
+            others[others.index(better[0])] = j
+            x, y = self._twin(self.target, i), self._twin(self.golden, better[0])
+            if x is not None and y is not None and y not in self._used:
+                if x in self._found:
+                    self._drop(x)
+                self._pair(x, y)
+
+    @staticmethod
+    def _taken(tree: Tree, op: int) -> list[int]:
+        """Rows of the tensors that a call takes in."""
+        return [row for row in tree.side.rows(op) if tree.side.role[row] == INPUT and isinstance(tree.side.shape[row], list)]
+
+    def _same_numbers(self, i: int, j: int) -> bool:
+        """Both calls take in tensors of nearly the same statistics."""
+        mine, theirs = self._taken(self.target, i), self._taken(self.golden, j)
+        if len(mine) != len(theirs):
+            return False
+        a, b = self.target.side.stats[mine], self.golden.side.stats[theirs]
+        with np.errstate(all="ignore"):
+            scale = np.maximum(np.abs(a), np.abs(b))[:, [0, 1, 3]].max(1, initial=0.0)
+            return bool((np.abs(a - b)[:, [0, 1, 3]].max(1, initial=0.0) <= NEAR * scale).all())
+
+    def _drop(self, i: int) -> None:
+        self._used.discard(self._found.pop(i))
+
+    def _renamed(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for i, j in sorted(self._found.items()):
+            x, y = self.target.kinds[i], self.golden.kinds[j]
+            if len(x) == 4 and len(y) == 4 and x[2] != y[2]:
+                found.setdefault(x[2], y[2])
+        return found
+
+    def _gradients(self, renamed: dict[str, str]) -> None:
+        """The k-th gradients of a module with the k-th of its partner."""
+        places: dict[str, list[int]] = {}
+        for j in reversed(range(len(self.golden.side.ops))):
+            if self.golden.is_gradients(j):
+                places.setdefault(self.golden.kinds[j][2], []).append(j)
+        for i in range(len(self.target.side.ops)):
+            if self.target.is_gradients(i):
+                path = self.target.kinds[i][2]
+                others = places.get(renamed.get(path, path))
+                if others:
+                    self._pair(i, others.pop())
+
+
+def _gives(side: Side, op: int) -> bool:
+    """The call has a tensor for a result."""
+    return any(side.role[row] == OUTPUT and isinstance(side.shape[row], list) for row in side.rows(op))

@@ -1,0 +1,285 @@
+"""Which records of two frameworks do the same: one call each, or several calls in the place of others.
+
+Forward calls are aligned list by list, from the top of the model down: modules by name, class, sizes and parameters, functions by meaning,
+sizes and numbers (`units`). What computes nothing (views, shapes, casts) comes last. What is left between two pairs on both sides is one
+way to write what the other side writes otherwise: it is cut where the numbers agree (the end of a fused call), and each piece is a group.
+Backward calls follow their forward calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from msprobe_engine.align.calls.longest_common import align
+from msprobe_engine.align.frameworks.canonical import Terms, near
+from msprobe_engine.align.frameworks.units import LEVELS, Key, Unit, by_name, moved_by_numbers, moved_by_shape, units
+from msprobe_engine.formats.dump.dump_table import OUTPUT
+
+MOVED = "computes nothing; the other side does without it"
+SAME = "gives out what it takes in; the other side does without it"
+WRAPPED = "stands around calls that the other side makes without it"
+
+_LARGEST = 40_000
+"""Pairs of calls that are held against each other for the place where numbers agree."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Records that do the same.
+
+    Attributes:
+        mine, theirs: of the target and of the golden side, in order.
+        mains: of each side the one whose name stands for all.
+    """
+
+    mine: tuple[int, ...]
+    theirs: tuple[int, ...]
+    mains: tuple[int, int]
+
+
+@dataclass
+class Grouped:
+    """The outcome; a record is in one group, quiet, or has no partner.
+
+    Attributes:
+        groups: what belongs together.
+        quiet: of the target and of the golden side: record -> why it needs no partner.
+    """
+
+    groups: list[Group] = field(default_factory=list)
+    quiet: tuple[dict[int, str], dict[int, str]] = field(default_factory=lambda: ({}, {}))
+
+
+class Grouping:
+    """Aligns two sides."""
+
+    def __init__(self, first: Terms, second: Terms) -> None:
+        self._sides = (first, second)
+        self._found = Grouped()
+        self._used: tuple[set[int], set[int]] = (set(), set())
+
+    def run(self) -> Grouped:
+        """Align."""
+        if all(side.has_forward for side in self._sides):
+            self._walk("forward")
+            self._backward()
+        else:
+            self._walk("backward")
+        self._gradients()
+        return self._found
+
+    def _walk(self, direction: str) -> None:
+        work: list[tuple[Sequence[int], Sequence[int]]] = [(self._sides[0].roots, self._sides[1].roots)]
+        while work:
+            tops = work.pop()
+            lists = [units(side, [child for op in ops for child in side.children(op, direction)]) for side, ops in zip(self._sides, tops)]
+            before = len(self._found.groups)
+            self._lists(lists[0], lists[1], nested=tops[0] != self._sides[0].roots)
+            for made in self._found.groups[before:]:
+                within = [any(side.children(op, direction) for op in ops) for side, ops in zip(self._sides, (made.mine, made.theirs))]
+                if all(within):
+                    work.append((made.mine, made.theirs))
+                elif any(within):
+                    self._whole(made, direction)
+
+    def _whole(self, made: Group, direction: str) -> None:
+        """One side has recorded what is inside of a call, the other side the call as a whole."""
+        for at, (side, ops) in enumerate(zip(self._sides, (made.mine, made.theirs))):
+            todo = [child for op in ops for child in side.children(op, direction)]
+            for child in todo:
+                self._found.quiet[at].setdefault(child, f"is a part of {side.side.ops[made.mains[at]]}, which is compared as a whole")
+                todo += side.children(child, direction)
+
+    def _lists(self, x: list[Unit], y: list[Unit], nested: bool) -> None:
+        """Align two lists; `nested`: they are of one module, where the order of what computes nothing says which is which."""
+        spans = [(x, y)]
+        for level in LEVELS:
+            spans = [cut for span in spans for cut in self._cut(*span, level)]
+        self._elsewhere(x, y)
+        spans = [([u for u in a if u.main not in self._used[0]], [u for u in b if u.main not in self._used[1]]) for a, b in spans]
+        for span in spans:
+            parts = list(self._cut(*span, moved_by_numbers))
+            if nested:
+                parts = [cut for part in parts for cut in self._cut(*part, moved_by_shape)]
+            self._rest([unit for part in parts for unit in part[0]], [unit for part in parts for unit in part[1]], nested)
+
+    def _elsewhere(self, x: list[Unit], y: list[Unit]) -> None:
+        """Modules of one name and class that are called in another order."""
+        free: dict[Hashable, list[Unit]] = {}
+        for unit in y:
+            if unit.main not in self._used[1] and self._sides[1].is_module(unit.main):
+                free.setdefault(by_name(self._sides[1], unit), []).append(unit)
+        for unit in x if free else ():
+            if unit.main not in self._used[0] and self._sides[0].is_module(unit.main):
+                others = free.get(by_name(self._sides[0], unit))
+                if others:
+                    self._pair((unit,), (others.pop(0),))
+
+    def _cut(self, x: list[Unit], y: list[Unit], level: Key) -> Iterator[tuple[list[Unit], list[Unit]]]:
+        """Pair what is the same at a level; what lies between."""
+        if not x or not y:
+            yield x, y
+            return
+        keys = [[level(side, unit) or (at, unit.main) for unit in some] for at, (side, some) in enumerate(zip(self._sides, (x, y)))]
+        i = j = 0
+        for a, b in align(*keys):
+            yield x[i:a], y[j:b]
+            self._pair((x[a],), (y[b],))
+            i, j = a + 1, b + 1
+        yield x[i:], y[j:]
+
+    def _pair(self, x: Sequence[Unit], y: Sequence[Unit]) -> None:
+        ops = [tuple(op for unit in some for op in unit.ops) for some in (x, y)]
+        self._found.groups.append(Group(ops[0], ops[1], (_main(self._sides[0], x), _main(self._sides[1], y))))
+        for used, some in zip(self._used, ops):
+            used.update(some)
+
+    def _rest(self, x: list[Unit], y: list[Unit], nested: bool) -> None:
+        """What no level has matched between two pairs."""
+        if x and y and self._opened(x, y, nested):
+            return
+        moving = [[unit for unit in some if side.moves(unit.main)] for side, some in zip(self._sides, (x, y))]
+        x, y = self._quiet(0, x), self._quiet(1, y)
+        x, y = x or self._moving(0, moving[0], y), y or self._moving(1, moving[1], x)
+        if not x or not y:
+            return
+        start, other = 0, 0
+        for i, j in self._agreeing(x, y):
+            self._pair(x[start : i + 1], y[other : j + 1])
+            start, other = i + 1, j + 1
+        x, y = x[start:], y[other:]
+        if x and y and self._could_be(x, y):
+            if len(x) == len(y) and all(self._could_be([a], [b]) for a, b in zip(x, y)):
+                for a, b in zip(x, y):
+                    self._pair((a,), (b,))
+            else:
+                self._pair(x, y)
+
+    def _opened(self, x: list[Unit], y: list[Unit], nested: bool) -> bool:
+        """Take away modules around calls that the other side makes without them, if that shows calls that are the same."""
+        inner = [self._inner(side, some) for side, some in zip(self._sides, (x, y))]
+        ways = []
+        for a, b in ((inner[0], y), (x, inner[1])):
+            if a is not None and b is not None:
+                words = [{(unit.word, side.sizes(unit.last, OUTPUT)) for unit in some} for side, some in zip(self._sides, (a, b))]
+                ways.append((len(words[0] & words[1]), a, b))
+        known = len({unit.word for unit in x} & {unit.word for unit in y})
+        best = max(ways, key=lambda way: way[0], default=None)
+        if best is None or best[0] <= known:
+            return False
+        for at, (some, new) in enumerate(((x, best[1]), (y, best[2]))):
+            kept = {unit.main for unit in new}
+            for unit in some:
+                if unit.main not in kept:
+                    self._found.quiet[at][unit.main] = WRAPPED
+        self._lists(best[1], best[2], nested)
+        return True
+
+    @staticmethod
+    def _inner(side: Terms, some: list[Unit]) -> list[Unit] | None:
+        found: list[int] = []
+        for unit in some:
+            within = side.children(unit.main, side.direction(unit.main)) if side.is_module(unit.main) else []
+            found += within or unit.ops
+        return units(side, found) if found != [op for unit in some for op in unit.ops] else None
+
+    def _quiet(self, at: int, some: list[Unit]) -> list[Unit]:
+        """Without what computes nothing."""
+        side, kept = self._sides[at], []
+        for unit in some:
+            why = MOVED if side.moves(unit.main) else SAME if side.hands_on(unit.main) and len(unit.ops) == 1 else ""
+            if why:
+                self._found.quiet[at][unit.main] = why
+            else:
+                kept.append(unit)
+        return kept
+
+    def _moving(self, at: int, some: list[Unit], others: list[Unit]) -> list[Unit]:
+        """Calls that only hand on elements, where the other side has a name for just that (an embedding is rows of a table)."""
+        found = []
+        for unit in some:
+            if any(self._agree(*((unit, other) if at == 0 else (other, unit))) for other in others):
+                del self._found.quiet[at][unit.main]
+                found.append(unit)
+                break
+        return found
+
+    def _agreeing(self, x: list[Unit], y: list[Unit]) -> list[tuple[int, int]]:
+        """Places where both sides have the same numbers, ascending."""
+        found: list[tuple[int, int]] = []
+        if len(x) * len(y) > _LARGEST:
+            return found
+        start = 0
+        for i, unit in enumerate(x):
+            j = next((j for j in range(start, len(y)) if self._agree(unit, y[j])), -1)
+            if j >= 0:
+                found.append((i, j))
+                start = j + 1
+        return found
+
+    def _agree(self, a: Unit, b: Unit) -> bool:
+        one, two = self._sides
+        return any(
+            one.size(row) == two.size(other) > 1 and near(one.stats[row], two.stats[other])
+            for row in one.rows(a.last, OUTPUT)
+            for other in two.rows(b.last, OUTPUT)
+        )
+
+    def _could_be(self, x: list[Unit], y: list[Unit]) -> bool:
+        """What comes out at the end is of one size, or all of it together is."""
+        ends = [sum(side.sizes(some[-1].last, OUTPUT)) for side, some in zip(self._sides, (x, y))]
+        wholes = [{sum(sum(side.sizes(unit.last, OUTPUT)) for unit in some)} for side, some in zip(self._sides, (x, y))]
+        return ends[0] == ends[1] or bool(wholes[0] & wholes[1])
+
+    def _backward(self) -> None:
+        """Backward calls of forward calls that belong together, or that need no partner."""
+        for made in list(self._found.groups):
+            twins = [
+                [twin for op in ops if (twin := side.twin(op)) is not None] for side, ops in zip(self._sides, (made.mine, made.theirs))
+            ]
+            if twins[0] and twins[1]:
+                mains = [side.twin(main) for side, main in zip(self._sides, made.mains)]
+                mains = [some[0] if main is None else main for main, some in zip(mains, twins)]
+                self._found.groups.append(Group(tuple(sorted(twins[0])), tuple(sorted(twins[1])), (mains[0] or 0, mains[1] or 0)))
+                for used, some in zip(self._used, twins):
+                    used.update(some)
+        for side, quiet in zip(self._sides, self._found.quiet):
+            for op, why in list(quiet.items()):
+                twin = side.twin(op)
+                if twin is not None:
+                    quiet[twin] = why
+
+    def _gradients(self) -> None:
+        """Gradients of the parameters of modules that belong together."""
+        places: list[dict[str, list[int]]] = [{}, {}]
+        for side, found in zip(self._sides, places):
+            for op in range(len(side.side.ops)):
+                if side.tree.is_gradients(op):
+                    found.setdefault(side.path(op), []).append(op)
+        for made in self._partners():
+            ops = [[op for path in some for op in found.pop(path, ())] for some, found in zip(made, places)]
+            if ops[0] and ops[1]:
+                self._found.groups.append(Group(tuple(ops[0]), tuple(ops[1]), (ops[0][0], ops[1][0])))
+                for used, some in zip(self._used, ops):
+                    used.update(some)
+
+    def _partners(self) -> Iterator[tuple[list[str], list[str]]]:
+        """Paths of modules whose calls belong together, each once; without any call those of equal paths."""
+        seen = set()
+        for made in list(self._found.groups):
+            pair = tuple(
+                tuple(dict.fromkeys(side.path(op) for op in ops if side.is_module(op)))
+                for side, ops in zip(self._sides, (made.mine, made.theirs))
+            )
+            if all(pair) and pair not in seen:
+                seen.add(pair)
+                yield list(pair[0]), list(pair[1])
+        for op in range(len(self._sides[0].side.ops)):
+            if self._sides[0].tree.is_gradients(op):
+                yield [self._sides[0].path(op)], [self._sides[0].path(op)]
+
+
+def _main(side: Terms, some: Sequence[Unit]) -> int:
+    """Of several calls the first that computes something."""
+    return next((unit.main for unit in some if not side.moves(unit.main)), some[0].main)

@@ -1,0 +1,126 @@
+"""Mappings of the user as the diagnosis takes them: what each record of the target is called on the golden side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from msprobe_engine.align.calls.call_tree import Kind, Tree
+from msprobe_engine.align.calls.match_structure import taken_for
+from msprobe_engine.align.calls.structure import Structure
+from msprobe_engine.align.frameworks import vocabulary
+from msprobe_engine.align.frameworks.common_terms import several
+from msprobe_engine.align.mapping.api import ApiMapping
+from msprobe_engine.align.mapping.cell import CellMapping
+from msprobe_engine.align.mapping.data import DataMapping, module_place
+from msprobe_engine.align.mapping.layer import rows_by_layer
+from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.measure.options import CompareOptions
+
+_UNMAPPED = "the mapping is not used where pipeline stages or experts are put together: names are taken as they are there"
+
+
+@dataclass(frozen=True)
+class Mappings:
+    """As `CompareOptions` has them, each a mapping, the file that holds it, True for the built-in one, or None.
+
+    Attributes:
+        data, cell, api, layer: of rows, modules, functions, and children of classes.
+        loose: as 8.1.1 reads them.
+    """
+
+    data: Any = None
+    cell: Any = None
+    api: Any = None
+    layer: Any = None
+    loose: bool = False
+
+    @classmethod
+    def of(cls, options: CompareOptions) -> Mappings:
+        """Those of a comparison."""
+        return cls(options.data_mapping, options.cell_mapping, options.api_mapping, options.layer_mapping, options.old)
+
+    def __bool__(self) -> bool:
+        return bool(self.data or self.cell or self.api or self.layer)
+
+    def apply(self, target: Side, golden: Side) -> None:
+        """Let the records of the target be taken for what they are called on the golden side (`Side.known_as`), and
+        rows for what stands at their places there (`Side.places`).
+
+        Raises:
+            UsageError: a mapping cannot be read or is none, or a layer mapping is given and a side has no construct.json.
+        """
+        if not self:
+            return
+        found, moved = taken_for(target, golden, CellMapping.read(self.cell, self.loose), ApiMapping.read(self.api, self.loose))
+        names, places = list(found or target.ops), dict(moved or {})
+        rows = rows_by_layer(target, golden, self.layer) if self.layer else self.data
+        data = DataMapping.read(rows)
+        if data is not None:
+            _by_rows(names, places, target, golden, data)
+        target.__dict__["known_as"], target.__dict__["places"] = names, places
+
+    def apply_all(self, target: Mapping[int, Side], golden: Mapping[int, Side]) -> None:
+        """`apply` to all ranks; one that the golden run has not is held against its first rank.
+
+        Raises:
+            UsageError: as there.
+        """
+        for rank, side in target.items() if golden else ():
+            self.apply(side, golden.get(rank, golden[min(golden)]))
+
+
+def lost(before: Mapping[int, Side], after: Mapping[int, Side]) -> list[str]:
+    """A sentence when sides that a mapping was applied to were put together into some that know nothing of it."""
+    mapped = any(side.known_as is not side.ops for side in before.values())
+    return [_UNMAPPED] if mapped and not any(side.known_as is not side.ops for side in after.values()) else []
+
+
+def _by_rows(names: list[str], places: dict[int, str], target: Side, golden: Side, data: DataMapping) -> None:
+    """A record whose rows belong to those of a golden record is that record, and the rows have their places there."""
+    owner = {name: golden.op[row] for row, name in enumerate(golden.name)}
+    for op, record in enumerate(target.ops):
+        names[op] = data.row_name(f"{record}.", f"{names[op]}.")[:-1]
+        chosen = None
+        for row in target.rows(op):
+            its = data.row_name(target.name[row], "")
+            other = owner.get(its)
+            if other is not None and chosen in (None, other):
+                chosen = other
+                names[op] = golden.ops[other]
+                places[row] = its[len(golden.ops[other]) :]
+
+
+def proposed(target: Tree, golden: Tree, structure: Structure) -> dict[str, str]:
+    """Modules of the target (``path.Class``) -> what they are called on the golden side, where no mapping has said so; a cell mapping,
+    the outermost modules first."""
+    found: dict[str, str] = {}
+    for i, j in structure.pairs:
+        a, b = target.kinds[i], golden.kinds[j]
+        if len(a) == len(b) == 4 and a[2:] != b[2:] and not _built_in(a, b) and not several(target.side, i) and not several(golden.side, j):
+            mine, its = module_place(target.side.ops[i]), module_place(golden.side.ops[j])
+            if mine is not None and its is not None and mine != its:
+                found.setdefault(mine, its)
+    theirs = {golden.kinds[j][2]: j for j in structure.only_golden if len(golden.kinds[j]) == 4}
+    for i in structure.only_target if theirs else ():
+        other = _around(target.kinds[i][2], structure.renamed, theirs) if len(target.kinds[i]) == 4 else None
+        mine, its = module_place(target.side.ops[i]), None if other is None else module_place(golden.side.ops[other])
+        if mine is not None and its is not None:
+            found.setdefault(mine, its)
+    return dict(sorted(found.items(), key=lambda pair: pair[0].count(".")))
+
+
+def _built_in(mine: Kind, its: Kind) -> bool:
+    """One module in two frameworks: at one path, of a class that both have under a name each."""
+    return mine[1] != its[1] and mine[2] == its[2] and vocabulary.of_class(mine[3]) == vocabulary.of_class(its[3])
+
+
+def _around(path: str, renamed: Mapping[str, str], theirs: Mapping[str, int]) -> int | None:
+    """The module of the golden side that stands around the partners of what stands inside of this one: its class has another name too."""
+    for mine, its in renamed.items():
+        if mine.startswith(f"{path}.") and its.endswith(mine[len(path) :]):
+            found = theirs.get(its[: len(path) - len(mine)])
+            if found is not None:
+                return found
+    return None

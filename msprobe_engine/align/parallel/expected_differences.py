@@ -1,0 +1,72 @@
+"""What differs between layouts without being a difference: collectives, sizes of pieces, states of random numbers, shared-out updates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from msprobe_engine.align.calls.call_tree import Kind, Tree
+from msprobe_engine.align.calls.structure import Structure
+from msprobe_engine.align.parallel import parameter_owner
+from msprobe_engine.align.parallel.micro_batches import last_backward
+from msprobe_engine.align.parallel.outcome import AGREES
+from msprobe_engine.measure import distances
+
+
+def without_collectives(structure: Structure, target: Tree, golden: Tree, owned: Mapping[int, parameter_owner.Owner]) -> Structure:
+    """Collectives of one layout have no counterpart in another one, even where there are some. Of the calls of an update the kinds that
+    the runs do not make equally often may be about other parameters."""
+    last, other = last_backward(target), last_backward(golden)
+    mine = Counter((kind, owned.get(op)) for op, kind in enumerate(target.kinds) if op > last)
+    others = parameter_owner.owners(golden)
+    theirs = Counter((kind, others.get(op)) for op, kind in enumerate(golden.kinds) if op > other)
+    gone = {}
+    for op, partner in structure.pairs:
+        key = (target.kinds[op], owned.get(op))
+        if target.side.ops[op].startswith("Distributed.") or (op > last and len(key[0]) != 4 and mine[key] != theirs[key]):
+            gone[op] = partner
+    structure.pairs = [pair for pair in structure.pairs if pair[0] not in gone]
+    structure.only_target = sorted((*structure.only_target, *gone))
+    structure.only_golden = sorted((*structure.only_golden, *gone.values()))
+    return structure
+
+
+def shares_out(tree: Tree) -> bool:
+    """The update is shared out over ranks (distributed optimizer): flat pieces, without regard to where a parameter ends."""
+    return any(kind[1:2] == ("Distributed",) and "reduce_scatter" in kind[2] for kind in tree.kinds[last_backward(tree) + 1 :])
+
+
+def sizes(first: Any, second: Any, most: int) -> bool:
+    """Two whole numbers, or lists of some, that are equal or up to `most` times each other."""
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(a == b or sizes(a, b, most) for a, b in zip(first, second))
+    if type(first) is not int or type(second) is not int or first <= 0 or second <= 0:
+        return False
+    large, small = max(first, second), min(first, second)
+    return large % small == 0 and large // small <= most
+
+
+def inverse(first: Any, second: Any, factor: float) -> bool:
+    """Two numbers that take a factor of the gradients out."""
+    both = isinstance(first, float) and isinstance(second, float) and second != 0.0
+    return both and min(abs(first / second * factor - 1), abs(first / second / factor - 1)) < AGREES
+
+
+def random_state(dtype: str | None, shape: list[int]) -> bool:
+    """The state of torch's generator on the CPU, or on a device."""
+    return str(dtype).endswith("uint8") and shape in ([5056], [16])
+
+
+def long(shape: list[int]) -> bool:
+    """All elements lie along one dimension, as one number of each parameter that a rank holds."""
+    return bool(max(shape, default=1) == distances.elements(shape))
+
+
+def unequally_owned(target: Tree, golden: Tree) -> set[Kind]:
+    """Kinds of calls of the update of which one side shows the parameter more often: what is left over cannot be paired."""
+    found = []
+    for tree in (target, golden):
+        last = last_backward(tree)
+        found.append(Counter(tree.kinds[op] for op in parameter_owner.owners(tree) if op > last))
+    return {kind for kind in found[0].keys() | found[1].keys() if found[0][kind] != found[1][kind]}

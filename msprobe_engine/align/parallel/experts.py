@@ -1,0 +1,253 @@
+"""Experts that lie on several ranks, on one rank with the numbers of the whole model.
+
+Under expert parallelism each rank counts its experts from 0, and gets the tokens of all ranks of its group. Here the records of all
+experts are moved to the first rank of the group: it is then a rank that has them all. What stands around the experts (router, exchange
+of tokens) stays with its rank, and its tokens are put together like pieces of a batch, whatever their number: `tokens`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.parallel import micro_batches as pieces
+from msprobe_engine.align.parallel import parameter_owner
+from msprobe_engine.align.parallel.merge_records import Source, Weaver
+from msprobe_engine.align.parallel.merge_statistics import Floats
+from msprobe_engine.core import names
+from msprobe_engine.formats.dump.dump_table import OUTPUT, Side
+
+EXPERT = re.compile(r"(?P<before>(?:^|.*\.)(?:local_experts|deepspeed_experts|experts))\.(?P<number>\d+)(?=\.|$)")
+"""Paths of experts and of what is inside of them, as Megatron, DeepSpeed and most models name them."""
+
+LISTED = "listed"
+"""Key among the facts of a row: one of a list of groups of tokens, which another layout groups otherwise."""
+
+_CUTS = frozenset(("split", "chunk", "tensor_split", "split_with_sizes", "unbind"))
+_LISTS = _CUTS | {"cat", "concat", "stack"}
+
+Place = tuple[str, str, int]
+"""(path around the experts, direction, number of the call), or the update."""
+_UPDATE: Place = ("", "update", 0)
+
+
+def experts_of(side: Side) -> int:
+    """How many experts the layers of a rank have at most; 0 without any."""
+    numbers: dict[str, set[int]] = {}
+    for name in side.ops:
+        found = EXPERT.match(_path(name))
+        if found:
+            numbers.setdefault(found["before"], set()).add(int(found["number"]))
+    return max(map(len, numbers.values()), default=0)
+
+
+def groups(sides: Mapping[int, Side]) -> list[list[int]]:
+    """Ranks that hold the experts of one model together, by their place among them; empty without such groups."""
+    if not all(experts_of(side) for side in sides.values()):
+        return []
+    places = {rank: _place(side) for rank, side in sides.items()}
+    found: dict[Any, list[int]] = {}
+    if all(place is not None for place in places.values()):
+        seen: dict[Any, int] = {}
+        for rank in sorted(sides):
+            expert, others = places[rank] or (0, ())
+            turn = seen[others, expert] = seen.get((others, expert), -1) + 1
+            found.setdefault((others, turn), []).append(rank)
+        return sorted(some for some in found.values() if len(some) > 1)
+    for side in sides.values():
+        members = _exchange(side)
+        found[members] = [rank for rank in members if rank in sides]
+    return sorted(some for some in found.values() if len(some) > 1)
+
+
+def _place(side: Side) -> tuple[int, tuple[Any, ...]] | None:
+    """(place among the experts, place in the dimensions that do not cut the batch) as the header says."""
+    parallel = side.header.get("parallel")
+    rank = parallel.get("rank") if isinstance(parallel, dict) else None
+    if not isinstance(rank, dict) or not isinstance(rank.get("ep"), int):
+        return None
+    return rank["ep"], tuple(sorted((key, value) for key, value in rank.items() if key in ("tp", "pp", "cp")))
+
+
+def _exchange(side: Side) -> tuple[int, ...]:
+    """The ranks of the largest group that tokens are exchanged in: of collectives around experts."""
+    around = {found["before"] for name in side.ops if (found := EXPERT.match(_path(name)))}
+    tree = Tree(side)
+    best: tuple[int, ...] = ()
+    for op in side.collectives:
+        inside = {tree.kinds[above][2] for above in tree.above(op) if len(tree.kinds[above]) == 4}
+        if any(before.startswith(f"{path}.") for before in around for path in inside):
+            for row in side.rows(op):
+                ranks = side.facts.get(row, {}).get("group_ranks")
+                if isinstance(ranks, list) and len(ranks) > len(best):
+                    best = tuple(ranks)
+    return best
+
+
+def gathered(sides: Mapping[int, Side]) -> dict[int, Side]:
+    """The ranks of a run, with the records of all experts of a group on its first rank."""
+    found = dict(sides)
+    for group in groups(sides):
+        trees = [Tree(sides[rank]) for rank in group]
+        moves = [_moves(tree) for tree in trees]
+        counts = [experts_of(tree.side) for tree in trees]
+        found[group[0]] = _woven(group, trees, moves, [sum(counts[:at]) for at in range(len(counts))])
+        for rank, tree, moved in zip(group[1:], trees[1:], moves[1:]):
+            left = {op for ops in moved.values() for op in ops}
+            found[rank] = pieces.subset(tree.side, [op for op in range(len(tree.side.ops)) if op not in left])
+    for side in found.values():
+        _note_lists(side)
+    return found
+
+
+def _moves(tree: Tree) -> dict[Place, list[int]]:
+    """Records of experts, by the call they are made in."""
+    owned = parameter_owner.owners(tree)
+    found: dict[Place, list[int]] = {}
+    last: Place | None = None
+    for op, name in enumerate(tree.side.ops):
+        place = next((one for one in map(_call, (name, *(tree.side.ops[above] for above in tree.above(op)))) if one), None)
+        if place is not None:
+            last = place
+        elif tree.is_gradients(op) and EXPERT.match(_path(name)):
+            place = last if last and last[1] == "backward" else _UPDATE
+        elif op in owned and EXPERT.match(owned[op][0]):
+            place = _UPDATE
+        if place is not None:
+            found.setdefault(place, []).append(op)
+    return found
+
+
+def _call(name: str) -> Place | None:
+    """Of the call of an expert or of what is inside of it."""
+    parsed = names.parse(name)
+    found = EXPERT.match(parsed.path) if isinstance(parsed, names.ModuleName) else None
+    return (found["before"], parsed.direction, parsed.number) if found and isinstance(parsed, names.ModuleName) else None
+
+
+def _path(name: str) -> str:
+    parsed = names.parse(name) if name.startswith(("Module.", "Cell.")) else None
+    return parsed.path if isinstance(parsed, (names.ModuleName, names.ParametersGradName)) else ""
+
+
+def _woven(group: Sequence[int], trees: Sequence[Tree], moves: Sequence[Mapping[Place, list[int]]], starts: Sequence[int]) -> Side:
+    """The first rank of a group with the experts of the others behind its own; in the backward pass before them."""
+
+    def renumbered(start: int, path: str) -> str:
+        found = EXPERT.match(path)
+        return path if found is None else f"{found['before']}.{int(found['number']) + start}{path[found.end() :]}"
+
+    sources = [
+        Source(rank, rank, tree.side, lambda path, start=start: renumbered(start, path))  # type: ignore[misc]
+        for rank, tree, start in zip(group, trees, starts)
+    ]
+    weaver = Weaver(sources, _Others())
+    before: dict[int, list[tuple[int, int]]] = {}  # record of the first rank -> (source, record) to stand before it
+    for place in {place for some in moves for place in some}:
+        own = moves[0].get(place, [])
+        others = [(at, op) for at, some in enumerate(moves) if at for op in some.get(place, [])]
+        if not own or place == _UPDATE:
+            spot = len(trees[0].side.ops)
+        elif place[1] == "backward":
+            spot = own[0]
+            others = [(at, op) for at, some in reversed(list(enumerate(moves))) if at for op in some.get(place, [])]
+        else:
+            spot = own[-1] + 1
+        before.setdefault(spot, []).extend(others)
+    for op in range(len(trees[0].side.ops) + 1):
+        for at, other in before.get(op, ()):
+            weaver.put(at, other, weaver.renamed(at, trees[at].side.ops[other]))
+        if op < len(trees[0].side.ops):
+            weaver.put(0, op, weaver.renamed(0, trees[0].side.ops[op]))
+    gone = [{trees[at].side.ops[op] for ops in some.values() for op in ops} for at, some in enumerate(moves)]
+    return weaver.finished(lambda at, name: at == 0 or name in gone[at])
+
+
+class _Others:
+    """All paths but those of experts: what is around the experts is one call on all ranks."""
+
+    def __contains__(self, path: object) -> bool:
+        return EXPERT.match(str(path)) is None
+
+
+def around(tree: Tree) -> set[int]:
+    """Calls of functions right inside of a module that holds experts: they bring tokens to experts and back."""
+    holders: set[str] = set()
+    for name in tree.side.ops:
+        if found := EXPERT.match(_path(name)):  # the list of experts, the module that has it, the layer around that
+            holders.update(found["before"].rsplit(".", n)[0] for n in range(3))
+    out = set()
+    for op, kind in enumerate(tree.kinds):
+        if len(kind) != 4:
+            above = next((tree.kinds[one][2] for one in tree.above(op) if len(tree.kinds[one]) == 4), None)
+            if above in holders:
+                out.add(op)
+    return out
+
+
+def _note_lists(side: Side) -> None:
+    """Lists of groups of tokens in the calls around experts."""
+    tree = Tree(side)
+    for op in around(tree):
+        direction, call = tree.kinds[op][0], tree.kinds[op][-1]
+        if call in _LISTS:
+            gives = (direction == "forward") == (call in _CUTS)  # a list; else it takes one in
+            for row in side.rows(op):
+                if isinstance(side.shape[row], list) and side.shape[row] and (side.role[row] == OUTPUT) == gives:
+                    side.facts[row] = {**side.facts.get(row, {}), LISTED: True}
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tensors with a row per token, of all ranks and micro batches.
+
+    Attributes:
+        target, golden: float64 (4,), Max, Min, Mean, Norm of all; None when the numbers of tokens differ.
+        shape: of all.
+        pieces: of the target.
+    """
+
+    target: Floats | None
+    golden: Floats | None
+    shape: list[int]
+    pieces: int
+
+
+def tokens(ours: Sequence[tuple[list[int], Floats]], theirs: Sequence[tuple[list[int], Floats]]) -> Tokens | None:
+    """Put tensors together that differ in the size of one dimension; None when they are none such, or all of one size on each side.
+
+    Args:
+        ours, theirs: (shape, float64 (4,) of Max, Min, Mean, Norm) of each piece.
+    """
+    shapes = [tuple(shape) for shape, _ in (*ours, *theirs)]
+    if not ours or not theirs or len({len(shape) for shape in shapes}) > 1:
+        return None
+    if all(len({tuple(shape) for shape, _ in some}) == 1 for some in (ours, theirs)):
+        return None
+    other = [at for at in range(len(shapes[0])) if len({shape[at] for shape in shapes}) > 1]
+    if len(other) != 1:
+        return None
+    at = other[0]
+    totals = [sum(shape[at] for shape, _ in some) for some in (ours, theirs)]
+    whole = [max(totals) if n == at else size for n, size in enumerate(shapes[0])]
+    if totals[0] != totals[1]:
+        return Tokens(None, None, whole, len(ours))
+    return Tokens(weighted(ours), weighted(theirs), whole, len(ours))
+
+
+def weighted(some: Sequence[tuple[list[int], Floats]]) -> Floats:
+    """Max, Min, Mean, Norm, float64 (4,), of pieces of different sizes; of those that have elements."""
+    sizes = np.array([math.prod(shape) for shape, _ in some], np.float64)
+    stats = np.array([four for _, four in some])[sizes > 0]
+    sizes = sizes[sizes > 0]
+    if not len(stats):
+        return np.full(4, np.nan)
+    with np.errstate(all="ignore"):
+        mean = (stats[:, 2] * sizes).sum() / sizes.sum()
+        return np.array((stats[:, 0].max(), stats[:, 1].min(), mean, np.sqrt(np.square(stats[:, 3]).sum())))

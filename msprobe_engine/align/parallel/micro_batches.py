@@ -1,0 +1,190 @@
+"""A step cut into pieces: one per rank and micro batch.
+
+A step of several micro batches repeats the calls of a step of one. What is called outside of the repetition (the batch, the optimizer) is
+part of the first piece, so that the first piece of a rank has everything that a step of one micro batch has.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from msprobe_engine.align.calls.call_tree import Kind, Tree
+from msprobe_engine.align.parallel import pipeline_schedule
+from msprobe_engine.core.names import forward_twin
+from msprobe_engine.formats.dump.dump_table import Side
+
+T = TypeVar("T")
+
+ADDING = ("add_", "__iadd__")
+"""Calls that accumulate gradients in the backward pass."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Attributes:
+    rank, micro: where and when.
+    side: the records of the piece alone; names are those of the dump.
+    """
+
+    rank: int
+    micro: int
+    side: Side
+
+
+def cut(sides: Mapping[int, Side], other: Mapping[int, Side]) -> list[Piece]:
+    """All pieces of a step, by rank and micro batch. `other`: the run that says how many calls make one micro batch."""
+    reference = _counts(other[min(other)])
+    theirs = pipeline_schedule.passes(other[min(other)])
+    found = []
+    for rank, side in sorted(sides.items()):
+        n, ours = micro_batches(_counts(side), reference), pipeline_schedule.passes(side)
+        if 1 < theirs != ours > 1:
+            n = ours  # micro batch m of one process may be one of another rank's: all of them apart
+        parts = [list(range(len(side.ops)))] if n == 1 else _parts(side, reference, n)
+        found += [Piece(rank, micro, side if n == 1 else subset(side, ops)) for micro, ops in enumerate(parts)]
+    return found
+
+
+def micro_batches(counts: Mapping[Kind, int], reference: Mapping[Kind, int]) -> int:
+    """How many times more often this side makes its calls; 1 when it is no whole number or most calls do not say so.
+
+    Modules decide where both sides have some, else the backward pass: forward calls of functions are made by the optimizer too.
+    """
+    calls: list[Kind] = [kind for kind in counts if kind in reference and kind[0] == "forward"]
+    modules: list[Kind] = [kind for kind in calls if len(kind) == 4]
+    backward: list[Kind] = [kind for kind in counts if kind in reference and kind[0] == "backward"]
+    passed = modules or backward
+    ratios = Counter(counts[kind] / reference[kind] for kind in passed or calls)
+    if not ratios:
+        return 1
+    ratio, votes = ratios.most_common(1)[0]
+    enough = 2 * votes > sum(ratios.values()) if passed else ratio > 1
+    return int(ratio) if enough and ratio > 1 and ratio == int(ratio) else 1
+
+
+def last_backward(tree: Tree) -> int:
+    """The last record of the backward pass, with what it adds to buffers; the number of records when there is none."""
+    last = max((op for op, kind in enumerate(tree.kinds) if kind[0] == "backward"), default=len(tree.kinds))
+    while last + 1 < len(tree.kinds) and (tree.is_gradients(last + 1) or tree.kinds[last + 1][-1] in ADDING):
+        last += 1
+    return last
+
+
+def _counts(side: Side) -> Counter[Kind]:
+    kinds = Tree(side).kinds
+    return Counter(kind for op, kind in enumerate(kinds) if not side.tags.get(op, {}).get("is_recompute"))
+
+
+def _parts(side: Side, reference: Mapping[Kind, int], n: int) -> list[list[int]]:
+    tree = Tree(side)
+    told = pipeline_schedule.segments(tree, pipeline_schedule.whole) if tree.has_modules else None
+    micros = pipeline_schedule.count(told) if told else 0
+    if told and micros and micros % n == 0:
+        found: list[list[int]] = [[] for _ in range(n)]
+        for op, (number, _, _) in enumerate(told):
+            found[number * n // micros if told[op] != pipeline_schedule.TAIL else 0].append(op)
+        return found
+    kinds = tree.kinds
+    counts = _counts(side)
+    seen: Counter[Kind] = Counter()
+    micro: dict[str, int] = {}
+    last = last_backward(Tree(side))
+    parts: list[list[int]] = [[] for _ in range(n)]
+    current = 0
+    firsts = _first_calls(side, kinds, reference, counts, n)
+    for op, kind in enumerate(kinds):
+        name = side.ops[op]
+        repeated = counts[kind] == n * reference.get(kind, 0)
+        if kind[0] == "backward" and forward_twin(name) in micro:
+            at = micro[forward_twin(name)]
+        elif repeated:
+            at = seen[kind] // reference[kind]
+            if kind[0] == "forward":
+                current = max(current, at) if len(kind) != 4 else at
+        elif op > last and kind[0] == "forward":
+            at = 0
+        else:
+            current = max(current, firsts.get(op, current))
+            at = current
+        seen[kind] += 1
+        micro[name] = min(at, n - 1)
+        parts[micro[name]].append(op)
+    return parts
+
+
+def _first_calls(side: Side, kinds: Sequence[Kind], reference: Mapping[Kind, int], counts: Mapping[Kind, int], n: int) -> dict[int, int]:
+    """Record -> the micro batch of the call that encloses it; of records inside of repeated modules."""
+    index = {name: i for i, name in enumerate(side.ops)}
+    number: dict[int, int] = {}
+    seen: Counter[Kind] = Counter()
+    for op, kind in enumerate(kinds):
+        if len(kind) == 4 and kind[0] == "forward" and counts[kind] == n * reference.get(kind, 0):
+            number[op] = seen[kind] // reference[kind]
+        seen[kind] += 1
+    found = {}
+    for op, name in enumerate(side.ops):
+        parent = side.parent(name)
+        if parent in index and index[parent] in number:
+            found[op] = number[index[parent]]
+    return found
+
+
+def subset(side: Side, ops: Iterable[int]) -> Side:
+    """A side of some of the records, in their order."""
+    part = Side(side.path, header=side.header, recovered=side.recovered)
+    part.__dict__["stacks"], part.__dict__["construct"] = side.stacks, side.construct
+    chosen = list(ops)
+    for op in chosen:
+        append(part, side, op)
+    if side.known_as is not side.ops:
+        part.__dict__["known_as"] = [side.known_as[op] for op in chosen]
+    return part
+
+
+def append(part: Side, side: Side, op: int) -> None:
+    """Add a record of another side at the end."""
+    begin(part, side, op)
+    add_rows(part, side, side.rows(op))
+
+
+def begin(part: Side, side: Side, op: int) -> None:
+    """Add a record of another side at the end, without its rows."""
+    at = len(part.ops)
+    part.ops.append(side.ops[op])
+    if op in side.tags:
+        part.tags[at] = side.tags[op]
+    if op in side.collectives:
+        part.collectives[at] = side.collectives[op]
+    part.first.append(part.first[-1])
+
+
+def add_rows(part: Side, side: Side, rows: range) -> None:
+    """Add rows of another side to the last record."""
+    start = len(part.name)
+    part.op.extend(array("q", [len(part.ops) - 1]) * len(rows))
+    span = slice(rows.start, rows.stop)
+    part.role += side.role[span]
+    part.name += side.name[span]
+    part.dtype += side.dtype[span]
+    part.shape += side.shape[span]
+    part.numbers.extend(side.numbers[4 * rows.start : 4 * rows.stop])
+    part.md5 += side.md5[span]
+    part.requires_grad += side.requires_grad[span]
+    part.data_name += side.data_name[span]
+    for row in rows:
+        new = start + row - rows.start
+        _take(part.odd, side.odd, new, row)
+        _take(part.values, side.values, new, row)
+        _take(part.nans, side.nans, new, row)
+        _take(part.infs, side.infs, new, row)
+        _take(part.facts, side.facts, new, row)
+    part.first[-1] = len(part.name)
+
+
+def _take(here: dict[int, T], there: dict[int, T], new: int, row: int) -> None:
+    if row in there:
+        here[new] = there[row]

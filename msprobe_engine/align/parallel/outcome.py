@@ -1,0 +1,124 @@
+"""What runs of different layouts come to: a `Whole`, with the reasons why some of its rows cannot be compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from msprobe_engine.align.calls.call_tree import Producers
+from msprobe_engine.align.calls.structure import Structure
+from msprobe_engine.formats.dump.dump_table import Side
+
+AGREES = 1e-3
+"""Closer than this a replica is taken for the right one when replicas disagree."""
+
+NEAR = 1e-5
+"""The same, of single numbers."""
+
+ROUNDING = 2.0**-46
+"""Adding up pieces in float64 moves the last bits; integers must stay equal."""
+
+PASSING = frozenset(
+    (
+        *("to", "float", "half", "bfloat16", "double", "type", "type_as", "clone", "detach", "contiguous"),
+        *("view", "view_as", "reshape", "transpose", "t", "permute", "flatten", "unflatten", "squeeze", "unsqueeze"),
+    )
+)
+"""Calls that hand on what they got: a part stays a part."""
+
+PART, PADDED, UNCLEAR, UPDATE = "parts of a sum", "padded", "of other shapes", "single numbers of the update"
+EMPTY, LOCAL, RANDOM = "without statistics", "of one rank alone", "states of random numbers"
+TOKENS = "tokens in other groups"
+"""Why a row cannot be compared."""
+
+NOTHING = (None, None, None, None)
+
+IN_PLACE = re.compile(r"__setitem__|__i(?!nvert)\w+__|[a-z]\w*[a-z]_")
+"""Names of calls that write into their first argument."""
+
+
+@dataclass
+class Whole:
+    """Attributes:
+    target, golden: sides of the whole; records are those of the first piece of each.
+    structure: which record belongs to which.
+    producers: as `Tree.producers`, of the first piece of the target.
+    made_of: row of the target -> number of pieces, of merged ones.
+    skipped: row of the target -> why it was not compared.
+    source: row of the target with a part -> the latest record that gave it out.
+    rank: row of the target whose replicas disagree -> rank of the one that is off.
+    factor: of all gradients of the pieces; 1.0 when there is none.
+    """
+
+    target: Side
+    golden: Side
+    structure: Structure
+    producers: Producers
+    made_of: dict[int, int] = field(default_factory=dict)
+    skipped: dict[int, str] = field(default_factory=dict)
+    source: dict[int, int] = field(default_factory=dict)
+    rank: dict[int, int] = field(default_factory=dict)
+    factor: float = 1.0
+
+    def turned(self, partners: Mapping[int, int], producers: Producers) -> Whole:
+        """The same with the sides changed over. `partners`: row of the target -> row of the golden side."""
+        structure = Structure(
+            sorted((b, a) for a, b in self.structure.pairs),
+            self.structure.only_golden,
+            self.structure.only_target,
+            {b: a for a, b in self.structure.renamed.items()},
+        )
+        made_of = {partners[row]: n for row, n in self.made_of.items()}
+        skipped = {partners[row]: why for row, why in self.skipped.items()}
+        return Whole(self.golden, self.target, structure, producers, made_of, skipped, factor=1 / self.factor)
+
+    def reasons(self) -> Counter[str]:
+        """How many rows were not compared, by reason."""
+        return Counter(self.skipped.values())
+
+
+@dataclass
+class Call:
+    """What is known of a record while its rows are put together: outputs come last.
+
+    Attributes:
+        cut: something that is cut, or a part, goes in.
+        local: an argument says where this rank is.
+        update: a number of the update goes in that cannot be compared.
+        tensors, lost, parts: how many tensors go in, how many of them say something of one rank only, and how many say that or are parts.
+        buffer: the first of them is a flat buffer of what lies on this rank.
+    """
+
+    op: int
+    backward: bool
+    cut: bool = False
+    local: bool = False
+    update: bool = False
+    tensors: int = 0
+    lost: int = 0
+    parts: int = 0
+    buffer: bool = False
+
+
+def copy(side: Side) -> Side:
+    """A side whose rows can be replaced."""
+    copied = dataclasses.replace(
+        side,
+        shape=list(side.shape),
+        numbers=array("d", side.numbers),
+        md5=list(side.md5),
+        data_name=list(side.data_name),
+        odd=dict(side.odd),
+        values=dict(side.values),
+        nans=dict(side.nans),
+        infs=dict(side.infs),
+        facts=dict(side.facts),
+    )
+    copied.__dict__["stacks"], copied.__dict__["construct"] = side.stacks, side.construct
+    if side.known_as is not side.ops:
+        copied.__dict__["known_as"] = side.known_as
+    return copied

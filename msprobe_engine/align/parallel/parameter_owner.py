@@ -1,0 +1,109 @@
+"""Which parameter a call of the update belongs to.
+
+Ranks of different layouts update their parameters in different orders: stage after stage, chunk after chunk, experts apart from the
+rest. The numbers of a tensor tell whose it is: modules show their parameters, and the gradients of them, by name; what is added to a
+buffer of gradients, scaled, or updated in place belongs to the same parameter as what goes in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.calls.structure import Structure
+from msprobe_engine.formats.dump.dump_table import PARAMETERS, PARAMETERS_GRAD, Side
+
+Owner = tuple[str, str]
+"""(path of the module, name of the parameter)."""
+
+Mark = tuple[bytes, tuple[int, ...]]
+"""What a tensor is known by: its statistics and its shape."""
+
+
+def mark(side: Side, row: int) -> Mark | None:
+    """What a tensor is known by; None of single numbers, of zeros and of what has no statistics."""
+    shape = side.shape[row]
+    if not isinstance(shape, list) or math.prod(shape) < 2 or not side.numbers[4 * row + 3] > 0:
+        return None
+    return side.numbers[4 * row : 4 * row + 4].tobytes(), tuple(shape)
+
+
+def owners(tree: Tree) -> dict[int, Owner]:
+    """Record -> its parameter, of calls that no module makes, and of gradients that are added to a buffer."""
+    side = tree.side
+    known: dict[Mark, Owner | None] = {}
+    for op, kind in enumerate(tree.kinds):
+        if len(kind) == 4:
+            _named(side, op, kind[2], known)
+    begin = next((op for op, kind in enumerate(tree.kinds) if kind[0] == "backward"), len(side.ops))
+    calls = [(op, marks) for op in range(begin, len(side.ops)) if _is_update(tree, op) and (marks := _marks(side, op))]
+    found: dict[int, Owner] = {}
+    for way in (calls, reversed(calls), calls):  # the call that takes in the parameter itself is often the last one
+        for op, marks in way:
+            named = {owner for one in marks if (owner := known.get(one)) is not None}
+            if len(named) == 1:
+                (owner,) = named
+                found[op] = owner
+                shapes = {one[1] for one in marks if known.get(one) == owner}
+                known.update((one, owner) for one in marks if one not in known and one[1] in shapes)
+    return found
+
+
+def _is_update(tree: Tree, op: int) -> bool:
+    """A call of a function that no module makes, or that writes in place."""
+    kind = tree.kinds[op]
+    if len(kind) != 3 or kind[0] != "forward" or kind[1] == "Distributed":
+        return False
+    return _in_place(kind[2]) or not any(len(tree.kinds[above]) == 4 for above in tree.above(op))
+
+
+def _marks(side: Side, op: int) -> list[Mark]:
+    return [one for one in (mark(side, row) for row in side.rows(op)) if one is not None]
+
+
+def _named(side: Side, op: int, path: str, known: dict[Mark, Owner | None]) -> None:
+    """What the record of a module shows by name. Equal tensors of two parameters tell nothing."""
+    start = len(side.ops[op]) + 1
+    for row in side.rows(op):
+        if side.role[row] in (PARAMETERS, PARAMETERS_GRAD) and (one := mark(side, row)) is not None:
+            owner = (path, side.name[row][start:].removeprefix("parameters."))
+            known[one] = owner if known.get(one, owner) == owner else None
+
+
+def _in_place(call: str) -> bool:
+    return call.endswith("_") and not call.startswith("__")
+
+
+def rematched(structure: Structure, target: Tree, golden: Tree) -> Structure:
+    """The same, where calls that belong to a parameter are matched with calls of the same kind for the same parameter."""
+    mine, theirs = owners(target), owners(golden)
+    if not set(mine.values()) & set(theirs.values()):
+        return structure
+    places = _places(theirs, golden)
+    wanted = {i: places[key] for key, i in _places(mine, target).items() if key in places}
+    taken = set(wanted.values())
+    pairs = dict(structure.pairs)
+    for i, j in structure.pairs:
+        if i in wanted or j in taken or mine.get(i) != theirs.get(j):
+            del pairs[i]
+    pairs.update(wanted)
+    used = set(pairs.values())
+    return Structure(
+        sorted(pairs.items()),
+        [i for i in range(len(target.side.ops)) if i not in pairs],
+        [j for j in range(len(golden.side.ops)) if j not in used],
+        structure.renamed,
+    )
+
+
+def _places(owned: Mapping[int, Owner], tree: Tree) -> dict[tuple[object, ...], int]:
+    """(parameter, kind of call, how many of it came before) -> record."""
+    seen: Counter[tuple[object, ...]] = Counter()
+    found: dict[tuple[object, ...], int] = {}
+    for op, owner in sorted(owned.items()):
+        kind = tree.kinds[op]
+        found[owner, kind, seen[owner, kind]] = op
+        seen[owner, kind] += 1
+    return found

@@ -1,0 +1,226 @@
+"""What becomes of parts of a sum, and of what says something of one rank only, on their way through the calls.
+
+Replicas that disagree are either parts of a sum that is still to come, which cannot be compared, or a fault. They are parts when the call
+has taken in something cut (a product over a cut dimension), or has only passed on such a part.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.calls.structure import Matcher
+from msprobe_engine.align.parallel import expected_differences, experts, merge_statistics, parameter_owner, placements
+from msprobe_engine.align.parallel.merge_statistics import Floats
+from msprobe_engine.align.parallel.micro_batches import ADDING, Piece, last_backward
+from msprobe_engine.align.parallel.outcome import AGREES, IN_PLACE, LOCAL, PART, PASSING, Call, Whole
+from msprobe_engine.align.parallel.run_pieces import Run
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD
+from msprobe_engine.measure import distances
+
+_Mark = tuple[tuple[str, int], bytes]
+
+
+class Flow:
+    """Follows the target's tensors, record by record.
+
+    Args:
+        target, golden: the pieces of both sides.
+    """
+
+    def __init__(self, target: Sequence[Piece], golden: Sequence[Piece]) -> None:
+        self._a, self._b = Run(target), Run(golden)
+        first, second = self._a.first, self._b.first
+        self._experts = experts.experts_of(first)
+        self._around = experts.around(self._a.tree) if self._experts else set()
+        self._several = max(self._a.micro, self._b.micro) > 1
+        self._running: set[bytes] = set()
+        self._owned = parameter_owner.owners(self._a.tree)
+        matched = parameter_owner.rematched(Matcher(self._a.tree, self._b.tree).run(), self._a.tree, self._b.tree)
+        self._structure = expected_differences.without_collectives(matched, self._a.tree, self._b.tree, self._owned)
+        self._producers = Tree(first).producers
+        self._rows, self._starts = distances.paired_rows(first, second, self._structure.pairs)
+        shares = expected_differences.shares_out(self._a.tree) or expected_differences.shares_out(self._b.tree)
+        self._shared_out = last_backward(self._a.tree) if shares else len(first.ops)
+        self._various = self._a.various | self._b.various | expected_differences.unequally_owned(self._a.tree, self._b.tree)
+        self._here, self._there = placements.Placements(self._a.tree), placements.Placements(self._b.tree)
+        self._partners = dict(self._rows)
+        self._twins = placements.twins(self._a.tree)
+        self._first_backward = next((op for op, kind in enumerate(self._a.tree.kinds) if kind[0] == "backward"), len(first.ops))
+        self._last_backward = last_backward(self._a.tree)
+
+    def begin(self, whole: Whole) -> None:
+        """Forget what was seen. `whole`: what the rows are put into."""
+        self._whole = whole
+        self._parts: dict[bytes, int] = {}
+        self._times: dict[int, int] = {}
+        self._partial: set[_Mark] = set()
+        self._numbers: set[_Mark] = set()
+        self._lost: set[_Mark] = set()
+        self._written: dict[tuple[str, int], int | None] = {}
+        self._extra = set(self._structure.only_target)
+        self._next = 0
+
+    def _written_before(self, op: int) -> None:
+        """Calls up to this record that write into a part, or into what says something of one rank: it stays one, with other numbers."""
+        side = self._a.first
+        if op > self._first_backward:
+            self._written.clear()
+        while self._next < op:
+            call, self._next = self._next, self._next + 1
+            if not IN_PLACE.fullmatch(side.ops[call].split(".")[1]) or self._a.tree.kinds[call][0] != "forward":
+                continue
+            row = next((row for row in side.rows(call) if side.role[row] == INPUT and isinstance(side.shape[row], list)), -1)
+            if row < 0:
+                continue
+            pieces = self._a.members(row, False)[0]
+            if pieces.tobytes() in self._parts or self._mark(row, pieces) in self._lost or self._takes_running(call):
+                self._written[self._kind(row)] = self._parts.get(pieces.tobytes())
+
+    def _is_running(self, call: Call, i: int) -> bool:
+        """A single number that is added up over micro batches outside of the backward pass, as a loss for the log, or a buffer that it is
+        written into."""
+        side, kind = self._a.first, self._a.first.ops[call.op].split(".")[1]
+        if not self._several or call.backward or i in side.values:
+            return False
+        if kind in ADDING:
+            return distances.elements(side.shape[i]) == 1
+        return kind in ("__getitem__", "__setitem__") and self._takes_running(call.op)
+
+    def _note_running(self) -> None:
+        """Find those numbers, and the buffers."""
+        side = self._a.first
+        for op in range(self._first_backward if self._several else 0):
+            kind, rows = side.ops[op].split(".")[1], [row for row in side.rows(op) if isinstance(side.shape[row], list)]
+            if kind in ADDING:
+                added = [row for row in rows if side.role[row] == OUTPUT and distances.elements(side.shape[row]) == 1]
+                self._running.update(self._a.members(row, False)[0].tobytes() for row in added)
+                # a number that was taken from a buffer before
+                for before in range(max(0, op - 4), op if added else 0):
+                    if side.ops[before].split(".")[1] == "__getitem__" and isinstance(side.shape[side.rows(before).start], list):
+                        self._running.add(self._a.members(side.rows(before).start, False)[0].tobytes())
+            elif kind == "__setitem__" and self._takes_running(op):
+                self._running.add(self._a.members(rows[0], False)[0].tobytes())
+
+    def _takes_running(self, op: int) -> bool:
+        rows = (row for row in self._a.first.rows(op) if row not in self._a.first.values) if self._running else ()
+        return any(self._a.members(row, False)[0].tobytes() in self._running for row in rows)
+
+    def _is_share(self, i: int, j: int, shape: list[int], golden: Floats) -> bool:
+        """A parameter's gradient of each micro batch by itself: their means add up to that of the whole, which is all there is to see."""
+        if not self._several:
+            return False
+        means = []
+        for run, row in ((self._a, i), (self._b, j)):
+            pieces, _ = run.members(row, False)
+            last, _ = run.members(row, True)
+            need = merge_statistics.needed(run.first.shape[row], shape)
+            if len(pieces) % need or len(last) % need:
+                return False
+            means.append([pieces[:, 2].sum() / need, last[:, 2].sum() / need])
+        size = golden[3] / max(distances.elements(shape), 1) ** 0.5
+        most = max(len(self._a.pieces), len(self._b.pieces))
+        factors = {1.0, self._whole.factor, *(float(n) for n in range(2, most + 1))}
+        if experts.EXPERT.match(self._a.tree.kinds[self._a.first.op[i]][2]):
+            factors = {self._whole.factor}  # of an expert no other rank has any part
+        return any(abs(mine / n - other) <= AGREES * size for mine in means[0] for other in means[1] for n in factors)
+
+    def _is_local(self, call: Call, i: int) -> bool:
+        """What a call gives out that was told where this rank is: masks and indices, or something made of the arguments alone."""
+        side = self._a.first
+        blind = call.lost == call.tensors  # nothing else goes in
+        return side.role[i] == OUTPUT and (call.local or call.lost > 0) and (not distances.eps(side.dtype[i]) or blind)
+
+    def _masked_gradient(self, i: int) -> bool:
+        """Of a part of which the forward pass has zeroed what belongs to other ranks: the backward pass does it too, in place."""
+        twin = self._twins.get(i)
+        part = twin is not None and self._whole.skipped.get(twin) == PART
+        return part and self._a.first.role[i] == INPUT and self._producers.get(i) is None
+
+    def _hands_on(self, call: Call) -> bool:
+        """What comes out of a part that goes in alone is a part, whatever is done with it, and so is the sum of gradients so far."""
+        name = self._a.first.ops[call.op].split(".")[1]
+        alone = call.parts == call.tensors and self._a.tree.kinds[call.op][0] == "forward"
+        return name in PASSING or alone or call.update or (call.backward and name in ADDING)
+
+    def _kind(self, row: int) -> tuple[str, int]:
+        """What a tensor keeps when it is written into."""
+        return str(self._a.first.dtype[row]), distances.elements(self._a.first.shape[row])
+
+    def _lose(self, i: int, j: int, pieces: Floats, others: Floats) -> None:
+        self._lost.update((self._mark(i, pieces), self._mark(i, others)))
+        self._skip(i, j, LOCAL)
+
+    def _is_lost(self, i: int, pieces: Floats, others: Floats) -> bool:
+        """Does that come from what only says something of one rank, maybe written into since?"""
+        if self._mark(i, pieces) in self._lost or self._mark(i, others) in self._lost:
+            return True
+        if self._producers.get(i) is None and self._written.get(self._kind(i), -1) is None:
+            self._lost.add(self._mark(i, pieces))
+            del self._written[self._kind(i)]
+            return True
+        return False
+
+    def _mark(self, i: int, pieces: Floats) -> _Mark:
+        """Tells one tensor from others; `i` is its row in the target."""
+        return self._kind(i), pieces.tobytes()
+
+    def _without_golden(self, call: Call, i: int, j: int, pieces: Floats, made: merge_statistics.Cut | None) -> None:
+        """The golden side has parts of a sum here, or what cannot be put together; where the target has parts too, it is told by them."""
+        if made is None or made.value is None:
+            self._part(call, i, j, pieces)
+        else:
+            self._skip(i, j, PART)
+
+    def _is_part(self, call: Call, i: int, pieces: Floats) -> bool:
+        side, op = self._a.first, call.op
+        if pieces.tobytes() in self._parts or side.role[i] == PARAMETERS_GRAD:
+            return True
+        if side.role[i] in (INPUT, PARAMETERS):
+            if distances.eps(side.dtype[i]) == 0 and side.role[i] == INPUT and self._has_cut_table(op, i):
+                return True  # tokens of other ranks are masked
+            producer = self._producers.get(i)
+            if producer is None and self._written.get(self._kind(i)) is not None:
+                return True
+            return producer in self._extra  # made by what only this layout does
+        if self._part_taken(op) >= 0:
+            return self._hands_on(call)
+        return call.cut and not self._a.tree.children.get(op)
+
+    def _has_cut_table(self, op: int, i: int) -> bool:
+        """Something else that goes into a record is of another size on the other side."""
+        first, second = self._a.first, self._b.first
+        rows = (row for row in first.rows(op) if row != i and first.role[row] in (INPUT, PARAMETERS) and isinstance(first.shape[row], list))
+        return any(row in self._partners and first.shape[row] != second.shape[self._partners[row]] for row in rows)
+
+    def _part_taken(self, op: int) -> int:
+        """A row with a part that goes into a record; -1."""
+        rows = self._a.first.rows(op)
+        return next((row for row in rows if self._a.first.role[row] == INPUT and row in self._whole.source), -1)
+
+    def _part(self, call: Call, i: int, j: int, pieces: Floats) -> None:
+        op = call.op
+        self._partial.add(self._mark(i, pieces))
+        key = pieces.tobytes()
+        if self._a.first.role[i] in (OUTPUT, PARAMETERS_GRAD):
+            taken = self._part_taken(op)
+            if taken >= 0 and self._hands_on(call):
+                self._parts.setdefault(key, self._whole.source[taken])
+            elif len(self._a.tree.kinds[self._parts.get(key, op)]) != 4 or key not in self._parts:  # the innermost module around it
+                self._parts[key] = op
+        elif key in self._parts:
+            self._whole.source[i] = self._parts[key]
+        elif self._producers.get(i) is None and (source := self._written.pop(self._kind(i), None)) is not None:
+            self._whole.source[i] = self._parts[key] = source
+        self._skip(i, j, PART)
+
+    def _skip(self, i: int, j: int, why: str) -> None:
+        self._whole.skipped[i] = why
+        for side, row in ((self._whole.target, i), (self._whole.golden, j)):
+            side.numbers[4 * row : 4 * row + 4] = array("d", (float("nan"),) * 4)
+            side.odd[row] = (None, None, None, None)
+            side.md5[row] = None
+            side.shape[row] = None
+            for known in (side.nans, side.infs, side.facts):
+                known.pop(row, None)

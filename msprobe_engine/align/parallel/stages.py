@@ -1,0 +1,351 @@
+"""The ranks of a pipeline as one rank that holds the whole model.
+
+Each stage counts its layers, its calls and its micro batches for itself, and runs them in an order of its own. Here the layers get the
+numbers of the whole, the records stand in the order of one process (all stages forward, all stages backward, micro batch after micro
+batch, then the update), a module that lies across stages (the block that holds the layers) is one record with the inputs of its first
+stage and the outputs of its last, and calls are numbered anew. Every record keeps its rank and its name there: `weave.origin_of`.
+
+Which ranks make a pipeline follows from the places that the header has (``parallel``), else from their messages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.parallel import optimizer_loops, pipeline_schedule, tied_embeddings
+from msprobe_engine.align.parallel.merge_records import Source, Weaver
+from msprobe_engine.align.parallel.pipeline_schedule import BACKWARD, TAIL, Segment
+from msprobe_engine.core import names
+from msprobe_engine.formats.dump.dump_table import OUTPUT, Side
+
+BLIND: Segment = (-1, 0, 0)
+"""Passes that are no training."""
+
+_NUMBER = re.compile(r"(?:^|(?<=\.))(\d+)(?=\.|$)")
+
+
+@dataclass
+class Stage:
+    """One chunk of the model on one rank.
+
+    Attributes:
+        chunk: number of the chunk, which module paths begin with; -1: the rank has one chunk, and paths do not say so.
+        offsets: container of layers -> number of the first layer; of containers whose layers are counted from 0 on each stage.
+    """
+
+    rank: int
+    chunk: int
+    tree: Tree
+    segment: Sequence[Segment]
+    offsets: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def passes(self) -> dict[Segment, list[int]]:
+        """The records of each segment, in their order. What is of no chunk (the update) is with the first."""
+        found: dict[Segment, list[int]] = {}
+        for op, segment in enumerate(self.segment):
+            if segment == BLIND:
+                continue
+            if self.chunk < 0 or segment[2] == self.chunk or (segment == TAIL and self.chunk == 0):
+                found.setdefault(segment, []).append(op)
+        return found
+
+    def path(self, path: str) -> str:
+        """A module's path in the whole model."""
+        if self.chunk >= 0:
+            path = path.partition(".")[2]
+        found = _NUMBER.search(path)
+        if found and path[: found.start()] in self.offsets:
+            path = f"{path[: found.start()]}{int(found[1]) + self.offsets[path[: found.start()]]}{path[found.end() :]}"
+        return path
+
+
+def pipelines(sides: Mapping[int, Side]) -> list[list[int]]:
+    """The ranks of each pipeline from its first stage to its last, by their first ranks; empty when there is none."""
+    places = {rank: _place(side) for rank, side in sides.items()}
+    if all(place is not None for place in places.values()):
+        groups: dict[Any, list[int]] = {}
+        for rank, (_, others) in sorted((rank, place) for rank, place in places.items() if place is not None):
+            groups.setdefault(others, []).append(rank)
+        found = [sorted(some, key=lambda rank: (places[rank] or (0, ()))[0]) for some in groups.values()]
+    else:
+        found = _by_messages(sides)
+    return sorted(some for some in found if len(some) > 1)
+
+
+def signature(sides: Mapping[int, Side], other: Mapping[int, Side]) -> list[tuple[int, ...]]:
+    """What must agree for two runs to be cut into the same stages: the ranks of each pipeline, with the number of chunks."""
+    return [(*some, chunks(sides[some[0]], other[min(other)])) for some in pipelines(sides)]
+
+
+def chunks(side: Side, other: Side) -> int:
+    """How many chunks of the model a rank has: a list of models was dumped, so all paths begin with a number; 1 for any other dump."""
+    heads, others = _heads(side), _heads(other)
+    if heads and all(head.isdecimal() for head in heads):
+        size = (side.header.get("parallel") or {}).get("size", {}).get("vpp")
+        if size or not any(head.isdecimal() for head in others):
+            return len(heads)
+    return 1
+
+
+def joined(sides: Mapping[int, Side], other: Mapping[int, Side], problems: list[str], notes: list[str]) -> dict[int, Side]:
+    """Each pipeline as one side, under its lowest rank; ranks of none as they are.
+
+    Args:
+        other: the run it is compared with; it tells chunks of a model from numbers that are modules' names.
+        problems: sentences about pipelines that cannot be put together are added; their ranks stay as they are.
+        notes: sentences about what was left out on purpose are added.
+    """
+    found = dict(sides)
+    for some in pipelines(sides):
+        stages = _stages({rank: sides[rank] for rank in some}, chunks(sides[some[0]], other[min(other)]))
+        if stages is None:
+            problems.append(
+                f"ranks {', '.join(map(str, some))} are stages of a pipeline, and their records do not say what belongs to which"
+                " micro batch; not put together. Dump modules too: level mix or L0"
+            )
+            continue
+        left_out = sum(segment == BLIND for stage in stages for segment in stage.segment if stage.chunk <= 0)
+        if left_out:
+            notes.append(
+                f"ranks {', '.join(map(str, some))}: {left_out:,} records of passes before the first message between stages are left out;"
+                " they look for shapes."
+            )
+        for rank in some:
+            del found[rank]
+        found[min(some)] = Joint(stages).side
+    return dict(sorted(found.items()))
+
+
+def _place(side: Side) -> tuple[int, tuple[Any, ...]] | None:
+    """(stage, place in all other dimensions) as the header says."""
+    parallel = side.header.get("parallel")
+    rank = parallel.get("rank") if isinstance(parallel, dict) else None
+    if not isinstance(rank, dict) or not isinstance(rank.get("pp"), int):
+        return None
+    return rank["pp"], tuple(sorted((key, value) for key, value in rank.items() if key != "pp" and isinstance(value, int)))
+
+
+def _by_messages(sides: Mapping[int, Side]) -> list[list[int]]:
+    """Ranks that send messages to each other, when one of them only sends in its first call: the first stage."""
+    peers: dict[int, set[int]] = {}
+    begins: dict[int, int] = {}
+    takes: set[int] = set()
+    for rank, side in sides.items():
+        for op, sends, peer in _messages(side):
+            peers.setdefault(rank, set()).add(peer)
+            if begins.setdefault(rank, op) == op and not sends:
+                takes.add(rank)
+    found: list[list[int]] = []
+    left = set(peers)
+    while left:
+        group, reach = set(), [min(left)]
+        while reach:
+            rank = reach.pop()
+            if rank not in group and rank in sides:
+                group.add(rank)
+                reach += peers.get(rank, ())
+        left -= group
+        first = [rank for rank in sorted(group) if rank not in takes]
+        if first:
+            found.append([first[0], *(rank for rank in sorted(group) if rank != first[0])])
+        elif any(head.isdecimal() for head in _heads(sides[min(group)])):
+            found.append(sorted(group))  # interleaved: the last stage sends to the first
+    return found
+
+
+def _messages(side: Side) -> Iterator[tuple[int, bool, int]]:
+    """(record, is it sent, peer) of every message of a rank."""
+    for op in side.collectives:
+        call = side.ops[op].split(".")[1].removeprefix("c10d_")
+        for row in side.rows(op):
+            fact = side.facts.get(row, {})
+            if isinstance(fact.get("peer"), int) and side.role[row] != OUTPUT:
+                yield op, str(fact.get("op")).endswith("send"), fact["peer"]
+        if call in ("send", "isend", "recv", "irecv"):
+            peer = _peer(side, op)
+            if peer is not None:
+                yield op, call.endswith("send"), peer
+
+
+def _peer(side: Side, op: int) -> int | None:
+    """The rank that one message goes to or comes from: as the tags have it, or the arguments, by number or by place in the group."""
+    tags = side.tags.get(op, {}).get("tags")
+    if isinstance(tags, dict) and isinstance(tags.get("peer"), int):
+        return int(tags["peer"])
+    group = next((found for row in side.rows(op) if (found := side.facts.get(row, {}).get("group_ranks"))), None)
+    for row in side.rows(op):
+        place, peer = side.name[row].rpartition(".")[2], side.values.get(row)
+        if side.role[row] == OUTPUT or type(peer) is not int:
+            continue
+        if place in ("dst", "src") or side.name[row] == f"{side.ops[op]}.input.1":
+            return peer
+        if place in ("group_dst", "group_src") and isinstance(group, list) and peer < len(group):
+            return int(group[peer])
+    return None
+
+
+def _heads(side: Side) -> set[str]:
+    """First parts of the paths of all modules."""
+    parsed = (names.parse(name) for name in side.ops if name.startswith(("Module.", "Cell.")))
+    return {one.path.partition(".")[0] for one in parsed if isinstance(one, names.ModuleName)}
+
+
+def _stages(sides: Mapping[int, Side], chunks: int) -> list[Stage] | None:
+    """All stages in the order of the model; None when records of one cannot be told apart."""
+    found = []
+    trees = {rank: Tree(side) for rank, side in sides.items()}
+    told: dict[int, list[Segment]] = {}
+    for rank, tree in trees.items():
+        segment = pipeline_schedule.segments(tree, _chunk if chunks > 1 else pipeline_schedule.whole)
+        if segment is None:
+            return None
+        told[rank] = segment
+    blind = max(_blind(trees[rank].side, told[rank]) for rank in list(trees)[1:])
+    for chunk in range(chunks) if chunks > 1 else (-1,):
+        for rank, tree in trees.items():
+            found.append(Stage(rank, chunk, tree, [BLIND if segment[0] < blind else segment for segment in told[rank]]))
+    for container, numbers in _layers(found).items():
+        if sum(map(len, numbers)) > len(set().union(*numbers)):
+            start = 0
+            for stage, some in zip(found, numbers):
+                stage.offsets[container] = start
+                start += max(some, default=-1) + 1
+    return found
+
+
+def _blind(side: Side, told: Sequence[Segment]) -> int:
+    """How many passes a later stage makes before anything is sent to it: torch finds the shapes of what stages exchange with such passes,
+    in its first step, with numbers that mean nothing."""
+    for op in side.collectives:
+        call = side.ops[op].split(".")[1]
+        if call.endswith(("recv", "batch_isend_irecv")):
+            shapes = [side.shape[row] for row in side.rows(op) if side.role[row] == OUTPUT]
+            if any(isinstance(shape, list) and len(shape) > 1 for shape in shapes):
+                return len({segment[0] for segment in told[:op] if segment[1] == BACKWARD})
+    return 0
+
+
+def _chunk(path: str) -> int:
+    head = path.partition(".")[0]
+    return int(head) if head.isdecimal() else 0
+
+
+def _layers(stages: Sequence[Stage]) -> dict[str, list[set[int]]]:
+    """Container of layers -> the numbers of its layers on each stage."""
+    found: dict[str, list[set[int]]] = {}
+    for at, stage in enumerate(stages):
+        for path in {kind[2] for kind in stage.tree.kinds if len(kind) == 4}:
+            if stage.chunk >= 0:
+                head, _, path = path.partition(".")
+                if head != str(stage.chunk):
+                    continue
+            number = _NUMBER.search(path)
+            if number:
+                found.setdefault(path[: number.start()], [set() for _ in stages])[at].add(int(number[1]))
+    return found
+
+
+class Joint:
+    """Builds the side of a whole pipeline.
+
+    Args:
+        stages: in the order of the model.
+    """
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self.stages = stages
+        self._across = self._containers()
+        sources = [Source(stage.rank, stage.rank, stage.tree.side, stage.path) for stage in stages]
+        self._weaver = Weaver(sources, self._across)
+        self._open: dict[str, tuple[Side, int]] = {}  # name of a record across stages -> where it began
+        self._around: dict[str, str] = {}  # record -> the backward call of a module across stages that goes on around it
+        self._within = ""
+        for at, ops in self._order():
+            for op in ops:
+                self._record(at, op)
+        self.side = self._weaver.finished(lambda at, name: self._owns(self.stages[at], name), self._around)
+        tied_embeddings.mark(self.side, {stage.rank for stage in stages})
+
+    def _containers(self) -> set[str]:
+        """Paths of modules that hold layers of several stages."""
+        held: dict[str, set[int]] = {}
+        for at, stage in enumerate(self.stages):
+            for kind in stage.tree.kinds:
+                if len(kind) == 4 and (stage.chunk < 0 or kind[2].partition(".")[0] == str(stage.chunk)):
+                    path = stage.path(kind[2])
+                    number = _NUMBER.search(path)
+                    parts = path[: number.start()].rstrip(".").split(".") if number and number.start() else []
+                    for n in range(1, len(parts) + 1):
+                        held.setdefault(".".join(parts[:n]), set()).add(at)
+        return {path for path, stages in held.items() if len(stages) > 1}
+
+    def _order(self) -> Iterator[tuple[int, list[int]]]:
+        """(stage, records) as one process would run them."""
+        micros = sorted({segment[0] for stage in self.stages for segment in stage.passes if segment != TAIL})
+        for micro in micros:
+            for direction in (pipeline_schedule.FORWARD, BACKWARD):
+                stages = list(enumerate(self.stages))
+                for at, stage in reversed(stages) if direction == BACKWARD else stages:
+                    ops = stage.passes.get((micro, direction, max(stage.chunk, 0)))
+                    if ops:
+                        yield at, ops
+        tails = {at: stage.passes.get(TAIL, []) for at, stage in enumerate(self.stages)}
+        turns = optimizer_loops.in_turns([[self.stages[at].tree.kinds[op] for op in ops] for at, ops in tails.items()])
+        yield from ((at, [tails[at][n] for n in places]) for at, places in turns)
+
+    def _record(self, at: int, op: int) -> None:
+        tree = self.stages[at].tree
+        side, name = tree.side, self._weaver.renamed(at, tree.side.ops[op])
+        parsed = names.parse(name)
+        self._keep_within(at, op, name)
+        begun = (side, op)
+        if isinstance(parsed, names.ModuleName) and parsed.path in self._across:
+            begun = self._open.setdefault(name, begun)
+            if self._goes_on(at, parsed.direction, side.ops[op], parsed.path):
+                return
+            if name == self._within:
+                self._within = ""
+        self._weaver.put(at, op, name, begun, self.stages[at].segment[op][1] == BACKWARD)
+
+    def _keep_within(self, at: int, op: int, name: str) -> None:
+        """The backward call of a module across stages is over for a later stage before gradients are added up that one process adds up
+        inside of it. The next forward pass is outside."""
+        if self.stages[at].segment[op][1] == pipeline_schedule.FORWARD and self.stages[at].segment[op] != TAIL:
+            self._within = ""
+            return
+        tree = self.stages[at].tree
+        top = next(iter(reversed(list(tree.above(op)))), op)
+        kind = tree.kinds[top]
+        if len(kind) != 4:
+            if self._within and top == op and tree.side.parent(tree.side.ops[op]) is None:
+                self._around[name] = self._within
+        elif kind[0] == "backward" and self.stages[at].path(kind[2]) in self._across:
+            self._within = self._weaver.renamed(at, tree.side.ops[top])
+
+    def _goes_on(self, at: int, direction: str, name: str, path: str) -> bool:
+        """Does a later stage call this module too, for the same micro batch?"""
+        here = self.stages[at].segment[self.stages[at].tree.index[name]][:2]
+        later = self.stages[at + 1 :] if direction == "forward" else self.stages[:at]
+        for stage in later:
+            for op in stage.passes.get((*here, max(stage.chunk, 0)), ()):
+                kind = stage.tree.kinds[op]
+                if len(kind) == 4 and kind[0] == direction and stage.path(kind[2]) == path:
+                    return True
+        return False
+
+    @staticmethod
+    def _owns(stage: Stage, name: str) -> bool:
+        op = stage.tree.index.get(name)
+        if op is not None and stage.segment[op] == BLIND:
+            return False
+        if stage.chunk < 0:
+            return True
+        if op is None or stage.segment[op] == TAIL:
+            return stage.chunk == 0
+        return stage.segment[op][2] == stage.chunk

@@ -1,0 +1,65 @@
+"""Gradients of which each stage of a pipeline has a share.
+
+The embedding of the first stage and the output layer of the last may hold the same weights. Each stage has gradients of its own use of
+them, and adds those of the other only after all micro batches; one process has never seen them apart. What such a sum over stages takes in,
+and what it was added up from, is marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msprobe_engine.align.parallel.parameter_owner import Mark
+from msprobe_engine.align.parallel.parameter_owner import mark as known_by
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS_GRAD, Side
+
+SHARE = "share"
+"""Key among the facts of a row: it is part of a sum over stages of a pipeline that is still to come."""
+
+
+def mark(side: Side, ranks: set[int]) -> None:
+    """Put `SHARE` among the facts of all such rows.
+
+    Args:
+        side: of a whole pipeline, with records in the order of one process.
+        ranks: of its stages.
+    """
+    for op in reversed(range(len(side.ops))):
+        if side.ops[op].startswith("Distributed.all_reduce") and _over_stages(side, op, ranks):
+            for row in side.rows(op):
+                if side.role[row] == INPUT and (found := known_by(side, row)) is not None:
+                    _back(side, op, found)
+                    break
+
+
+def _over_stages(side: Side, op: int, ranks: set[int]) -> bool:
+    groups = [side.facts.get(row, {}).get("group_ranks") for row in side.rows(op)]
+    return any(isinstance(group, list) and len(ranks & set(group)) > 1 for group in groups)
+
+
+def _back(side: Side, end: int, first: Mark) -> None:
+    """Mark what the tensor was added up from."""
+    rank = _rank(side, end)
+    marks = {first}
+    for op in reversed(range(end)):
+        if _rank(side, op) != rank:
+            continue
+        rows = side.rows(op)
+        if len(rows) and side.role[rows[0]] == PARAMETERS_GRAD:
+            _note(side, (row for row in rows if known_by(side, row) in marks))
+        elif _adds(side.ops[op]) and any(side.role[row] == OUTPUT and known_by(side, row) in marks for row in rows):
+            marks.update(found for row in rows if (found := known_by(side, row)) is not None and found[1] == first[1])
+            _note(side, (row for row in rows if known_by(side, row) is not None))
+
+
+def _adds(name: str) -> bool:
+    return name.startswith(("Tensor.", "Torch.")) and name.endswith(".forward")
+
+
+def _rank(side: Side, op: int) -> int:
+    return int(side.tags.get(op, {}).get("origin", {}).get("rank", -1))
+
+
+def _note(side: Side, rows: Iterator[int]) -> None:
+    for row in rows:
+        side.facts[row] = {**side.facts.get(row, {}), SHARE: True}

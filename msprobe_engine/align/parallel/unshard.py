@@ -1,0 +1,356 @@
+"""Two runs of different layouts as two sides of the same shapes: each row of the whole from the rows of its pieces.
+
+What a row is a piece of follows from the shapes of both sides: a dimension that is a multiple on the other side is cut, equal shapes are
+replicas. Replicas that disagree are either parts of a sum that is still to come, which cannot be compared, or a fault. They are parts when
+the call has taken in something cut (a product over a cut dimension), or has only passed on such a part.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.parallel import expected_differences, experts, merge_statistics, placements
+from msprobe_engine.align.parallel.merge_statistics import Floats
+from msprobe_engine.align.parallel.micro_batches import ADDING
+from msprobe_engine.align.parallel.outcome import (  # fmt: skip
+    AGREES,
+    EMPTY,
+    LOCAL,
+    NEAR,
+    NOTHING,
+    PADDED,
+    PART,
+    RANDOM,
+    ROUNDING,
+    TOKENS,
+    UNCLEAR,
+    UPDATE,
+    Call,
+    Whole,
+    copy,
+)
+from msprobe_engine.align.parallel.partial_sums import Flow
+from msprobe_engine.align.parallel.run_pieces import Run
+from msprobe_engine.align.parallel.tied_embeddings import SHARE
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
+from msprobe_engine.measure import distances
+
+
+class Joiner(Flow):
+    """Makes a `Whole` of the pieces of both sides."""
+
+    def join(self, factors: bool = True) -> Whole:
+        """Build both wholes. `factors`: look for a common factor of the gradients and take it out."""
+        self.begin(Whole(copy(self._a.first), copy(self._b.first), self._structure, self._producers))
+        self._whole.factor = self._factor() if factors else 1.0
+        self._note_running()
+        for at, (op, _) in enumerate(self._structure.pairs):
+            self._record(op, self._rows[self._starts[at] : self._starts[at + 1]])
+        return self._whole
+
+    def join_turned(self, factors: bool = True) -> Whole:
+        """As `join`, with the second run as the target."""
+        return self.join(factors).turned(self._partners, Tree(self._b.first).producers)
+
+    def _record(self, op: int, rows: Sequence[tuple[int, int]]) -> None:
+        side = self._a.first
+        inside = self._first_backward < op <= self._last_backward  # a function's own backward calls others
+        if op > self._last_backward and op not in self._owned and self._a.tree.kinds[op] in self._various:
+            for i, j in rows:
+                self._skip(i, j, UPDATE)
+            return
+        call = Call(op, inside or self._a.tree.kinds[op][0] in ("backward", "parameters_grad"))
+        self._written_before(op)
+        for i, j in rows:
+            if i in side.values and j in self._b.first.values:
+                call.local |= self._argument(i, j)
+        for i, j in sorted(rows, key=lambda pair: side.role[pair[0]] in (OUTPUT, PARAMETERS_GRAD)):
+            if isinstance(side.shape[i], list) != isinstance(self._b.first.shape[j], list):
+                self._skip(i, j, UNCLEAR)  # given on one side only, as a bias that is added after the reduction
+                continue
+            if i in side.values or j in self._b.first.values or not isinstance(side.shape[i], list):
+                continue
+            call.cut |= self._row(call, i, j) and side.role[i] in (INPUT, PARAMETERS)
+            if side.role[i] in (INPUT, PARAMETERS):
+                call.tensors += 1
+                call.lost += self._whole.skipped.get(i) == LOCAL
+                call.parts += self._whole.skipped.get(i) in (LOCAL, PART)
+            call.update |= self._whole.skipped.get(i) == UPDATE
+
+    def _argument(self, i: int, j: int) -> bool:
+        """Does an argument say where this rank is, or how large its piece is? Then it is no difference."""
+        ours, theirs = self._a.values(i), self._b.values(j)
+        most = max(len(self._a.pieces), len(self._b.pieces))
+        if self._last_backward < self._a.first.op[i] and all(isinstance(one, float) for one in (*ours, *theirs)):
+            pass  # one number of what this rank holds, as its part of a norm
+        elif all(one == ours[0] for one in ours) and all(one == theirs[0] for one in theirs):
+            shares = self._whole.factor != 1.0 and self._a.first.op[i] > self._first_backward
+            if ours[0] == theirs[0] or not (
+                expected_differences.sizes(ours[0], theirs[0], most)
+                or (shares and expected_differences.inverse(ours[0], theirs[0], self._whole.factor))
+            ):
+                return False
+        elif not all(isinstance(one, (int, list)) for one in (*ours, *theirs)):
+            return False
+        whole, golden = self._whole.target, self._whole.golden
+        whole.values[i], whole.shape[i], whole.md5[i] = golden.values[j], golden.shape[j], golden.md5[j]
+        whole.numbers[4 * i : 4 * i + 4] = golden.numbers[4 * j : 4 * j + 4]
+        whole.odd.pop(i, None)
+        if j in golden.odd:
+            whole.odd[i] = golden.odd[j]
+        return True
+
+    def _row(self, call: Call, i: int, j: int) -> bool:
+        """Merge one pair of rows. Returns True when the row is a piece, or a part."""
+        known = self._told_by_itself(call, i, j)
+        if known is not None:
+            return known
+        first, second, op = self._a.first, self._b.first, call.op
+        adds = call.backward and self._several and first.ops[op].split(".")[1] in ADDING
+        if adds and first.role[i] == INPUT:
+            self._skip(i, j, PART)  # the sum so far, and the share of one micro batch
+            return True
+        accumulated = first.role[i] == PARAMETERS_GRAD or (adds and first.role[i] == OUTPUT)
+        others, _ = self._b.members(j, accumulated)
+        pieces, places = self._a.members(i, accumulated)
+        if self._last_backward < op and first.role[i] == INPUT and self._mark(i, pieces) in self._numbers:
+            self._skip(i, j, UPDATE)
+            return True
+        if first.role[i] == INPUT and self._is_lost(i, pieces, others):
+            self._skip(i, j, LOCAL)
+            return False
+        if self._here.is_partial(i) or self._there.is_partial(j):
+            self._part(call, i, j, pieces)
+            return True
+        single = distances.elements(first.shape[i]) == distances.elements(second.shape[j]) == 1
+        if single and op < self._first_backward and merge_statistics.reduced(others, 1) is None:
+            mean = merge_statistics.mean_of(others)  # of a loss over pieces of the batch
+            made: merge_statistics.Cut | None = merge_statistics.Cut(first.shape[i], 1, 1, merge_statistics.mean_of(pieces), mean)
+        else:
+            made = merge_statistics.together(pieces, first.shape[i], others, second.shape[j], self._times_known(i, j, pieces))
+        if made is None or made.golden is None:
+            if self._is_local(call, i):
+                self._lose(i, j, pieces, others)
+            else:
+                self._without_golden(call, i, j, pieces, made)
+            return made is None or made.need > 1 or made.value is None
+        shape, need, golden, value = made.shape, made.need, made.golden, made.value
+        if value is not None:
+            self._times[i] = made.times
+        if value is not None and call.backward and single and len(pieces) > 1 and merge_statistics.distance(value, golden) > AGREES:
+            total = merge_statistics.sum_of(pieces, golden, AGREES)
+            value = value if total is None else total  # the loss is the sum of those of the pieces
+        if value is None:
+            value = self._of_unlike(call, i, j, made, accumulated)
+            if value is None:
+                return self._whole.skipped.get(i) != LOCAL
+        update = single or call.update or (expected_differences.long(first.shape[i]) and op not in self._owned)
+        near = AGREES if not single else 0.0 if call.update else NEAR
+        if self._last_backward < op and update and merge_statistics.distance(value, golden) > near:
+            self._numbers.add(self._mark(i, pieces))
+            self._skip(i, j, UPDATE)
+            return True
+        if self._is_local(call, i) and merge_statistics.distance(value, golden) > AGREES:
+            self._lose(i, j, pieces, others)
+            return False
+        if accumulated and merge_statistics.distance(value, golden) > AGREES and self._is_share(i, j, shape, golden):
+            self._skip(i, j, PART)
+            return True
+        if op > self._shared_out and merge_statistics.distance(value, golden) > AGREES:
+            self._skip(i, j, UPDATE)
+            return True
+        loss = op < self._first_backward and distances.elements(first.shape[i]) == 1  # divided by the number of micro batches
+        factor = self._whole.factor if call.backward or loss else 1.0
+        if factor != 1.0 and merge_statistics.distance(value / factor, golden) < merge_statistics.distance(value, golden):
+            value = value / factor
+        if i not in self._whole.rank and first.shape[i] == second.shape[j] and merge_statistics.distance(value, golden) > AGREES:
+            off = {self._a.pieces[places[at]].rank for at in merge_statistics.without_partner(pieces / factor, others, AGREES)}
+            self._whole.rank.update((i, rank) for rank in off if len(off) == 1)
+        if made.times > 1 and need == len(pieces) and first.role[i] == OUTPUT:
+            self._parts.setdefault(pieces.tobytes(), op)  # pieces or parts: what takes it in will tell
+        value = _snapped(value, golden)
+        self._put(self._whole.target, i, value, shape, need, self._a)
+        self._put(self._whole.golden, j, golden, shape, made.other, self._b)
+        if need > 1:
+            self._whole.made_of[i] = need
+        return need > 1
+
+    def _of_unlike(self, call: Call, i: int, j: int, made: merge_statistics.Cut, accumulated: bool) -> Floats | None:
+        """Statistics of the whole where the replicas of the target do not agree; None when the row is left out for it."""
+        first, op, golden = self._a.first, call.op, made.golden
+        assert golden is not None
+        single = distances.elements(first.shape[i]) == distances.elements(self._b.first.shape[j]) == 1
+        pieces, places = self._a.members(i, accumulated)
+        if single and (number := merge_statistics.number_of(pieces, golden, NEAR)) is not None:
+            return number
+        value, place = merge_statistics.odd_one(pieces, made.need, golden, self._whole.factor if call.backward else 1.0, AGREES)
+        if value is not None:
+            self._whole.rank[i] = self._a.pieces[places[place]].rank
+            return value
+        if op > self._last_backward and (single or (call.update and self._part_taken(op) < 0)):
+            self._numbers.add(self._mark(i, pieces))
+            self._skip(i, j, UPDATE)
+        elif single and op < self._first_backward and first.role[i] == OUTPUT and call.cut:
+            return merge_statistics.mean_of(pieces)  # a loss over pieces of the batch
+        elif self._is_local(call, i):
+            self._lose(i, j, pieces, self._b.members(j, accumulated)[0])
+        elif op > self._shared_out:
+            self._skip(i, j, UPDATE)
+        elif not made.sure or self._is_part(call, i, pieces) or self._masked_gradient(i):
+            self._part(call, i, j, pieces)
+        elif call.backward and (filled := merge_statistics.zeros_elsewhere(pieces, golden, AGREES)) is not None:
+            call.cut |= first.role[i] == INPUT  # what is made of it is a part
+            return filled
+        else:
+            return merge_statistics.farthest(pieces, made.need, golden)
+        return None
+
+    def _told_by_itself(self, call: Call, i: int, j: int) -> bool | None:
+        """What `_row` returns, of rows whose kind or shape says it, without a look at the numbers; None: the numbers have to tell."""
+        first, second, op = self._a.first, self._b.first, call.op
+        if expected_differences.random_state(first.dtype[i], first.shape[i]):
+            self._skip(i, j, RANDOM)
+            return False
+        if NOTHING in (first.odd.get(i), second.odd.get(j)):
+            self._skip(i, j, EMPTY)
+            return False
+        if SHARE in first.facts.get(i, ()) or SHARE in second.facts.get(j, ()):
+            self._skip(i, j, PART)
+            return True
+        if self._experts:
+            if experts.LISTED in first.facts.get(i, ()) or experts.LISTED in second.facts.get(j, ()):
+                self._skip(i, j, TOKENS)
+                return False
+            found = experts.tokens(self._a.everywhere(i), self._b.everywhere(j))
+            if found is not None:
+                return self._tokens(call, i, j, found)
+            if op in self._around and self._other_groups(i, j):
+                self._skip(i, j, TOKENS)
+                return False
+        if merge_statistics.whole_shape(first.shape[i], second.shape[j]) is None:
+            if len(first.shape[i]) == len(second.shape[j]) == 1 and self._producers.get(i) is None and (call.buffer or not call.tensors):
+                call.buffer = True
+                self._skip(i, j, UNCLEAR)  # a flat buffer of what lies on this rank
+                return False
+            pads = merge_statistics.padded(first.shape[i], second.shape[j], len(self._a.pieces))
+            if pads and op < self._first_backward and self._filled_up(i, j):
+                return True
+            update = call.update or (self._last_backward < op and expected_differences.long(first.shape[i]))
+            if pads or call.cut or update or (op > self._last_backward and op not in self._owned):
+                self._skip(i, j, PADDED if pads else UPDATE if update else UNCLEAR)
+            return pads
+        if self._is_running(call, i):
+            self._skip(i, j, PART)
+            return True
+        return None
+
+    def _tokens(self, call: Call, i: int, j: int, found: experts.Tokens) -> bool:
+        """Merge rows with a row per token. Returns True: they are pieces."""
+        numbers = not distances.eps(self._a.first.dtype[i])  # places of tokens, which are other ones on each rank
+        if found.target is None or found.golden is None or (numbers and not merge_statistics.close(found.target, found.golden)):
+            self._skip(i, j, TOKENS)
+            return True
+        value, golden, factor = found.target, found.golden, self._whole.factor
+        if call.backward and merge_statistics.distance(value / factor, golden) < merge_statistics.distance(value, golden):
+            value = value / factor
+        value = _snapped(value, golden)
+        self._put(self._whole.target, i, value, found.shape, 2, self._a)
+        self._put(self._whole.golden, j, golden, found.shape, 2, self._b)
+        self._whole.made_of[i] = found.pieces
+        return True
+
+    def _other_groups(self, i: int, j: int) -> bool:
+        """Counts and places of tokens, in the calls that exchange them, that are not the same: each layout has groups of its own."""
+        first, second = self._a.first, self._b.first
+        if merge_statistics.whole_shape(first.shape[i], second.shape[j]) is None:
+            return True
+        if distances.eps(first.dtype[i]):
+            return False
+        ours, theirs = (np.array([stats for _, stats in run.everywhere(row)]) for run, row in ((self._a, i), (self._b, j)))
+        return len(ours) != len(theirs) or not merge_statistics.close(merge_statistics.merged(ours), merge_statistics.merged(theirs))
+
+    def _filled_up(self, i: int, j: int) -> bool:
+        """A table with more rows than the other side's holds at least what that one holds; True when it could be said."""
+        first, second = self._a.first, self._b.first
+        whole = merge_statistics.filled_up(self._a.members(i, False)[0], first.shape[i], self._b.members(j, False)[0], second.shape[j])
+        if whole is None or whole.value is None or whole.golden is None:
+            return False
+        self._put(self._whole.target, i, whole.value, whole.shape, whole.need, self._a, True)
+        self._put(self._whole.golden, j, whole.golden, whole.shape, whole.other, self._b, True)
+        self._whole.made_of[i] = whole.need
+        return True
+
+    def _times_known(self, i: int, j: int, pieces: Floats) -> int | None:
+        """How often a row is cut more than the shapes say: as the dumps have recorded it, else as what it is a gradient of."""
+        if self._mark(i, pieces) in self._partial:
+            return 1
+        least = merge_statistics.whole_shape(self._a.first.shape[i], self._b.first.shape[j])
+        recorded = None
+        if least is not None and self._a.first.role[i] in (INPUT, PARAMETERS):
+            recorded = placements.times_cut(self._here, i, self._there, j, least)
+        return recorded or self._times_of_twin(i, j)
+
+    def _times_of_twin(self, i: int, j: int) -> int | None:
+        """Gradients are cut as what they are gradients of: how often the forward row of a backward one, and a parameter, was cut more
+        than the shapes say."""
+        twin = self._twins.get(i)
+        if twin is None or self._a.first.shape[twin] != self._a.first.shape[i]:
+            return None
+        partner = self._partners.get(twin)
+        return self._times.get(twin) if partner is not None and self._b.first.shape[partner] == self._b.first.shape[j] else None
+
+    @staticmethod
+    def _put(side: Side, row: int, value: Floats, shape: list[int], need: int, run: Run, anyway: bool = False) -> None:
+        if need == 1 and len(run.pieces) == 1 and not anyway:
+            return
+        span = slice(4 * row, 4 * row + 4)
+        if side.shape[row] != shape or not np.array_equal(side.numbers[span], value, equal_nan=True):
+            side.md5[row], side.data_name[row] = None, ""  # checksums and saved tensors are of what one rank holds
+            side.facts[row] = {key: fact for key, fact in side.facts.get(row, {}).items() if key != "digest"}
+        side.numbers[span] = array("d", value.tolist())
+        if side.shape[row] != shape:
+            side.shape[row] = shape
+            side.odd.pop(row, None)
+        for known, which in ((side.nans, _nans), (side.infs, _infs)):
+            count = run.count(row, which) * need // len(run.pieces)  # replicas hold the same ones
+            if count:
+                known[row] = count
+
+    def _factor(self) -> float:
+        """Ratio of all gradients of the pieces to those of the whole: each piece takes the mean over its own part of the batch."""
+        ratios = []
+        first, second = self._a.first, self._b.first
+        for i, j in self._rows:
+            if first.role[i] != INPUT or self._a.tree.kinds[first.op[i]][0] != "backward" or not first.shape[i] or not second.shape[j]:
+                continue
+            made = merge_statistics.together(self._a.members(i, False)[0], first.shape[i], self._b.members(j, False)[0], second.shape[j])
+            if made is None or made.value is None or made.golden is None or made.shape == first.shape[i] == second.shape[j]:
+                continue
+            if made.value[3] > 0 and made.golden[3] > 0:
+                ratios.append(made.value[3] / made.golden[3])
+        if not ratios:
+            return 1.0
+        # a vote, not the middle: behind a defect in the backward pass all gradients have another ratio
+        most = max(len(self._a.pieces), len(self._b.pieces))
+        found = np.asarray(ratios)
+        votes = {f: int((np.abs(found / f - 1) < AGREES).sum()) for n in range(1, most + 1) for f in (float(n), 1.0 / n)}
+        best = max(votes, key=lambda f: (votes[f], f == 1.0))
+        return best if votes[best] >= max(1, len(ratios) // 5) else 1.0
+
+
+def _snapped(value: Floats, golden: Floats) -> Floats:
+    """Numbers that were put together, as the golden side has them where they differ by what putting together rounds."""
+    with np.errstate(invalid="ignore"):  # -inf on both sides
+        return np.asarray(np.where(np.abs(value - golden) <= ROUNDING * np.abs(golden), golden, value))
+
+
+def _nans(side: Side) -> Mapping[int, int]:
+    return side.nans
+
+
+def _infs(side: Side) -> Mapping[int, int]:
+    return side.infs

@@ -1,0 +1,93 @@
+"""Compare two checkpoints, whatever their formats and parallel layouts: every byte is read once, in bounded memory. The first line of the
+output is the verdict."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+EPILOG = """\
+examples:
+  msprobe ckpt diff run_a run_b                                 the newest checkpoints of two runs
+  msprobe ckpt diff run_a/iter_0001000 hf/snapshot -o report    Megatron against Hugging Face; JSON, CSV and HTML
+  msprobe ckpt diff a b --rtol 1e-3 --atol 1e-6                 a gate: differences within are none
+  msprobe ckpt diff a b --json - --only-different --top 10
+  msprobe ckpt diff iter_0001000.digests.json run_b/iter_0001000
+
+exit codes: 0 equal, 1 different, 2 cannot tell (damaged, refused, nothing in common) or wrong usage"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Two checkpoints, the gate, and where reports go."""
+    parser.add_argument(
+        "a", metavar="A", type=Path, help="checkpoint: a file, a directory, the directory of a run, or a manifest of digests"
+    )
+    parser.add_argument("b", metavar="B", type=Path, help="the other one; any format against any")
+    parser.add_argument("-o", "--output_path", type=Path, metavar="DIR", help="write ckpt_diff.json, .csv and .html there")
+    parser.add_argument("--json", metavar="FILE", help="write the report as JSON; -: to the standard output, in place of the text")
+    parser.add_argument("--csv", metavar="FILE", type=Path, help="write a line per tensor")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write one page")
+    parser.add_argument("--only-different", "--only_different", action="store_true", help="leave equal tensors out of the files")
+    parser.add_argument("--top", type=int, metavar="N", help="list only the N tensors that are furthest apart")
+    parser.add_argument("--rtol", type=float, default=0.0, help="of |a|; see --atol (default: 0)")
+    parser.add_argument(
+        "--atol",
+        type=float,
+        default=0.0,
+        help="a tensor whose elements are all within atol + rtol |a| is no difference (default: 0)",
+    )
+    parser.add_argument("--model-only", "--model_only", action="store_true", help="weights and buffers only: no optimizer, no values")
+    parser.add_argument("--map", metavar="YAML", type=Path, help="names that the tool cannot know, and facts of the model")
+    parser.add_argument(
+        "--trust", nargs="+", action="extend", default=[], metavar="CLASS", help="take this class of a pickle as data; it is not executed"
+    )
+    parser.add_argument("--quick", action="store_true", help="do not read tensors whose CRC-32 is stored on both sides and the same")
+    parser.add_argument("--workers", type=int, metavar="N", help="threads that read and compare (default: by the number of cores)")
+    parser.add_argument("--memory_mb", "--memory-mb", type=int, default=2048, metavar="MIB", help="most memory (default: %(default)s)")
+    parser.add_argument(
+        "--no-resume", "--no_resume", dest="resume", action="store_false", help="with -o: do not go on with a run that was not finished"
+    )
+    parser.epilog = EPILOG
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 equal, 1 different, 2 cannot tell; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    from msprobe_engine.cli.inputs import warn_same_files
+    from msprobe_engine.cli.outputs import refuse_overwriting, refuse_page_name
+    from msprobe_engine.core.errors import UsageError
+    from msprobe_engine.find.checkpoint import resume
+    from msprobe_engine.find.checkpoint.diff import Options, diff
+    from msprobe_engine.formats.checkpoint.open import meant
+    from msprobe_engine.report.checkpoint import files
+    from msprobe_engine.report.checkpoint.page import page
+    from msprobe_engine.report.checkpoint.text import TOP, text
+
+    if args.top is not None and args.top < 0:
+        raise UsageError(f"--top: {args.top} must not be below 0")
+    refuse_page_name(args.output_path, "--html")
+    outputs: list[tuple[str, str | Path | None]] = [("--json", args.json), ("--csv", args.csv), ("--html", args.html)]
+    if args.output_path is not None:
+        outputs += [("-o", path) for path in files.paths(args.output_path)]
+    refuse_overwriting(outputs, [*meant(args.a), *meant(args.b), *([args.map] if args.map else [])])
+    warn_same_files(args.a, args.b)
+    options = Options(
+        atol=args.atol, rtol=args.rtol, memory_mb=args.memory_mb, workers=args.workers, trust=args.trust, quick=args.quick,
+        model_only=args.model_only, mapping=args.map, output=args.output_path, resume=args.resume,
+    )  # fmt: skip
+    found = diff(args.a, args.b, options)
+    shown = {"only_different": args.only_different, "top": args.top}
+    # The verdict first: it is not lost when a report cannot be written.
+    print(files.json_text(found, **shown).rstrip() if args.json == "-" else text(found, TOP if args.top is None else args.top))
+    written = []
+    if args.json not in (None, "-"):
+        written.append(files.write(Path(args.json), files.json_text(found, **shown)))
+    if args.csv is not None:
+        written.append(files.write(args.csv, files.csv_text(found, **shown)))
+    if args.html is not None:
+        written.append(files.write(args.html, page(found, **shown)))
+    if args.output_path is not None:
+        written += files.write_all(found, args.output_path, **shown)
+        resume.forget(args.output_path)
+    for path in written if args.json != "-" else ():
+        print(f"written: {path}")
+    return found.code

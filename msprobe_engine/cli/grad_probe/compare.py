@@ -1,0 +1,65 @@
+"""Compare the gradient directions of two runs of the gradient probe, step by step: share of elements whose gradient has the same
+sign. Suspect are a parameter whose similarity is below 0.97 in its first step, or falls by more than 0.03 from one step to the next."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+MOST = 20
+"""Suspects that are printed."""
+
+EPILOG = """\
+examples:
+  msprobe grad_probe compare run_a/grad run_b/grad -o out               all ranks both have
+  msprobe grad_probe compare run_a/grad/rank0 run_b/grad/rank0 -o out   one rank
+  msprobe grad_probe compare run_a/grad run_b/grad -o out --no-plots    numbers only
+
+exit codes: 0 nothing is suspect, 1 something is, 2 no data or wrong usage, 3 nothing is suspect in what could be compared"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Two directories and where the result goes."""
+    parser.add_argument("first", metavar="A", help="dump_path of a run of task grad_probe, or one rank{R} directory in it")
+    parser.add_argument("second", metavar="B", help="the same of the other run")
+    parser.add_argument(
+        "-o", "--output_path", default="./output", metavar="DIR", help="where rank{R}/similarities.csv goes (default: ./output)"
+    )
+    parser.add_argument("--no-plots", action="store_true", help="write no pictures")
+    parser.epilog = EPILOG
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 nothing is suspect, 1 something is, 3 not everything could be compared; errors are raised as `ProbeError`, which the entry point
+    turns into 2."""
+    from pathlib import Path
+
+    from msprobe_engine.cli.inputs import warn_same_files
+    from msprobe_engine.core.io.progress import progress
+    from msprobe_engine.core.log import printable
+    from msprobe_engine.formats.grad_probe.compare import compare_one, compare_runs, is_rank_directory
+
+    first, second, output, plots = Path(args.first), Path(args.second), Path(args.output_path), not args.no_plots
+    warn_same_files(first, second)
+    one = is_rank_directory(first) and is_rank_directory(second)
+    found = (compare_one if one else compare_runs)(first, second, output, plots=plots, progress=progress)
+    suspects = found.suspects
+    for suspect in suspects[:MOST]:
+        where = f"step {suspect.step}" if suspect.rank is None else f"rank {suspect.rank} step {suspect.step}"
+        print(printable(f"{where}: {suspect.parameter}: similarity {suspect.similarity:.4f}, {suspect.why}"))
+    if len(suspects) > MOST:
+        print(f"... and {len(suspects) - MOST} more in suspects.csv")
+    if suspects:
+        at = min(s.step for s in suspects)
+        names = len({s.parameter for s in suspects if s.step == at})
+        print(f"The runs part in step {at}: {names} parameter{'s' * (names > 1)} suspect there. Details: {output}")
+    else:
+        print(f"Nothing is suspect. Details: {output}")
+    print(f"Compared: ranks {found.ranks}, steps {found.steps}, parameters {found.parameters}")
+    for line in found.notes:
+        print(printable(f"note: {line}"), file=sys.stderr)
+    for line in found.problems:
+        print(printable(f"warning: {line}"), file=sys.stderr)
+    if suspects:
+        return 1
+    return 3 if found.problems else 0

@@ -1,0 +1,102 @@
+"""What a run stands on besides its packages: machine, Python, drivers, the program's own commit. Only files are read."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.config.collect import git_state
+from msprobe_engine.config.secrets.masking import masked_arguments
+
+_NVIDIA = Path("/proc/driver/nvidia/version")
+_ASCEND = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+_ASCEND_ROOT = Path("/usr/local/Ascend")
+
+
+def collect(started: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Of this host and process, as nested dicts; what cannot be told is not there.
+
+    Args:
+        started: the program that the pack is about, see `program_of`; None: this process is it.
+    """
+    found: dict[str, Any] = {
+        "host": platform.node(),
+        "os": {"system": platform.system(), "kernel": platform.release(), "libc": " ".join(platform.libc_ver()).strip()},
+        "machine": {"architecture": platform.machine(), "cpu": cpu_name(), "cpus": os.cpu_count()},
+        "python": {"version": platform.python_version(), "implementation": platform.python_implementation()},
+        "drivers": drivers(),
+        "program": program() if started is None else dict(started),
+    }
+    return found
+
+
+def program_of(script: str | os.PathLike[str]) -> dict[str, Any]:
+    """Of a program that is not running (this process is msprobe, whose arguments and commit are not those of the training)."""
+    git = git_state.state(os.path.dirname(os.path.abspath(script)))
+    return {"git": git} if git else {}
+
+
+def program() -> dict[str, Any]:
+    """The script, its arguments (secrets masked) and the repository it is in."""
+    script = sys.argv[0] if sys.argv else ""
+    place = os.path.dirname(os.path.abspath(script)) if script and os.path.exists(script) else os.getcwd()
+    found: dict[str, Any] = {"script": script, "arguments": masked_arguments(sys.argv[1:]), "directory": os.getcwd()}
+    git = git_state.state(place)
+    if git:
+        found["git"] = git
+    return found
+
+
+def cpu_name() -> str:
+    """As the kernel says it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith(("model name", "Model", "CPU part")):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def drivers() -> dict[str, str]:
+    """Versions of kernel drivers and toolkits: ``nvidia``, ``cuda_toolkit``, ``ascend``, ``ascend_firmware``, ``cann``."""
+    found: dict[str, str] = {}
+    text = _read(_NVIDIA)
+    if m := re.search(r"Kernel Module\s+(?:for \S+\s+)?([0-9][0-9.]+)", text):
+        found["nvidia"] = m[1]
+    cuda = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    if m := re.search(r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([^"]+)"', _read(Path(cuda) / "version.json")):
+        found["cuda_toolkit"] = m[1]
+    for name, place in (("ascend", "driver"), ("ascend_firmware", "firmware")):
+        if m := re.search(r"(?im)^\s*version\s*=\s*(\S+)", _read(_ASCEND_ROOT / place / "version.info")):
+            found[name] = m[1]
+    for home in [*(os.environ[name] for name in _ASCEND if os.environ.get(name)), str(_ASCEND_ROOT / "ascend-toolkit/latest")]:
+        if version := _cann(Path(home)):
+            found["cann"] = version
+            break
+    return found
+
+
+def _cann(home: Path) -> str:
+    for place in (home / "version.cfg", home / "compiler/version.info", home / "runtime/version.info", home / "toolkit/version.info"):
+        text = _read(place)
+        if m := re.search(r"(?im)^\s*(?:version|toolkit_installed_version|toolkit_running_version)\s*=\s*\[?([^\]\s]+)", text):
+            return m[1]
+    for place in sorted(home.glob("*/ascend_toolkit_install.info")) if home.is_dir() else ():
+        if m := re.search(r"(?im)^\s*version\s*=\s*(\S+)", _read(place)):
+            return m[1]
+    return ""
+
+
+def _read(path: Path) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(65536)
+    except OSError:
+        return ""

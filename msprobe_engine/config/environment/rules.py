@@ -1,0 +1,94 @@
+"""What variables of the environment do to the numbers: the table in ``rules.yaml``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import translate
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from msprobe_engine.config.severity import SHORT
+from msprobe_engine.core.process.processes import OWNER
+
+OF_PROCESS = frozenset(
+    (
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "RANK_ID", "DEVICE_ID"),
+        *("CROSS_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "HOSTNAME", "PWD", "OMPI_COMM_WORLD_RANK"),
+        *(
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+            "OMPI_COMM_WORLD_NODE_RANK",
+            "PMI_RANK",
+            "PMIX_RANK",
+            "ASCEND_DEVICE_ID",
+            "TORCHELASTIC_RUN_ID",
+            "TORCHELASTIC_ERROR_FILE",
+        ),
+        *("MS_NODE_ID", "MASTER_PORT", "MASTER_ADDR"),
+        *(OWNER, "MSPROBE_CONFIG", "MSPROBE_SET"),  # what `msprobe run` and a probe leave for the processes they start
+    )
+)
+"""Variables that differ from rank to rank, or from start to start, in every job."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row of the table; see the head of ``rules.yaml``."""
+
+    names: re.Pattern[str]
+    severity: str
+    why: str
+    default: tuple[str, ...] = ()
+    partner: str = ""
+    exact: frozenset[str] = frozenset()
+
+
+class EnvironmentRules:
+    """The table."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.rules: list[Rule] = []
+        for row in data["rules"]:
+            names = row["names"]
+            pattern = re.compile("|".join(translate(name) for name in names))
+            default = tuple(str(value).lower() for value in row.get("default", ()))
+            self.rules.append(Rule(pattern, SHORT[row["severity"]], row["why"], default, row.get("partner", ""), frozenset(names)))
+        self._found: dict[str, Rule] = {}
+
+    def of(self, name: str) -> Rule:
+        """The rule of a variable; a rule that names it goes before one with a star."""
+        rule = self._found.get(name)
+        if rule is None:
+            fits = [rule for rule in self.rules if rule.names.match(name)]
+            rule = self._found[name] = next((one for one in fits if name in one.exact), fits[0])
+        return rule
+
+    def is_known(self, name: str) -> bool:
+        """Does a row but the last, which takes everything, name the variable?"""
+        return self.of(name) is not self.rules[-1]
+
+
+def same_value(rule: Rule, a: str | None, b: str | None) -> bool:
+    """Do two values of a variable mean the same? None: not set, which is one of the defaults."""
+    x, y = (None if value is None or not value.strip() else value.strip().lower() for value in (a, b))
+    if x == y:
+        return True
+    unset = (None, *rule.default)
+    if x in unset and y in unset:
+        return True
+    return x is not None and y is not None and _number(x) is not None and _number(x) == _number(y)
+
+
+def _number(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"[0-9]{1,15}(?:\.[0-9]{1,15})?", text) else None
+
+
+@lru_cache(maxsize=1)
+def environment_rules() -> EnvironmentRules:
+    """The table of this package."""
+    text = files("msprobe_engine.config.environment").joinpath("rules.yaml").read_text(encoding="utf-8")
+    return EnvironmentRules(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))

@@ -1,0 +1,405 @@
+"""Control flow of a script: lists, pipes, conditions, loops, and the two ways of what cannot be decided.
+
+A condition that cannot be decided is gone both ways, each in a copy of the state; what differs behind it is not known, and a command
+that stands under it is marked with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from msprobe_engine.config.launch_scripts.shell import arithmetic, patterns
+from msprobe_engine.config.launch_scripts.shell.commands.call import Status
+from msprobe_engine.config.launch_scripts.shell.commands.printing import write
+from msprobe_engine.config.launch_scripts.shell.conditions import double_bracket, opposite
+from msprobe_engine.config.launch_scripts.shell.context import Context, short
+from msprobe_engine.config.launch_scripts.shell.control_exceptions import Break, Leave, Return
+from msprobe_engine.config.launch_scripts.shell.expand import Expander
+from msprobe_engine.config.launch_scripts.shell.parameters import NotKnown
+from msprobe_engine.config.launch_scripts.shell.syntax import (
+    AndOr,
+    Assignment,
+    Calculation,
+    Case,
+    Command,
+    CommandList,
+    CountingFor,
+    For,
+    Function,
+    Group,
+    If,
+    Literal,
+    Pipeline,
+    Redirection,
+    Simple,
+    Substitution,
+    Test,
+    While,
+    Word,
+)
+from msprobe_engine.config.launch_scripts.shell.values import Known, State, Text, Unknown, known, merge, shown
+
+MAX_ITERATIONS = 5_000
+MAX_REPEATED = 8
+"""Turns of a loop whose number is not known; each takes what the one before has changed as not known, so two or three are enough."""
+
+Way = tuple[str, Callable[[State], Status] | None]
+
+
+class Control:
+    """Walks commands. `simple` is left to `evaluate.Evaluator`.
+
+    Args:
+        context: limits, notes, and what was found.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.expander = Expander(context, self.captured)
+        self.input: Text | None = None
+        self.output: list[Text] | None = None
+        self._walks: dict[type, Callable[..., Status]] = {
+            Simple: self.simple,
+            Pipeline: self._pipeline,
+            AndOr: self._and_or,
+            CommandList: self._sequence,
+            Group: self._group,
+            If: self._if,
+            While: self._while,
+            For: self._for,
+            CountingFor: self._counting_for,
+            Case: self._case,
+            Function: self._function,
+            Test: self._test,
+            Calculation: self._calculation,
+        }
+
+    def simple(self, command: Simple, state: State) -> Status:
+        """A command of words."""
+        raise NotImplementedError
+
+    def captured(self, part: Substitution, state: State) -> Text:
+        """What ``$(...)`` gives."""
+        raise NotImplementedError
+
+    def run(self, command: Command, state: State) -> Status:
+        """Walk one command; its status is true, false, or None where only a run can tell."""
+        self.context.spend()
+        self.context.deeper()
+        try:
+            state.status = self._walks[type(command)](command, state)
+        finally:
+            self.context.nested -= 1
+        return state.status
+
+    def _sequence(self, sequence: CommandList, state: State) -> Status:
+        status: Status = True
+        for i, command in enumerate(sequence.commands):
+            if i in sequence.background:
+                self.aside(command, state)
+                status = True
+            else:
+                status = self.run(command, state)
+        return status
+
+    def aside(self, command: Command, state: State) -> Status:
+        """A command in a shell of its own: what it sets is gone afterwards."""
+        inner = state.copy()
+        try:
+            return self.run(command, inner)
+        except Leave as leave:
+            return leave.status
+
+    def _group(self, group: Group, state: State) -> Status:
+        given = self.input
+        self.input = self.redirections(group.redirections, state, given)
+        try:
+            with self.diverted(group.redirections, state):
+                return self.aside(group.body, state) if group.subshell else self.run(group.body, state)
+        finally:
+            if group.redirections:
+                self.input = given
+
+    def _pipeline(self, pipeline: Pipeline, state: State) -> Status:
+        if len(pipeline.commands) == 1:
+            status = self.run(pipeline.commands[0], state)
+        else:
+            output, self.output = self.output, None
+            given = self.input
+            try:
+                for i, command in enumerate(pipeline.commands):
+                    last = i == len(pipeline.commands) - 1
+                    self.output = output if last else []
+                    status = self.aside(command, state)
+                    self.input = None if last or self.output is None else joined(self.output)
+            finally:
+                self.output, self.input = output, given
+        return opposite(status) if pipeline.negated else status
+
+    def _and_or(self, command: AndOr, state: State) -> Status:
+        status = self.run(command.first, state)
+        wanted = command.operator == "&&"
+        if status is not None:
+            return self.run(command.second, state) if status is wanted else status
+        label = self._label(command.first, command.line) + (" holds" if wanted else " fails")
+        statuses = self.either(state, [(label, lambda s: self.run(command.second, s)), ("", None)], command.line)
+        return statuses[0] if statuses and statuses[0] is (not wanted) else None
+
+    def _label(self, command: Command, line: int) -> str:
+        """A condition in words."""
+        source = ""
+        if isinstance(command, CommandList) and len(command.commands) == 1:
+            command = command.commands[0]
+        if isinstance(command, Simple):
+            source = " ".join(source_of(word) for word in command.words if not isinstance(word, Assignment))
+        elif isinstance(command, Test):
+            source = " ".join(item if isinstance(item, str) else source_of(item) for item in command.items)
+        return f"the condition in line {line}{f' ({short(source)})' if source else ''}"
+
+    def either(self, state: State, ways: list[Way], line: int) -> list[Status]:
+        """Go several ways, each from the state as it is, and put the state together again.
+
+        A way that ends the script does not count, unless all do.
+
+        Args:
+            ways: what has to hold for a way to be gone, and the way; None: nothing happens.
+        """
+        at = self.expander.place(line)
+        ends: list[State] = []
+        statuses: list[Status] = []
+        leaves: list[Leave] = []
+        for phrase, way in ways:
+            branch = state.copy()
+            self.context.conditions.append(phrase)
+            try:
+                statuses.append(way(branch) if way is not None else None)
+                ends.append(branch)
+            except Leave as leave:
+                leaves.append(leave)
+                if isinstance(leave, (Return, Break)):
+                    self.context.note(
+                        at, f"whether {phrase} cannot be decided; a function or loop may be left there, which is not followed"
+                    )
+            finally:
+                self.context.conditions.pop()
+        if not ends:
+            raise leaves[0]
+        result = ends[0]
+        for other in ends[1:]:
+            result = merge(result, other, f"depends on whether {ways[0][0]}", at)
+            self.context.spend(len(result.scopes[0]))
+        state.become(result)
+        return statuses
+
+    def _if(self, command: If, state: State) -> Status:
+        undecided: list[tuple[CommandList, str]] = []
+        certain: CommandList | None = command.otherwise
+        for condition, body in command.branches:
+            status = self.run(condition, state)
+            if status is True:
+                certain = body
+                break
+            if status is None:
+                line = condition.commands[0].line if condition.commands else command.line
+                undecided.append((body, self._label(condition, line)))
+        if not undecided:
+            return self.run(certain, state) if certain is not None else True
+        ways: list[Way] = [(f"{label} holds", self._way(body)) for body, label in undecided]
+        ways.append((f"{undecided[0][1]} does not hold", self._way(certain) if certain is not None else None))
+        self.either(state, ways, command.line)
+        return None
+
+    def _way(self, body: CommandList) -> Callable[[State], Status]:
+        return lambda state: self.run(body, state)
+
+    def _case(self, command: Case, state: State) -> Status:
+        subject = self.expander.assumed(self.expander.text(command.subject, state))
+        ways: list[Way] = []
+        label = f"the word of 'case' in line {command.line} is"
+        through = False
+        for words, body, end in command.branches:
+            phrase = f"{label} {short('|'.join(source_of(word) for word in words))}"
+            verdict: Status = through
+            for word in words:
+                if verdict is True:
+                    break
+                one = self._matches(subject, word, state)
+                verdict = True if one else None if one is None or verdict is None else False
+            if verdict is None:
+                ways.append((phrase, self._way(body)))
+            elif verdict:
+                if ways:
+                    ways.append((phrase, self._way(body)))
+                    break
+                self.run(body, state)
+                if end == ";;":
+                    return state.status
+                through = end == ";&"
+        else:
+            if ways:
+                ways.append((f"{label} something else", None))
+        if ways:
+            self.either(state, ways, command.line)
+            return None
+        return True
+
+    def _matches(self, subject: str | None, word: Word, state: State) -> Status:
+        pieces = self.expander.pattern(word, state)
+        if pieces == [("*", False)]:
+            return True
+        if subject is None or pieces is None:
+            return None
+        try:
+            return patterns.matches(patterns.compiled(pieces), subject)
+        except patterns.PatternTooLong:
+            return None
+
+    def _loop(self, body: CommandList, state: State) -> bool:
+        """One turn; False: the loop is left."""
+        try:
+            self.run(body, state)
+        except Break as leave:
+            if leave.levels > 1:
+                raise Break(leave.levels - 1, leave.goes_on) from None
+            return leave.goes_on
+        return True
+
+    def _perhaps(self, body: CommandList, phrase: str, state: State, line: int) -> None:
+        """A loop that may have any number of turns: what a turn changes is not known, so turns are read until they change nothing more."""
+        started = len(self.context.started)
+        for _ in range(MAX_REPEATED):
+            before = state.copy()
+            del self.context.started[started:]
+            self.either(state, [(phrase, lambda s: self._loop(body, s) or None), ("", None)], line)
+            if (before.scopes, before.positional, before.directory) == (state.scopes, state.positional, state.directory):
+                return
+        self.context.note(self.expander.place(line), "a loop changes variables in a way that is not followed to its end")
+
+    def _while(self, command: While, state: State) -> Status:
+        given = self.input
+        self.input = self.redirections(command.redirections, state, given)
+        try:
+            with self.diverted(command.redirections, state):
+                return self._turns(command, state)
+        finally:
+            if command.redirections:
+                self.input = given
+
+    def _turns(self, command: While, state: State) -> Status:
+        for turn in range(MAX_ITERATIONS):
+            before, read = state.copy() if turn < 3 else None, self.input
+            status = self.run(command.condition, state)
+            if command.until:
+                status = opposite(status)
+            if status is None:
+                label = self._label(command.condition, command.line)
+                self.context.note(self.expander.place(command.line), f"{label} of a loop cannot be decided; its body is read once")
+                self._perhaps(command.body, f"{label} holds", state, command.line)
+                return None
+            if not status or not self._loop(command.body, state):
+                return True
+            if before is not None and before.scopes == state.scopes and before.positional == state.positional and self.input is read:
+                self.context.note(self.expander.place(command.line), "a loop without end; its body is read once")
+                return True
+        self.context.note(self.expander.place(command.line), f"a loop of more than {MAX_ITERATIONS} turns; the rest of them is not read")
+        return None
+
+    def _for(self, command: For, state: State) -> Status:
+        items = list(state.positional or ()) if command.words is None else self.expander.fields(command.words, state)
+        for item in items[:MAX_ITERATIONS]:
+            several = any(isinstance(piece, Unknown) and piece.many for piece in item)
+            if several and all(isinstance(piece, Unknown) and piece.absent for piece in item):
+                self.expander.assumed(item)
+                continue
+            self.expander.assign(command.name, item, state)
+            if several:
+                self._perhaps(command.body, f"the loop in line {command.line} has a turn for {shown(item)}", state, command.line)
+            elif not self._loop(command.body, state):
+                break
+        if len(items) > MAX_ITERATIONS:
+            self.context.note(
+                self.expander.place(command.line), f"a loop of more than {MAX_ITERATIONS} turns; the rest of them is not read"
+            )
+        return True
+
+    def _counting_for(self, command: CountingFor, state: State) -> Status:
+        try:
+            self.expander.number(command.start, state)
+            for _ in range(MAX_ITERATIONS):
+                if command.check.parts and not self.expander.number(command.check, state):
+                    return True
+                if not self._loop(command.body, state):
+                    return True
+                self.expander.number(command.step, state)
+        except (NotKnown, arithmetic.SumError):
+            self.context.note(self.expander.place(command.line), "how often a loop turns cannot be decided; its body is read once")
+            self._perhaps(command.body, f"the loop in line {command.line} turns", state, command.line)
+            return None
+        self.context.note(self.expander.place(command.line), f"a loop of more than {MAX_ITERATIONS} turns; the rest of them is not read")
+        return None
+
+    def _function(self, command: Function, state: State) -> Status:
+        state.functions = {**state.functions, command.name: (command.body, self.expander.file)}
+        return True
+
+    def _test(self, command: Test, state: State) -> Status:
+        return double_bracket(command, self.expander, state)
+
+    def _calculation(self, command: Calculation, state: State) -> Status:
+        try:
+            return self.expander.number(command.expression, state) != 0
+        except (NotKnown, arithmetic.SumError):
+            return None
+
+    def redirections(self, redirections: tuple[Redirection, ...], state: State, given: Text | None) -> Text | None:
+        """What the command reads, where that stands in the script."""
+        for redirection in redirections:
+            given = self._redirect(redirection, state) if redirection.operator.startswith("<") else given
+        return given
+
+    def _redirect(self, redirection: Redirection, state: State) -> Text | None:
+        if redirection.operator in ("<<", "<<-"):
+            return self.expander.text(redirection.target, state)
+        if redirection.operator == "<<<":
+            return (*self.expander.text(redirection.target, state), Known("\n", self.expander.place(redirection.line)))
+        return None
+
+    @contextlib.contextmanager
+    def diverted(self, redirections: tuple[Redirection, ...], state: State) -> Iterator[None]:
+        """While output goes elsewhere; what goes into a file of a known name is kept (`State.written`), other output is nobody's."""
+        target = self._target(redirections, state)
+        if target is None:
+            yield
+            return
+        path, append = target
+        output, self.output = self.output, []
+        try:
+            yield
+        finally:
+            if path:
+                write(state, path, append, joined(self.output))
+            self.output = output
+
+    def _target(self, redirections: tuple[Redirection, ...], state: State) -> tuple[str, bool] | None:
+        """The file that the output goes to (empty: one that is not kept) and whether it is appended; None: it stays."""
+        target = None
+        for redirection in redirections:
+            if redirection.operator.startswith("<") or redirection.descriptor not in ("", "1"):
+                continue
+            path = known(self.expander.text(redirection.target, state))
+            if redirection.operator == ">&" and path in ("1", "-"):
+                continue
+            plain = redirection.operator in (">", ">>", ">|", "&>", "&>>") and path and path != "/dev/null"
+            target = (path or "" if plain else "", redirection.operator.endswith(">>"))
+        return target
+
+
+def joined(output: list[Text]) -> Text:
+    """Pieces of output as one text."""
+    return tuple(piece for text in output for piece in text)
+
+
+def source_of(word: Word) -> str:
+    """A word about as it stands in the script."""
+    return "".join(part.text if isinstance(part, Literal) else part.source for part in word.parts)

@@ -1,0 +1,437 @@
+"""Commands of a shell script: lists, pipelines, if, loops, case, functions, tests. Rules as in the manual of bash, section 3.2."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from msprobe_engine.config.launch_scripts.shell.syntax import (
+    AndOr,
+    Assignment,
+    Calculation,
+    Case,
+    Command,
+    CommandList,
+    CountingFor,
+    For,
+    Function,
+    Group,
+    If,
+    Parameter,
+    PendingHereDocument,
+    Pipeline,
+    Redirection,
+    Simple,
+    Test,
+    While,
+    Word,
+)
+from msprobe_engine.config.launch_scripts.shell.words import WordReader
+
+DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
+"""Commands whose arguments may be assignments, arrays too."""
+
+_ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=|(?=\[))")
+_REDIRECTED = re.compile(r"([0-9]*|\{[A-Za-z_]\w*\})(&>>|&>|<<<|<<-|<<|<>|<&|>>|>&|>\||<(?!\()|>(?!\())")
+_FUNCTION = re.compile(r"([^\s|&;()<>\"'$`\\=#]+)[ \t]*\([ \t]*\)")
+_FUNCTION_WORD = re.compile(r"function[ \t]+([^\s|&;()<>\"'$`\\]+)[ \t]*(?:\([ \t]*\))?")
+_RESERVED = re.compile(r"(?:if|then|elif|else|fi|while|until|for|select|do|done|case|esac|in|function|\{|\}|!|\[\[|time)(?=[\s;&|()<>]|$)")
+_CLOSING = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}"})
+_TEST_OPERATORS = ("&&", "||", "(", ")", "<", ">")
+
+
+class ScriptReader(WordReader):
+    """`top_level` gives the commands of a script one after another, as bash reads them: an error comes only where it stands."""
+
+    def sub_reader(self, text: str, first_line: int) -> ScriptReader:
+        return ScriptReader(text, first_line, self.depth)
+
+    def top_level(self) -> Iterator[Command]:
+        """The commands of the script; those of one line come together, with the here-documents behind it.
+
+        Raises:
+            ShellSyntaxError: at the first place that is not understood.
+        """
+        while True:
+            self._separators()
+            if self.pos >= len(self.text):
+                return
+            line, commands, background = self.line(), [], set()
+            while self.pos < len(self.text) and not self.peek("\n"):
+                if self.text[self.pos] in ");" or self._reserved() in _CLOSING:
+                    raise self.error(f"'{self.text[self.pos : self.pos + 10].split()[0]}' stands where a command should begin")
+                commands.append(self._and_or())
+                if self._terminator():
+                    background.add(len(commands) - 1)
+                self.blanks()
+            self.newline()
+            yield commands[0] if len(commands) == 1 and not background else CommandList(tuple(commands), line, frozenset(background))
+
+    def commands(self, end: str) -> CommandList:
+        """A list of commands up to the character `end` (`)`), a closing reserved word, or the end of the text; left unread."""
+        self.deeper()
+        line = self.line()
+        commands: list[Command] = []
+        background: set[int] = set()
+        while True:
+            self._separators()
+            if self.pos >= len(self.text) or (end and self.peek(end)) or self.peek(";;") or self.peek(";&"):
+                break
+            if self._reserved() in _CLOSING:
+                break
+            commands.append(self._and_or())
+            if self._terminator():
+                background.add(len(commands) - 1)
+        self.depth -= 1
+        return CommandList(tuple(commands), line, frozenset(background))
+
+    def _separators(self) -> None:
+        """Go over blanks and line ends."""
+        self.blanks()
+        while self.newline():
+            self.blanks()
+
+    def _terminator(self) -> bool:
+        """Go over ``;`` or ``&`` behind a command; True for ``&``."""
+        self.blanks()
+        if self.peek(";;") or self.peek(";&"):
+            return False
+        if self.peek("&") or self.peek(";"):
+            self.pos += 1
+            return self.text[self.pos - 1] == "&"
+        if self.pos < len(self.text) and self.text[self.pos] not in "\n)" and self._reserved() not in _CLOSING:
+            raise self.error(f"'{self.text[self.pos : self.pos + 10].splitlines()[0]}' is not expected here")
+        return False
+
+    def _reserved(self) -> str:
+        """The reserved word at the cursor, unread; empty where there is none."""
+        match = _RESERVED.match(self.text, self.pos)
+        return match[0] if match else ""
+
+    def _expect(self, word: str) -> None:
+        self._separators()
+        if self._reserved() != word:
+            found = self.text[self.pos : self.pos + 12].split("\n")[0] or "the end"
+            raise self.error(f"'{word}' is expected, not '{found}'")
+        self.pos += len(word)
+
+    def _and_or(self) -> Command:
+        command = self._pipeline()
+        while True:
+            self.blanks()
+            operator = self.text[self.pos : self.pos + 2]
+            if operator not in ("&&", "||"):
+                return command
+            line = self.line()
+            self.pos += 2
+            self._separators()
+            command = AndOr(command, operator, self._pipeline(), line)
+
+    def _pipeline(self) -> Command:
+        line, negated = self.line(), False
+        while (word := self._reserved()) in ("!", "time"):
+            self.pos += len(word)
+            negated ^= word == "!"
+            self.blanks()
+            if word == "time" and re.compile(r"-p(?=\s)").match(self.text, self.pos):
+                self.pos += 2
+                self.blanks()
+        commands = [self._command()]
+        while True:
+            self.blanks()
+            if not self.peek("|") or self.peek("||"):
+                break
+            self.pos += 2 if self.peek("|&") else 1
+            self._separators()
+            commands.append(self._command())
+        return Pipeline(tuple(commands), negated, line) if negated or len(commands) > 1 else commands[0]
+
+    def _command(self) -> Command:
+        self.deeper()
+        line, word = self.line(), self._reserved()
+        command: Command
+        if word == "if":
+            command = self._if(line)
+        elif word in ("while", "until"):
+            self.pos += 5
+            condition = self.commands("")
+            body = self._body()
+            command = While(condition, body, word == "until", line, self._redirections())
+        elif word in ("for", "select"):
+            self.pos += len(word)
+            command = self._for(line, word == "select")
+        elif word == "case":
+            command = self._case(line)
+        elif word == "[[":
+            self.pos += 2
+            command = self._test(line)
+        elif word == "{":
+            self.pos += 1
+            body = self.commands("")
+            self._expect("}")
+            command = Group(body, False, line, self._redirections())
+        elif word == "function" and (match := _FUNCTION_WORD.match(self.text, self.pos)):
+            command = self._function(match, line)
+        elif self.peek("((") and (expression := self.calculation()) is not None:
+            command = Calculation(expression, line)
+            self._redirections()
+        elif self.peek("("):
+            self.pos += 1
+            body = self.commands(")")
+            if not self.peek(")"):
+                raise self.error("'(' is not closed")
+            self.pos += 1
+            command = Group(body, True, line, self._redirections())
+        elif word not in _CLOSING and (match := _FUNCTION.match(self.text, self.pos)):
+            command = self._function(match, line)
+        else:
+            command = self._simple(line)
+        self.depth -= 1
+        return command
+
+    def _function(self, match: re.Match[str], line: int) -> Function:
+        self.pos = match.end()
+        self._separators()
+        return Function(match[1], self._command(), line)
+
+    def _body(self) -> CommandList:
+        self._expect("do")
+        body = self.commands("")
+        self._expect("done")
+        return body
+
+    def _if(self, line: int) -> If:
+        branches = []
+        self.pos += 2
+        while True:
+            condition = self.commands("")
+            self._expect("then")
+            branches.append((condition, self.commands("")))
+            self._separators()
+            word = self._reserved()
+            self.pos += len(word)
+            if word == "elif":
+                continue
+            otherwise = None
+            if word == "else":
+                otherwise = self.commands("")
+                self._expect("fi")
+            elif word != "fi":
+                raise self.error("'fi' is expected")
+            self._redirections()
+            return If(tuple(branches), otherwise, line)
+
+    def _for(self, line: int, asks: bool) -> For | CountingFor:
+        self.blanks()
+        if self.peek("(("):
+            self.pos += 2
+            start, check, step = (self._clause(end) for end in (";", ";", ")"))
+            if not self.peek(")"):
+                raise self.error("'))' is expected")
+            self.pos += 1
+            self.blanks()
+            if self.peek(";"):
+                self.pos += 1
+            return CountingFor(start, check, step, self._loop_body(), line)
+        name = self.word()
+        plain = name.plain() if name else None
+        if plain is None:
+            raise self.error("a variable is expected behind 'for'")
+        self._separators()
+        words: tuple[Word, ...] | None = None
+        if self._reserved() == "in":
+            self.pos += 2
+            words = tuple(self._words())
+        if asks:  # the word that is chosen
+            words = (Word((Parameter("REPLY", line, False, "$REPLY"),), line),)
+        self.blanks()
+        if self.peek(";"):
+            self.pos += 1
+        return For(plain, words, self._loop_body(), line)
+
+    def _clause(self, end: str) -> Word:
+        """A part of ``((a; b; c))`` and the character behind it."""
+        part = self.expression(end)
+        self.pos += 1
+        return part
+
+    def _loop_body(self) -> CommandList:
+        self._separators()
+        if self._reserved() == "{":
+            self.pos += 1
+            body = self.commands("")
+            self._expect("}")
+        else:
+            body = self._body()
+        self._redirections()
+        return body
+
+    def _words(self) -> list[Word]:
+        words: list[Word] = []
+        while True:
+            self.blanks()
+            word = self.word()
+            if word is None:
+                return words
+            words.append(word)
+
+    def _case(self, line: int) -> Case:
+        self.pos += 4
+        self.blanks()
+        subject = self.word()
+        if subject is None:
+            raise self.error("a word is expected behind 'case'")
+        self._expect("in")
+        branches: list[tuple[tuple[Word, ...], CommandList, str]] = []
+        while True:
+            self._separators()
+            if self._reserved() == "esac":
+                self.pos += 4
+                self._redirections()
+                return Case(subject, tuple(branches), line)
+            if self.peek("("):
+                self.pos += 1
+            patterns = []
+            while True:
+                self.blanks()
+                pattern = self.word()
+                if pattern is None:
+                    raise self.error("a pattern of 'case' is expected")
+                patterns.append(pattern)
+                self.blanks()
+                if not self.peek("|"):
+                    break
+                self.pos += 1
+            if not self.peek(")"):
+                raise self.error("')' is expected behind a pattern of 'case'")
+            self.pos += 1
+            body = self.commands("")
+            end = next((end for end in (";;&", ";;", ";&") if self.peek(end)), "")
+            self.pos += len(end)
+            branches.append((tuple(patterns), body, end or ";;"))
+            self._separators()
+            if not end and self._reserved() != "esac":
+                raise self.error("'esac' is expected")
+
+    def _test(self, line: int) -> Test:
+        items: list[Word | str] = []
+        regex = False
+        while True:
+            self._separators()
+            if self.pos >= len(self.text):
+                raise self.error("']]' is expected")
+            if not regex and (operator := next((o for o in _TEST_OPERATORS if self.peek(o)), "")):
+                self.pos += len(operator)
+                items.append(operator)
+                continue
+            word = self.regex_word() if regex else self.word()
+            if word is None or not word.parts:
+                raise self.error(f"'{self.text[self.pos]}' is not expected in '[['")
+            plain = word.plain()
+            if plain == "]]" and not regex:
+                self._redirections()
+                return Test(tuple(items), line)
+            regex = plain == "=~"
+            items.append(word)
+
+    def _redirections(self) -> tuple[Redirection, ...]:
+        found: list[Redirection] = []
+        while True:
+            self.blanks()
+            redirection = self._redirection()
+            if redirection is None:
+                return tuple(found)
+            found.append(redirection)
+
+    def _redirection(self) -> Redirection | None:
+        match = _REDIRECTED.match(self.text, self.pos)
+        if match is None:
+            return None
+        line = self.line()
+        self.pos = match.end()
+        self.blanks()
+        start = self.pos
+        target = self.word()
+        if target is None:
+            raise self.error(f"a file is expected behind '{match[2]}'")
+        redirection = Redirection(match[2], match[1], target, line)
+        if match[2] in ("<<", "<<-"):
+            delimiter = self.text[start : self.pos]
+            bare = re.sub(r"['\"\\]", "", delimiter)
+            self.pending.append(PendingHereDocument(redirection, bare, bare != delimiter, match[2] == "<<-", line))
+        return redirection
+
+    def _simple(self, line: int) -> Simple:
+        assignments: list[Assignment] = []
+        words: list[Word | Assignment] = []
+        redirections: list[Redirection] = []
+        declaring = False
+        while True:
+            self.blanks()
+            redirection = self._redirection()
+            if redirection is not None:
+                redirections.append(redirection)
+                continue
+            if not words or declaring:
+                assignment = self._assignment()
+                if assignment is not None:
+                    (words if words else assignments).append(assignment)
+                    continue
+            word = self.word()
+            if word is None:
+                break
+            if not words:
+                declaring = word.plain() in DECLARING
+            words.append(word)
+        if not (assignments or words or redirections):
+            found = self.text[self.pos : self.pos + 12].split("\n")[0] or "the end of the script"
+            raise self.error(f"a command is expected, not '{found}'")
+        return Simple(tuple(assignments), tuple(words), tuple(redirections), line)
+
+    def _assignment(self) -> Assignment | None:
+        """``NAME=...`` at the cursor, else None and the cursor stays."""
+        start, line = self.pos, self.line()
+        match = _ASSIGNED.match(self.text, start)
+        if match is None:
+            return None
+        self.pos = match.end()
+        index: Word | None = None
+        operator = match[2]
+        if not operator:
+            self.pos += 1
+            if (end := self.text.find("]", self.pos)) < 0 or end - self.pos > 1000:
+                self.pos = start
+                return None
+            index = self.subscript()
+            operator = "+=" if self.peek("+=") else "=" if self.peek("=") else ""
+            if not operator:
+                self.pos = start
+                return None
+            self.pos += len(operator)
+        if self.peek("(") and index is None:
+            self.pos += 1
+            return Assignment(match[1], line, None, operator == "+=", None, tuple(self._items()))
+        value = self.word() or Word((), line)
+        return Assignment(match[1], line, value, operator == "+=", index)
+
+    def _items(self) -> list[tuple[Word | None, Word]]:
+        """The words of an array up to its closing parenthesis."""
+        items: list[tuple[Word | None, Word]] = []
+        while True:
+            self._separators()
+            if self.peek(")"):
+                self.pos += 1
+                return items
+            start, index = self.pos, None
+            if self.peek("["):
+                self.pos += 1
+                index = self.subscript()
+                if self.peek("="):
+                    self.pos += 1
+                    items.append((index, self.word() or Word((), self.line())))
+                    continue
+                self.pos = start
+            word = self.word()
+            if word is None:
+                raise self.error("an array is not closed")
+            items.append((None, word))

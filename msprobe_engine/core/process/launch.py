@@ -1,0 +1,48 @@
+"""Which launch this process is of, and which rank, as far as the launcher's environment says. A framework knows more once it has a
+process group."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+
+from msprobe_engine.core.process.processes import start_time, this_process
+
+RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK_ID")
+WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "RANK_SIZE")
+_SAME_ON_ALL_RANKS = (
+    *("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+    *("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "MS_SCHED_HOST", "MS_SCHED_PORT"),
+)
+"""Also the same after an elastic restart."""
+
+
+def number_of(names: tuple[str, ...]) -> int | None:
+    """The first of these variables of the environment that holds a number."""
+    for name in names:
+        text = os.environ.get(name, "")
+        if text.isdecimal() and len(text) < 10:
+            return int(text)
+    return None
+
+
+def environment_rank() -> int | None:
+    """As the launcher says, None without one."""
+    return number_of(RANK)
+
+
+def launch_key(rank: int | None) -> str:
+    """What the processes of one launch have in common and two launches rather not. Where the environment says nothing, ranks that know
+    their number are taken for ranks of one launch, since their numbers tell them apart, and processes without a number are of one launch
+    when the same process has started them.
+
+    Args:
+        rank: of this process, None when it is not known (yet).
+    """
+    told = [f"{name}={os.environ[name]}" for name in _SAME_ON_ALL_RANKS if name in os.environ]
+    if told and environment_rank() is not None:
+        return ";".join(told)
+    if rank is not None and multiprocessing.parent_process() is None:
+        return "ranks"
+    parent = os.getppid()
+    return f"started by {this_process()._replace(pid=parent, start=start_time(parent) or '')}"

@@ -1,0 +1,107 @@
+"""The reference page of the settings, made from the schema: ``python -m msprobe_engine.core.settings.document > docs/settings.md``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from msprobe_engine.core.process.variables import VARIABLES
+from msprobe_engine.core.settings.schema import ProbeSettings
+from msprobe_engine.core.settings.tree import Key, keys_of
+
+_INTRODUCTION = """\
+# Settings
+
+One tree, written as YAML or JSON, usually in `probe.yaml`. `msprobe check-config FILE` prints what a file resolves to, or all its
+mistakes at once. This page is made from the code: `python -m msprobe_engine.core.settings.document > docs/settings.md`.
+
+The existing `config.json` and `monitor_config.json` are accepted as they are and become the same tree; the kind of a file is
+recognised by its keys. Keys whose feature is not built yet are named in one warning each; unknown keys are errors.
+
+In `config.json` the keys of [`dump`](#dump) stand at the top. Only `scope`, `list`, `tensor_list`, `data_mode`, `summary_mode`, `slice`,
+`request_id`, `bench_path`, `diff_nums`, `overflow_nums`, `check_mode`, `tensor_format`, `max_disk_gb` and `memory_budget_mb` stand in the
+section that has the name of the task, as do those of [`free_benchmark`](#dumpfree_benchmark); the sections of other tasks are not read.
+The section `tensor` has the keys of [`online`](#dumponline) too: `online_run_ut` (true switches it on), `online_run_ut_recompute`
+(`recompute`), `online_policy`, `online_longest_wait`, and the others under their own names:
+
+```json
+{"task": "tensor", "dump_path": "out", "level": "mix", "step": [1], "tensor": {"list": ["layers.3."], "tensor_format": "packed"}}
+```
+
+A small example:
+
+```yaml
+output_dir: out
+monitor:
+  gradients: true
+  interval: 10
+rules:
+  - rule: nan_inf
+sinks:
+  tensorboard: {enabled: true}
+```
+
+Environment:
+
+{variables}
+Relative directories are relative to the working directory of the run. In a list with ranges, `"3-6"` means 3, 4, 5 and 6.
+"""
+
+
+def page() -> str:
+    """The whole page, Markdown."""
+    return _INTRODUCTION.replace("{variables}\n", _variables()) + "".join(_section(ProbeSettings, ""))
+
+
+def _variables() -> str:
+    return "| variable | meaning |\n| --- | --- |\n" + "".join(f"| `{name}` | {meaning} |\n" for name, meaning in VARIABLES.items()) + "\n"
+
+
+def key_paths(cls: type[Any] = ProbeSettings, path: str = "") -> list[str]:
+    """Every key of the tree as ``section.key``, items of lists as ``section[].key``."""
+    out: list[str] = []
+    for key in keys_of(cls):
+        name = f"{path}.{key.name}" if path else key.name
+        out.append(name)
+        if key.section is not None:
+            out += key_paths(key.section, f"{name}[]" if key.many else name)
+    return out
+
+
+def _section(cls: type[Any], path: str) -> list[str]:
+    """The table of one section, then those of the sections in it."""
+    keys = keys_of(cls)
+    rows = [f"| `{key.name}` | {_default(key)} | {_escape(key.allowed)} | {_escape(key.help)} |" for key in keys]
+    title = f"`{path}`" if path else "The root"
+    out = [f"\n## {title}\n\n{_summary(cls)}| key | default | allowed | meaning |\n| --- | --- | --- | --- |\n" + "\n".join(rows) + "\n"]
+    for key in keys:
+        if key.section is not None:
+            name = f"{path}.{key.name}" if path else key.name
+            out += _section(key.section, f"{name}[]" if key.many else name)
+    return out
+
+
+def _summary(cls: type[Any]) -> str:
+    text = (cls.__doc__ or "").strip()
+    # dataclasses write a signature where a class has no docstring of its own
+    return "" if text.startswith(f"{cls.__name__}(") or not text else f"{text}\n\n"
+
+
+def _default(key: Key) -> str:
+    if key.section is not None and not key.many:
+        return "absent" if key.optional else "see below"
+    value = key.default
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, tuple):
+        return "`[" + ", ".join(map(str, value)) + "]`"
+    return f"`{value}`" if value != "" else "empty"
+
+
+def _escape(text: str) -> str:
+    # Markdown and HTML would take these signs for their own.
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

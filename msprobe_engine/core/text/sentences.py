@@ -1,0 +1,60 @@
+"""Sentences about a run that know what they were made of, so that pages can say them in another language.
+
+A `Sentence` is its English text, which is what consoles and files get. Pages look up the other language by its template
+(``web/sentences.py``); names and numbers are its arguments and stay as they are, unless they are sentences themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_PLACE = re.compile(r"\{(\d)\}")
+
+
+class Sentence(str):
+    """English text of a template and its arguments.
+
+    Args:
+        template: English, with ``{0}`` to ``{9}`` where arguments go.
+        arguments: names and formatted numbers, or sentences.
+    """
+
+    template: str
+    arguments: tuple[str, ...]
+
+    def __new__(cls, template: str, *arguments: object) -> Sentence:
+        given = tuple(one if isinstance(one, Sentence) else str(one) for one in arguments)
+        made = super().__new__(cls, filled(template, given))
+        made.template = template
+        made.arguments = given
+        return made
+
+    def __add__(self, other: str) -> Sentence:
+        return Sentence("{0}{1}", self, other)
+
+    def __getnewargs__(self) -> tuple[str, ...]:  # type: ignore[override] # copies and processes make it anew of its parts
+        return (self.template, *self.arguments)
+
+
+def filled(template: str, arguments: Iterable[str]) -> str:
+    """A template with its arguments in their places; what looks like a place in an argument is none."""
+    given = list(arguments)
+    return _PLACE.sub(lambda found: given[int(found[1])], template)
+
+
+def joined(separator: str, parts: Iterable[object]) -> Sentence:
+    """Parts after each other, in any language."""
+    made: Sentence | None = None
+    for part in parts:
+        made = Sentence("{0}", part) if made is None else Sentence(f"{{0}}{separator}{{1}}", made, part)
+    return made if made is not None else Sentence("")
+
+
+def one_line_of(text: str) -> str:
+    """`log.one_line` of a text; a sentence stays one."""
+    from msprobe_engine.core.log import one_line
+
+    if not isinstance(text, Sentence):
+        return one_line(text)
+    return Sentence(text.template, *map(one_line_of, text.arguments))

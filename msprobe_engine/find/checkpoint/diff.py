@@ -1,0 +1,275 @@
+"""Compare two checkpoints: open both, align their names, read every byte once, and say what differs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.align.parameters.align_names import Pair, aligned, label
+from msprobe_engine.align.parameters.mapping_file import read_mapping
+from msprobe_engine.core.errors import SinkError
+from msprobe_engine.core.io.progress import bar
+from msprobe_engine.core.io.regular_files import make_directories
+from msprobe_engine.find.checkpoint.compare import compare, start_result
+from msprobe_engine.find.checkpoint.digests import Digest, digests_of, is_manifest, read_manifest
+from msprobe_engine.find.checkpoint.hints import explain
+from msprobe_engine.find.checkpoint.result import (
+    CRC,
+    DIFFERENT,
+    DIGEST,
+    EQUAL,
+    ROUNDED,
+    SHAPE,
+    UNREADABLE,
+    LeftOut,
+    Result,
+    SideFacts,
+    TensorResult,
+    strict,
+)
+from msprobe_engine.find.checkpoint.resume import Journal, Stamp, fingerprint, stamps
+from msprobe_engine.find.checkpoint.scalars import as_the_other
+from msprobe_engine.find.checkpoint.values import compare_values
+from msprobe_engine.formats.checkpoint.model import MODEL, Checkpoint, StoredTensor
+from msprobe_engine.formats.checkpoint.open import open_checkpoint
+from msprobe_engine.formats.tensors.dtypes import item_size
+from msprobe_engine.formats.tensors.file_reads import FileReads
+from msprobe_engine.measure.stored.crc import same_crc
+from msprobe_engine.measure.stored.threads import DEFAULT_MEMORY_MB, Plan, plan
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How two checkpoints are compared.
+
+    Attributes:
+        atol, rtol: a tensor is no difference while every element is within ``|a - b| <= atol + rtol |a|``. Both 0: the same bits.
+        memory_mb: MiB that the process may take, whatever the size of the checkpoints.
+        workers: threads that read and compare; None: by the number of cores.
+        trust: classes that pickles may hold besides the known ones; nothing is executed either way.
+        facts: of the model, where the checkpoints do not say them.
+        mapping: file of names that the tool cannot know.
+        quick: where both sides have a CRC-32 of a tensor, do not read it.
+        model_only: leave states of the optimizer, random states and values out.
+        output: directory of the reports and of the journal of a run that is not finished; None: no journal.
+        resume: go on with such a journal.
+    """
+
+    atol: float = 0.0
+    rtol: float = 0.0
+    memory_mb: int = DEFAULT_MEMORY_MB
+    workers: int | None = None
+    trust: Collection[str] = ()
+    facts: dict[str, Any] | None = None
+    mapping: Path | None = None
+    quick: bool = False
+    model_only: bool = False
+    output: Path | None = None
+    resume: bool = True
+
+
+class Side:
+    """One of the two: a checkpoint, or the manifest of one."""
+
+    def __init__(self, path: Path, options: Options) -> None:
+        self.digests: dict[str, Digest] | None = None
+        if path.is_file() and is_manifest(path):
+            self.checkpoint, self.digests = read_manifest(path)
+        else:
+            self.checkpoint = open_checkpoint(path, options.trust)
+        if options.model_only:
+            kept = {key: tensor for key, tensor in self.checkpoint.tensors.items() if tensor.group == MODEL}
+            self.checkpoint = replace(self.checkpoint, tensors=kept, values={})
+
+    def digest(self, tensor: StoredTensor) -> Digest | None:
+        """What the manifest says of a tensor, None when it was cut out of one of its tensors."""
+        key = label(tensor)
+        if self.digests is None or self.checkpoint.tensors.get(key) is not tensor:
+            return None
+        return self.digests[key]
+
+    def facts(self) -> SideFacts:
+        """For the report."""
+        c = self.checkpoint
+        nbytes = sum(t.numel * (item_size(t.dtype) or 0) for t in c.tensors.values())
+        return SideFacts(str(c.path), c.format, len(c.tensors), nbytes, len(c.files), list(c.notes), list(c.problems))
+
+
+def diff(path_a: Path | str, path_b: Path | str, options: Options | None = None) -> Result:
+    """Compare two checkpoints, or manifests of checkpoints (`digests`).
+
+    Raises:
+        DumpFormatError: one of them is no checkpoint of a known format, or refused.
+        UsageError: settings that cannot work.
+        SinkError: the journal cannot be written.
+    """
+    options = options or Options()
+    begin = time.monotonic()
+    how = plan(options.memory_mb, options.workers, options.atol, options.rtol)
+    a, b = Side(Path(path_a), options), Side(Path(path_b), options)
+    if a.digests is None and b.digests is None:
+        a.checkpoint, b.checkpoint = as_the_other(a.checkpoint, b.checkpoint), as_the_other(b.checkpoint, a.checkpoint)
+    mapping = read_mapping(options.mapping) if options.mapping is not None else None
+    alignment = aligned(a.checkpoint, b.checkpoint, options.facts, mapping)
+    out = Result(
+        a.facts(), b.facts(), only_in_a=[label(t) for t in alignment.only_a], only_in_b=[label(t) for t in alignment.only_b],
+        not_compared=[LeftOut(part.side, part.names, part.reason, part.open) for part in alignment.left_out], notes=list(alignment.notes),
+        atol=options.atol, rtol=options.rtol, quick=options.quick,
+    )  # fmt: skip
+    if a.digests is not None or b.digests is not None:  # a manifest has values as JSON can hold them
+        values = compare_values(*(replace(side.checkpoint, values=strict(side.checkpoint.values)) for side in (a, b)))
+    else:
+        values = compare_values(a.checkpoint, b.checkpoint)
+    out.values, out.values_equal = values.different, values.equal
+    out.notes += values.notes
+    for facts, which in ((out.a, "A"), (out.b, "B")):
+        if names := values.lacking.get(which):
+            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+            facts.problems.append(f"{facts.path}: has no {', '.join(names[:8])}{more}, which the other one has; not compared")
+    files_a, files_b = _files(a.checkpoint, [p.a for p in alignment.pairs]), _files(b.checkpoint, [p.b for p in alignment.pairs])
+    before = stamps(files_a | files_b)
+    _tensors(out, a, b, alignment.pairs, how, options, before)
+    _take_rounded(out.tensors, a.checkpoint, b.checkpoint)
+    if a.digests is None and b.digests is None:
+        out.hints = explain(alignment, out.tensors)
+    for side, files in ((out.a, files_a), (out.b, files_b)):
+        changed = [name for name, stamp in stamps(files).items() if stamp != before[name]]
+        side.problems += [f"{name} was changed while it was read" for name in changed]
+    out.seconds = time.monotonic() - begin
+    return out
+
+
+def _take_rounded(results: Sequence[TensorResult], a: Checkpoint, b: Checkpoint) -> None:
+    """Where a checkpoint saved only the float32 copies of weights that it trains in 16 bits, these rounded are its weights."""
+    for result in results:
+        sides = ((a, result.dtype_a, result.dtype_b), (b, result.dtype_b, result.dtype_a))
+        meant = any(own == "float32" and side.facts.get("stored_for") == other for side, own, other in sides)
+        if meant and result.rounded and result.group == MODEL and not result.state and result.status == DIFFERENT:
+            result.status, result.by = EQUAL, ROUNDED
+
+
+def _files(checkpoint: Checkpoint, tensors: Iterable[StoredTensor]) -> set[Path]:
+    return {*checkpoint.files, *(box.file for tensor in tensors for box in (*tensor.boxes, *tensor.copies))}
+
+
+def _tensors(out: Result, a: Side, b: Side, pairs: Sequence[Pair], how: Plan, options: Options, files: dict[str, Stamp]) -> None:
+    """Fill in the results of all pairs."""
+    known: dict[int, TensorResult] = {}
+    if options.quick:
+        known.update(_by_crc(pairs))
+    journal = None
+    if options.output is not None:
+        settings = {"atol": options.atol, "rtol": options.rtol, "a": str(a.checkpoint.path), "b": str(b.checkpoint.path)}
+        journal = Journal(_directory(options.output), fingerprint(files, pairs, settings), options.resume)
+        out.resumed = len(journal.known)
+        known.update(journal.known)
+    with journal or nullcontext(), bar("comparing", len(pairs)) as advance:
+
+        def told(number: int, result: TensorResult) -> None:
+            if journal is not None:
+                journal.add(number, result)
+            advance(result.name)
+
+        for result in known.values():
+            advance(result.name)
+        if a.digests is not None or b.digests is not None:
+            out.tensors, out.nbytes = _by_digest(a, b, pairs, how, told, known)
+        else:
+            out.tensors, out.nbytes = compare(pairs, how, told, known)
+
+
+def _directory(path: Path) -> Path:
+    try:
+        make_directories(str(path))
+    except OSError as error:
+        raise SinkError(f"cannot make the directory {path}: {error.strerror or error}; name another one with -o") from error
+    return path
+
+
+def _by_crc(pairs: Sequence[Pair]) -> dict[int, TensorResult]:
+    """Pairs that are the same by CRC-32. Those that differ are read: by how much has to be said."""
+    found = {}
+    reads = FileReads()
+    for number, pair in enumerate(pairs):
+        if same_crc(pair.a, pair.b, reads):
+            result = start_result(pair)
+            result.by, result.changed = CRC, 0
+            found[number] = result
+    reads.close()
+    return found
+
+
+def _by_digest(
+    a: Side, b: Side, pairs: Sequence[Pair], how: Plan, told: Callable[[int, TensorResult], None], known: dict[int, TensorResult]
+) -> tuple[list[TensorResult], int]:
+    """Compare where one side or both are manifests: every tensor of the other side is read once."""
+    results: dict[int, TensorResult] = dict(known)
+    wanted: dict[str, tuple[int, Side, StoredTensor]] = {}
+    for number, pair in enumerate(pairs):
+        if number in results:
+            continue
+        result = start_result(pair)
+        trouble = _no_digest(a, b, pair)
+        if pair.a.shape != pair.b.shape:
+            result.status = SHAPE
+        elif trouble:
+            result.status, result.note = UNREADABLE, trouble
+        else:
+            for letter, side, tensor in (("a", a, pair.a), ("b", b, pair.b)):
+                if side.digests is None:
+                    wanted[f"{letter}{number}"] = (number, side, tensor)
+        results[number] = result
+    made, nbytes = digests_of(((name, tensor) for name, (_, _, tensor) in wanted.items()), how)
+    by_name = {digest.name: digest for digest in made}
+    for number, pair in enumerate(pairs):
+        result = results[number]
+        if number not in known and result.status not in (SHAPE, UNREADABLE):
+            of_a = a.digest(pair.a) if a.digests is not None else by_name[f"a{number}"]
+            of_b = b.digest(pair.b) if b.digests is not None else by_name[f"b{number}"]
+            assert of_a is not None  # `_no_digest` has asked
+            assert of_b is not None
+            _judge(result, of_a, of_b)
+        if number not in known:
+            told(number, result)
+    return [results[number] for number in range(len(pairs))], nbytes
+
+
+def _no_digest(a: Side, b: Side, pair: Pair) -> str:
+    """Why the digests of a pair say nothing, "" when they do."""
+    for letter, side, tensor in (("A", a, pair.a), ("B", b, pair.b)):
+        if side.digests is not None and side.digest(tensor) is None:
+            return f"{letter} has one digest of the whole of {tensor.origin or tensor.key}; its parts cannot be compared with it"
+    if pair.a.dtype != pair.b.dtype:
+        return f"digests of {pair.a.dtype} and {pair.b.dtype} cannot be compared"
+    return ""
+
+
+def _judge(result: TensorResult, a: Digest, b: Digest) -> None:
+    result.by = DIGEST
+    result.nan_a, result.nan_b, result.inf_a, result.inf_b = a.nan, b.nan, a.inf, b.inf
+    result.norm_a, result.norm_b = a.norm, b.norm
+    result.missing_a, result.missing_b = a.missing, b.missing
+    trouble = a.trouble or b.trouble
+    if trouble or a.missing or b.missing:
+        result.status, result.note = UNREADABLE, trouble or "elements are in no file, so the digests say nothing"
+    elif a.digest != b.digest:
+        result.status = DIFFERENT
+
+
+def digest_checkpoint(path: Path | str, options: Options | None = None) -> tuple[Checkpoint, list[Digest], int]:
+    """The digests of all tensors of a checkpoint, for a manifest: read once.
+
+    Returns:
+        the checkpoint, the digests in the order of its tensors, and how many bytes were read.
+    """
+    options = options or Options()
+    side = Side(Path(path), options)
+    how = plan(options.memory_mb, options.workers)
+    tensors: Iterable[tuple[str, StoredTensor]] = side.checkpoint.tensors.items()
+    with bar("reading", len(side.checkpoint.tensors)) as advance:
+        found, nbytes = digests_of(tensors, how, lambda digest: advance(digest.name))
+    return side.checkpoint, found, nbytes

@@ -1,0 +1,390 @@
+"""What a comparison of two checkpoints found: a `TensorResult` per pair of tensors, and a `Result` of all with the verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from msprobe_engine.align.parameters.kinds import OTHER, kind_of, layer_of
+from msprobe_engine.core.text.sentences import Sentence, joined
+from msprobe_engine.formats.checkpoint.model import MODEL, OPTIMIZER
+
+EQUAL, WITHIN, DIFFERENT, SHAPE, INCOMPLETE, UNREADABLE = "equal", "within tolerance", "different", "shape", "incomplete", "unreadable"
+"""How a pair of tensors came out. `INCOMPLETE`: what both sides have is the same, but a side has not all of it."""
+
+BITS, VALUES, ROUNDED, CRC, DIGEST = "bits", "values", "rounded", "crc32", "digest"
+"""What two tensors were found equal by: VALUES when their element types differ, ROUNDED where one side saved only the float32 copies of
+weights that it trains in 16 bits, CRC with ``--quick``, DIGEST against a manifest."""
+
+SAME, OTHER_VALUES, UNKNOWN = 0, 1, 2
+"""Exit codes of a comparison: equal, different, cannot tell."""
+
+
+@dataclass(slots=True)
+class TensorResult:
+    """One pair of tensors.
+
+    Attributes:
+        name: of side A, with the part of a fused parameter in brackets.
+        name_a, name_b: what the checkpoints call them.
+        shape_a, shape_b, dtype_a, dtype_b: as stored.
+        numel: elements compared.
+        group, state: see `StoredTensor`. layer, kind: see `kinds`.
+        status: one of the constants of this module.
+        by: what `status` equal rests on.
+        l2, cos, max_abs, max_at, rel_norm, norm_a, norm_b, changed, beyond, unrounded: see `metrics`; None where they do not exist: other
+            shapes, unknown element types, no data read.
+        nan_a, nan_b, inf_a, inf_b: elements.
+        missing_a, missing_b: elements that no file of the side holds.
+        drift_a, drift_b: elements in which replicas of the side (copies on other ranks) differ from each other; and the files.
+        files_a, files_b: changed elements by the file they lie in.
+        note: of the pair (what was assumed), or why it could not be read.
+        hint: what the difference looks like.
+    """
+
+    name: str
+    name_a: str
+    name_b: str
+    shape_a: tuple[int, ...]
+    shape_b: tuple[int, ...]
+    dtype_a: str
+    dtype_b: str
+    numel: int
+    group: str = MODEL
+    state: str = ""
+    status: str = EQUAL
+    by: str = BITS
+    l2: float | None = None
+    cos: float | None = None
+    max_abs: float | None = None
+    max_at: tuple[int, ...] | None = None
+    rel_norm: float | None = None
+    norm_a: float | None = None
+    norm_b: float | None = None
+    changed: int | None = None
+    beyond: int | None = None
+    unrounded: int | None = None
+    nan_a: int = 0
+    nan_b: int = 0
+    inf_a: int = 0
+    inf_b: int = 0
+    missing_a: int = 0
+    missing_b: int = 0
+    drift_a: int = 0
+    drift_b: int = 0
+    drift_files: tuple[str, ...] = ()
+    files_a: dict[str, int] = field(default_factory=dict)
+    files_b: dict[str, int] = field(default_factory=dict)
+    note: str = ""
+    hint: str = ""
+
+    @property
+    def equal(self) -> bool:
+        return self.status in (EQUAL, WITHIN)
+
+    @property
+    def share(self) -> float | None:
+        """Of the elements that changed."""
+        return None if self.changed is None else self.changed / self.numel if self.numel else 0.0
+
+    @property
+    def layer(self) -> int | None:
+        return layer_of(self.name)
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.name) if self.group in (MODEL, OPTIMIZER) else OTHER
+
+    @property
+    def rounded(self) -> bool:
+        """One side is the other, rounded to a narrower element type."""
+        return self.dtype_a != self.dtype_b and bool(self.changed) and self.unrounded == 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As the report has it: numbers that JSON lacks (NaN, Inf) are null, names that say nothing new are left out."""
+        data = {key: _plain(value) for key, value in asdict(self).items()}
+        data.update(equal=self.equal, share=_plain(self.share), layer=self.layer, kind=self.kind, shape=list(self.shape_a))
+        for key in ("note", "hint", "drift_files", "files_a", "files_b", "missing_a", "missing_b", "drift_a", "drift_b"):
+            if not data[key]:
+                del data[key]
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TensorResult:
+        """That of `to_json`.
+
+        Raises:
+            TypeError, ValueError, KeyError: it is not.
+        """
+        known = {key: value for key, value in data.items() if key in cls.__dataclass_fields__}
+        for key in ("shape_a", "shape_b", "max_at", "drift_files"):
+            if known.get(key) is not None:
+                known[key] = tuple(known[key])
+        return cls(**known)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return list(value) if isinstance(value, tuple) else value
+
+
+def strict(value: Any) -> Any:
+    """A value as JSON can hold it: NaN and Inf as text, names as text, anything else that JSON lacks as Python shows it."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(value)
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else repr(key): strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(item) for item in value]
+    return value if isinstance(value, str | int) or value is None else repr(value)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What was not compared: names and one reason.
+
+    Attributes:
+        open: it is on both sides and might differ, so nothing can be said of it; else it says nothing of a difference.
+    """
+
+    side: str
+    names: tuple[str, ...]
+    reason: str
+    open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ValueDifference:
+    """A plain value that differs: iteration, learning rate, an argument.
+
+    Attributes:
+        matters: False: expected to differ between two saves of the same training (paths, times, parallel sizes).
+    """
+
+    name: str
+    a: Any
+    b: Any
+    group: str
+    matters: bool = True
+    why: str = ""
+
+
+@dataclass
+class SideFacts:
+    """One of the two checkpoints in the report."""
+
+    path: str
+    format: str
+    tensors: int
+    nbytes: int
+    files: int
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Result:
+    """All that a comparison found.
+
+    Attributes:
+        tensors: pairs, in the order of checkpoint A.
+        only_in_a, only_in_b: keys of tensors that the other side lacks.
+        not_compared: what says nothing of a difference, with reasons.
+        values: plain values that differ. values_equal: how many are the same.
+        hints: what several differences together look like.
+        seconds, nbytes: of the comparison.
+    """
+
+    a: SideFacts
+    b: SideFacts
+    tensors: list[TensorResult] = field(default_factory=list)
+    only_in_a: list[str] = field(default_factory=list)
+    only_in_b: list[str] = field(default_factory=list)
+    not_compared: list[LeftOut] = field(default_factory=list)
+    values: list[ValueDifference] = field(default_factory=list)
+    values_equal: int = 0
+    notes: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+    atol: float = 0.0
+    rtol: float = 0.0
+    quick: bool = False
+    seconds: float = 0.0
+    nbytes: int = 0
+    resumed: int = 0
+
+    @property
+    def different(self) -> list[TensorResult]:
+        """Pairs that differ, shapes too."""
+        return [t for t in self.tensors if t.status in (DIFFERENT, SHAPE)]
+
+    @property
+    def unknown(self) -> list[TensorResult]:
+        """Pairs of which a part could not be read."""
+        return [t for t in self.tensors if t.status in (INCOMPLETE, UNREADABLE)]
+
+    @property
+    def values_that_matter(self) -> list[ValueDifference]:
+        return [v for v in self.values if v.matters]
+
+    @property
+    def problems(self) -> list[str]:
+        """What is missing or damaged in the checkpoints."""
+        return [f"{side.path}: {text}" if side.path not in text else text for side in (self.a, self.b) for text in side.problems]
+
+    @property
+    def equal(self) -> bool:
+        """True: all that both hold is the same, and neither lacks anything."""
+        return self.code == SAME
+
+    @property
+    def code(self) -> int:
+        """The exit code. Checkpoints without a tensor in common say nothing of each other: likely names that are not known."""
+        if not self.tensors:
+            return UNKNOWN
+        if self.different or self.only_in_a or self.only_in_b or self.values_that_matter:
+            return OTHER_VALUES
+        return UNKNOWN if self.unknown or self.problems or self._open else SAME
+
+    @property
+    def _open(self) -> int:
+        """Tensors of which nothing can be said."""
+        return sum(len(part.names) for part in self.not_compared if part.open)
+
+    def verdict(self) -> str:
+        """The first line of every report."""
+        n = len(self.tensors)
+        if self.code == SAME:
+            return Sentence("equal: {0} ({1})", counted(n, "tensor"), self._ground()) + self._beside()
+        if self.code == UNKNOWN:
+            if not n and not self._open:
+                template = (
+                    "cannot tell: the checkpoints hold no tensor that is called alike ({0} only in A, {1} only in B); "
+                    "--map takes names that "
+                    "belong together"
+                )
+                return Sentence(template, len(self.only_in_a), len(self.only_in_b))
+            unread = len(self.unknown)
+            if self._open and not unread:
+                template = "cannot tell: {0} could not be compared; no difference in the rest"
+                return Sentence(template, counted(self._open, "tensor")) + self._beside()
+            what = Sentence("a checkpoint is damaged")
+            if unread:
+                what = Sentence("{0} of {1} could not be compared whole", counted(unread, "tensor"), n)
+            return Sentence("cannot tell: {0}; no difference in the rest", what) + self._beside()
+        parts: list[Sentence] = []
+        if self.different:
+            told = len(self.different), counted(n, "tensor"), self._beyond_weights()
+            parts.append(Sentence("{0} of {1} differs{2}", *told) if n == 1 else Sentence("{0} of {1} differ{2}", *told))
+        for side, names in (("A", self.only_in_a), ("B", self.only_in_b)):
+            if names:
+                parts.append(Sentence("{0} only in {1}", counted(len(names), "tensor"), side))
+        if self.values_that_matter:
+            matter = counted(len(self.values_that_matter), "value")
+            one = len(self.values_that_matter) == 1
+            parts.append(Sentence("{0} that matters differs", matter) if one else Sentence("{0} that matter differ", matter))
+        if self.unknown:
+            parts.append(Sentence("{0} could not be compared whole", counted(len(self.unknown), "tensor")))
+        return Sentence("different: {0}", joined(", ", parts)) + self._beside()
+
+    def _beyond_weights(self) -> str:
+        """Said where the weights are equal and something else is not."""
+        groups = {t.group for t in self.different}
+        if MODEL in groups or not any(t.group == MODEL and t.equal for t in self.tensors):
+            return ""
+        return Sentence(", no weights among them ({0} only)", " and ".join(sorted(groups)))
+
+    def _ground(self) -> str:
+        """What equality rests on."""
+        grounds: list[Sentence] = []
+        by = [t.by for t in self.tensors]
+        within = sum(t.status == WITHIN for t in self.tensors)
+        for how, text in (
+            (BITS, Sentence("same bits")),
+            (VALUES, Sentence("same values in another element type")),
+            (ROUNDED, Sentence("float32 copies rounded to the type they are trained in")),
+            (CRC, Sentence("same CRC-32, not read")),
+            (DIGEST, Sentence("same digest")),
+        ):
+            count = sum(t.by == how and t.status == EQUAL for t in self.tensors)
+            if count:
+                grounds.append(text if count == len(by) else Sentence("{0} {1}", count, text))
+        if within:
+            grounds.append(Sentence("{0} within atol {1}, rtol {2}", within, f"{self.atol:g}", f"{self.rtol:g}"))
+        return joined(", ", grounds)
+
+    def _beside(self) -> str:
+        left = sum(len(part.names) for part in self.not_compared)
+        return Sentence("; not compared: {0}", counted(left, "tensor")) if left else ""
+
+    def summary(self) -> list[dict[str, Any]]:
+        """A row per layer, kind and state: pairs, how many differ, the largest relative norm and the name it is of."""
+        rows: dict[tuple[int, str, str], dict[str, Any]] = {}
+        for t in self.tensors:
+            state = t.state or ("weight" if t.group == MODEL else t.group)
+            key = (-1 if t.layer is None else t.layer, t.kind, state)
+            row = rows.setdefault(
+                key,
+                {"layer": t.layer, "kind": t.kind, "state": state, "tensors": 0, "different": 0, "changed": 0, "max_rel_norm": 0.0,
+                 "max_abs": 0.0, "worst": ""},
+            )  # fmt: skip
+            row["tensors"] += 1
+            row["different"] += not t.equal
+            row["changed"] += t.changed or 0
+            row["max_abs"] = max(row["max_abs"], t.max_abs or 0.0)
+            if (t.rel_norm or 0.0) > row["max_rel_norm"]:
+                row["max_rel_norm"], row["worst"] = t.rel_norm, t.name
+        return [rows[key] for key in sorted(rows)]
+
+    def to_json(self, top: int | None = None) -> dict[str, Any]:
+        """The report, verdict first, without the list of all tensors."""
+        data = {
+            "verdict": self.verdict(),
+            "equal": self.equal,
+            "exit_code": self.code,
+            "a": asdict(self.a),
+            "b": asdict(self.b),
+            "compared": len(self.tensors),
+            "different_count": len(self.different),
+            "different": [t.to_json() for t in ranked(self.different, top)],
+            "only_in_a": self.only_in_a,
+            "only_in_b": self.only_in_b,
+            "not_compared": [
+                *({"name": t.name, "side": "", "reason": t.note or t.status} for t in self.unknown),
+                *({"name": name, "side": part.side, "reason": part.reason} for part in self.not_compared for name in part.names),
+            ],
+            "values": [asdict(v) for v in self.values],
+            "values_equal": self.values_equal,
+            "hints": self.hints,
+            "notes": self.notes,
+            "problems": self.problems,
+            "tolerance": {"atol": self.atol, "rtol": self.rtol},
+            "summary": self.summary(),
+            "seconds": round(self.seconds, 3),
+            "bytes_read": self.nbytes,
+        }
+        return {key: strict(value) for key, value in data.items()}
+
+
+def ranked(tensors: Iterable[TensorResult], top: int | None = None) -> list[TensorResult]:
+    """The furthest apart first: other shapes, then by relative norm, then by the share that changed."""
+
+    def far(t: TensorResult) -> tuple[float, float]:
+        if t.status == SHAPE:
+            return math.inf, 1.0
+        rel = t.rel_norm if t.rel_norm is not None else (math.inf if t.l2 else 0.0)
+        return rel, t.share or 0.0
+
+    order = sorted(tensors, key=far, reverse=True)
+    return order if top is None else order[:top]
+
+
+def counted(n: int, word: str) -> str:
+    """``1 tensor``, ``2 tensors``."""
+    if word == "value":
+        return Sentence("{0} value", n) if n == 1 else Sentence("{0} values", n)
+    if word == "tensor":
+        return Sentence("{0} tensor", n) if n == 1 else Sentence("{0} tensors", n)
+    return f"{n} {word}" + ("" if n == 1 else "s")

@@ -1,0 +1,241 @@
+"""What orders the calls of different ranks: matched collectives and point-to-point messages.
+
+The k-th call of an operation by every rank of a group is the same collective (all ranks of a group must issue the same calls in
+the same order); the k-th send from a to b meets the k-th receive of b from a. A `Link` says from which calls data can flow to
+which. `Links.reach` follows them forward in time: Lamport's happens-before, directed for broadcast, scatter, reduce and gather.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msprobe_engine.core.operator_traits import normal_op
+from msprobe_engine.find.nonfinite.flags import Call, Trace
+
+FROM_ROOT = ("broadcast", "scatter")
+TO_ROOT = ("reduce", "gather")
+SENDS = ("send", "isend")
+RECEIVES = ("recv", "irecv", "recvanysource")
+_NOT_A_MEMBER = -100
+"""torch's number for a group that this rank is not in, given as the group argument: the call did nothing."""
+_ROOT_POSITION = {"broadcast": 1, "scatter": 2, "reduce": 1, "gather": 2, "send": 1, "isend": 1, "recv": 1, "irecv": 1}
+
+
+@dataclass(frozen=True)
+class Link:
+    """One collective or message.
+
+    Attributes:
+        op: operation in normal spelling.
+        sources, sinks: (rank, call index): data flows from every source to every sink.
+        missing: ranks of the group whose call is not in the dumps.
+        members: (rank, call index) of all participants.
+    """
+
+    op: str
+    sources: tuple[tuple[int, int], ...]
+    sinks: tuple[tuple[int, int], ...]
+    missing: tuple[int, ...]
+    members: tuple[tuple[int, int], ...]
+
+
+@dataclass
+class Links:
+    """All links of one step. `at[(rank, index)]` are those a call takes part in."""
+
+    links: list[Link] = field(default_factory=list)
+    at: dict[tuple[int, int], list[Link]] = field(default_factory=dict)
+    _out: dict[int, list[tuple[int, Link]]] = field(default_factory=dict)
+
+    def add(self, link: Link) -> None:
+        self.links.append(link)
+        for member in link.members:
+            self.at.setdefault(member, []).append(link)
+        for rank, index in link.sources:
+            self._out.setdefault(rank, []).append((index, link))
+
+    def finish(self) -> Links:
+        for events in self._out.values():
+            events.sort(key=lambda item: item[0])
+        return self
+
+    def reach(self, rank: int, position: float) -> dict[int, float]:
+        """For every rank that can know of (rank, position): the first call index there that comes after it."""
+        reached: dict[int, float] = {rank: position}
+        scanned: dict[int, int] = {}
+        queue: list[tuple[float, int]] = [(position, rank)]
+        while queue:
+            at, here = heapq.heappop(queue)
+            if at > reached[here]:
+                continue
+            events = self._out.get(here, [])
+            start = bisect.bisect_left(events, at, key=lambda item: item[0])
+            end = scanned.get(here, len(events))
+            scanned[here] = min(start, end)
+            for index, link in events[start:end]:
+                for other, place in link.sinks:
+                    if (other != here or place > index) and place < reached.get(other, math.inf):
+                        reached[other] = place
+                        heapq.heappush(queue, (place, other))
+        return reached
+
+
+@dataclass(frozen=True)
+class _Event:
+    rank: int
+    index: int
+    op: str
+    group: tuple[int, ...] | None
+    root: int | None
+
+
+def match(traces: Mapping[int, Trace]) -> Links:
+    """Match the communication calls of all ranks of one step.
+
+    Buffers of a broadcast or scatter on ranks other than the root are taken out of the calls' inputs: they are overwritten.
+    """
+    everyone = tuple(sorted(traces))
+    groups: dict[tuple[str, tuple[int, ...] | None], dict[int, list[_Event]]] = {}
+    sends: dict[tuple[int, int], list[_Event]] = {}
+    receives: dict[tuple[int, int], list[_Event]] = {}
+    for rank, trace in traces.items():
+        for call in trace.calls:
+            if call.kind != "collective":
+                continue
+            for event in _events(rank, call):
+                if event.op in FROM_ROOT and event.root not in (None, rank):
+                    call.ins, call.in_flags = [], 0
+                if event.op in SENDS:
+                    if event.root is not None:
+                        sends.setdefault((rank, event.root), []).append(event)
+                elif event.op in RECEIVES:
+                    if event.root is not None:
+                        receives.setdefault((event.root, rank), []).append(event)
+                else:
+                    groups.setdefault((event.op, event.group), {}).setdefault(rank, []).append(event)
+    links = Links()
+    for (op, group), by_rank in groups.items():
+        for k in range(max(len(events) for events in by_rank.values())):
+            links.add(_collective(op, group or everyone, [events[k] for events in by_rank.values() if k < len(events)]))
+    for pair, sent in sends.items():
+        got = receives.get(pair, [])
+        for k, event in enumerate(sent):
+            source = (event.rank, event.index)
+            sink = ((got[k].rank, got[k].index),) if k < len(got) else ()
+            links.add(Link("send", (source,), sink, () if sink else (pair[1],), (source, *sink)))
+    for pair, got in receives.items():
+        for event in got[len(sends.get(pair, [])) :]:
+            member = (event.rank, event.index)
+            links.add(Link("send", (), (member,), (pair[0],), (member,)))
+    return links.finish()
+
+
+def _collective(op: str, group: Sequence[int], events: Sequence[_Event]) -> Link:
+    members = tuple((event.rank, event.index) for event in events)
+    present = {rank for rank, _ in members}
+    missing = tuple(rank for rank in group if rank not in present)
+    roots = {event.root for event in events if event.root is not None}
+    root = roots.pop() if len(roots) == 1 else None
+    at_root = tuple(member for member in members if member[0] == root)
+    if root is not None and op in FROM_ROOT:
+        return Link(op, at_root, members, missing if root in missing else (), members)
+    if root is not None and op in TO_ROOT:
+        return Link(op, members, at_root, missing, members)
+    return Link(op, members, members, missing, members)
+
+
+def _events(rank: int, call: Call) -> Iterator[_Event]:
+    op = normal_op(call.op)
+    args = call.raw.get("input_args")
+    kwargs = call.raw.get("input_kwargs")
+    args = args if isinstance(args, list) else []
+    kwargs = kwargs if isinstance(kwargs, dict) else {}
+    if op == "batchisendirecv":
+        for item in p2p_items([args, kwargs]):
+            yield _Event(rank, call.index, normal_op(str(item.get("op", ""))), None, _int(item.get("peer")))
+        return
+    group = _group(call.raw, args, kwargs)
+    if group == () or any(_int(node) == _NOT_A_MEMBER for node in (*args, *kwargs.values())):
+        return
+    yield _Event(rank, call.index, op, group, _root(op, call.raw, args, kwargs, group))
+
+
+def p2p_items(node: Any) -> Iterator[Mapping[str, Any]]:
+    """The messages of a batch among arguments, in their order."""
+    if isinstance(node, dict):
+        if "P2POp" in str(node.get("class_type", "")):
+            yield node
+        else:
+            for child in node.values():
+                yield from p2p_items(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from p2p_items(child)
+
+
+def group_of(raw: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Global ranks of a recorded collective, ascending; None where its record does not say them."""
+    tagged = _tag(raw, "group_ranks")
+    return _members(tagged) if isinstance(tagged, list) else None
+
+
+def reduction_of(raw: Mapping[str, Any]) -> str | None:
+    """``sum``, ``avg``, ...; None where its record does not say it."""
+    tagged = _tag(raw, "reduce")
+    return tagged.lower() if isinstance(tagged, str) else None
+
+
+def is_asynchronous(raw: Mapping[str, Any]) -> bool:
+    """What the record has as output was read before the call was done."""
+    return bool(_tag(raw, "async"))
+
+
+def _tag(raw: Mapping[str, Any], *keys: str) -> Any:
+    tags = raw.get("tags")
+    for place in (raw, tags if isinstance(tags, dict) else {}):
+        for key in keys:
+            if key in place:
+                return place[key]
+    return None
+
+
+def _group(raw: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...] | None:
+    tagged = _tag(raw, "group_ranks")
+    if isinstance(tagged, list):
+        return _members(tagged)
+    for node in (*args, *kwargs.values()):
+        if isinstance(node, dict) and isinstance(node.get("group_ranks"), list):
+            return _members(node["group_ranks"])
+    return None
+
+
+def _members(ranks: Sequence[Any]) -> tuple[int, ...] | None:
+    return tuple(sorted(ranks)) if all(isinstance(rank, int) for rank in ranks) else None
+
+
+def _root(op: str, raw: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any], group: Sequence[int] | None) -> int | None:
+    """Global rank of the root, or of the peer of a message."""
+    tagged = _int(_tag(raw, "peer", "root", "src", "dst"))
+    if tagged is not None:
+        return tagged
+    for key in ("src", "dst"):
+        if (value := _int(kwargs.get(key))) is not None:
+            return value
+    for key in ("group_src", "group_dst"):
+        value = _int(kwargs.get(key))
+        if value is not None:
+            return group[value] if group is not None and 0 <= value < len(group) else value
+    position = _ROOT_POSITION.get(op)
+    if position is not None and position < len(args):
+        return _int(args[position])
+    return None
+
+
+def _int(node: Any) -> int | None:
+    value = node.get("value") if isinstance(node, dict) else node
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

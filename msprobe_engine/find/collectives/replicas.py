@@ -1,0 +1,177 @@
+"""Copies of a parameter on several ranks that should be equal: which one is not.
+
+Names do not say which ranks hold copies and which hold parts (tensor, expert and pipeline parallelism). Three things do:
+
+* parts differ in every layer; a copy that has gone astray differs where the same parameter of other layers is equal (`odd_ones`);
+* ranks whose collectives sum as many gradients as they have parameters hold all of them (`summing_groups`);
+* a parameter with the same numbers and the same gradient on all ranks is one parameter: an update that parts it is wrong (the monitor).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from msprobe_engine.core.operator_traits import normal_op
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.findings import Diagnosis
+from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS, Side
+from msprobe_engine.formats.dump.record_rows import is_number
+from msprobe_engine.measure import distances
+
+Row = tuple[Any, ...]
+"""Statistics (or a checksum) of one copy."""
+_CALL = re.compile(r"\.forward\.\d+\.")
+_NUMBER = re.compile(r"(?<![A-Za-z])\d+(?![A-Za-z])")
+_OTHER_LAYERS = Sentence("the same parameter of other layers is equal everywhere")
+
+
+@dataclass
+class Odd:
+    """A parameter that is not equal on all its ranks, though it should be."""
+
+    step: int
+    name: str
+    rank: int
+    others: list[int]
+    why: str
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+def parameters(sides: Mapping[int, Side]) -> dict[str, dict[int, Row]]:
+    """Parameter rows of the first forward call of each module: row name -> rank -> shape, statistics, checksum."""
+    table: dict[str, dict[int, Row]] = {}
+    for rank, side in sides.items():
+        for row in _parameter_rows(side):
+            digest, four = side.facts.get(row, {}).get("digest"), side.four(row)
+            if not all(map(is_number, four)):
+                if not (digest or side.md5[row]):
+                    continue  # nothing that could be held against a copy; `load_rank` says it
+                four = (None,) * 4
+            table.setdefault(side.name[row], {})[rank] = (str(side.shape[row]), *four, side.md5[row], digest)
+    return table
+
+
+def _parameter_rows(side: Side) -> list[int]:
+    """Rows of parameters, each of the first forward call of its module."""
+    first: dict[str, int] = {}
+    for row, role in enumerate(side.role):
+        if role == PARAMETERS:
+            first.setdefault(_CALL.sub(".", side.name[row]), row)
+    return list(first.values())
+
+
+def summing_groups(sides: Mapping[int, Side]) -> list[tuple[int, ...]]:
+    """Groups of ranks that all-reduce flat buffers of as many elements as each of them trains, as DDP does with its buckets.
+
+    Such ranks hold all parameters alike. Parts are not summed over the ranks that hold them, and activations are not flat.
+    """
+    summed: dict[tuple[int, ...], dict[int, int]] = {}
+    for rank, side in sides.items():
+        for op, record in enumerate(side.ops):
+            tags = side.collectives.get(op, {}).get("tags")
+            ranks = tags.get("group_ranks") if isinstance(tags, dict) else None
+            if not isinstance(ranks, list) or not all(isinstance(one, int) for one in ranks):
+                continue
+            if normal_op("".join(record.split(".")[1:2])) != "allreduce":
+                continue
+            flat = [
+                row for row in side.rows(op) if side.role[row] == INPUT and isinstance(side.shape[row], list) and len(side.shape[row]) == 1
+            ]
+            counts = summed.setdefault(tuple(ranks), {})
+            counts[rank] = counts.get(rank, 0) + sum(distances.elements(side.shape[row]) for row in flat)
+    trained = {
+        rank: sum(distances.elements(side.shape[row]) for row in _parameter_rows(side) if side.requires_grad[row])
+        for rank, side in sides.items()
+    }
+    return [
+        group
+        for group, counts in summed.items()
+        if len(group) > 1 and all(trained.get(rank) and counts.get(rank) and not counts[rank] % trained[rank] for rank in group)
+    ]
+
+
+def differing(step: int, table: Mapping[str, Mapping[int, Row]], reason: Sentence) -> list[Odd]:
+    """Parameters of one step that are known to be copies and differ between ranks.
+
+    Args:
+        table: parameter -> rank -> what is known of its copy there, in the order of the model.
+        reason: why they are copies; ends the sentence of each.
+    """
+    return [_odd(step, name, rows, reason) for name, rows in table.items() if not is_equal(rows.values())]
+
+
+def of_same_shape(table: Mapping[str, Mapping[int, Row]], group: Collection[int]) -> dict[str, dict[int, Row]]:
+    """What a group of ranks has of the parameters that all of them hold in one shape; a row begins with its shape."""
+    out = {name: {rank: rows[rank] for rank in group} for name, rows in table.items() if all(rank in rows for rank in group)}
+    return {name: rows for name, rows in out.items() if len({row[0] for row in rows.values()}) == 1}
+
+
+def say_not_compared(found: Diagnosis, parted: int | None) -> None:
+    """Nothing recorded says which ranks hold copies.
+
+    Args:
+        parted: first step in which parameters differ that were all the same before; None: there is none.
+    """
+    found.evidence.append(Sentence("Replicas were not compared: nothing recorded says which ranks hold copies; set monitor.replica_check."))
+    if parted is not None:
+        template = "parameters that were the same on all ranks differ from step {0} on; where ranks are replicas, they have parted"
+        found.problems.append(Sentence(template, parted))
+
+
+def is_equal(rows: Iterable[Row]) -> bool:
+    """Do all ranks have the same, or none of them a number?"""
+    values = set(rows)
+    return len(values) <= 1 or all(_nan(value) for value in values)
+
+
+def odd_ones(step: int, table: Mapping[str, Mapping[int, Row]]) -> list[Odd]:
+    """Parameters of one step that differ between ranks where the same parameter of most other layers does not.
+
+    Args:
+        table: parameter -> rank -> what is known of its copy there, in the order of the model.
+    """
+    kinds: dict[str, list[bool]] = {}
+    equal: dict[str, bool] = {}
+    for name, rows in table.items():
+        if len(rows) < 2:
+            continue
+        equal[name] = is_equal(rows.values())
+        kinds.setdefault(_NUMBER.sub("*", name), []).append(equal[name])
+    same, all_of = sum(equal.values()), len(equal)
+    found = []
+    for name, same_everywhere in equal.items():
+        if same_everywhere:
+            continue
+        kind = kinds[_NUMBER.sub("*", name)]
+        if (len(kind) > 1 and 2 * sum(kind) >= len(kind)) or (len(kind) == 1 and same == all_of - 1 and same >= 2):
+            found.append(_odd(step, name, table[name], _OTHER_LAYERS))
+    return found
+
+
+def _nan(row: Row) -> bool:
+    return any(value != value for value in row)
+
+
+def _odd(step: int, name: str, rows: Mapping[int, Row], reason: Sentence) -> Odd:
+    counts = Counter(rows.values())
+    usual, often = counts.most_common(1)[0]
+    others = sorted(rank for rank, row in rows.items() if row == usual)
+    away = sorted(rank for rank, row in rows.items() if row != usual)
+    if 2 * often > len(rows):
+        why = Sentence("it differs on rank {0} from the copies on ranks {1}", ", ".join(map(str, away)), ", ".join(map(str, others[:8])))
+        rank = away[0]
+    else:
+        rank = away[-1]
+        why = Sentence(
+            "its copies on ranks {0} differ, and no value has a majority: which of them is wrong cannot be told (rank {1} "
+            "is named because it differs from rank {2}, which counts as the one that is copied)",
+            ", ".join(map(str, sorted(rows)[:16])),
+            rank,
+            others[0],
+        )
+    numbers = {"target": {"row": name, "value": list(rows[rank])}, f"rank {others[0]}": {"row": name, "value": list(usual)}}
+    return Odd(step, name, rank, others, Sentence("{0}; {1}", why, reason), numbers)

@@ -1,0 +1,404 @@
+"""Settings of two runs, name by name and term by term.
+
+1. The same name on both sides: the values are compared as they are meant.
+2. What is left belongs to a common term: with the other side's name for it, computed, or with what its framework takes by default.
+3. Quantities that are computed on either side (global batch, warm-up in updates, ...).
+4. What is left now is there on one side only.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
+
+from msprobe_engine.config.settings import derived as derive
+from msprobe_engine.config.settings import normalize, schedules
+from msprobe_engine.config.settings.aliases import Term
+from msprobe_engine.config.settings.side import DEFAULT, DERIVED, NOT_KNOWN, Quantity, Setting, Side, last_parts
+from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY
+from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, SETTINGS, Difference
+
+PURE, MAPPING, BY_DEFAULT, BY_DERIVATION = "pure name", "mapping", "default", "derived"
+"""``matched_with``; the existing tool has the first two and ``similarity:0.9``."""
+_NOT_SET = "only one side says it, and what the other one takes is not known; "
+_LOSS_SCALE = "loss_scale"
+_PATH = re.compile(r"\s*(?:[0-9.]+\s+)?(?:~|\.{0,2})/\S.*", re.DOTALL)
+
+
+_MOST_NAMES = 10
+
+
+@dataclass
+class Settled:
+    """What comparing the settings gave.
+
+    Attributes:
+        differences: rows of the sheet; also the harmless ones.
+        derived: every computed quantity of both sides: term -> (bench, cmp, equal).
+        notes: what could not be compared.
+        unknown: names of settings that are masked on a side although their names say of no secret: they may change the numbers.
+        compared: how many settings have been held against something.
+    """
+
+    differences: list[Difference] = field(default_factory=list)
+    derived: dict[str, tuple[str, str, bool]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    unknown: set[str] = field(default_factory=set)
+    compared: int = 0
+
+
+def compare_settings(bench: Side, cmp: Side, file: str, content: Mapping[str, bool] | None = None) -> Settled:
+    """Compare the settings of two runs.
+
+    Args:
+        bench, cmp: the two sides.
+        file: the column ``file_name``.
+        content: ``weights`` and ``data``: whether their content was compared and is equal; what is not in it was not compared.
+    """
+    return _Comparison(bench, cmp, file, content or {}).settled()
+
+
+class _Comparison:
+    def __init__(self, bench: Side, cmp: Side, file: str, content: Mapping[str, bool]) -> None:
+        self.bench, self.cmp, self.file, self.content = bench, cmp, file, content
+        self.terms = bench.terms
+        self.out = Settled()
+        self.reported: set[str] = set()
+        self.said_first: dict[tuple[str, str, str], str] = {}
+        self.lost = 0
+        self.dropped: list[str] = []
+        self.quantities: dict[str, tuple[Quantity | None, Quantity | None]] = {}
+
+    def settled(self) -> Settled:
+        mine, theirs = dict(self.bench.settings), dict(self.cmp.settings)
+        for name in [name for name in mine if name in theirs and not self._is_filled_in(name)]:
+            self._pair(name, mine.pop(name), theirs.pop(name))
+        self._drop_floats(mine, self.cmp)
+        self._drop_floats(theirs, self.bench)
+        self._by_terms(mine, theirs)
+        self._computed()
+        self._defaults()
+        self._rates()
+        self._negated(mine, theirs)
+        self._similar(mine, theirs)
+        for left, side, other in ((mine, self.bench, self.cmp), (theirs, self.cmp, self.bench)):
+            for name, one in left.items():
+                self._alone(name, one, side, other)
+        for who, side in (("bench", self.bench), ("cmp", self.cmp)):
+            self.out.notes += [f"{who}: {text}; the first counts" for text in side.conflicts.values()]
+        masked = self.bench.masked | self.cmp.masked
+        self.out.unknown = {name for name, says_so in masked.items() if not says_so}
+        if masked:
+            names = ", ".join(sorted(masked)[:_MOST_NAMES]) + (", ..." if len(masked) > _MOST_NAMES else "")
+            self.out.notes.append(f"settings that are masked, and so were not compared: {len(masked)} ({names})")
+        if self.lost:
+            self.out.notes.append(f"{self.lost} settings of {self.file} are null in a pack of the existing tool, which cannot hold them")
+        if self.dropped:
+            self.out.notes.append(
+                f"{', '.join(self.dropped)}: not compared, the other pack has no number with a fraction at all; version 8.1.1 of the "
+                "existing tool does not keep those of YAML files: take that pack again"
+            )
+        return self.out
+
+    # -- 1: one name -------------------------------------------------------------------------------------------------------------------
+
+    def _pair(self, name: str, a: Setting, b: Setting) -> None:
+        self.out.compared += 1
+        alias = next(iter(self.bench.aliases(name)), None)
+        x, y = normalize.plain(a.value), normalize.plain(b.value)
+        if self._is_lost(x, y):
+            self.lost += 1
+            return
+        if normalize.same(x, y):
+            return
+        if alias is not None and not alias.term.group and alias.index is None:
+            u, v = self.bench.read(alias, a), self.cmp.read(alias, b)
+            if u is not None and v is not None and normalize.same(u, v):
+                return
+        terms = [one.term for one in self.bench.aliases(name)]
+        term = self._moved_item(name, a, b) or (terms[0] if terms else None)
+        severity, why = self._judged(name, term, a, b)
+        first = self._said_before(name, term, a, b) if severity != HARMLESS else ""
+        if first:
+            severity, why = HARMLESS, f"it says again what '{first}' says"
+        self._row(a.name, b.name, normalize.shown(a.value), normalize.shown(b.value), severity, why, term, PURE, _places(a, b))
+
+    def _said_before(self, name: str, term: Term | None, a: Setting, b: Setting) -> str:
+        """The name of a setting of the same term with the same two values (``lr`` and ``optimizer.lr``); empty: none."""
+        if term is None or term.group:
+            return ""
+        sides = ((self.bench, a), (self.cmp, b))
+        values = [next((side.read(alias, one) for alias in side.aliases(name) if alias.term is term), None) for side, one in sides]
+        if None in values:
+            return ""
+        first = self.said_first.setdefault((term.name, repr(values[0]), repr(values[1])), a.name)
+        return "" if first == a.name else first
+
+    def _is_filled_in(self, name: str) -> bool:
+        """``auto`` on one side stands for what other settings of that side say; it is compared by its term."""
+        autos = [normalize.plain(side.settings[name].value) == "auto" for side in (self.bench, self.cmp)]
+        terms = [alias.term for alias in self.bench.aliases(name)]
+        return autos[0] != autos[1] and bool(terms) and not any(term.group for term in terms)
+
+    def _moved_item(self, name: str, a: Setting, b: Setting) -> Term | None:
+        """Of a list with several terms (betas) the one whose item differs."""
+        for alias in self.bench.aliases(name):
+            if alias.index is not None and not normalize.same(self.bench.read(alias, a), self.cmp.read(alias, b)):
+                return alias.term
+        return None
+
+    def _is_lost(self, x: object, y: object) -> bool:
+        """Null of a format that cannot hold the value says nothing about a text or an object."""
+        return (x is None and self.bench.opaque and isinstance(y, str)) or (y is None and self.cmp.opaque and isinstance(x, str))
+
+    def _drop_floats(self, left: dict[str, Setting], other: Side) -> None:
+        """Numbers of settings files that the other side's collector may have lost say nothing when they are missing there."""
+        for name in [name for name, one in left.items() if other.no_floats and isinstance(one.value, float)]:
+            self.dropped.append(left.pop(name).name)
+
+    # -- 2: one term -------------------------------------------------------------------------------------------------------------------
+
+    def _by_terms(self, mine: dict[str, Setting], theirs: dict[str, Setting]) -> None:
+        wanted: dict[str, None] = {}
+        for left, side in ((mine, self.bench), (theirs, self.cmp)):
+            for name in left:
+                wanted.update((alias.term.name, None) for alias in side.aliases(name) if not alias.term.group)
+        done: set[str] = set()
+        for name in wanted:
+            if self._one_term(self.terms[name]):
+                done.add(name)
+        for left, side in ((mine, self.bench), (theirs, self.cmp)):
+            for name in list(left):
+                terms = {alias.term.name for alias in side.aliases(name) if not alias.term.group}
+                if terms and terms <= done:
+                    del left[name]
+
+    def _one_term(self, term: Term) -> bool:
+        """Compare a term that the sides call differently; False: one side knows nothing of it."""
+        if (term.feeds and all(self._quantity(term.feeds))) or self._is_idle(term):
+            return True  # the quantity it is a part of is compared, or nobody reads it
+        a, b = self._quantity(term.name)
+        if a is None and b is None:
+            return True  # "auto", or nothing: neither says anything
+        a, b = a or self._default(term, self.bench, self.cmp), b or self._default(term, self.cmp, self.bench)
+        if a is None or b is None:
+            one = a or b
+            return one is not None and term.nothing is not None and normalize.same(one.value, term.nothing)
+        self.out.compared += 1
+        if not normalize.same(a.value, b.value):
+            self._difference(term, a, b)
+        return True
+
+    def _quantity(self, name: str) -> tuple[Quantity | None, Quantity | None]:
+        if name not in self.quantities:
+            self.quantities[name] = derive.quantity(self.bench, name), derive.quantity(self.cmp, name)
+        return self.quantities[name]
+
+    def _default(self, term: Term, side: Side, other: Side) -> Quantity | None:
+        """What a side takes that says nothing; where its framework is not known, but it is the other's, what that one takes; where
+        neither is known, the other's value if all frameworks that have its name for it take that."""
+        found = side.default(term)
+        if found is not None or side.frameworks or not side.settings:
+            return found
+        if other.frameworks:
+            return side.default(term, other.frameworks)
+        said = self._quantity(term.name)[1 if other is self.cmp else 0]
+        shared = [side.default(term, (framework,)) for framework in other.possible(term)]
+        equal = said is not None and all(one is not None and normalize.same(one.value, said.value) for one in shared)
+        return shared[0] if shared and equal else None
+
+    def _difference(self, term: Term, a: Quantity, b: Quantity) -> None:
+        how = BY_DERIVATION if DERIVED in (a.how, b.how) else BY_DEFAULT if DEFAULT in (a.how, b.how) else MAPPING
+        names = [", ".join(q.names) if q.how != DERIVED or len(q.names) == 1 else term.name for q in (a, b)]
+        self._row(names[0], names[1], a.shown, b.shown, term.severity, term.why, term, how)
+
+    # -- 3: what is computed -----------------------------------------------------------------------------------------------------------
+
+    def _computed(self) -> None:
+        parents = {name: {row.feeds for row in self.terms if row.name == name} - {""} for name in derive.derived_terms()}
+        for name in derive.derived_terms():
+            a, b = self._quantity(name)
+            if a is None or b is None:
+                continue
+            equal = normalize.same(a.value, b.value)
+            if DERIVED in (a.how, b.how):
+                self.out.derived[name] = (a.shown, b.shown, equal)
+            parts = {row.name for row in self.terms if row.feeds == name}
+            if equal or ({name} | parts | parents[name]) & self.reported:
+                continue
+            if DERIVED in (a.how, b.how) and not self._follows(self.terms[name], a, b):
+                self._difference(self._of_equal_whole(self.terms[name]), a, b)
+
+    def _of_equal_whole(self, term: Term) -> Term:
+        """A computed part of a quantity that is equal (micro batches of the same global batch) is only another order of the same sums."""
+        whole = self._quantity(term.feeds) if term.feeds else (None, None)
+        if whole[0] is None or whole[1] is None or not normalize.same(whole[0].value, whole[1].value):
+            return term
+        why = f"the {term.feeds.replace('_', ' ')} is {whole[0].value} on both sides, and its sums are made in other parts"
+        return replace(term, severity=MAY, why=why)
+
+    def _rates(self) -> None:
+        """The learning rate itself, at updates that tell schedules apart: of other classes and parameters it may still be the same."""
+        a, b = schedules.schedule(self.bench), schedules.schedule(self.cmp)
+        if a is None or b is None:
+            return
+        differ = []
+        for name, update in schedules.points(a, b).items():
+            rates = a.rate(update), b.rate(update)
+            equal = math.isclose(*rates, rel_tol=schedules.CLOSE, abs_tol=1e-15)
+            shown = f"{rates[0]:.6g}", f"{rates[1]:.6g}"
+            self.out.derived[f"learning_rate of update {update} ({name})"] = (*shown, equal)
+            if not equal:
+                differ.append((update, *shown))
+        if differ and not self.reported & schedules.TERMS:
+            update, x, y = differ[0]
+            term = self.terms["learning_rate"]
+            why = f"the schedules are set alike and computed otherwise, by the rules of each framework; {term.why}"
+            self._row(f"rate of update {update}", f"rate of update {update}", x, y, term.severity, why, term, BY_DERIVATION)
+
+    def _follows(self, term: Term, a: Quantity, b: Quantity) -> bool:
+        """A quantity made of settings whose differences are reported themselves, as no less, on both sides by the same names."""
+        least = (CHANGES, term.severity)
+        return bool(a.names) and a.names == b.names and any(d.bench_name in a.names and d.severity in least for d in self.out.differences)
+
+    def _defaults(self) -> None:
+        """What neither side says, and their frameworks, or the releases of one, take differently."""
+        for term in self.terms:
+            if not term.default or term.group or term.name in self.reported or term.feeds or any(self._quantity(term.name)):
+                continue
+            a, b = self.bench.default(term), self.cmp.default(term)
+            if a is not None and b is not None and not normalize.same(a.value, b.value) and self._counts(term):
+                self._row(
+                    a.names[0], b.names[0], a.shown, b.shown, term.severity, f"neither side says it, and {term.why}", term, BY_DEFAULT
+                )
+
+    def _counts(self, term: Term) -> bool:
+        """Loss scales count in float16 only, of both: else the data type is the difference."""
+        if _LOSS_SCALE not in term.name:
+            return True
+        return all(q is not None and q.value == "float16" for q in self._quantity("compute_dtype"))
+
+    def _is_idle(self, term: Term) -> bool:
+        """Loss scales where neither side computes in float16."""
+        return _LOSS_SCALE in term.name and all(q is not None and q.value != "float16" for q in self._quantity("compute_dtype"))
+
+    # -- 4: what is left -----------------------------------------------------------------------------------------------------------------
+
+    def _negated(self, mine: dict[str, Setting], theirs: dict[str, Setting]) -> None:
+        """``--no-x`` of one side is ``x: false`` of the other."""
+        for left, right, swap in ((mine, theirs, False), (theirs, mine, True)):
+            for name in [name for name in left if name.startswith("no_") and name[3:] in right]:
+                a, b = left.pop(name), right.pop(name[3:])
+                x, y = normalize.plain(a.value), normalize.plain(b.value)
+                self.out.compared += 1
+                if isinstance(x, bool) and isinstance(y, bool) and x is not y:
+                    continue
+                if swap:
+                    a, b = b, a
+                term = self.bench.term_of(name)
+                severity, why = self._judged(name, term, a, b)
+                self._row(a.name, b.name, normalize.shown(a.value), normalize.shown(b.value), severity, why, term, MAPPING, _places(a, b))
+
+    def _similar(self, mine: dict[str, Setting], theirs: dict[str, Setting]) -> None:
+        """Names of the same words, however they are joined or ordered: ``maxPositionEmbeddings``, ``max_position_embeddings``."""
+        words: dict[tuple[str, ...], list[str]] = {}
+        for name, one in theirs.items():
+            words.setdefault(_words(one.name), []).append(name)
+        for name in list(mine):
+            names = words.get(_words(mine[name].name), [])
+            if len(names) != 1 or names[0] not in theirs:
+                continue
+            a, b = mine.pop(name), theirs.pop(names[0])
+            self.out.compared += 1
+            if not normalize.same(normalize.plain(a.value), normalize.plain(b.value)):
+                term = self.bench.term_of(name)
+                severity, why = self._judged(name, term, a, b)
+                ratio = SequenceMatcher(None, a.name.lower(), b.name.lower()).ratio()
+                shown = normalize.shown(a.value), normalize.shown(b.value)
+                self._row(a.name, b.name, *shown, severity, why, term, f"similarity:{ratio:.3f}", _places(a, b))
+
+    def _alone(self, name: str, one: Setting, side: Side, other: Side) -> None:
+        if normalize.is_unset(one.value) or normalize.plain(one.value) == "auto":
+            return
+        if other.opaque and one.framework and one.origin == "default":
+            return
+        term = side.term_of(name)
+        severity, why = self._judged(name, term, one, None)
+        if term is not None and term.feeds and all(self._quantity(term.feeds)):
+            return
+        unknown = term is None or (term.group and term.severity == MAY)
+        if severity != HARMLESS and one.origin == "default" and unknown:
+            severity, why = HARMLESS, "it is at its framework's default, and the other side has no setting of this name"
+        elif severity != HARMLESS:
+            severity, why = MAY, _NOT_SET + why
+        names = (one.name, ONLY_BENCH) if side is self.bench else (ONLY_CMP, one.name)
+        value = normalize.shown(one.value)
+        values = (value, "") if side is self.bench else ("", value)
+        self._row(*names, *values, severity, why, term, "", one.where)
+
+    # -- what it means -------------------------------------------------------------------------------------------------------------------
+
+    def _judged(self, name: str, term: Term | None, a: Setting, b: Setting | None) -> tuple[str, str]:
+        severity, why = self._by_table(name, term, a, b)
+        if any(isinstance(one.value, normalize.Several) for one in (a, b) if one is not None):
+            why = f"several commands or files of one side give it other values; {why}"
+        if severity == CHANGES and NOT_KNOWN in (a.origin, b.origin if b is not None else ""):
+            return MAY, f"what it is depends on the run of the script, which was only read; {why}"
+        return severity, why
+
+    def _by_table(self, name: str, term: Term | None, a: Setting, b: Setting | None) -> tuple[str, str]:
+        if term is None:
+            row = self.terms.pattern(name)
+            if row.severity != HARMLESS and b is not None and _only_moved(a.value, b.value):
+                return HARMLESS, "it is the same file or directory at another place"
+            return row.severity, row.why
+        if self._is_idle(term):
+            return HARMLESS, "neither side computes in float16, which alone needs a scale of the loss"
+        if term.content and term.content in self.content:
+            what = "the samples" if term.content == "data" else "the weights"
+            return HARMLESS, f"only the name differs; {what} themselves were compared"
+        if term.kind == "path" and b is not None and _only_moved(a.value, b.value):
+            return HARMLESS, "it is the same file or directory at another place"
+        if term.content:
+            return MAY, f"{term.why}, if what is there differs; the packs do not say"
+        if term.feeds and b is not None:
+            return self._part(term)
+        return term.severity, term.why
+
+    def _part(self, term: Term) -> tuple[str, str]:
+        """A part of a computed quantity matters as much as the quantity, when that is known on both sides."""
+        a, b = self._quantity(term.feeds)
+        if a is None or b is None:
+            return term.severity, term.why
+        whole = term.feeds.replace("_", " ")
+        if normalize.same(a.value, b.value):
+            if term.severity == MAY:
+                return MAY, f"{term.why}; the {whole} is {a.value} on both sides"
+            return HARMLESS, f"the {whole} is {a.value} on both sides"
+        above = self.terms[term.feeds]
+        return above.severity, f"{above.why}: the {whole} is {a.value} against {b.value}"
+
+    def _row(self, a: str, b: str, x: str, y: str, severity: str, why: str, term: Term | None, matched: str, place: str = "") -> None:
+        if term is not None:
+            self.reported.add(term.name)
+        common = "" if term is None else term.name
+        self.out.differences.append(Difference(SETTINGS, a, b, x, y, severity, why, common, matched, self.file, where=place))
+
+
+def _places(a: Setting, b: Setting) -> str:
+    return " and ".join(dict.fromkeys(one.where for one in (a, b) if one.where))
+
+
+def _only_moved(a: object, b: object) -> bool:
+    """Two texts of paths with the same last parts."""
+    if not (isinstance(a, str) and isinstance(b, str) and (_PATH.fullmatch(a) or _PATH.fullmatch(b))):
+        return False
+    return last_parts(a) == last_parts(b)
+
+
+def _words(name: str) -> tuple[str, ...]:
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    return tuple(sorted(word for word in re.split(r"[^A-Za-z0-9]+", apart.lower()) if word))

@@ -1,0 +1,135 @@
+"""Variables of the environment of two runs, by what they do to the numbers (``config/environment/rules.yaml``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msprobe_engine.config.environment.rules import OF_PROCESS, Rule, environment_rules, same_value
+from msprobe_engine.config.environment.variables import Environment
+from msprobe_engine.config.secrets.names import names_secret
+from msprobe_engine.config.severity import ERROR, HARMLESS
+from msprobe_engine.core.process.user_key import KEY
+from msprobe_engine.find.config import by_rank
+from msprobe_engine.find.config.difference import ENV, Difference, Sheet, merged
+
+_NPU = "ASCEND"
+"""A side is one of NPUs when a variable has this in its name, as the existing tool tells it."""
+ONLY_BENCH_HAS, ONLY_CMP_HAS = "only bench has this env", "only cmp has this env"
+NOT_SHOWN = "set, not shown"
+_BY_DIGEST = "the digests of the values by your key are others"
+_MOST_NAMES = 6
+
+
+def compare_env(bench: Mapping[int, Environment], cmp: Mapping[int, Environment]) -> Sheet:
+    """Compare variables rank by rank (`by_rank.NO_RANK`: one for all ranks).
+
+    Values that are not in the packs are compared by their digests. Where there are none, or of different keys, they are not compared: one
+    note has their number, and the names of those that may change the numbers are in `Sheet.unknown` (a name that says it is a secret is
+    none of them).
+    """
+    sheet = Sheet(ENV)
+    found: list[tuple[tuple[int, ...], Difference]] = []
+    unknown: set[str] = set()
+    keys: set[bool] = set()
+    for ranks, mine, theirs in by_rank.pairs(bench, cmp, of_job):
+        a, b = _without_process(mine), _without_process(theirs)
+        differences, without = _differences(a, b)
+        found += [(ranks, one) for one in differences]
+        sheet.compared = max(sheet.compared, len({*a.values, *a.withheld, *b.values, *b.withheld} - without))
+        unknown |= without
+        keys.add(bool(mine.key and theirs.key))
+    sheet.differences = merged(found, tuple(set(bench) & set(cmp)))
+    rules = environment_rules()
+    sheet.unknown = tuple(sorted(name for name in unknown if rules.of(name).severity != HARMLESS and not names_secret(name)))
+    sheet.not_shown = len(unknown)
+    if unknown:
+        sheet.notes.append(_note(unknown, both_keys=all(keys)))
+    return sheet
+
+
+def _note(unknown: set[str], *, both_keys: bool) -> str:
+    names = sorted(unknown)
+    shown = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
+    why = "the packs were made with different keys" if both_keys else f"not both packs were made with a key ({KEY})"
+    return (
+        f"{len(names)} variable{'s' if len(names) > 1 else ''} of the environment set on both sides cannot be compared: the packs have the "
+        f"names and not the values, and {why}: {shown}"
+    )
+
+
+def of_job(environment: Environment) -> dict[str, Any]:
+    """What is compared, JSON-ready: without what differs from rank to rank in every job."""
+    found: dict[str, Any] = dict(_without_process(environment).values)
+    for name, one in _without_process(environment).withheld.items():
+        found[name] = f"{found[name]} ({one.digest})" if name in found else f"{NOT_SHOWN}{f' ({one.digest})' if one.digest else ''}"
+    return found
+
+
+def _without_process(environment: Environment) -> Environment:
+    values = {name: value for name, value in environment.values.items() if name not in OF_PROCESS}
+    withheld = {name: one for name, one in environment.withheld.items() if name not in OF_PROCESS}
+    return Environment(values, withheld, environment.key)
+
+
+def _differences(a: Environment, b: Environment) -> tuple[list[Difference], set[str]]:
+    """Differences, and names of variables that cannot be compared."""
+    rules, found = environment_rules(), []
+    done: set[str] = set()
+    unknown: set[str] = set()
+    kinds = _is_npu(a), _is_npu(b)
+    for name in sorted({*a.values, *b.values, *a.withheld, *b.withheld}):
+        if name in done:
+            continue
+        rule = rules.of(name)
+        if name in a.withheld or name in b.withheld:
+            other = _by_digest(rule, name, a, b)
+            if other is None:
+                unknown.add(name)
+            elif other:
+                found.append(other[0])
+            continue
+        x, y, other_name = a.values.get(name), b.values.get(name), name
+        if kinds[0] != kinds[1] and rule.partner and (x is None or y is None):
+            other_name, done = rule.partner, done | {rule.partner}
+            x, y = (x, b.values.get(other_name)) if x is not None else (a.values.get(other_name), y)
+        if same_value(rule, x, y):
+            continue
+        names = (name, other_name) if name in a.values else (other_name, name)
+        found.append(_difference(rule, names, x, y))
+    return found, unknown
+
+
+def _by_digest(rule: Rule, name: str, a: Environment, b: Environment) -> list[Difference] | None:
+    """Of a value that a side does not have, or not whole; None: it cannot be compared."""
+    shown = [side.values.get(name, NOT_SHOWN if name in side.withheld else None) for side in (a, b)]
+    if None in shown:
+        return [_difference(rule, (name, name), *shown)]
+    if name in a.values and name in b.values and shown[0] != shown[1]:
+        return [_difference(rule, (name, name), *shown)]
+    digests = [side.withheld[name].digest if name in side.withheld else "" for side in (a, b)]
+    if not all(digests) or a.key != b.key:
+        return None
+    if digests[0] == digests[1]:
+        return []
+    level = "" if rule.severity == HARMLESS else ERROR
+    texts = [text if text is not None else "" for text in shown]
+    return [Difference(ENV, name, name, texts[0], texts[1], rule.severity, f"{rule.why}; {_BY_DIGEST}", level=level)]
+
+
+def _difference(rule: Rule, names: tuple[str, str], x: str | None, y: str | None) -> Difference:
+    if names[0] == names[1] and rule.severity != HARMLESS and not rule.default and (x is None or y is None):
+        one = f"not set on the {'bench' if x is None else 'cmp'} side, where the library decides"
+        return Difference(ENV, *names, _shown(rule, x), _shown(rule, y), rule.severity, f"{rule.why}; {one}", level=ERROR)
+    verdict = "" if rule.severity == HARMLESS else ERROR
+    return Difference(ENV, *names, _shown(rule, x), _shown(rule, y), rule.severity, rule.why, level=verdict)
+
+
+def _shown(rule: Rule, value: str | None) -> str:
+    if value is not None:
+        return value
+    return rule.default[0] if rule.default else "not set"
+
+
+def _is_npu(environment: Environment) -> bool:
+    return any(_NPU in name for name in environment.values)

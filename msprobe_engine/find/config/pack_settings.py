@@ -1,0 +1,246 @@
+"""A pack as one side of a comparison: what the checkers need, whoever wrote it (this tool, or either version of the existing one)."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from msprobe_engine.config.environment.variables import Environment, of_entries
+from msprobe_engine.config.pack.writer import Pack
+from msprobe_engine.config.secrets.masking import cleaned
+from msprobe_engine.config.secrets.names import judged_name
+from msprobe_engine.config.settings.normalize import Several
+from msprobe_engine.config.settings.side import NOT_KNOWN, Setting, Side
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.log import one_line
+from msprobe_engine.find.config import completeness
+from msprobe_engine.find.config.by_rank import NO_RANK
+from msprobe_engine.find.config.tensors import Place, Tensors, flat_tags
+from msprobe_engine.formats.pack import entries
+
+STATIC_FILE = entries.STATIC.rpartition("/")[2]
+MOST_LEVELS = 100
+OF_RANK = ("rank", "local_rank", "node_rank", "device", "pid", "hostname")
+"""Last parts of the names of settings that every rank has its own of."""
+DYNAMIC_FILE = entries.DYNAMIC.rpartition("/")[2]
+
+
+_SESSION_KEY = secrets.token_bytes(32)
+"""Of this process: digests of values in packs that hold all variables, see `of_entries`."""
+
+
+class PackSide:
+    """The entries of a pack by checker. What is damaged is left out and said in `problems`."""
+
+    def __init__(self, pack: Pack) -> None:
+        self.pack = pack
+        self.problems: list[str] = list(pack.problems)
+        self.meta = self.mapping(entries.META)
+        self.static = self.mapping(entries.STATIC_SETTINGS)
+        self.versions = {name: versions[0] for name, versions in self._packages().items()}
+        for sentence in completeness.missing_of(self):
+            self._say(f"{one_line(str(pack.path))}: {sentence}")
+
+    @property
+    def world_size(self) -> int | None:
+        """Ranks of the job that wrote the pack; None: it was not written by a job."""
+        size = self.meta.get("world_size")
+        return size if isinstance(size, int) and self.meta.get("framework") else None
+
+    def has(self, part: str) -> bool:
+        """Is anything there for a checker?"""
+        names = self.pack.names
+        if part == "env":
+            return entries.ENV in names or bool(self.pack.by_rank("env"))
+        if part == "pip":
+            return entries.PIP in names
+        if part == "hyperparameters":
+            return bool(self.settings_files())
+        if part == "system":
+            return bool(self.pack.by_rank("system"))
+        return bool(self.pack.existing(part) or self.pack.by_step(part))
+
+    def env(self, by_rank: bool) -> dict[int, Environment]:
+        """Variables by rank, or one for all; of the command line with those that its scripts set."""
+        ranks, withheld = self.pack.by_rank("env"), self.pack.by_rank("withheld")
+        if by_rank and ranks:
+            return {
+                rank: of_entries(self.mapping(name), self.mapping(withheld.get(rank, "")), _SESSION_KEY) for rank, name in ranks.items()
+            }
+        one = self.mapping(entries.ENV) if entries.ENV in self.pack else self.mapping(next(iter(ranks.values()), ""))
+        all_ranks = of_entries(one, self.mapping(next(iter(withheld.values()), "")), _SESSION_KEY)
+        set_by_scripts = self.static.get("env")
+        if not isinstance(set_by_scripts, dict):
+            return {NO_RANK: all_ranks}
+        hidden = self.static.get("withheld")
+        scripts = of_entries(set_by_scripts, hidden if isinstance(hidden, dict) else {}, _SESSION_KEY)
+        names = {*scripts.values, *scripts.withheld}
+        before = {name: value for name, value in all_ranks.values.items() if name not in names}
+        others = {name: hidden for name, hidden in all_ranks.withheld.items() if name not in names}
+        return {NO_RANK: Environment({**before, **scripts.values}, {**others, **scripts.withheld}, all_ranks.key)}
+
+    def packages(self) -> dict[str, list[str]]:
+        """Name to versions."""
+        return self._packages()
+
+    def settings_files(self) -> tuple[str, ...]:
+        """Which of `STATIC_FILE` and `DYNAMIC_FILE` have anything."""
+        found = []
+        if entries.STATIC in self.pack or entries.STATIC_SETTINGS in self.pack:
+            found.append(STATIC_FILE)
+        if entries.DYNAMIC in self.pack or self.pack.by_rank("hyperparameters"):
+            found.append(DYNAMIC_FILE)
+        return tuple(found)
+
+    def settings(self, file: str, by_rank: bool) -> dict[int, Side]:
+        """The settings of a file: by rank where both packs know them so, else one for all ranks."""
+        if file == STATIC_FILE:
+            found = self._static()
+            floats = any(isinstance(one.value, float) for one in found)
+            return {NO_RANK: self._side(found, no_floats=not self.pack.ours and not floats)}
+        ranks = self.pack.by_rank("hyperparameters")
+        if ranks and (by_rank or entries.DYNAMIC not in self.pack):
+            sides: dict[int, Side] = {}
+            known: dict[str, Side] = {}
+            for rank, name in ranks.items() if by_rank else list(ranks.items())[:1]:
+                entry = {name: one for name, one in self.mapping(name).items() if name.rpartition(".")[2] not in OF_RANK}
+                text = json.dumps(entry, sort_keys=True, default=str)  # most ranks have the same
+                if text not in known:
+                    known[text] = self._side(_resolved(entry))
+                sides[rank if by_rank else NO_RANK] = known[text]
+            return sides
+        if ranks:  # ours, beside a pack of the existing tool: what was resolved says more than null
+            return {NO_RANK: self._side(_resolved(self.mapping(next(iter(ranks.values())))))}
+        dynamic = [Setting(name, value, framework="megatron") for name, value in self.mapping(entries.DYNAMIC).items()]
+        return {NO_RANK: self._side(dynamic, opaque=not self.pack.ours)}
+
+    def ranks_with_settings(self) -> bool:
+        """Were they collected rank by rank?"""
+        return bool(self.pack.by_rank("hyperparameters"))
+
+    def _side(self, settings: list[Setting], opaque: bool = False, no_floats: bool = False) -> Side:
+        return Side(settings, world_size=self.world_size, versions=self.versions, opaque=opaque, no_floats=no_floats)
+
+    def _static(self) -> list[Setting]:
+        values = self.static.get("values")
+        if isinstance(values, dict) and values:
+            return [_found(name, judged_name(name, values), one) for name, one in values.items()]
+        values = self.mapping(entries.STATIC)
+        return [Setting(name, _each(cleaned(judged_name(name, values), value))) for name, value in values.items()]
+
+    def tensors(self, part: str) -> Tensors:
+        """``weights`` or ``dataset``, of the existing tool and ours."""
+        flat = flat_tags if part == "dataset" else _tensors_of
+        existing = _Entries(self.pack.existing(part), lambda name: flat(self.mapping(name)))
+        return Tensors(existing, _Entries(self.pack.by_step(part), self.mapping))
+
+    def random(self) -> tuple[dict[int, Any], dict[int, Any]]:
+        """The existing tool's entries by rank, and ours."""
+        existing = {
+            rank: {function: calls for function, calls in self.mapping(name).items() if isinstance(calls, list)}
+            for (_, rank), name in self.pack.existing("random").items()
+        }
+        return existing, {rank: self.mapping(name) for rank, name in self.pack.by_rank("random").items()}
+
+    def system(self) -> dict[int, Mapping[str, Any]]:
+        """Drivers, devices, flags by rank."""
+        return {rank: self.mapping(name) for rank, name in self.pack.by_rank("system").items()}
+
+    def places(self) -> dict[int, Mapping[str, Any]]:
+        """Where the ranks ran: ``host``, ``node``."""
+        return {rank: self.mapping(name) for rank, name in self.pack.by_rank("ranks").items()}
+
+    def _packages(self) -> dict[str, list[str]]:
+        try:
+            return self.pack.packages()
+        except DumpFormatError as error:
+            self._say(str(error))
+            return {}
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """An entry that is an object; empty where it is not there, or damaged, which `problems` says."""
+        try:
+            found = self.pack.mapping(name)
+        except DumpFormatError as error:
+            self._say(str(error))
+            return {}
+        if _is_deep(found):
+            self._say(
+                f"{self.pack.path}: entry {one_line(name)} is nested more than {MOST_LEVELS} levels deep, which no pack's is; left out"
+            )
+            return {}
+        return found
+
+    def _say(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+
+class _Entries(Mapping[Place, Mapping[str, Any]]):
+    """Entries by step and rank, each read when it is asked for: of thousands of ranks not all fit into memory."""
+
+    def __init__(self, names: Mapping[Place, str], read: Callable[[str], Mapping[str, Any]]) -> None:
+        self._names, self._read = names, read
+
+    def __getitem__(self, place: Place) -> Mapping[str, Any]:
+        return self._read(self._names[place])
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        level = [child for one in level if isinstance(one, (dict, list)) for child in (one.values() if isinstance(one, dict) else one)]
+        if not level:
+            return False
+    return True
+
+
+def _tensors_of(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {name: one for name, one in entry.items() if isinstance(one, dict)}
+
+
+def _resolved(entry: Mapping[str, Any]) -> list[Setting]:
+    """Our entry: name -> ``{"value", "origin", "where", "framework"}``; where two frameworks give a name other values, the second's is
+    ``framework:name``."""
+    return [
+        Setting(
+            name.removeprefix(f"{one.get('framework', '')}:"),
+            one.get("value"),
+            str(one.get("origin", "")),
+            str(one.get("where", "")),
+            str(one.get("framework", "")),
+        )
+        for name, one in entry.items()
+        if isinstance(one, Mapping) and "value" in one
+    ]
+
+
+def _found(name: str, judged: str, one: Any) -> Setting:
+    """Our entry of a static collection: ``{"value", "where", "file", "line", "known"}``.
+
+    Args:
+        judged: the name that says whether it is a secret.
+    """
+    if not isinstance(one, Mapping):
+        return Setting(name, one)
+    line = one.get("line")
+    several = one.get("several")
+    place = str(one.get("file", ""))
+    value = Several.of(cleaned(judged, several)) if isinstance(several, list) and several else one.get("value")
+    return Setting(name, value, str(one.get("where", "")) if one.get("known", True) else NOT_KNOWN, f"{place}:{line}" if line else place)
+
+
+def _each(value: Any) -> Any:
+    """Of a key to which several files gave other values all of them."""
+    if not isinstance(value, dict) or value.get("description") != "duplicate_value":
+        return value
+    values = value.get("values")
+    return Several.of(values) if isinstance(values, list) and len(values) > 1 else values

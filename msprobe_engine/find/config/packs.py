@@ -1,0 +1,263 @@
+"""Two packs: checker by checker, rank by rank where both know ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.config.collect.resolved import CODE, DEFAULT
+from msprobe_engine.config.pack.writer import Pack, read_pack
+from msprobe_engine.config.settings.side import Side
+from msprobe_engine.config.severity import ERROR, MAY, WARNING
+from msprobe_engine.find.config import completeness
+from msprobe_engine.find.config import difference as d
+from msprobe_engine.find.config.arguments import compare_arguments, with_arguments
+from msprobe_engine.find.config.by_rank import NO_RANK
+from msprobe_engine.find.config.compare_settings import compare_settings
+from msprobe_engine.find.config.comparison import Comparison
+from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, Difference, Sheet, listed, merged
+from msprobe_engine.find.config.environment import compare_env
+from msprobe_engine.find.config.pack_settings import DYNAMIC_FILE, STATIC_FILE, PackSide
+from msprobe_engine.find.config.packages import compare_packages
+from msprobe_engine.find.config.random_calls import compare_random
+from msprobe_engine.find.config.system import compare_system
+from msprobe_engine.find.config.tensors import LATER, compare_dataset, compare_weights
+
+_PLAIN = ("torch", "mindspore")
+"""Origins of settings that are read from the objects of a program, not from the arguments it was started with."""
+_MOST_NAMES = 6
+_CONTENT = {d.DATASET: "samples", d.RANDOM: "random calls"}
+
+
+def compare_packs(bench: str | Path | Pack, cmp: str | Path | Pack, *, only: tuple[str, ...] | None = None) -> Comparison:
+    """Compare two packs of this tool or the existing one, in any mixture.
+
+    Args:
+        bench: the run that is right.
+        cmp: the run in question.
+        only: the checkers to look at; None: all that a pack has. A checker that one pack has alone is a difference then.
+
+    Raises:
+        DumpFormatError: a path is no pack.
+    """
+    sides = [PackSide(one if isinstance(one, Pack) else read_pack(one)) for one in (bench, cmp)]
+    return _Work(sides[0], sides[1], only).done()
+
+
+class _Work:
+    def __init__(self, bench: PackSide, cmp: PackSide, only: tuple[str, ...] | None) -> None:
+        self.bench, self.cmp, self.only = bench, cmp, only
+        self.out = Comparison(os.fspath(bench.pack.path), os.fspath(cmp.pack.path))
+        sizes = bench.world_size, cmp.world_size
+        self.other_ranks = None not in sizes and sizes[0] != sizes[1]
+
+    def done(self) -> Comparison:
+        checkers: dict[str, Callable[[], Sheet]] = {
+            d.ENV: self._env,
+            d.PIP: lambda: compare_packages(self.bench.packages(), self.cmp.packages()),
+            d.DATASET: lambda: compare_dataset(self.bench.tensors(d.DATASET), self.cmp.tensors(d.DATASET), other_ranks=self.other_ranks),
+            d.WEIGHTS: lambda: compare_weights(self.bench.tensors(d.WEIGHTS), self.cmp.tensors(d.WEIGHTS), other_ranks=self.other_ranks),
+            d.SETTINGS: self._settings,
+            d.RANDOM: self._random,
+            d.SYSTEM: lambda: compare_system(self.bench.system(), self.cmp.system()),
+        }
+        found: dict[str, Sheet] = {}
+        for name in (*[name for name in checkers if name != d.SETTINGS], d.SETTINGS):  # settings may point to what was compared
+            if self._compared(name, found):
+                self.found = found
+                found[name] = checkers[name]()
+                self.out.notes += found[name].notes
+        self.out.sheets = {name: found[name] for name in d.CHECKERS if name in found}
+        self._arguments()
+        self._later_weights()
+        self._ranks()
+        neither = [name for name in (d.DATASET, d.RANDOM) if not self.bench.has(name) and not self.cmp.has(name)]
+        if neither and self.only is None and None not in (self.bench.world_size, self.cmp.world_size):
+            self.out.notes.append(
+                f"neither pack has {' and '.join(_CONTENT[name] for name in neither)}; ConfigChecker in the program collects them"
+            )
+        if self.only is None:
+            self.out.problems += completeness.of_one_side(self.bench, self.cmp)
+        nothing = [name for name, sheet in found.items() if not (sheet.compared or sheet.differences or sheet.not_shown)]
+        self.out.problems += [f"{name}: nothing in the packs could be compared" for name in nothing]
+        if self.out.unknown:
+            names = ", ".join(self.out.unknown)
+            self.out.problems.append(f"what may change the numbers cannot be compared, see the notes: {names}")
+        for who, side in (("bench", self.bench), ("cmp", self.cmp)):
+            self.out.problems += [f"{who}: {problem}" for problem in side.problems]
+            self.out.sides[who] = {"path": os.fspath(side.pack.path), "ours": side.pack.ours, **_described(side)}
+        return self.out
+
+    def _compared(self, name: str, found: dict[str, Sheet]) -> bool:
+        """Do both packs have it? What only one has is a difference of its own."""
+        has = self.bench.has(name), self.cmp.has(name)
+        if self.only is not None and name not in self.only:
+            return False
+        if all(has):
+            return True
+        if any(has):
+            side = "bench" if has[0] else "cmp"
+            why = f"only the {side} pack has {name}, so it is not compared"
+            self.out.not_compared[name] = why
+            if self.only is None and not self._of_other_tool(name):
+                names = (name, "") if has[0] else ("", name)
+                found[name] = Sheet(name, differences=[Difference(name, *names, "", "", MAY, why, level=WARNING)])
+        return False
+
+    def _of_other_tool(self, name: str) -> bool:
+        """The existing tool does not know it."""
+        return name == d.SYSTEM and not (self.bench.pack.ours and self.cmp.pack.ours)
+
+    def _env(self) -> Sheet:
+        by_rank = all(len(side.pack.by_rank("env")) > 0 for side in (self.bench, self.cmp))
+        return compare_env(self.bench.env(by_rank), self.cmp.env(by_rank))
+
+    def _random(self) -> Sheet:
+        (a, x), (b, y) = self.bench.random(), self.cmp.random()
+        return compare_random(a, b, (x, y))
+
+    def _settings(self) -> Sheet:
+        sheet = Sheet(d.SETTINGS)
+        content = {word: True for word, name in (("data", d.DATASET), ("weights", d.WEIGHTS)) if self._content(name)}
+        mine, theirs = self.bench.settings_files(), self.cmp.settings_files()
+        files = [(name, name) for name in (STATIC_FILE, DYNAMIC_FILE) if name in mine and name in theirs]
+        for name in sorted(set(mine) ^ set(theirs)) if files else ():
+            who = "bench" if name in mine else "cmp"
+            self.out.problems.append(f"only the {who} pack has {name}, so these settings are not compared")
+        for a, b in files or [(mine[-1], theirs[-1])]:
+            by_rank = a == b == DYNAMIC_FILE and self.bench.ranks_with_settings() and self.cmp.ranks_with_settings()
+            sides = self.bench.settings(a, by_rank), self.cmp.settings(b, by_rank)
+            if a == STATIC_FILE != b and self.cmp.ranks_with_settings():  # the script speaks for every rank of the run
+                sides = _for_every_rank(sides[0], self.cmp)
+            elif b == STATIC_FILE != a and self.bench.ranks_with_settings():
+                sides = _for_every_rank(sides[1], self.bench)[::-1]
+            found: list[tuple[tuple[int, ...], Difference]] = []
+            both = sorted(set(sides[0]) & set(sides[1]))
+            done: dict[tuple[int, int], list[int]] = {}
+            for rank in both:
+                done.setdefault((id(sides[0][rank]), id(sides[1][rank])), []).append(rank)
+            for ranks in done.values():
+                settled = compare_settings(sides[0][ranks[0]], sides[1][ranks[0]], a if a == b else f"{a} / {b}", content)
+                differences = (
+                    settled.differences if a == b else self._comparable(settled.differences, a, sides[0][ranks[0]], sides[1][ranks[0]])
+                )
+                found += [(tuple(ranks), one) for one in differences]
+                sheet.compared = max(sheet.compared, settled.compared)
+                self.out.derived.update(settled.derived)
+                self.out.notes += [note for note in settled.notes if note not in self.out.notes]
+                sheet.unknown = tuple(sorted({*sheet.unknown, *settled.unknown}))
+                sheet.not_shown = len(sheet.unknown)
+            sheet.differences += merged(found, tuple(both))
+        return sheet
+
+    def _comparable(self, differences: list[Difference], file: str, bench: Side, cmp: Side) -> list[Difference]:
+        """Of a run's settings against a script's: without those that no script says, because the program sets them.
+
+        Args:
+            file: which file of the bench pack was compared.
+        """
+        run, which, word = (cmp, 1, ONLY_CMP) if file == STATIC_FILE else (bench, 0, ONLY_BENCH)
+        inside = {one.name for one in run.settings.values() if one.origin == CODE or (one.origin == DEFAULT and one.framework in _PLAIN)}
+        out, names = [], []
+        for one in differences:
+            name, other = (one.bench_name, one.cmp_name)[:: -1 if which else 1]
+            if one.matters and other == word and name in inside:
+                names.append(name)
+            else:
+                out.append(one)
+        if names:
+            shown = _listed_names(names)
+            run_side, script_side = ("cmp", "bench") if which else ("bench", "cmp")
+            self.out.not_compared[d.SETTINGS] = (
+                f"settings that the program of the {run_side} side sets and the scripts of the {script_side} side do not say: {shown}"
+            )
+        return out
+
+    def _arguments(self) -> None:
+        """What the programs were started with; a pack of the command line has no program but msprobe itself."""
+        sides = self.bench, self.cmp
+        if self.only is not None or any(side.world_size is None for side in sides):
+            return
+        settings = [side.settings(DYNAMIC_FILE, True) if side.ranks_with_settings() else {} for side in sides]
+        reported = self.out.sheets[d.SETTINGS].differences if d.SETTINGS in self.out.sheets else []
+        files = _own_files(self.bench), _own_files(self.cmp)
+        found = compare_arguments(_programs(self.bench), _programs(self.cmp), (settings[0], settings[1]), reported, files)
+        if found.masked:
+            self.out.notes.append(
+                f"arguments that are masked, and so were not compared: {len(found.masked)} ({_listed_names(sorted(found.masked))})"
+            )
+        if found.differences or found.unknown:
+            sheet = self.out.sheets.setdefault(d.SETTINGS, Sheet(d.SETTINGS))
+            sheet.differences += found.differences
+            sheet.unknown = tuple(sorted({*sheet.unknown, *found.unknown}))
+            sheet.not_shown = len(sheet.unknown)
+
+    def _content(self, name: str) -> bool:
+        return name in self.found and self.found[name].compared > 0
+
+    def _later_weights(self) -> None:
+        """Weights that were equal at first follow from something else, if there is something else."""
+        others = [one for one in self.out.differences if one.term != LATER]
+        sheet = self.out.sheets.get(d.WEIGHTS)
+        if sheet is None or not others:
+            return
+        sheet.differences = [
+            replace(one, severity=MAY, why=f"{one.why}; it follows from the other differences") if one.term == LATER else one
+            for one in sheet.differences
+        ]
+
+    def _ranks(self) -> None:
+        """Ranks that wrote into one pack only; a pack of the command line is of none."""
+        mine, theirs = set(self.bench.places()), set(self.cmp.places())
+        if None in (self.bench.world_size, self.cmp.world_size) or not mine or not theirs or mine == theirs or self.only is not None:
+            return
+        if self.other_ranks:
+            self.out.notes.append(
+                f"the jobs have {self.bench.world_size} and {self.cmp.world_size} ranks; ranks {listed(mine & theirs)} are compared"
+            )
+            return
+        sheet = self.out.sheets.setdefault(d.SYSTEM, Sheet(d.SYSTEM))
+        for side, ranks in (("bench", mine - theirs), ("cmp", theirs - mine)):
+            if ranks:
+                names = ("rank", "") if side == "bench" else ("", "rank")
+                why = f"only the {side} pack has anything of these ranks"
+                sheet.differences.append(Difference(d.SYSTEM, *names, "", "", MAY, why, ranks=tuple(sorted(ranks)), level=ERROR))
+
+
+def _for_every_rank(script: dict[int, Side], run: PackSide) -> tuple[dict[int, Side], dict[int, Side]]:
+    """Settings of scripts, which are one for all, beside those that each rank of a run has resolved or was started with."""
+    programs = _programs(run)
+    known: dict[tuple[int, str], Side] = {}
+    ranks: dict[int, Side] = {}
+    for rank, side in run.settings(DYNAMIC_FILE, True).items():
+        program = programs.get(rank, {})
+        at = id(side), repr(program.get("arguments"))
+        if at not in known:
+            known[at] = with_arguments(side, program)
+        ranks[rank] = known[at]
+    return dict.fromkeys(ranks, script[NO_RANK]), ranks
+
+
+def _programs(side: PackSide) -> dict[int, dict[str, Any]]:
+    """Rank to script, arguments and commit."""
+    return {rank: one["program"] for rank, one in side.system().items() if isinstance(one.get("program"), dict)}
+
+
+def _own_files(side: PackSide) -> set[str]:
+    """Names of the pack and of the files whose settings are in it."""
+    files = side.static.get("files")
+    names = files if isinstance(files, list) else []
+    return {side.pack.path.name, *(Path(name).name for name in names if isinstance(name, str))}
+
+
+def _listed_names(names: list[str]) -> str:
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
+
+
+def _described(side: PackSide) -> dict[str, object]:
+    """Where a pack is from, for the head of a report."""
+    meta = {key: side.meta[key] for key in ("framework", "world_size", "host", "created") if side.meta.get(key)}
+    return meta | {"ranks": len(side.pack.ranks)}

@@ -1,0 +1,350 @@
+"""Weights and samples of two runs: by digests of their bits where both packs have them, else by the existing tool's four statistics."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from msprobe_engine.config.severity import CHANGES, ERROR, MAY
+from msprobe_engine.core.redaction import NO_KEY
+from msprobe_engine.find.config.difference import DATASET, HAS_BENCH, HAS_CMP, WEIGHTS, Difference, Sheet, listed, merged, short
+
+STATISTICS = ("max", "min", "mean", "norm")
+REDACTED = "redacted"
+"""Key of records whose values were left out: the key that made their digests, see `msprobe_engine.core.redaction`."""
+MOST_NAMES = 4
+_WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+"""Attributes under which torch.compile, FSDP and checkpoint_wrapper keep the module they wrap; DDP's is ``module``."""
+MOST_EQUAL_ROWS = 500_000
+"""In a longer sheet only what is not equal has a row."""
+Place = tuple[int, int]
+"""(step, rank)."""
+
+
+@dataclass
+class Tensors:
+    """What one side recorded.
+
+    Attributes:
+        existing: the existing tool's entries, by name or tag.
+        ours: entries with digests.
+    """
+
+    existing: Mapping[Place, Mapping[str, Any]] = field(default_factory=dict)
+    ours: Mapping[Place, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def places(self) -> set[Place]:
+        """Steps and ranks of which anything is there."""
+        return set(self.existing) | set(self.ours)
+
+    def at(self, place: Place, digests: bool) -> dict[str, dict[str, Any]]:
+        """Name to what is known of it: ``shape``, ``dtype``, ``digest``, ``samples``, ``value`` and the four statistics."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, one in self.existing.get(place, {}).items():
+            found[name] = {key: one[key] for key in STATISTICS if key in one}
+        if digests:
+            for name, one in self.ours.get(place, {}).items():
+                if isinstance(one, Mapping):
+                    found[name] = {**found.get(name, {}), **one}
+        return found
+
+
+def flat_tags(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The existing tool's entry of a forward pass by tags: ``args.0``, ``kwargs.labels``; only tensors."""
+    return dict(_flat("", entry, 0))
+
+
+def _flat(tag: str, value: Any, depth: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if not isinstance(value, Mapping) or depth > 64:
+        return
+    if set(value) == set(STATISTICS) and not any(isinstance(child, Mapping) for child in value.values()):
+        yield tag, value
+        return
+    for key, child in value.items():
+        yield from _flat(f"{tag}.{key}" if tag else str(key), child, depth + 1)
+
+
+def compare_weights(bench: Tensors, cmp: Tensors, *, other_ranks: bool = False) -> Sheet:
+    """Compare parameters and buffers. Those of the first recorded step are the weights the training began with.
+
+    Args:
+        other_ranks: the runs have another number of ranks, so ranks of one side only are no difference.
+    """
+    work = _Comparison(WEIGHTS, "weight_name", bench, cmp, other_ranks)
+    sheet = work.compared()
+    first = min((step for step, _ in bench.places & cmp.places), default=0)
+    found: list[tuple[tuple[int, ...], Difference]] = []
+    later: Counter[str] = Counter()
+    since = math.inf
+    for (name, rank), seen in work.unequal.items():
+        steps = sorted(seen)
+        if steps[0] > first:
+            later[name] += 1
+            since = min(since, steps[0])
+            continue
+        mine, theirs = seen[steps[0]]
+        why, severity = _why_weights(mine, theirs)
+        found.append(((rank,), Difference(WEIGHTS, name, name, _text(mine), _text(theirs), severity, why, steps=tuple(steps), level=ERROR)))
+    sheet.differences += merged(found, work.everyone)
+    if later:
+        names = f"{len(later)} tensors: {', '.join(sorted(later)[:MOST_NAMES])}{', ...' if len(later) > MOST_NAMES else ''}"
+        why = f"they are equal at step {first} and other ones from step {int(since)} on: another input or update before it"
+        sheet.differences.append(Difference(WEIGHTS, names, names, "", "", CHANGES, why, term=LATER, level=ERROR))
+    return sheet
+
+
+LATER = "later weights"
+"""`Difference.term` of weights that were equal at first: they follow from another difference, if there is one."""
+
+
+def compare_dataset(bench: Tensors, cmp: Tensors, *, other_ranks: bool = False) -> Sheet:
+    """Compare what the model was called with.
+
+    Args:
+        other_ranks: the runs have another number of ranks, so ranks of one side only are no difference.
+    """
+    work = _Comparison(DATASET, "tag", bench, cmp, other_ranks)
+    sheet = work.compared()
+    moved = _same_samples(bench, cmp) if work.unequal or other_ranks else {}
+    by_why: dict[tuple[str, int, str, str], dict[int, tuple[Any, Any]]] = {}
+    for (tag, rank), seen in work.unequal.items():
+        for step, (mine, theirs) in seen.items():
+            if tag in moved:
+                continue
+            severity, why = _why_samples(mine, theirs)
+            by_why.setdefault((tag, rank, severity, why), {})[step] = (mine, theirs)
+    found = []
+    for (tag, rank, severity, why), seen in by_why.items():
+        mine, theirs = seen[min(seen)]
+        one = Difference(DATASET, tag, tag, _text(mine), _text(theirs), severity, why, steps=tuple(sorted(seen)), level=ERROR)
+        found.append(((rank,), one))
+    sheet.differences += merged(found, work.everyone)
+    for tag, why in moved.items():
+        sheet.differences.append(Difference(DATASET, tag, tag, "", "", MAY, why))
+    return sheet
+
+
+class _Comparison:
+    """The rows of a sheet, and what in them is not equal."""
+
+    def __init__(self, sheet: str, column: str, bench: Tensors, cmp: Tensors, other_ranks: bool) -> None:
+        self.sheet = Sheet(sheet)
+        self.column, self.bench, self.cmp, self.other_ranks = column, bench, cmp, other_ranks
+        self.digests = bool(bench.ours) and bool(cmp.ours)
+        self.unequal: dict[tuple[str, int], dict[int, tuple[Any, Any]]] = {}
+        self.shared = False
+        self.hidden: set[str] = set()
+        self.undigested: set[str] = set()
+        self.everyone = tuple({rank for _, rank in bench.places & cmp.places})
+
+    def compared(self) -> Sheet:
+        one_sided: dict[tuple[str, str], dict[str, set[int]]] = {}
+        for place in sorted(self.bench.places | self.cmp.places):
+            if place in self.bench.places and place in self.cmp.places:
+                self._place(place, one_sided)
+            else:
+                self._missing(place)
+        self._absent_places()
+        if self.hidden:
+            hidden = ", ".join(sorted(self.hidden)[:MOST_NAMES]) + (", ..." if len(self.hidden) > MOST_NAMES else "")
+            why = "values are redacted, and both sides do not have digests of one key: they cannot be compared"
+            self.sheet.differences.append(Difference(self.sheet.name, hidden, hidden, "", "", MAY, why, level=ERROR))
+        self.sheet.unknown = tuple(sorted(self.undigested)[:MOST_NAMES])
+        if self.undigested:
+            listed_names = ", ".join(self.sheet.unknown) + (", ..." if len(self.undigested) > MOST_NAMES else "")
+            self.sheet.notes.append(f"only one side has a digest of {listed_names}: of these only the statistics were compared")
+        if one_sided and not self.shared:
+            what = "weights" if self.column == "weight_name" else "inputs"
+            why = f"no name of the {what} is on both sides; of two frameworks compare checkpoints (msprobe ckpt diff)"
+            self.sheet.differences.append(Difference(self.sheet.name, what, what, "", "", MAY, why, level=ERROR))
+            return self.sheet
+        for (name, side), at in one_sided.items():
+            names = (name, "") if side == "bench" else ("", name)
+            what = "this parameter or buffer" if self.column == "weight_name" else "this input"
+            why = f"only the {side} side has {what}"
+            ranks = () if at["ranks"] >= set(self.everyone) else tuple(sorted(at["ranks"]))
+            self.sheet.differences.append(
+                Difference(self.sheet.name, *names, "", "", CHANGES, why, ranks=ranks, steps=tuple(sorted(at["steps"])), level=ERROR)
+            )
+        return self.sheet
+
+    def _place(self, place: Place, one_sided: dict[tuple[str, str], dict[str, set[int]]]) -> None:
+        step, rank = place
+        a, b = self.bench.at(place, self.digests), self.cmp.at(place, self.digests)
+        if self.sheet.name == WEIGHTS:
+            b = named_alike(a, b)
+        for name in sorted(a.keys() | b.keys()):
+            self.sheet.compared += 1
+            if name not in a or name not in b:
+                side = "bench" if name in a else "cmp"
+                self._row(place, name, HAS_BENCH if name in a else HAS_CMP, None, None)
+                at = one_sided.setdefault((name, side), {"steps": set(), "ranks": set()})
+                at["steps"].add(step)
+                at["ranks"].add(rank)
+                continue
+            self.shared = True
+            if not comparable(a[name], b[name]):
+                self.hidden.add(name)
+                continue
+            if self.digests and bool(a[name].get("digest")) != bool(b[name].get("digest")):
+                self.undigested.add(name)
+            equal = same_tensor(a[name], b[name])
+            if not equal:
+                self.unequal.setdefault((name, rank), {})[step] = (a[name], b[name])
+            if not equal or ("value" not in a[name] and len(self.sheet.rows) < MOST_EQUAL_ROWS):
+                self._row(place, name, equal, a[name], b[name])
+
+    def _missing(self, place: Place) -> None:
+        """A step of a rank that one side has alone: every name a row, as the existing tool has it."""
+        side, word = (self.bench, HAS_BENCH) if place in self.bench.places else (self.cmp, HAS_CMP)
+        for name in sorted(side.at(place, self.digests)):
+            self._row(place, name, word, None, None)
+
+    def _absent_places(self) -> None:
+        for side, mine, theirs in (("bench", self.bench.places, self.cmp.places), ("cmp", self.cmp.places, self.bench.places)):
+            names = ("recorded", "") if side == "bench" else ("", "recorded")
+            ranks = {rank for _, rank in mine} - {rank for _, rank in theirs}
+            if ranks and not self.other_ranks:
+                why = f"only the {side} side has recorded anything of rank {listed(ranks)}, so it is not compared"
+                self.sheet.differences.append(
+                    Difference(self.sheet.name, *names, "", "", MAY, why, ranks=tuple(sorted(ranks)), level=ERROR)
+                )
+            steps: dict[int, set[int]] = {}
+            for step, rank in mine - theirs:
+                if rank not in ranks:
+                    steps.setdefault(step, set()).add(rank)
+            if steps:
+                every = set().union(*steps.values())
+                why = f"only the {side} side has recorded step {listed(steps)}, so it is not compared"
+                shown = () if every >= set(self.everyone) else tuple(sorted(every))
+                self.sheet.differences.append(
+                    Difference(self.sheet.name, *names, "", "", MAY, why, ranks=shown, steps=tuple(sorted(steps)), level=ERROR)
+                )
+
+    def _row(self, place: Place, name: str, equal: bool | str, a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> None:
+        row: dict[str, Any] = {"step": place[0], "rank": place[1], self.column: name, "equal": equal}
+        for key in STATISTICS:
+            row[f"{key}_relative_diff"] = None if a is None or b is None else relative(a.get(key), b.get(key))
+        self.sheet.rows.append(row)
+
+
+def named_alike(a: Mapping[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """`b` with the names of `a` for what a wrapper (DDP, FSDP, torch.compile) has renamed: ``module.0.weight`` is ``0.weight``. Only names
+    that are on one side, and one to one."""
+    plain: tuple[dict[str, list[str]], dict[str, list[str]]] = {}, {}
+    for names, mine, theirs in zip(plain, (a, b), (b, a)):
+        for name in mine.keys() - theirs.keys():
+            names.setdefault(_unwrapped(name), []).append(name)
+    renamed = {plain[1][name][0]: plain[0][name][0] for name in plain[0] if len(plain[0][name]) == len(plain[1].get(name, ())) == 1}
+    return {renamed.get(name, name): one for name, one in b.items()} if renamed else b
+
+
+def _unwrapped(name: str) -> str:
+    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    while len(parts) > 1 and parts[0] == "module":
+        parts.pop(0)
+    return ".".join(parts)
+
+
+def comparable(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Can two records tell whether they are of the same values? Those of redacted ones with digests that one key has made."""
+    if REDACTED not in a and REDACTED not in b:
+        return True
+    return bool(a.get(REDACTED) == b.get(REDACTED) != NO_KEY and a.get("digest") and b.get("digest"))
+
+
+def same_tensor(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Equal bits, shape and type; without digests on both sides equal statistics."""
+    if "value" in a or "value" in b or "class" in a or "class" in b:
+        return bool(a.get("value") == b.get("value") and a.get("class") == b.get("class"))
+    if a.get("digest") and b.get("digest"):
+        return all(a.get(key) == b.get(key) for key in ("digest", "shape", "dtype"))
+    if any(key in a and key in b and a[key] != b[key] for key in ("shape", "dtype")):
+        return False
+    return all(_same_number(a.get(key), b.get(key)) for key in STATISTICS)
+
+
+def _same_number(x: Any, y: Any) -> bool:
+    return x == y or (isinstance(x, float) and isinstance(y, float) and math.isnan(x) and math.isnan(y))
+
+
+def relative(a: Any, b: Any) -> float | None:
+    """``|a - b| / a`` as the existing tool has it; None where that is nothing."""
+    if not all(isinstance(x, (int, float)) for x in (a, b)) or a == 0 or not math.isfinite(a) or not math.isfinite(b):
+        return None
+    return float(abs(a - b) / a)
+
+
+def _why_weights(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, str]:
+    if a.get("shape") != b.get("shape") and "shape" in a and "shape" in b:
+        return "it has another shape: another model, or another cut by tensor parallelism", CHANGES
+    if a.get("dtype") != b.get("dtype") and "dtype" in a and "dtype" in b:
+        return "it is kept in another data type", CHANGES
+    if a.get("digest") and b.get("digest") and all(key in a and key in b and _same_number(a[key], b[key]) for key in STATISTICS):
+        return "its bits differ, though max, min, mean and norm agree: few elements, or the same ones in another order", CHANGES
+    return "the training begins with other numbers in it", CHANGES
+
+
+def _why_samples(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, str]:
+    if "value" in a or "value" in b or "class" in a or "class" in b:
+        return CHANGES, "the model is called with another value"
+    if a.get("shape") != b.get("shape") and "shape" in a and "shape" in b:
+        return CHANGES, "it has another shape"
+    if a.get("dtype") != b.get("dtype") and "dtype" in a and "dtype" in b:
+        return CHANGES, "it has another data type"
+    x, y = a.get("samples") or [], b.get("samples") or []
+    if x and len(x) == len(y) and None not in x and None not in y:
+        if Counter(x) == Counter(y):
+            at = [str(i) for i, (p, q) in enumerate(zip(x, y)) if p != q]
+            return MAY, f"the same samples in another order (index {_some(at)})"
+        at = [str(i) for i, (p, q) in enumerate(zip(x, y)) if p != q]
+        return CHANGES, f"{len(at)} of {len(x)} samples are others (index {_some(at)})"
+    return CHANGES, "the model sees other samples"
+
+
+def _some(items: Iterable[str]) -> str:
+    items = list(items)
+    return ", ".join(items[:8]) + (", ..." if len(items) > 8 else "")
+
+
+def _same_samples(bench: Tensors, cmp: Tensors) -> dict[str, str]:
+    """Tags whose samples are the same on both sides over all steps and ranks, and lie at other steps, ranks or micro batches."""
+    mine, theirs = _samples(bench), _samples(cmp)
+    found = {}
+    for tag in mine.keys() & theirs.keys():
+        x, y = mine[tag], theirs[tag]
+        a, b = ([one for samples in side.values() for one in samples] for side in (x, y))
+        if None in a or Counter(a) != Counter(b) or {k: Counter(v) for k, v in x.items()} == {k: Counter(v) for k, v in y.items()}:
+            continue
+        order = "cut into other micro batches" if a == b else "at other ranks or steps"
+        found[tag] = f"the same {len(a)} samples, {order}; sums over a batch round in another way"
+    return found
+
+
+def _samples(side: Tensors) -> dict[str, dict[Place, list[Any]]]:
+    found: dict[str, dict[Place, list[Any]]] = {}
+    for place in sorted(side.ours):
+        for tag, one in side.ours[place].items():
+            if isinstance(one, Mapping) and one.get("samples"):
+                found.setdefault(tag, {})[place] = list(one["samples"])
+    return found
+
+
+def _text(one: Mapping[str, Any]) -> str:
+    """What is known of a tensor, in short."""
+    if "value" in one or "class" in one:
+        return short(str(one.get("value", one.get("class"))))
+    parts = [f"{one['dtype']} {one['shape']}"] if "dtype" in one and "shape" in one else []
+    if one.get("digest"):
+        parts.append(f"digest {one['digest']}")
+    if not one.get("digest") and all(key in one for key in STATISTICS):
+        parts.append(", ".join(f"{key} {_number(one[key])}" for key in STATISTICS))
+    return ", ".join(parts)
+
+
+def _number(value: Any) -> str:
+    return f"{value:.9g}" if isinstance(value, int | float) else short(str(value))

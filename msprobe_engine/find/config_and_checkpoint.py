@@ -1,0 +1,179 @@
+"""What two runs were started with, and checkpoints: packs of configurations and checkpoints as `diagnose` shows them."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.config.severity import CHANGES
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.checkpoint.result import TensorResult, ValueDifference, ranked
+from msprobe_engine.find.config.between_ranks import Deviation, between_ranks
+from msprobe_engine.find.config.difference import Difference, listed
+from msprobe_engine.find.config.headline import headline
+from msprobe_engine.find.config.packs import compare_packs
+from msprobe_engine.find.findings import CHECKPOINT, CONFIG, NONE, Diagnosis, Suspect
+from msprobe_engine.formats.checkpoint.model import RANDOM
+from msprobe_engine.formats.pack.kind import NAME as PACK
+
+INCIDENTS = "incidents"
+MOST_SUSPECTS, MOST_LINES = 20, 6
+_MOST_VALUES = 3
+"""Of two checkpoints, values (a step, a learning rate) that are named before tensors."""
+
+
+def diagnose_packs(target: Path, golden: Path) -> Diagnosis:
+    """Two packs: every difference that matters is a suspect, the worst first.
+
+    Raises:
+        DumpFormatError: one of them is no pack.
+    """
+    compared = compare_packs(golden, target)
+    matter = compared.differences
+    found = Diagnosis(CONFIG if matter else NONE, problems=list(compared.problems), differences=len(matter))
+    found.suspects = [_suspect(one) for one in matter[:MOST_SUSPECTS]]
+    found.evidence = [headline(compared)] + [f"{name}: {verdict}" for name, verdict in compared.summary().items() if verdict != "pass"]
+    found.evidence += [
+        Sentence("Computed: {0} {1} against {2}.", name.replace("_", " "), b, a)
+        for name, (a, b, equal) in compared.derived.items()
+        if not equal
+    ]
+    found.evidence += [Sentence("Not compared: {0}.", why) for why in compared.not_compared.values()]
+    found.evidence += compared.notes
+    found.next = [f"msprobe config_check -c {shlex.quote(str(golden))} {shlex.quote(str(target))} -o config_check_result"] if matter else []
+    found.looked_at = {"pack": str(target), "golden": str(golden), "compared": sum(sheet.compared for sheet in compared.sheets.values())}
+    found.nothing = Sentence("No difference of the configurations that matters")
+    return found
+
+
+def diagnose_pack(target: Path) -> Diagnosis:
+    """One pack: does a rank or node have something else than the others?
+
+    Raises:
+        DumpFormatError: it is no pack.
+    """
+    ranks = between_ranks(target)
+    matter = ranks.matter
+    found = Diagnosis(CONFIG if matter else NONE, differences=len(matter))
+    found.suspects = [_of_ranks(one) for one in matter[:MOST_SUSPECTS]]
+    found.evidence = [ranks.headline(), *ranks.notes]
+    found.next = [compare_ranks(target)] if matter else []
+    found.looked_at = {"pack": str(target), "ranks": len(ranks.ranks)}
+    found.nothing = Sentence("The ranks were started with the same")
+    return found
+
+
+def blame_ranks(found: Diagnosis, pack: Path) -> None:
+    """A rank that was started with something else that changes its results is a finding, where the numbers show none.
+
+    Raises:
+        DumpFormatError: it is no pack.
+    """
+    ranks = between_ranks(pack)
+    found.suspects = [_of_ranks(one) for one in ranks.matter if one.severity == CHANGES][:MOST_SUSPECTS]
+    if found.suspects:
+        found.finding = CONFIG
+        found.next.append(compare_ranks(pack))
+
+
+def compare_ranks(pack: Path) -> str:
+    """The command that says what ranks were started with, and which of them otherwise."""
+    return f"msprobe config_check --ranks {shlex.quote(str(pack))}"
+
+
+def _of_ranks(one: Deviation) -> Suspect:
+    numbers = {"these ranks": {"value": one.value}, "the others": {"value": one.others}}
+    return Suspect(f"{one.sheet} {one.name}", "", one.ranks[0], 0, kind=CONFIG, why=one.sentence(), numbers=numbers)
+
+
+def _suspect(one: Difference) -> Suspect:
+    name = one.name if one.bench_name in (one.cmp_name, "") or not one.cmp_name else f"{one.bench_name} / {one.cmp_name}"
+    numbers: dict[str, Any] = {"target": {"value": one.cmp}, "golden": {"value": one.bench}}
+    rank, step = (one.ranks[0] if one.ranks else 0), (one.steps[0] if one.steps else 0)
+    at = f" (rank {listed(one.ranks)})" if one.ranks else ""
+    return Suspect(f"{one.sheet} {name}{at}", "", rank, step, source=one.where, kind=CONFIG, why=one.reason(), numbers=numbers)
+
+
+def pack_beside(path: Path) -> Path | None:
+    """The pack of the run that a dump, an incident or an output directory belongs to; None: there is none."""
+    run: tuple[Path, ...] = (path.parent.parent,) if path.parent.name == INCIDENTS else ()
+    for place in (path, path.parent, *run) if path.is_dir() else (path.parent,):
+        pack = place / PACK
+        if pack.is_file() and not pack.is_symlink():
+            return pack
+    return None
+
+
+def started_otherwise(target: Path | None, golden: Path | None) -> tuple[list[str], list[str]]:
+    """Sentences for the evidence of two runs (or of one, whose ranks are held against each other), and problems."""
+    if target is None:
+        return [], []
+    try:
+        if golden is None:
+            ranks = between_ranks(target)
+            return [Sentence("Configuration: {0}.", one.sentence()) for one in ranks.matter[:MOST_LINES]], []
+        compared = compare_packs(golden, target)
+    except DumpFormatError as error:
+        return [], [Sentence("not looked at: {0}", error)]
+    matter = compared.differences
+    if not matter:
+        return [Sentence("The runs were started with the same configuration, as far as it matters.")], list(compared.problems)
+    lines: list[str] = [Sentence("Configuration (golden against this one): {0}.", one.sentence()) for one in matter[:MOST_LINES]]
+    if len(matter) > MOST_LINES:
+        lines.append(
+            Sentence(
+                "Configuration: {0} more differences; msprobe config_check -c {1} {2} lists them.", len(matter) - MOST_LINES, golden, target
+            )
+        )
+    return lines, list(compared.problems)
+
+
+def diagnose_checkpoints(target: Path, golden: Path) -> Diagnosis:
+    """Two checkpoints: suspects are values that matter, then every tensor that differs, the furthest apart first.
+
+    Raises:
+        DumpFormatError: one of them is no checkpoint.
+    """
+    from msprobe_engine.find.checkpoint.diff import diff
+
+    compared = diff(golden, target)
+    different = compared.different
+    others = [*compared.only_in_a, *compared.only_in_b, *(value.name for value in compared.values_that_matter)]
+    found = Diagnosis(CHECKPOINT if different or others else NONE, problems=list(compared.problems))
+    found.differences = len(different) + len(others)
+    # Another learning rate or step says why elements differ; the elements do not say more.
+    values = [_value(one) for one in sorted(compared.values_that_matter, key=lambda one: one.group == RANDOM)]
+    found.suspects = values[:_MOST_VALUES] + [_tensor(one) for one in ranked(different, MOST_SUSPECTS)]
+    found.evidence = [Sentence("{0}.", compared.verdict()), *compared.hints]
+    found.evidence += [Sentence("{0}: {1}.", one.record, one.why) for one in values[_MOST_VALUES:][:MOST_LINES]]
+    found.unmatched = {"golden": compared.only_in_a, "target": compared.only_in_b} if compared.only_in_a or compared.only_in_b else {}
+    found.problems += [f"{one.name}: {one.note}" for one in compared.unknown[:MOST_LINES]]
+    if found.finding == NONE and not compared.equal and not found.problems:
+        found.problems.append(compared.verdict())
+    found.next = [f"msprobe ckpt diff {shlex.quote(str(golden))} {shlex.quote(str(target))} -o ckpt_diff"] if found.finding != NONE else []
+    found.looked_at = {"checkpoint": str(target), "golden": str(golden), "tensors": len(compared.tensors)}
+    found.nothing = (
+        Sentence("The checkpoints hold the same") if not found.problems else Sentence("What could be read of both checkpoints is the same")
+    )
+    return found
+
+
+def _value(one: ValueDifference) -> Suspect:
+    why = Sentence("{0} here, {1} in the golden one", repr(one.b), repr(one.a)) + (Sentence("; {0}", one.why) if one.why else "")
+    return Suspect(one.name, "", 0, 0, kind=CHECKPOINT, why=why, numbers={"target": {"value": one.b}, "golden": {"value": one.a}})
+
+
+def _tensor(one: TensorResult) -> Suspect:
+    why = one.hint or one.note or ("" if one.changed is not None or one.shape_a != one.shape_b else Sentence("its elements are others"))
+    golden: dict[str, Any] = {"type": one.dtype_a, "shape": list(one.shape_a), "norm": one.norm_a, "NaN": one.nan_a, "Inf": one.inf_a}
+    target: dict[str, Any] = {"type": one.dtype_b, "shape": list(one.shape_b), "norm": one.norm_b, "NaN": one.nan_b, "Inf": one.inf_b}
+    if one.shape_a != one.shape_b:
+        shapes = Sentence("its shape is {0} here, {1} in the golden one", list(one.shape_b), list(one.shape_a))
+        why = shapes + (Sentence("; {0}", why) if why else "")
+    elif one.changed is not None:
+        why = Sentence("{0} of {1} elements differ, by {2} at most", one.changed, one.numel, f"{one.max_abs or 0.0:.3g}") + (
+            Sentence("; {0}", why) if why else ""
+        )
+    return Suspect(one.name, "", 0, 0, kind=CHECKPOINT, why=why, numbers={"target": target, "golden": golden}, distance=one.rel_norm)

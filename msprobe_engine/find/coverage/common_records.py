@@ -1,0 +1,131 @@
+"""What two dumps have in common: records that one of them leaves out, because it was made at another level or of other modules, are no
+difference of the runs; and runs with next to nothing in common have no place where their numbers part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msprobe_engine.align.calls.structure import match_structure
+from msprobe_engine.align.parallel.micro_batches import subset
+from msprobe_engine.core import names
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.difference.divergence import Divergence
+from msprobe_engine.find.findings import Diagnosis
+from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.record_rows import COMMUNICATION
+from msprobe_engine.measure import missing_statistics
+
+Sides = Mapping[int, Side]
+
+_FEWEST = 3
+"""Of so many calls at least one has a partner in two runs of one program."""
+
+_MODULE, _FUNCTION, _COLLECTIVE = "modules", "functions", "collectives"
+
+
+def both_hold(target: Sides, golden: Sides, evidence: list[str]) -> tuple[Sides, Sides]:
+    """The sides without what the other one leaves out; the same objects where nothing is left out.
+
+    Args:
+        target, golden: the ranks of one step; not changed.
+        evidence: where to say what was left out.
+    """
+    levels = _of(target, "level"), _of(golden, "level")
+    if levels[0] != levels[1]:
+        target, golden = _families(target, golden)
+        _say(
+            evidence,
+            Sentence("The dumps are of levels {0} and {1}: only kinds of records that both have are compared.", levels[0], levels[1]),
+        )
+    chosen = _of(target, "selection"), _of(golden, "selection")
+    if chosen[0] != chosen[1] and target.keys() == golden.keys():
+        pairs = {rank: _matched(side, golden[rank]) for rank, side in target.items()}
+        target, golden = {rank: pair[0] for rank, pair in pairs.items()}, {rank: pair[1] for rank, pair in pairs.items()}
+        _say(
+            evidence,
+            Sentence(
+                "The dumps hold other selections of records ({0}, on the golden side {1}): what only one of them holds is left out.",
+                chosen[0] or "all",
+                chosen[1] or "all",
+            ),
+        )
+    return target, golden
+
+
+def strangers(found: Divergence, diagnosis: Diagnosis) -> bool:
+    """The runs are of different programs: most calls have no partner, and what has one differs. Says so in the evidence, and how much
+    differs."""
+    matched = sum(len(structure.pairs) for structure in found.structures.values())
+    ours, theirs = (sum(len(side.ops) for side in sides) for sides in zip(*((w.side, w.golden.side) for w in found.walkers.values())))
+    if _FEWEST * matched >= min(ours, theirs):
+        return False
+    diagnosis.differences = sum(walk.differing for walk in found.walks.values()) or len(found.origins)
+    diagnosis.evidence.append(
+        Sentence(
+            "Only {0} of {1} records have a partner among the {2} of the golden side, and {3} of them differ. Are they "
+            "dumps of the same training?",
+            f"{matched:,}",
+            f"{ours:,}",
+            f"{theirs:,}",
+            f"{diagnosis.differences:,}",
+        )
+    )
+    return True
+
+
+def not_compared(found: Divergence) -> int:
+    """Pairs of rows of a step with NaN or Inf on both sides and nothing finite beside them that could be compared."""
+    measured = (walker.measured for walker in found.walkers.values())
+    return sum(int((m.bad_target & m.bad_golden & ~m.known).sum()) for m in measured)
+
+
+def say_one_sided(found: Divergence) -> bool:
+    """Say on the sides of a step what of matched records only one side has; those of wholes, which are made of many, are not counted.
+
+    Returns:
+        whether there is something.
+    """
+    said = False
+    for rank, walker in found.walkers.items():
+        if rank in found.wholes:
+            continue
+        sides = walker.side, walker.golden.side
+        alone = missing_statistics.alone(*sides, walker.structure.pairs, walker.rows)
+        for sentence in missing_statistics.sentences(*sides, walker.measured.one_sided, *alone):
+            said = True
+            walker.side.say(sentence)
+    return said
+
+
+def _say(evidence: list[str], sentence: str) -> None:
+    if sentence not in evidence:
+        evidence.append(sentence)
+
+
+def _of(sides: Sides, key: str) -> str:
+    """The values of a key of the headers, as one text; "" without the key."""
+    return ", ".join(sorted({str(side.header[key]) for side in sides.values() if key in side.header}))
+
+
+def _families(target: Sides, golden: Sides) -> tuple[Sides, Sides]:
+    kinds = [{rank: [_family(name) for name in side.ops] for rank, side in sides.items()} for sides in (target, golden)]
+    common = set.intersection(*({kind for found in one.values() for kind in found} for one in kinds))
+    if not common:
+        return target, golden
+    cut = [
+        {rank: subset(side, (op for op, kind in enumerate(one[rank]) if kind in common)) for rank, side in sides.items()}
+        for sides, one in zip((target, golden), kinds)
+    ]
+    return cut[0], cut[1]
+
+
+def _family(name: str) -> str:
+    parsed = names.parse(name)
+    if isinstance(parsed, (names.ModuleName, names.ParametersGradName)):
+        return _MODULE
+    return _COLLECTIVE if name.startswith(COMMUNICATION) else _FUNCTION
+
+
+def _matched(target: Side, golden: Side) -> tuple[Side, Side]:
+    pairs = match_structure(target, golden).pairs
+    return subset(target, sorted(i for i, _ in pairs)), subset(golden, sorted(j for _, j in pairs))

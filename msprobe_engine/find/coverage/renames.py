@@ -1,0 +1,50 @@
+"""Modules that bear another name on the golden side: told from calls that are missing, and written as the mapping that says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msprobe_engine.align.mapping.data import module_place
+from msprobe_engine.align.mapping.user_mapping import proposed
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.formats.mapping_file import write_mapping
+
+if TYPE_CHECKING:
+    from msprobe_engine.find.difference.divergence import Divergence
+    from msprobe_engine.find.findings import Diagnosis
+
+FILE = "cell_mapping.yaml"
+_SHOWN = 3
+
+
+def note(found: Diagnosis, divergence: Divergence) -> None:
+    """Add the pairs of names of a step to `found.mapping`."""
+    for rank, walker in divergence.walkers.items():
+        if rank not in divergence.wholes and divergence.structures[rank].renamed:
+            found.mapping |= proposed(walker.target, walker.golden, divergence.structures[rank])
+
+
+def say(found: Diagnosis) -> None:
+    """Add to the evidence how many names differ, and the first of them. Calls of modules whose class has another name too are missing on
+    neither side: when no others are, none is."""
+    if found.mapping:
+        known = {*found.mapping, *found.mapping.values()}
+        if all(module_place(name) in known for missing in found.unmatched.values() for name in missing):
+            found.unmatched = {}
+        pairs = [f"{mine} -> {its}" for mine, its in found.mapping.items()]
+        more = Sentence(" and {0} more", f"{len(pairs) - _SHOWN:,}") if len(pairs) > _SHOWN else ""
+        shown = ", ".join(pairs[:_SHOWN])
+        found.evidence.append(Sentence("{0} modules bear other names on the golden side: {1}{2}.", f"{len(pairs):,}", shown, more))
+
+
+def write(found: Diagnosis, path: Path) -> Path | None:
+    """Write the pairs of names as a cell mapping, which ``-cm`` takes; None when there are none.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if not found.mapping:
+        return None
+    write_mapping(path, found.mapping)
+    return path

@@ -1,0 +1,109 @@
+"""Runs of two frameworks: how much of them was aligned, and which functions are proposed to belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from msprobe_engine.align.frameworks.canonical import Terms
+from msprobe_engine.align.frameworks.common_terms import CommonSide, several
+from msprobe_engine.align.mapping.api import function_of
+from msprobe_engine.core import names
+from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.text.sentences import Sentence, joined
+from msprobe_engine.formats.dump.dump_table import OUTPUT
+
+if TYPE_CHECKING:
+    from msprobe_engine.find.difference.divergence import Divergence
+    from msprobe_engine.find.difference.walk import Walker
+    from msprobe_engine.find.findings import Diagnosis
+
+FILE = "api_mapping.yaml"
+
+_HEAD = """\
+# Functions of this run and what is likely to be the same on the golden side, where the built-in names do not say so.
+# Give the file back with -am; ms_args, pt_args, ms_output and pt_output may name positions that belong together.
+"""
+_LIKE = 0.4
+"""Names that have less in common are not proposed for each other."""
+
+
+def note(found: Diagnosis, divergence: Divergence) -> None:
+    """Count what a step has aligned, and look for functions that may belong together."""
+    for walker in divergence.walkers.values():
+        sides = walker.side, walker.golden.side
+        lost = walker.structure.only_target, walker.structure.only_golden
+        for word, side, alone in zip(("target", "golden"), sides, lost):
+            if not isinstance(side, CommonSide):
+                break
+            counts = found.aligned.setdefault(word, {"modules": [0, 0], "functions": [0, 0]})
+            missing = set(alone)
+            for op, members in enumerate(side.members):
+                kind = counts["modules" if _of_module(side.ops[op]) else "functions"]
+                kind[0] += 0 if op in missing else len(members)
+                kind[1] += len(members)
+        else:
+            for mine, its in _alike(walker):
+                found.functions.setdefault(mine, its)
+
+
+def _of_module(name: str) -> bool:
+    return isinstance(names.parse(name), (names.ModuleName, names.ParametersGradName))
+
+
+def _alike(walker: Walker) -> Iterator[tuple[str, str]]:
+    """Functions that were aligned by their numbers or sizes and not by what they mean; and, of those without a partner, the ones that give
+    results of one size under names that have something in common."""
+    first, second = Terms(walker.side, walker.golden.side.framework), Terms(walker.golden.side, walker.side.framework)
+    for i, j in walker.structure.pairs:
+        plain = _is_function(first, i) and _is_function(second, j)
+        if plain and first.words[i] != second.words[j] and not several(walker.side, i) and not several(walker.golden.side, j):
+            yield function_of(walker.side.ops[i]), function_of(walker.golden.side.ops[j])
+    free = [j for j in walker.structure.only_golden if _is_function(second, j)]
+    for i in walker.structure.only_target:
+        if _is_function(first, i):
+            others = [j for j in free if first.sizes(i, OUTPUT)[:1] == second.sizes(j, OUTPUT)[:1]]
+            best = max(others, key=lambda j: _in_common(first.words[i], second.words[j]), default=None)
+            if best is not None and (len(others) == 1 or _in_common(first.words[i], second.words[best]) >= _LIKE):
+                yield function_of(walker.side.ops[i]), function_of(walker.golden.side.ops[best])
+
+
+def _is_function(terms: Terms, op: int) -> bool:
+    kind = terms.tree.kinds[op]
+    return len(kind) == 3 and kind[0] == "forward" and "." not in kind[1]  # a mapping has no name for operators that Cells hold
+
+
+def _in_common(one: str, two: str) -> float:
+    return SequenceMatcher(None, one, two).ratio()
+
+
+def say(found: Diagnosis) -> None:
+    """Add to the evidence how much was aligned."""
+    if found.aligned:
+        ours, theirs = (_share(found.aligned[word]) for word in ("target", "golden"))
+        template = "Two frameworks, aligned by meaning, numbers and structure: {0} of this run; {1} of the golden run."
+        found.evidence.append(Sentence(template, ours, theirs))
+
+
+def _share(counts: Mapping[str, Sequence[int]]) -> str:
+    return joined(
+        " and ", (Sentence("{0} of {1} records of {2}", f"{some:,}", f"{of:,}", word) for word, (some, of) in counts.items() if of)
+    )
+
+
+def write(found: Diagnosis, path: Path) -> Path | None:
+    """Write the proposed functions as an api mapping, which ``-am`` takes; None when there are none.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if not found.functions:
+        return None
+    entries = [{"ms_api": mine, "pt_api": its} for mine, its in found.functions.items()]
+    text = _HEAD + yaml.safe_dump(entries, allow_unicode=True, sort_keys=False, width=4096)
+    write_file(path, [text.encode("utf-8", "surrogatepass")])
+    return path

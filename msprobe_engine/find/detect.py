@@ -1,0 +1,90 @@
+"""What `diagnose` was pointed at: a dump, an incident, monitor output, a pack of configurations or a checkpoint."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.formats.checkpoint.open import locate, reader_of
+from msprobe_engine.formats.dump.find_dumps import holds_dump
+from msprobe_engine.formats.monitor.reader import open_run
+from msprobe_engine.formats.pack.kind import is_pack
+
+DUMP, INCIDENT, MONITOR, CONFIG, CHECKPOINT, NOTHING = (
+    "dump",
+    "incident",
+    "monitor output",
+    "pack of configurations",
+    "checkpoint",
+    "nothing",
+)
+_TRACKER = "latest_checkpointed_iteration.txt"
+_SAMPLES = re.compile(r"samples_rank\d{1,9}\.jsonl")
+
+
+def kind_of(path: Path) -> str:
+    """One of `DUMP`, `INCIDENT`, `MONITOR`, `CONFIG`, `CHECKPOINT` and `NOTHING`, the first that fits.
+
+    Raises:
+        DumpFormatError: there is no such path.
+    """
+    if not path.exists():
+        raise DumpFormatError(f"{path}: there is no such file or directory; give a dump, an incident directory or monitor output")
+    if path.is_dir() and ((path / "incident.json").is_file() or any(_SAMPLES.fullmatch(entry.name) for entry in path.iterdir())):
+        return INCIDENT
+    if holds_dump(path):
+        return DUMP
+    if is_monitored(path):
+        return MONITOR
+    if path.is_file() and is_pack(path):
+        return CONFIG
+    return CHECKPOINT if _is_checkpoint(path) else NOTHING
+
+
+def _is_checkpoint(path: Path) -> bool:
+    if (path / _TRACKER).is_file():
+        return True  # also where what it names is not there: its reader says so
+    try:
+        chosen, _ = locate(path)
+        reader_of(chosen)
+    except DumpFormatError:
+        return False
+    return True
+
+
+def is_monitored(path: Path) -> bool:
+    """Has a monitor written here?"""
+    try:
+        open_run(path)
+    except UsageError:
+        return False
+    return True
+
+
+def refuse(path: Path, kind: str) -> UsageError:
+    """The sentence for what `diagnose` does not look at."""
+    if kind == CHECKPOINT:
+        return UsageError(f"{path}: is a checkpoint; give a second one to compare it with (msprobe ckpt show says what it holds)")
+    return UsageError(
+        f"{path}: holds no dump, incident, monitor output, pack of configurations or checkpoint; give the directory that one of them was "
+        "written to (msprobe show lists them)"
+    )
+
+
+def common(target: Path, golden: Path | None) -> str:
+    """`DUMP`, `MONITOR`, `CONFIG` or `CHECKPOINT`: what both are; an incident directory holds dumps, and counts as one.
+
+    Raises:
+        DumpFormatError: there is no such path.
+        UsageError: it is something else, or the two are of different kinds.
+    """
+    found = []
+    for path in (target,) if golden is None else (target, golden):
+        kind = kind_of(path)
+        if kind == NOTHING or (kind == CHECKPOINT and golden is None):
+            raise refuse(path, kind)
+        found.append(DUMP if kind == INCIDENT else kind)
+    if len(set(found)) > 1:
+        raise UsageError(f"{target} is a {found[0]} and {golden} a {found[1]}: nothing of one kind can be compared; give two of one kind")
+    return found[0]

@@ -1,0 +1,340 @@
+"""From the record that shows a difference to the call that is to blame for it.
+
+A walk finds the record whose numbers part first. What made them part may be a call that only one side has, a call that was made with
+another order of dimensions, a collective whose result nobody uses, or a tensor that was cut off from its gradient.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.core.names import forward_twin
+from msprobe_engine.find.difference.origin import (
+    ARGUMENT,
+    CHANGED,
+    EXTRA,
+    GRADIENT,
+    GRADLESS,
+    INSIDE,
+    MISSING,
+    RESULT,
+    TAKEN,
+    UNUSED,
+    Origin,
+)
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, Side
+from msprobe_engine.measure import distances
+
+if TYPE_CHECKING:
+    from msprobe_engine.find.difference.walk import Walker
+
+_VIEWS = frozenset((
+    "view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "detach", "alias",
+    "contiguous", "data", "__get__", "requires_grad_", "transpose", "permute", "movedim", "swapaxes", "t", "expand",
+    "expand_as", "chunk", "split", "unbind", "narrow", "select", "__getitem__", "diagonal", "unfold",
+))  # fmt: skip
+"""Calls that hand on the elements they are given, or some of them."""
+
+_IN_ORDER = frozenset((
+    "view", "view_as", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "detach", "contiguous", "clone", "to",
+    "requires_grad_", "alias", "type_as",
+))  # fmt: skip
+"""Calls that cannot change the order of elements."""
+
+_SHUFFLES = frozenset(("flip", "roll", "sort", "argsort", "gather", "index_select", "take", "randperm", "repeat", "tile", "rot90"))
+"""Calls that are there to change the order of elements: to blame also from afar, through all calls that treat positions alike."""
+
+_FAR, _FARTHEST = 8, 2000
+"""Calls to go back through when elements have changed places: from one to the next, and in all."""
+
+
+def unmatched(walker: Walker, origin: Origin) -> None:
+    """What takes in the output of a call that only one side has: that call is the origin."""
+    if origin.kind not in (TAKEN, RESULT):
+        return
+    target, golden = walker.target, walker.golden
+    for row in walker.side.rows(origin.op):
+        source = target.producers.get(row) if walker.side.role[row] == INPUT else None
+        if source is not None and source in walker.extra:
+            origin.op, origin.partner, origin.kind = _first_extra(walker, _forward(walker, source), origin), -1, EXTRA
+            return
+    if origin.kind == RESULT:
+        _rearranged(walker, origin)
+    elif origin.other >= 0:
+        writer = _writer(walker, origin)
+        if writer is not None:
+            origin.op, origin.partner, origin.kind = writer, -1, EXTRA
+            return
+        lost = golden.producers.get(origin.other)
+        if lost is not None and lost in walker.missing:
+            origin.partner, origin.kind = _first(golden, lost, walker.missing), MISSING
+        elif lost is not None:
+            _unused(walker, origin, lost)
+            call = walker.back.get(lost)
+            tensor = isinstance(walker.side.shape[origin.row], list)  # else the call was made without what the other one was given
+            if origin.kind == TAKEN and tensor and call is not None and origin.row not in target.producers and not walker.is_off(call):
+                origin.op, origin.partner, origin.kind = call, lost, CHANGED
+        elif golden.kinds[origin.partner][0] == "backward":
+            _missing_gradient(walker, origin)
+    if origin.kind == TAKEN or (origin.kind == RESULT and _takes_rearranged(walker, origin.op)):
+        _own_code(walker, origin)
+
+
+def without_gradient(walker: Walker, origin: Origin) -> None:
+    """A gradient that is missing, or lacks a part: the first tensor that requires a gradient on one side only is to blame, or the call
+    that only this run makes and that cut it off (``detach``)."""
+    if origin.kind not in (RESULT, TAKEN, GRADIENT, MISSING) or not _is_backward(walker.target, origin.op):
+        return
+    side, golden = walker.side, walker.golden.side
+    for at, (op, other) in enumerate(walker.structure.pairs):
+        if op >= origin.op:
+            return
+        for row, theirs in walker.rows[walker.starts[at] : walker.starts[at + 1]]:
+            mine, right = side.requires_grad[row], golden.requires_grad[theirs]
+            if mine is None or right is None or mine == right or side.shape[row] != golden.shape[theirs]:
+                continue
+            if side.role[row] == INPUT:
+                cut = _same_output(walker, row, op)
+                if cut is not None:
+                    origin.op, origin.partner, origin.kind = cut, -1, EXTRA
+                    return
+            elif side.role[row] != PARAMETERS and _below(walker.target, op):
+                continue  # the call inside of it that did this is there too, and came before
+            origin.op, origin.partner, origin.kind, origin.row, origin.other = op, other, GRADLESS, row, theirs
+            if side.role[row] == INPUT:
+                _own_code(walker, origin)
+            return
+
+
+def _is_backward(tree: Tree, op: int) -> bool:
+    return tree.gradients[op] or tree.kinds[op][0] == "backward"
+
+
+def _below(tree: Tree, op: int) -> bool:
+    return bool(tree.children.get(op))
+
+
+def _rearranged(walker: Walker, origin: Origin) -> None:
+    """The same numbers went in and others came out, though the call was made alike: elements that go in have changed places.
+
+    Statistics do not see that. The last call behind them that only one side makes, or makes with another argument, did it.
+    """
+    if origin.inside > origin.limit:
+        return
+    todo = deque((row, 0) for row in walker.side.rows(origin.op) if walker.side.role[row] == INPUT)
+    seen: set[int] = set()
+    while todo and len(seen) < _FARTHEST:
+        row, far = todo.popleft()
+        extra = _same_output(walker, row, origin.op)
+        source = walker.target.producers.get(row) if extra is None else extra
+        if source is None or source in seen or _api(walker.side, source) is None:
+            continue
+        seen.add(source)
+        name = _api(walker.side, source)
+        near = far <= _FAR
+        if source in walker.extra:
+            if name in _SHUFFLES or (near and name not in _IN_ORDER):
+                origin.op, origin.partner, origin.kind = source, -1, EXTRA
+                return
+        elif near or name in _SHUFFLES:
+            at = walker.argument_of(source)
+            if at >= 0 and _hands_on(walker, source):
+                origin.op, origin.partner = walker.structure.pairs[walker.position(source)]
+                origin.row, origin.other = walker.rows[at]
+                origin.kind = ARGUMENT
+                return
+            lost = _lost_before(walker, source)
+            if lost is not None:
+                origin.partner, origin.kind = lost, MISSING
+                return
+        if source in walker.extra or not walker.is_off(source):
+            further = far + 1 if _hands_on(walker, source) else _FAR + 1
+            todo += [(r, max(far, further)) for r in walker.side.rows(source) if walker.side.role[r] == INPUT]
+
+
+def _hands_on(walker: Walker, op: int) -> bool:
+    """What a call gives out are the elements it was given: the extremes are among those that went in."""
+    side = walker.side
+    if _api(side, op) not in _VIEWS | _IN_ORDER:
+        return False
+    return not walker.is_off(op)
+
+
+def _lost_before(walker: Walker, op: int) -> int | None:
+    """A call of the golden side only, that changes the order of elements and whose output goes into the partner of this call."""
+    at = walker.position(op)
+    golden = walker.golden
+    for row in golden.side.rows(walker.structure.pairs[at][1]) if at >= 0 else ():
+        lost = golden.producers.get(row) if golden.side.role[row] == INPUT else None
+        if lost is not None and lost in walker.missing and _api(golden.side, lost) not in _IN_ORDER:
+            return lost
+    return None
+
+
+def _same_output(walker: Walker, row: int, before: int) -> int | None:
+    """The last call of the target only that gave out a tensor with the numbers of this row. Where it hands on what it was given, it is no
+    producer: the numbers were there before."""
+    side = walker.side
+    for other in reversed(walker.given.get(side.stats[row].tobytes(), ())):
+        if side.op[other] < before and side.shape[other] == side.shape[row] and side.requires_grad[other] == side.requires_grad[row]:
+            return side.op[other]
+    return None
+
+
+def _api(side: Side, op: int) -> str | None:
+    """Name of the function of a forward record; None of a module or a backward record."""
+    parts = side.ops[op].split(".")
+    called = len(parts) >= 4 and parts[-1] == "forward" and parts[-2].isdecimal() and parts[0] not in ("Module", "Cell")
+    return parts[-3] if called else None
+
+
+def _unused(walker: Walker, origin: Origin, lost: int) -> None:
+    """What the golden side takes in comes out of a collective, maybe divided afterwards; here it ran too and is right, and nothing uses
+    it."""
+    golden = walker.golden
+    for _ in range(4):
+        if is_collective(golden.side.ops[lost]):
+            call = walker.back.get(lost)
+            if call is not None and call < origin.op and not _uses(walker, origin.op, call):
+                origin.op, origin.partner, origin.kind = call, lost, UNUSED
+            return
+        rows = golden.side.rows(lost)
+        sources = [golden.producers[r] for r in rows if golden.side.role[r] == INPUT and r in golden.producers]
+        if len(sources) != 1:
+            return
+        lost = sources[0]
+
+
+def _takes_rearranged(walker: Walker, op: int) -> bool:
+    """What goes in are the same numbers in another order: their mean, a sum in another order, is off by a rounding unit of float64."""
+    role, distance = walker.side.role, walker.measured.distance
+    return any(0 < distance[at] < distances.REARRANGED and role[walker.rows[at][0]] == INPUT for at in walker.span_of(op))
+
+
+def _own_code(walker: Walker, origin: Origin) -> None:
+    """Where only modules are recorded, the code of a module itself is not: it made what a module in it takes in, if what it takes in
+    itself is the same on both sides."""
+    tree = walker.target
+    around = walker.position(tree.parents[origin.op])
+    if around < 0 or any(len(kind) == 3 for kind in tree.kinds):
+        return
+    span = range(walker.starts[around], walker.starts[around + 1])
+    if all(walker.side.role[walker.rows[at][0]] == OUTPUT or walker.measured.distance[at] <= origin.limit for at in span):
+        origin.op, origin.partner = walker.structure.pairs[around]
+        origin.kind = origin.kind if origin.kind == GRADLESS else INSIDE
+
+
+def for_own_use(walker: Walker, op: int, other: int) -> bool:
+    """A view of what both sides have, or a constant, that only calls of one side take in: that is another way to write what those
+    calls do, and what lies behind them tells whether it comes to the same. Their backward calls go with them."""
+    tree, golden = walker.target, walker.golden
+    if tree.kinds[op][0] == "backward":
+        op, other = (t.index.get(forward_twin(t.side.ops[call]), -1) for t, call in ((tree, op), (golden, other)))
+    api = _api(walker.side, op) if op >= 0 and other >= 0 else None
+    if api is None:
+        return False
+    made = not any(walker.side.role[row] == INPUT and isinstance(walker.side.shape[row], list) for row in walker.side.rows(op))
+    if not made and api not in _VIEWS | _IN_ORDER:
+        return False
+    mine, theirs = walker.users[0].get(op, ()), walker.users[1].get(other, ())
+    return bool(mine or theirs) and walker.extra.issuperset(mine) and walker.missing.issuperset(theirs)
+
+
+def _uses(walker: Walker, op: int, call: int) -> bool:
+    """Something that a call gave out goes into a record, at whatever place."""
+    side = walker.side
+    given = {side.stats[row].tobytes() for row in side.rows(call) if side.role[row] == OUTPUT}
+    return any(side.role[row] == INPUT and side.stats[row].tobytes() in given for row in side.rows(op))
+
+
+def _missing_gradient(walker: Walker, origin: Origin) -> None:
+    """A sum of gradients that no record has: the backward calls that are missing just before it did not add their part."""
+    run = origin.partner
+    while run - 1 >= 0 and run - 1 in walker.missing:
+        run -= 1
+    if run < origin.partner:
+        origin.partner, origin.kind = run, MISSING
+
+
+def _first_extra(walker: Walker, source: int, origin: Origin) -> int:
+    """The first of a chain of calls that only the target has; where NaN or Inf comes out of it, the first that gives some."""
+    at = walker.pair_of(origin.row)
+    if at < 0 or not walker.measured.bad_target[at] or walker.measured.bad_golden[at]:
+        return _first(walker.target, source, walker.extra)
+    side = walker.side
+    while True:
+        sources = [walker.target.producers.get(row) for row in side.rows(source) if side.role[row] == INPUT]
+        more = [s for s in sources if s is not None and s in walker.extra and _gives_nonfinite(side, s)]
+        if not more:
+            return source
+        source = more[0]
+
+
+def _forward(walker: Walker, op: int) -> int:
+    """Of a backward call that only the target has, its forward call, when only the target has that too and that came before."""
+    twin = walker.target.index.get(forward_twin(walker.side.ops[op]), op)
+    return twin if twin in walker.extra else op
+
+
+def _gives_nonfinite(side: Side, op: int) -> bool:
+    rows = [row for row in side.rows(op) if side.role[row] == OUTPUT and row not in side.values]
+    return bool(rows) and bool(distances.nonfinite(side, rows).any())
+
+
+def _writer(walker: Walker, origin: Origin) -> int | None:
+    """A call that only the target has, and that got what the golden side goes on with: it has written into it, or one that writes into
+    the part of it that it gave out."""
+    golden, side = walker.golden.side, walker.side
+    wanted, shape = golden.four(origin.other), golden.shape[origin.other]
+    for op in sorted(walker.extra):
+        if op >= origin.op:
+            break
+        for row in side.rows(op):
+            if side.role[row] == INPUT and side.shape[row] == shape and side.four(row) == wanted:
+                return _writes(walker, op, origin.op)
+    return None
+
+
+def _writes(walker: Walker, op: int, end: int) -> int:
+    """The call in place behind a chain of views that begins with `op`; `op` when there is none."""
+    if (_api(walker.side, op) or "") not in _VIEWS:
+        return op
+    side = walker.side
+    given = {side.stats[row].tobytes() for row in side.rows(op) if side.role[row] == OUTPUT}
+    for later in range(op + 1, end):
+        if later in walker.extra and any(side.role[row] == INPUT and side.stats[row].tobytes() in given for row in side.rows(later)):
+            if _in_place(_api(side, later) or ""):
+                return later
+            given |= {side.stats[row].tobytes() for row in side.rows(later) if side.role[row] == OUTPUT}
+    return op
+
+
+def _in_place(api: str) -> bool:
+    """The function writes into what it is given."""
+    return api == "__setitem__" or (api.startswith("__i") and api.endswith("__")) or (api.endswith("_") and not api.endswith("__"))
+
+
+def _first(tree: Tree, op: int, among: set[int]) -> int:
+    """The first of a chain of calls of one side only; views before a call that makes new numbers are only its way to its input."""
+    chain = list(_chain(tree, op, among))
+    made = [call for call in chain if (_api(tree.side, call) or "") not in _VIEWS]
+    return made[-1] if made else chain[-1]
+
+
+def _chain(tree: Tree, op: int, among: set[int]) -> Iterator[int]:
+    """A call and those of one side only that its inputs come from, the last one first."""
+    while True:
+        yield op
+        sources = [tree.producers.get(row) for row in tree.side.rows(op) if tree.side.role[row] == INPUT]
+        more = [s for s in sources if s is not None and s in among]
+        if not more:
+            return
+        op = more[0]
+
+
+def is_collective(name: str) -> bool:
+    """A record of a collective call."""
+    return name.startswith("Distributed.")

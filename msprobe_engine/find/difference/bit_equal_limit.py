@@ -1,0 +1,52 @@
+"""Two runs that were the same, bit by bit, until a call: what round-off of that call alone can amount to in a type of 16 bits.
+
+One unit of such a type is a large part of a number, and defects are smaller (another eps, another learning rate). Where nothing has
+differed yet, more can be said: rounding moves the elements up as often as down, so that the norm of many of them hardly moves, and another
+result of another argument is no round-off at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msprobe_engine.formats.dump.dump_table import OUTPUT
+from msprobe_engine.measure import distances
+from msprobe_engine.measure.segments import Records
+
+if TYPE_CHECKING:
+    from msprobe_engine.find.difference.walk import Walker
+
+AVERAGED = 6.0
+"""Round-off of the norm of n elements, in units of their type over sqrt(n): products summed in another order show up to 1.5."""
+
+MANY = 256
+"""Elements over which rounding averages out."""
+
+_UNITS = (distances.EPS["bfloat16"], distances.EPS["float16"])
+
+
+def limit(walker: Walker, at: int, records: Records, known: float) -> float:
+    """The limit of the first pair of records in which something differs.
+
+    Args:
+        at: position of the pair.
+        known: its limit where differences came before, as `Walker.limits` has it; given back for other types, modules whose calls are
+            there too, the backward pass, and behind calls that only one side has.
+    """
+    (op, other), unit = walker.structure.pairs[at], known / 4
+    leaf = not walker.target.children.get(op) and not walker.golden.children.get(other) and walker.target.kinds[op][0] == "forward"
+    strangers = min(walker.extra, default=op) < op or min(walker.missing, default=other) < other
+    if unit not in _UNITS or not leaf or strangers:
+        return known
+    same = not records.inner[at]
+    if same and records.argument[at] >= 0 and records.outer[at] > 0:
+        return float(records.outer[at]) / 2
+    found = known
+    for pair in walker.span_of(op):
+        row = walker.rows[pair][0]
+        count = distances.elements(walker.side.shape[row])
+        if count >= MANY and (same if walker.side.role[row] == OUTPUT else walker.target.producers.get(row) is None):
+            averaged = AVERAGED * unit / count**0.5
+            if walker.measured.norm[pair] > averaged:
+                found = min(found, averaged)
+    return found

@@ -1,0 +1,122 @@
+"""What matched records say beside numbers: values of arguments, dtypes and shapes, which tensors require a gradient, the ranks and the
+reduction of a collective. The numbers may agree where one of these is another one, and the runs are not the same.
+
+Not held against each other: ``async`` of a collective (when it is waited for), the class of a tensor (``Parameter``), and whatever two
+recorders or two frameworks write in their own ways.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.align.calls.alignment import crossed
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.collectives.links import group_of, reduction_of
+from msprobe_engine.find.difference import explain
+from msprobe_engine.find.difference.origin import ARGUMENT, DTYPE, GRAD_FLAG, GROUP, REDUCTION, SHAPE, Origin
+from msprobe_engine.find.difference.walk import Walker
+from msprobe_engine.find.findings import Suspect
+from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.measure import dump_dialects, factorize
+from msprobe_engine.measure.distances import Distances
+
+Bools = npt.NDArray[np.bool_]
+_MOST = 20
+
+
+def differing(walker: Walker, step: int, rank: int) -> list[Suspect]:
+    """The first records of a rank of which one side says something else, in the order of the file; of two frameworks none."""
+    if crossed(walker.side, walker.golden.side):
+        return []
+    found = sorted([*_of_rows(walker), *_of_collectives(walker)], key=lambda item: item[0].op)[:_MOST]
+    return [dataclasses.replace(explain.suspect(step, rank, origin, walker), why=why, distance=None, limit=None) for origin, why in found]
+
+
+def other_dtypes(found: Distances) -> Bools:
+    """bool (pairs of rows,): dtypes that differ where most do not; else the runs are of different precision as a whole. What is null on
+    one side counts here, too."""
+    differ = found.dtype & ~found.argument
+    return differ if 2 * int(differ.sum()) <= int((~found.argument).sum()) else np.zeros(len(differ), bool)
+
+
+def one_sided_collectives(walker: Walker) -> list[str]:
+    """Names of collectives of which only one side says its ranks or its reduction."""
+    return [walker.side.ops[op] for op, values in _collectives(walker) if any((one is None) != (two is None) for one, two in values)]
+
+
+def _of_rows(walker: Walker) -> Iterator[tuple[Origin, Sentence]]:
+    side, golden, m = walker.side, walker.golden.side, walker.measured
+    left, right = factorize.columns(walker.rows)
+    unlike = dump_dialects.differ(side, golden)
+    mine, theirs = (factorize.of_each(one.requires_grad, _sign, np.int8)[rows] for one, rows in ((side, left), (golden, right)))
+    typed = [factorize.of_each(one.dtype, bool, bool)[rows] for one, rows in ((side, left), (golden, right))]
+    shaped = [factorize.of_each(one.shape, lambda shape: shape is not None, bool)[rows] for one, rows in ((side, left), (golden, right))]
+    differ = {
+        ARGUMENT: m.argument,
+        SHAPE: m.shape & shaped[0] & shaped[1] & typed[0] & typed[1] & (not unlike),
+        DTYPE: other_dtypes(m) & typed[0] & typed[1] & (not unlike),
+        GRAD_FLAG: (mine != theirs) & (mine >= 0) & (theirs >= 0) & (not unlike),
+    }
+    for kind, where in differ.items():
+        for at in np.flatnonzero(where)[:_MOST].tolist():
+            row, other = walker.rows[at]
+            yield _origin(side.op[row], golden.op[other], kind, row, other), _why(kind, side, row, golden, other)
+
+
+def _why(kind: str, side: Side, row: int, golden: Side, other: int) -> Sentence:
+    place = explain.place_of(side, row)
+    if kind == ARGUMENT:
+        values = repr(side.values.get(row)), repr(golden.values.get(other))
+        return Sentence("called with {0} = {1}, the golden side with {2}; no number shows it", place, *values)
+    if kind == GRAD_FLAG:
+        if side.requires_grad[row]:
+            return Sentence("{0} requires a gradient, and none on the golden side (frozen or detached there)", place)
+        return Sentence("{0} requires no gradient, and one on the golden side (frozen or detached here)", place)
+    if kind == SHAPE:
+        return Sentence("{0} has shape {1}, on the golden side {2}", place, side.shape[row], golden.shape[other])
+    return Sentence("{0} has dtype {1}, on the golden side {2}; no number shows it", place, side.dtype[row], golden.dtype[other])
+
+
+def _of_collectives(walker: Walker) -> Iterator[tuple[Origin, Sentence]]:
+    back = dict(walker.structure.pairs)
+    for op, (group, reduction) in _collectives(walker):
+        for kind, (one, two) in ((GROUP, group), (REDUCTION, reduction)):
+            if one is None or two is None or one == two:
+                continue
+            if kind == GROUP:
+                why = Sentence("a collective of {0} ranks, on the golden side of {1}: the groups are not the same", len(one), len(two))
+            else:
+                why = Sentence("its reduction is {0}, on the golden side {1}; no number shows it", one, two)
+            yield _origin(op, back[op], kind, -1, -1), why
+
+
+Values = tuple[tuple[tuple[int, ...] | None, tuple[int, ...] | None], tuple[str | None, str | None]]
+
+
+def _collectives(walker: Walker) -> Iterator[tuple[int, Values]]:
+    """Matched collectives: what both sides say of the ranks, counted from the own one (another part of a cluster is no other group), and of
+    the reduction."""
+    side, golden = walker.side, walker.golden.side
+    if dump_dialects.differ(side, golden):
+        return
+    own = [layout.rank_of(one.path.resolve().parent.name) or 0 for one in (side, golden)]
+    for op, other in walker.structure.pairs:
+        if op not in side.collectives or other not in golden.collectives:
+            continue
+        record, golden_record = side.collectives[op], golden.collectives[other]
+        groups = [group_of(one) for one in (record, golden_record)]
+        from_own = [None if group is None else tuple(rank - first for rank in group) for group, first in zip(groups, own)]
+        yield op, ((from_own[0], from_own[1]), (reduction_of(record), reduction_of(golden_record)))
+
+
+def _origin(op: int, partner: int, kind: str, row: int, other: int) -> Origin:
+    return Origin(op, partner, kind, row, other, 0.0, 0.0, 0.0)
+
+
+def _sign(flag: bool | None) -> int:
+    return -1 if flag is None else int(flag)

@@ -1,0 +1,68 @@
+"""Ranks beside each other: which collective calls belong together, what the other ranks put into them, and who was first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from msprobe_engine.find.collectives import links
+from msprobe_engine.find.collectives.links import Links
+from msprobe_engine.find.difference.origin import Origin
+from msprobe_engine.find.difference.walk import Walker
+from msprobe_engine.find.nonfinite import trace
+from msprobe_engine.find.nonfinite.flags import Call, Trace
+from msprobe_engine.formats.dump.dump_table import INPUT, Side
+
+T = TypeVar("T")
+
+
+def linked(sides: Mapping[int, Side]) -> Links:
+    """The collectives and messages of all ranks of one step; call indices are record indices."""
+    return links.match(
+        {rank: traced(rank, ((op, side.ops[op], one) for op, one in side.collectives.items())) for rank, side in sides.items()}
+    )
+
+
+def traced(rank: int, records: Iterable[tuple[int, str, Mapping[str, Any]]]) -> Trace:
+    """Communication calls of a rank, in order of execution: (index, name, the record as the dump has it) of each."""
+    calls = []
+    for index, name, record in records:
+        direction, call = name.rpartition(".")[2], name.split(".")[-3] if name.count(".") >= 3 else name
+        ins = trace.inputs_of("collective", call, record)
+        calls.append(Call(index, name, "collective", direction, call, ins, None, [], 0, 0, 0, None, record))
+    return Trace(0, rank, calls)
+
+
+def foreign(walkers: Mapping[int, Walker], found: Links) -> dict[int, dict[int, float]]:
+    """Rank -> record of a collective -> largest distance of what other ranks put into it."""
+    out: dict[int, dict[int, float]] = {rank: {} for rank in walkers}
+    for link in found.links:
+        for rank, op in link.sinks:
+            if rank not in walkers:
+                continue
+            others = [taken_in(walkers[r], o) for r, o in link.sources if r != rank and r in walkers]
+            if others:
+                out[rank][op] = max(out[rank].get(op, 0.0), *others)
+    return out
+
+
+def taken_in(walker: Walker, op: int) -> float:
+    """Largest distance of the tensors that a record takes in; 0 when nothing of them was measured."""
+    m, role = walker.measured, walker.side.role
+    tensors = (at for at in walker.span_of(op) if role[walker.rows[at][0]] == INPUT and not m.argument[at])
+    return max((float(m.distance[at]) for at in tensors), default=0.0)
+
+
+def earliest(origins: Mapping[int, Sequence[Origin]], found: Links) -> list[tuple[int, Origin]]:
+    """(rank, origin), first the one that no other rank's first origin comes before; among equals the earlier call, then the larger."""
+    firsts = {rank: some[0] for rank, some in origins.items() if some}
+    preceded: dict[int, int] = dict.fromkeys(firsts, 0)
+    for rank, origin in firsts.items():
+        reach = found.reach(rank, origin.op)
+        for other, theirs in firsts.items():
+            if other != rank and theirs.op >= reach.get(other, float("inf")):
+                preceded[other] += 1
+    order = sorted(firsts, key=lambda rank: (preceded[rank] > 0, firsts[rank].op, -firsts[rank].weight, rank))
+    head = [(rank, firsts[rank]) for rank in order]
+    rest = sorted(((rank, o) for rank, some in origins.items() for o in some[1:]), key=lambda item: (item[1].op, item[0]))
+    return head + rest

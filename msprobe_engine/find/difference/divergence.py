@@ -1,0 +1,117 @@
+"""The difference between two runs in one step: all ranks walked, noise told from faults, the first origin over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from msprobe_engine.align.calls.alignment import align_sides
+from msprobe_engine.align.calls.structure import Structure
+from msprobe_engine.align.frameworks.common_terms import in_common
+from msprobe_engine.align.parallel.outcome import Whole
+from msprobe_engine.find.collectives.links import Links
+from msprobe_engine.find.difference import cross_rank
+from msprobe_engine.find.difference.calibration import Floats
+from msprobe_engine.find.difference.origin import GRADIENT, RESULT, Origin
+from msprobe_engine.find.difference.rank_walk import Begun, of_rank
+from msprobe_engine.find.difference.walk import Walk, Walker
+from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.measure import distances as measure
+
+PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv", "einsum", "dot", "attention", "gemm")
+"""Parts of the names of calls that devices compute with fewer bits of mantissa unless they are told not to."""
+
+NOISIEST = 2.0**-10
+"""Two units of a mantissa of ten bits (TF32), which is what the inputs of a float32 product are rounded to on many devices."""
+
+
+@dataclass
+class Divergence:
+    """What one step shows.
+
+    Attributes:
+        origins: (rank, origin), the most likely first.
+        walks: rank -> its walk.
+        structures: rank -> which records belong together.
+        wholes: what the sides of a walk were put together from, of runs of different layouts.
+        noise: distances up to this one are accepted as fewer bits in products; 0 when there is no such noise.
+        links: collectives of the target.
+    """
+
+    origins: list[tuple[int, Origin]] = field(default_factory=list)
+    walks: dict[int, Walk] = field(default_factory=dict)
+    structures: dict[int, Structure] = field(default_factory=dict)
+    walkers: dict[int, Walker] = field(default_factory=dict)
+    wholes: dict[int, Whole] = field(default_factory=dict)
+    noise: float = 0.0
+    links: Links = field(default_factory=Links)
+
+
+def diverge(
+    target: Mapping[int, Side],
+    golden: Mapping[int, Side],
+    before: Divergence | None = None,
+    moved: Mapping[int, Floats] | None = None,
+    begun: Mapping[int, Begun] | None = None,
+) -> Divergence:
+    """Compare the ranks that both sides have.
+
+    Args:
+        target, golden: the ranks of one step.
+        before: what the step before came to.
+        moved: rank -> what each row of the golden side moves by round-off (`compare.calibrate`); absent: it follows from the dtypes.
+        begun: rank -> what has been done of it.
+    """
+    found = Divergence(noise=before.noise if before else 0.0)
+    walked: dict[int, Walk] = {}
+    for rank in sorted(target.keys() & golden.keys()):
+        known = of_rank(begun or {}, rank, target[rank], golden[rank])
+        if known is not None:
+            found.walkers[rank], walked[rank] = known.walker, known.walk
+        else:
+            pair = align_sides(target[rank], golden[rank])
+            found.walkers[rank] = Walker(pair.target, pair.golden, pair.structure)
+        found.structures[rank] = found.walkers[rank].structure
+        if moved and rank in moved:
+            found.walkers[rank].calibrate(in_common(moved[rank], found.walkers[rank].golden.side))
+    found.links = cross_rank.linked({rank: walker.side for rank, walker in found.walkers.items()})
+    for rank, distances in cross_rank.foreign(found.walkers, found.links).items():
+        found.walkers[rank].foreign = distances
+    return settle(found, before, walked)
+
+
+def settle(found: Divergence, before: Divergence | None, walked: Mapping[int, Walk] | None = None) -> Divergence:
+    """Walk all walkers until the level of noise stays as it is; `walked` has the walks of those that nothing from outside has touched."""
+    accepted = max((walk.largest for walk in before.walks.values()), default=0.0) if before else 0.0
+    for rank, walker in found.walkers.items():
+        if before is not None and rank in before.walkers:
+            walker.inherit(before.walkers[rank].cancelled)
+            walker.follow(before.walkers[rank])
+    for _ in range(6):
+        found.walks = {}
+        for rank, walker in found.walkers.items():
+            known = (walked or {}).get(rank)
+            cancelled = walker.cancelled.parameters or walker.cancelled.vectors
+            untouched = not (found.noise or accepted or walker.calibrated or cancelled or any(walker.foreign.values()))
+            found.walks[rank] = known if known is not None and untouched else walker.walk(found.noise, accepted)
+        found.origins = cross_rank.earliest({rank: walk.origins for rank, walk in found.walks.items()}, found.links)
+        level = _noise(found)
+        if level <= found.noise:
+            break
+        found.noise = level
+    if not found.origins:  # a number that differs is a finding, whatever comes of it
+        found.origins = cross_rank.earliest({rank: walk.aside for rank, walk in found.walks.items()}, found.links)
+    return found
+
+
+def _noise(found: Divergence) -> float:
+    """The level that products of fewer bits would explain, when the first origin looks like one."""
+    if not found.origins:
+        return found.noise
+    rank, origin = found.origins[0]
+    walker = found.walkers[rank]
+    name = walker.side.ops[origin.op].lower()
+    fine = measure.eps(walker.side.dtype[origin.row]) == measure.EPS["float32"]
+    if origin.noise and fine and origin.kind in (RESULT, GRADIENT) and origin.distance <= NOISIEST and any(p in name for p in PRODUCTS):
+        return 4 * origin.distance
+    return found.noise

@@ -1,0 +1,233 @@
+"""Puts an origin into words: one sentence, the two rows side by side, the module and the line of source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from msprobe_engine.core.names import forward_twin
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find import findings
+from msprobe_engine.find.difference import origin as origins
+from msprobe_engine.find.difference.divergence import Divergence
+from msprobe_engine.find.difference.origin import Origin
+from msprobe_engine.find.difference.walk import CALIBRATED, Walker
+from msprobe_engine.find.findings import Suspect
+from msprobe_engine.find.nonfinite.report import own_line
+from msprobe_engine.find.nonfinite.trace import module_path
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, Side
+from msprobe_engine.measure import distances, factorize, missing_statistics
+
+_STATISTICS = ("Max", "Min", "Mean", "Norm")
+
+
+def suspect(step: int, rank: int, origin: Origin, walker: Walker) -> Suspect:
+    """The suspect of an origin."""
+    side, golden = walker.side, walker.golden.side
+    missing = origin.kind == origins.MISSING
+    shown, op = (golden, origin.partner) if missing else (side, origin.op)
+    stack = stack_of(shown, shown.ops[op])
+    return Suspect(
+        record=shown.ops[op],
+        module=module_of(walker, origin),
+        rank=rank,
+        step=step,
+        source=own_line(stack) or "",
+        kind=origin.kind,
+        why=why(origin, walker, step),
+        tensor=side.name[origin.row] if origin.row >= 0 else "",
+        partner=golden.ops[origin.partner] if origin.partner >= 0 else "",
+        numbers=numbers(origin, walker),
+        distance=origin.distance,
+        limit=origin.limit,
+        stack=stack,
+    )
+
+
+def stack_of(side: Side, record: str) -> list[str]:
+    """Call stack of a record; of a backward record that of its forward call."""
+    return list(side.stacks.get(record) or side.stacks.get(forward_twin(record)) or [])
+
+
+def module_of(walker: Walker, origin: Origin) -> str:
+    """Path of the innermost module around the record."""
+    tree, op = (walker.golden, origin.partner) if origin.kind == origins.MISSING else (walker.target, origin.op)
+    record = tree.side.ops[op]
+    names = [record, *(tree.side.ops[above] for above in tree.above(op)), *_around(tree.side, forward_twin(record))]
+    return _innermost(names)
+
+
+def module_around(side: Side, record: str) -> str:
+    """Path of the innermost module around a record, as construct.json has it."""
+    return _innermost(_around(side, record))
+
+
+def _innermost(names: Iterable[str]) -> str:
+    return next((path for path in map(module_path, names) if path), "")
+
+
+def _around(side: Side, record: str) -> Iterator[str]:
+    """The records and nodes that enclose one, innermost first; stops at a circle of a damaged file."""
+    parent, seen = side.parent(record), set()
+    while parent and parent not in seen:
+        seen.add(parent)
+        yield parent
+        parent = side.parent(parent)
+
+
+def why(origin: Origin, walker: Walker, step: int) -> Sentence:
+    """One sentence; `step`: where it was found, counted from 0."""
+    side, golden = walker.side, walker.golden.side
+    place = place_of(side, origin.row) if origin.row >= 0 else Sentence("it")
+    user = side.ops[side.op[origin.row]] if origin.row >= 0 else ""
+    size = _size(origin, side, golden)
+    if origin.kind == origins.NONFINITE:
+        theirs = [origin.other] if origin.other >= 0 else []
+        other = Sentence("holds {0}", _bad(golden, origin.other)) if distances.nonfinite(golden, theirs).any() else Sentence("is finite")
+        held = _bad(side, origin.row)
+        return Sentence("{0} holds {1}, and everything that went in is finite; the golden side {2} here", place, held, other)
+    if origin.kind == origins.ARGUMENT:
+        x, y = side.values.get(origin.row), golden.values.get(origin.other)
+        return Sentence("called with {0} = {1}, the golden side with {2}; the result differs by {3}", place, repr(x), repr(y), size)
+    if origin.kind == origins.GRADLESS:
+        here, there = Sentence("this run"), Sentence("the golden side")
+        with_it, without = (here, there) if side.requires_grad[origin.row] else (there, here)
+        taken = Sentence("") if origin.op == side.op[origin.row] else Sentence("its own code gives {0} what it takes in: ", user)
+        said = Sentence("{0}{1} requires a gradient in {2} and none in {3}", taken, place, with_it, without)
+        name = _parameter(walker, origin.row)
+        return Sentence("parameter {0}: {1}", name, said) if name else said
+    if origin.kind == origins.EXTRA:
+        return Sentence("only this run makes this call, and what it gives goes into {0}, where {1} differs by {2}", user, place, size)
+    if origin.kind == origins.MISSING:
+        return Sentence("only the golden side makes this call; without it {0} takes in {1} that differs by {2}", user, place, size)
+    if origin.kind == origins.UNSUMMED:
+        template = "what it gives is part of a sum over ranks, and {0} takes it in before it is summed: {1} differs by {2}"
+        return Sentence(template, user, place, size)
+    if origin.kind == origins.UNUSED:
+        return Sentence("its result is right and is not used: {0} takes in {1} that differs by {2}", user, place, size)
+    if origin.kind == origins.CHANGED:
+        template = "its result is right, and {0} takes it in as {1} changed by {2}: something that no record has lies between"
+        return Sentence(template, user, place, size)
+    if origin.kind == origins.INSIDE:
+        if side.role[origin.row] == OUTPUT:
+            template = "what it takes in is the same, and its own code gives {0} the same numbers in another order: {1} differs by {2}"
+            return Sentence(template, user, place, size)
+        return Sentence("what it takes in is the same, and its own code gives {0} {1} that differs by {2}", user, place, size)
+    if origin.kind in (origins.TAKEN, origins.PARAMETER):
+        what = Sentence("parameter") if origin.kind == origins.PARAMETER else Sentence("what it takes in as")
+        if not step:
+            return Sentence("{0} {1} differs by {2}, and no call before it made that difference", what, place, size)
+        template = "{0} {1} differs by {2}, and no call of this step before it made that difference: step {3} and its optimizer lie before"
+        return Sentence(template, what, place, size, step - 1)
+    if origin.inside:
+        return Sentence("{0} differs by {1}; what goes in differs by {2}", place, size, _percent(origin.inside))
+    if _takes_redacted(walker, origin.op):
+        return Sentence("{0} differs by {1}; of what goes in values are redacted, and whether they are the same is not known", place, size)
+    return Sentence("{0} differs by {1}; what goes in is the same", place, size)
+
+
+def _takes_redacted(walker: Walker, op: int) -> bool:
+    """Does a record take in what cannot be compared, because its values were left out?"""
+    hidden = walker.measured.one_sided[:, missing_statistics.REDACTED]
+    return any(hidden[at] and walker.side.role[walker.rows[at][0]] == INPUT for at in walker.span_of(op))
+
+
+def place_of(side: Side, row: int) -> str:
+    """Where in its record a row stands; its whole name where a record stands for several of the file."""
+    name, record = side.name[row], side.ops[side.op[row]]
+    return (name[len(record) + 1 :] if name.startswith(record) else name) or Sentence("it")
+
+
+def _size(origin: Origin, side: Side, golden: Side) -> str:
+    if math.isinf(origin.distance):
+        return Sentence("more than numbers can say{0}", _beyond_numbers(origin, side, golden))
+    times = origin.distance / origin.limit if origin.limit else math.inf
+    share = _percent(origin.distance)
+    return Sentence("{0} ({1} times round-off)", share, f"{times:,.0f}") if math.isfinite(times) else share
+
+
+def _beyond_numbers(origin: Origin, side: Side, golden: Side) -> str:
+    """What the two rows hold that has no distance: NaN or Inf, or another shape."""
+    mine, theirs = origin.row, origin.other
+    if mine < 0 or theirs < 0 or mine in side.values or theirs in golden.values:
+        return ""
+    bad = bool(distances.nonfinite(side, [mine]).any()), bool(distances.nonfinite(golden, [theirs]).any())
+    if any(bad):
+        pairs = ((side, mine, bad[0]), (golden, theirs, bad[1]))
+        here, there = (_bad(one, row) if holds else Sentence("finite") for one, row, holds in pairs)
+        return Sentence(" ({0}, on the golden side {1})", here, there)
+    if side.shape[mine] != golden.shape[theirs]:
+        return Sentence(" (shape {0}, on the golden side {1})", side.shape[mine], golden.shape[theirs])
+    return ""
+
+
+def _percent(value: float) -> str:
+    return Sentence("another kind of value") if math.isinf(value) else f"{value:.2%}" if value >= 1e-3 else f"{value:.1e}"
+
+
+def _bad(side: Side, row: int) -> str:
+    nans, infs = side.nans.get(row), side.infs.get(row)
+    if nans and infs:
+        return Sentence("{0} NaN and {1} Inf", nans, infs)
+    if nans or infs:
+        return f"{nans} NaN" if nans else f"{infs} Inf"
+    return "NaN" if any(isinstance(v, float) and math.isnan(v) for v in side.four(row)) else "Inf"
+
+
+def overflows(origin: Origin, walker: Walker) -> bool:
+    """Infinity without NaN: a number that its dtype cannot hold."""
+    side, row = walker.side, origin.row
+    nans = bool(side.nans.get(row)) or any(isinstance(v, float) and math.isnan(v) for v in side.four(row)[:2])
+    return not nans
+
+
+def numbers(origin: Origin, walker: Walker) -> dict[str, Any]:
+    """The row on both sides: dtype, shape, statistics."""
+    out: dict[str, Any] = {}
+    for word, side, row in (("target", walker.side, origin.row), ("golden", walker.golden.side, origin.other)):
+        if row >= 0:
+            out[word] = {"row": side.name[row], "dtype": side.dtype[row], "shape": side.shape[row]} | dict(zip(_STATISTICS, side.four(row)))
+    return out
+
+
+def _parameter(walker: Walker, row: int) -> str:
+    """Name of the parameter of a module that a row is, by its numbers; "" when it is none."""
+    side = walker.side
+    known = side.stats[row].tobytes()
+    for other in np.flatnonzero(np.frombuffer(bytes(side.role), np.uint8) == PARAMETERS).tolist():
+        if side.shape[other] == side.shape[row] and side.stats[other].tobytes() == known:
+            path, place = module_path(side.ops[side.op[other]]), place_of(side, other).removeprefix("parameters.")
+            return f"{path}.{place}" if path else place
+    return ""
+
+
+def _numbers_agree(found: Divergence) -> bool:
+    """No tensor that both sides have differs; what one of them has none of is no number."""
+    for rank, walker in found.walkers.items():
+        m, (left, right) = walker.measured, factorize.columns(walker.rows)
+        tensors = [factorize.of_each(one.shape, _is_shape, bool)[rows] for one, rows in ((walker.side, left), (walker.golden.side, right))]
+        limits = np.repeat(np.maximum(walker.limits, found.noise), np.diff(walker.starts))
+        limits = np.full(len(limits), CALIBRATED) if walker.calibrated else limits + origins.GROWTH * found.walks[rank].largest
+        if ((m.distance > limits) & ~m.argument & tensors[0] & tensors[1]).any():
+            return False
+    return True
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, list)
+
+
+def finding_of(found: Divergence, rank: int, origin: Origin) -> str:
+    """Which of the findings an origin is."""
+    walker = found.walkers[rank]
+    if origin.kind == origins.GRADLESS and _numbers_agree(found):
+        return findings.STRUCTURE
+    at = walker.pair_of(origin.row)
+    if at >= 0 and walker.measured.bad_target[at] and not walker.measured.bad_golden[at]:
+        return findings.OVERFLOW if overflows(origin, walker) else findings.NONFINITE
+    if origin.kind == origins.RESULT and walker.side.ops[origin.op].startswith("Distributed."):
+        return findings.COLLECTIVE
+    return findings.DIVERGENCE

@@ -1,0 +1,55 @@
+"""Differences that are no place where one begins, because what comes out of the call is the same on both sides.
+
+What goes into a module whose calls were recorded is taken in by those calls, and a call like ``zeros_like`` takes only the form of what it
+is given: when a search for the origin stopped there, it would name the wrong place wherever another one exists. Where none does, a number
+differs all the same, and that is the finding (`divergence.settle`).
+
+Only another form is no difference by itself: no tensor in place of one, or bool in place of numbers (another kind of mask), when what is
+made of it is the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT
+from msprobe_engine.measure import distances
+
+if TYPE_CHECKING:
+    from msprobe_engine.find.difference.walk import Walker
+
+
+def for_nothing(walker: Walker, op: int, at: int, known: bool, off: bool) -> bool:
+    """The result of a call is the same whatever goes in at one place.
+
+    Args:
+        op: the record.
+        at: the pair of rows that goes in.
+        known: something that comes out could be compared.
+        off: what comes out differs.
+    """
+    if off or not known or walker.target.kinds[op][0] != "forward":
+        return False
+    if _another_form(walker, at) or walker.side.ops[op].split(".")[1].endswith("_like"):
+        return True
+    module = len(walker.target.kinds[op]) == 4 and walker.side.role[walker.rows[at][0]] == INPUT
+    return module and bool(walker.target.children.get(op))
+
+
+def worst(walker: Walker, op: int, allowed: float) -> int:
+    """The pair of rows that goes into a record and differs most, and by more than is allowed, in the same form; -1 without one."""
+    m, role = walker.measured, walker.side.role
+    off = [
+        at
+        for at in walker.span_of(op)
+        if m.distance[at] > allowed and not m.argument[at] and role[walker.rows[at][0]] != OUTPUT and not _another_form(walker, at)
+    ]
+    return max(off, key=lambda at: float(m.distance[at]), default=-1)
+
+
+def _another_form(walker: Walker, at: int) -> bool:
+    """No tensor in place of one, or bool in place of numbers."""
+    (row, other), mine, theirs = walker.rows[at], walker.side, walker.golden.side
+    if isinstance(mine.shape[row], list) != isinstance(theirs.shape[other], list):
+        return True
+    return (distances.eps(mine.dtype[row]) > 0) != (distances.eps(theirs.dtype[other]) > 0)

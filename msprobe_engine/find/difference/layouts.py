@@ -1,0 +1,142 @@
+"""The difference between two runs of different parallel layouts: the wholes are compared, and the first suspect has its rank back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.parallel import merge_statistics
+from msprobe_engine.align.parallel.micro_batches import cut, last_backward
+from msprobe_engine.align.parallel.outcome import AGREES, PART, Whole
+from msprobe_engine.align.parallel.unshard import Joiner
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.difference.calibration import Floats
+from msprobe_engine.find.difference.divergence import Divergence, settle
+from msprobe_engine.find.difference.origin import EXTRA, RESULT, TAKEN, UNSUMMED, Origin
+from msprobe_engine.find.difference.walk import Walk, Walker
+from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS, Side
+
+_LEAST = 3
+"""Of so many calls of a run at least one has a partner in the same run of another layout."""
+
+
+def differ(target: Mapping[int, Side], golden: Mapping[int, Side]) -> bool:
+    """The runs are cut differently: most tensors of other sizes, or more micro batches in a step."""
+    a, b = target[min(target)], golden[min(golden)]
+    if len(cut({0: a}, golden)) > 1 or len(cut({0: b}, target)) > 1:
+        return True
+    places = {name: shape for name, shape in zip(b.name, b.shape) if isinstance(shape, list) and shape}
+    shared = [(shape, places[name]) for name, shape in zip(a.name, a.shape) if name in places and isinstance(shape, list) and shape]
+    if any(role == PARAMETERS and merge_statistics.fills_up(shape, places.get(name)) for name, shape, role in zip(a.name, a.shape, a.role)):
+        return True
+    if len(target) == len(golden) == 1 and not any(side.collectives or "parallel" in side.header for side in (a, b)):
+        return False  # two processes that work alone: models of other sizes, not pieces
+    other = sum(x != y and merge_statistics.whole_shape(x, y) is not None for x, y in shared)
+    many = min(len(target), len(golden)) > 1  # two parallel layouts may differ in few places: of sequence parallelism only the norms do
+    return (50 if many else 5) * other > len(shared)
+
+
+def has_pieces(found: Divergence) -> bool:
+    """Something was put together, of runs that make most of their calls both; else they are not of two layouts, and one of them only lacks
+    calls."""
+    return any(
+        whole.made_of and _LEAST * len(whole.structure.pairs) >= max(len(whole.target.ops), len(whole.golden.ops))
+        for whole in found.wholes.values()
+    )
+
+
+class PieceWalker(Walker):
+    """Walks the wholes; knows of which pieces they are."""
+
+    def __init__(self, whole: Whole) -> None:
+        self.whole = whole
+        tree = Tree(whole.target)
+        tree.__dict__["producers"] = whole.producers
+        super().__init__(tree, Tree(whole.golden), whole.structure)
+
+    def walk(self, floor: float = 0.0, accepted: float = 0.0) -> Walk:
+        found = super().walk(floor, accepted)
+        for origin in found.origins:
+            self._blame_part(origin)
+        return found
+
+    def _blame_unmatched(self, origin: Origin) -> None:
+        """Collectives that only this layout has, and what stands around them, are not to blame for what goes through them."""
+        before = (origin.op, origin.partner, origin.kind)
+        super()._blame_unmatched(origin)
+        between = (self.side.ops[op] for op in range(origin.op, before[0]) if op in self.extra)
+        if origin.kind == EXTRA and any(name.startswith("Distributed.") for name in between):
+            origin.op, origin.partner, origin.kind = before
+
+    def _blame_part(self, origin: Origin) -> None:
+        """A part that goes into something else than a sum over ranks: what gave it out is the origin."""
+        if origin.kind not in (RESULT, TAKEN):
+            return
+        for row in self.side.rows(origin.op):
+            if self.side.role[row] == INPUT and self.whole.skipped.get(row) == PART and row in self.whole.source:
+                origin.op, origin.kind = self.whole.source[row], UNSUMMED
+                return
+
+
+def diverge_layouts(
+    target: Mapping[int, Side],
+    golden: Mapping[int, Side],
+    before: Divergence | None = None,
+    moved: Mapping[int, Floats] | None = None,
+) -> Divergence:
+    """As `diverge`, of runs cut differently; the one walk bears the lowest rank of the target. `moved` counts when the golden side is
+    of one piece."""
+    ours, theirs = cut(target, golden), cut(golden, target)
+    turn = len(theirs) > len(ours)  # the run of more pieces says what is a part and what a replica
+    joiner = Joiner(theirs, ours) if turn else Joiner(ours, theirs)
+    join = joiner.join_turned if turn else joiner.join
+    units = (moved or {}).get(min(golden)) if len(theirs) == 1 else None
+    found = _walked(join(), min(target), before, units)
+    whole = found.wholes[min(target)]
+    if whole.factor != 1.0 and _updates_with_the_factor(found):
+        found = _walked(join(factors=False), min(target), before, units)
+    return found
+
+
+def _walked(whole: Whole, rank: int, before: Divergence | None, units: Floats | None) -> Divergence:
+    found = Divergence(noise=before.noise if before else 0.0)
+    found.structures[rank], found.walkers[rank], found.wholes[rank] = whole.structure, PieceWalker(whole), whole
+    if units is not None:
+        found.walkers[rank].calibrate(units)
+    return settle(found, before)
+
+
+def _updates_with_the_factor(found: Divergence) -> bool:
+    """Most gradients that the update takes in, and that are off, are off by the factor of the backward pass: nobody took it out again."""
+    last = {rank: last_backward(walker.target) for rank, walker in found.walkers.items()}
+    taken = [(rank, o) for rank, o in found.origins if o.kind == TAKEN and o.op > last[rank]]
+    return 2 * sum(_is_factor(origin, found, rank) for rank, origin in taken) > len(taken)
+
+
+def _is_factor(origin: Origin, found: Divergence, rank: int) -> bool:
+    whole = found.wholes[rank]
+    ours, golden = whole.target.stats[origin.row][3], whole.golden.stats[origin.other][3]
+    return bool(golden) and abs(ours / golden / whole.factor - 1) < AGREES
+
+
+def rank_of(found: Divergence, rank: int, origin: Origin) -> int:
+    """The rank an origin is on: the one replica that is off, else the rank of the walk."""
+    whole = found.wholes.get(rank)
+    return whole.rank.get(origin.row, rank) if whole is not None else rank
+
+
+def said(found: Divergence) -> list[str]:
+    """Sentences about what was put together, what could not be compared, and the factor that was taken out."""
+    lines: list[str] = []
+    for whole in found.wholes.values():
+        sizes = sorted(set(whole.made_of.values()))
+        each = Sentence(" ({0} each)", " or ".join(map(str, sizes))) if sizes else ""
+        template = "The runs are of different layouts: {0} tensors were put together from pieces{1}."
+        lines.append(Sentence(template, f"{len(whole.made_of):,}", each))
+        if whole.factor != 1.0:
+            template = "The gradients are {0} times the golden side's until they are averaged; that was taken out."
+            lines.append(Sentence(template, f"{whole.factor:g}"))
+        reasons = ", ".join(f"{n:,} {why}" for why, n in sorted(whole.reasons().items()))
+        if reasons:
+            lines.append(Sentence("Not compared: {0}.", reasons))
+    return lines

@@ -1,0 +1,40 @@
+"""The part of a diagnosis that one rank can do alone, in the process that made its table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from msprobe_engine.align.calls.alignment import align_sides
+from msprobe_engine.align.calls.structure import Aligned
+from msprobe_engine.find.difference.walk import Walk, Walker
+from msprobe_engine.formats.dump.dump_table import Side
+
+
+@dataclass
+class Begun:
+    """One rank of one step.
+
+    Attributes:
+        walker: of both sides.
+        walk: as it is when nothing came before the step, other ranks put in nothing that differs, and the dtypes say what round-off is.
+        sides: target and golden, as they were read.
+    """
+
+    walker: Walker
+    walk: Walk
+    sides: tuple[Side, Side]
+
+
+def begin(target: Side, golden: Side, aligned: Aligned | None = None) -> Begun:
+    """Match two sides, unless that was done (`aligned`), and walk them."""
+    if aligned is None:
+        aligned = align_sides(target, golden)
+    walker = Walker(aligned.target, aligned.golden, aligned.structure)
+    return Begun(walker, walker.walk(), (target, golden))
+
+
+def of_rank(begun: Mapping[int, Begun], rank: int, target: Side, golden: Side) -> Begun | None:
+    """What was begun with these very sides, if anything was."""
+    found = begun.get(rank)
+    return found if found is not None and found.sides[0] is target and found.sides[1] is golden else None

@@ -1,0 +1,395 @@
+"""Where a difference between two runs begins, in one rank of one step.
+
+The records are walked in the order in which the calls ended. A record is an origin when its result is off although what went into it
+is not:
+
+* its outputs differ by more than round-off, its inputs and parameters do not (or by far less);
+* it takes in something that differs and that no earlier record has made: data, a parameter, a buffer, something written in place, or the
+  output of a call that only one side has;
+* it makes NaN or Inf of finite inputs, and the golden side does not;
+* it was called with another argument.
+
+What lies behind an origin differs because of it, and is not one. Round-off grows on its way through a network, so each difference that was
+accepted raises what is accepted from then on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from msprobe_engine.align.calls.alignment import crossed
+from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.calls.structure import Structure
+from msprobe_engine.core.names import forward_twin
+from msprobe_engine.find.difference import attribution, bit_equal_limit
+from msprobe_engine.find.difference import harmless as aside
+from msprobe_engine.find.difference.optimizer import cancelling_gradients
+from msprobe_engine.find.difference.optimizer.cancelling_gradients import Cancelled
+from msprobe_engine.find.difference.origin import ARGUMENT, GRADIENT, GROWTH, NONFINITE, PARAMETER, RESULT, TAKEN, Origin
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
+from msprobe_engine.measure import distances, factorize, saved_tensors
+from msprobe_engine.measure.distances import Floats
+from msprobe_engine.measure.factorize import Bools, Integers
+from msprobe_engine.measure.segments import Records, Spans
+
+CALIBRATED, CALIBRATED_GROWTH = 20.0, 4.0
+"""Limit and growth in multiples of what a record was seen to move."""
+
+
+@dataclass
+class Walk:
+    """Outcome of one rank of one step.
+
+    Attributes:
+        origins: in order of execution.
+        aside: likewise, differences that are no place where one begins (`Walker.walk`): the finding where there is no origin.
+        differing: records whose outputs differ, consequences too.
+        compared: records whose outputs could be compared.
+        largest: largest accepted distance: what round-off amounted to.
+    """
+
+    origins: list[Origin] = field(default_factory=list)
+    aside: list[Origin] = field(default_factory=list)
+    differing: int = 0
+    compared: int = 0
+    largest: float = 0.0
+
+
+class Walker:
+    """Looks for origins in one rank of one step.
+
+    Args:
+        target, golden: trees of both sides.
+        structure: which record belongs to which.
+        foreign: record of the target -> largest distance of what other ranks put into the same collective.
+    """
+
+    def __init__(self, target: Tree, golden: Tree, structure: Structure, foreign: dict[int, float] | None = None) -> None:
+        self.target, self.golden, self.structure = target, golden, structure
+        self.foreign = foreign or {}
+        side: Side = target.side
+        self.side = side
+        self.rows, self.starts = distances.paired_rows(side, golden.side, structure.pairs)
+        self.measured = distances.distances(side, golden.side, self.rows)
+        saved_tensors.refine(self.measured, side, golden.side, self.rows)
+        self.extra = set(structure.only_target)
+        self.missing = set(structure.only_golden)
+        self._position = {op: at for at, (op, _) in enumerate(structure.pairs)}
+        self.back = {b: a for a, b in structure.pairs}
+        self._growth = GROWTH
+        self._units: np.ndarray[tuple[int], np.dtype[np.float64]] | None = None
+        self._leave_out()
+        self.cancelled = cancelling_gradients.settle(self)
+
+    def _leave_out(self) -> None:
+        """A result that one side has none of (the weights of an attention that a fused one does not give) is not compared in a forward
+        call: who uses it will be off. In the backward pass it is a gradient that is missing."""
+        side, golden, m = self.side, self.golden.side, self.measured
+        for at in np.flatnonzero(np.isinf(m.distance)).tolist():
+            row, other = self.rows[at]
+            if side.role[row] != OUTPUT or self.target.kinds[side.op[row]][0] != "forward":
+                continue
+            if isinstance(side.shape[row], list) != isinstance(golden.shape[other], list):
+                m.distance[at], m.known[at] = 0.0, False
+
+    def inherit(self, before: Cancelled) -> None:
+        """Parameters whose gradients came to nothing in an earlier step may be others now."""
+        if before.parameters or before.vectors:
+            cancelling_gradients.inherit(self, before)
+
+    def follow(self, before: Walker) -> None:
+        """Vectors that the step before has moved may be others by a small part of that."""
+        cancelling_gradients.follow(self, before)
+
+    @cached_property
+    def given(self) -> dict[bytes, list[int]]:
+        """Numbers of a tensor -> rows of it that functions of the target only gave out, in order."""
+        found: dict[bytes, list[int]] = {}
+        for op in sorted(self.extra):
+            if len(self.target.kinds[op]) == 3 and self.target.kinds[op][0] == "forward":
+                for row in self.side.rows(op):
+                    if self.side.role[row] == OUTPUT:
+                        found.setdefault(self.side.stats[row].tobytes(), []).append(row)
+        return found
+
+    def backward_calls(self, path: str) -> list[int]:
+        """Records of the backward passes through a module."""
+        return self._backward.get(path, [])
+
+    @cached_property
+    def _backward(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for op, kind in enumerate(self.target.kinds):
+            if len(kind) == 4 and kind[0] == "backward":
+                found.setdefault(kind[2], []).append(op)
+        return found
+
+    @cached_property
+    def users(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Of the target and of the golden side: record -> records that take in what it gave out."""
+        found: tuple[dict[int, list[int]], dict[int, list[int]]] = {}, {}
+        for tree, users in zip((self.target, self.golden), found):
+            for row in range(len(tree.side)):
+                source = tree.producers.get(row)
+                if source is not None:
+                    users.setdefault(source, []).append(tree.side.op[row])
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pairs of rows go from one process to the other as an array: a tuple each would take many times as long."""
+        return self.__dict__ | {"rows": np.stack(factorize.columns(self.rows))}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.rows = list(zip(*state["rows"].tolist()))
+
+    def span_of(self, op: int) -> range:
+        """Positions of a record's pairs of rows; empty when nothing matches it."""
+        at = self._position.get(op)
+        return range(0) if at is None else range(self.starts[at], self.starts[at + 1])
+
+    def position(self, op: int) -> int:
+        """Position of a record among the pairs of records; -1 when nothing matches it."""
+        return self._position.get(op, -1)
+
+    def pair_of(self, row: int) -> int:
+        """Position of the pair that a row of the target is in; -1 when it is in none."""
+        return next((at for at in self.span_of(self.side.op[row]) if self.rows[at][0] == row), -1)
+
+    def other_arguments(self) -> list[int]:
+        """Rows that are arguments of another value than on the golden side."""
+        return [self.rows[at][0] for at in np.flatnonzero(self.measured.argument).tolist()]
+
+    def walk(self, floor: float = 0.0, accepted: float = 0.0) -> Walk:
+        """Find the origins.
+
+        What goes into a module whose calls were recorded, or gives its form only, is no origin where the result is the same, nor is a view
+        that calls of one side take in: a difference there is put aside.
+
+        Args:
+            floor: distances up to it are round-off whatever the dtype says (a noisier kind of arithmetic).
+            accepted: what round-off amounted to in the step before, whose weights this one begins with.
+        """
+        found = Walk(largest=accepted)
+        records = self._records()
+        made = [0.0] * len(self.side.ops)  # distance of what each record gave out, or holds inside
+        clean = True
+        found.compared = int((records.known & records.counts).sum())
+        inner, outer = records.inner.tolist(), records.outer.tolist()
+        parents = self.target.parents
+        for at in self._order[records.counts[self._order] & records.moved[self._order]].tolist():
+            op, other = self.structure.pairs[at]
+            limit = CALIBRATED if self._units is not None else max(self.limits[at], floor)
+            if not found.largest and limit <= self.limits[at]:
+                limit = bit_equal_limit.limit(self, at, records, limit)
+            origin = self._look(op, other, at, records, made, limit, found.largest if clean else np.inf)
+            used = origin is None or origin.kind not in (RESULT, ARGUMENT, TAKEN) or not attribution.for_own_use(self, op, other)
+            if origin is not None and (origin.aside or not used):
+                found.aside.append(origin)
+            elif origin is not None:
+                found.origins.append(origin)
+                clean = False
+            given, taken = outer[at], inner[at]
+            if given > limit:
+                found.differing += 1
+            elif found.largest < given < np.inf:
+                found.largest = given
+            made[op] = max(made[op], given, records.excused[at])
+            parent, inside = parents[op], max(given, taken if taken < np.inf else 0.0)
+            while parent >= 0:
+                made[parent] = max(made[parent], inside)
+                parent = parents[parent]
+        for origin in found.origins:
+            self._blame_unmatched(origin)
+        return found
+
+    def _records(self) -> Records:
+        """What each pair of records takes in and gives out, from the distances as they are now."""
+        m, rows = self.measured, factorize.columns(self.rows)[0]
+        role = np.frombuffer(bytes(self.side.role), np.uint8)[rows]
+        out = (role == OUTPUT) | (role == PARAMETERS_GRAD)
+        sums = Spans(self.starts)
+        inner, worst_in = sums.largest(np.where(out | m.argument, 0.0, m.distance))
+        outer, worst_out = sums.largest(np.where(out, m.distance, 0.0))
+        excused = sums.largest(self.cancelled.excused)[0]
+        return Records(
+            inner,
+            outer,
+            worst_in,
+            worst_out,
+            sums.first(out & m.bad_target & ~m.bad_golden),
+            sums.first(~out & m.argument),
+            sums.any(~out & m.bad_target),
+            sums.any(out & m.known),
+            self._counted,
+            np.maximum(
+                self._behind(sums.largest(m.distance)[0], sums.largest(np.where(role == INPUT, m.distance, 0.0))[0]),
+                excused,
+            ).tolist(),
+            (excused if crossed(self.side, self.golden.side) else np.zeros(len(excused))).tolist(),
+        )
+
+    @cached_property
+    def _counted(self) -> Bools:
+        """Pairs of records that are looked at: those whose result is defined."""
+        ops = self.side.ops
+        return np.fromiter((not _empty(ops[op]) for op, _ in self.structure.pairs), bool, len(self.structure.pairs))
+
+    def _mostly_other_dtypes(self, mine: Floats, theirs: Floats) -> bool:
+        """The runs are of different precision as a whole (not one call of them)."""
+        floats = theirs > 0
+        return 2 * int((mine != theirs)[floats].sum()) > int(floats.sum())
+
+    @cached_property
+    def _order(self) -> Integers:
+        """Positions of pairs in the order of execution: parameter gradients stand where their module's backward pass ends."""
+        tree = self.target
+        place = np.fromiter((op for op, _ in self.structure.pairs), np.int64, len(self.structure.pairs))
+        gradients = np.array(tree.gradients, bool)[place] if len(place) else np.zeros(0, bool)
+        ops = place.copy()
+        if gradients.any():
+            ends = {kind[2]: i for i, kind in enumerate(tree.kinds) if len(kind) == 4 and kind[0] == "backward"}
+            for at in np.flatnonzero(gradients).tolist():
+                op = int(ops[at])
+                place[at] = max(ends.get(tree.kinds[op][2], op), op)
+        return np.lexsort((np.arange(len(ops)), ops, gradients, place))
+
+    def calibrate(self, moved: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+        """Count distances in what was measured to be round-off, float64 (rows of the golden side)."""
+        self._units = moved[np.fromiter((j for _, j in self.rows), np.int64, len(self.rows))]
+        self.measured = dataclasses.replace(self.measured, distance=self.measured.distance / self._units)
+        self._growth = CALIBRATED_GROWTH
+
+    @property
+    def calibrated(self) -> bool:
+        """Distances are multiples of measured round-off."""
+        return self._units is not None
+
+    @cached_property
+    def limits(self) -> list[float]:
+        """Round-off of each pair of records."""
+        golden, (left, right) = self.golden.side, factorize.columns(self.rows)
+        mine, theirs = factorize.of_each(self.side.dtype, distances.eps)[left], factorize.of_each(golden.dtype, distances.eps)[right]
+        if self._mostly_other_dtypes(mine, theirs):
+            theirs = np.maximum(mine, theirs)
+        longest = factorize.of_each(self.side.shape, distances.longest_sum)[left]
+        sums = Spans(self.starts)
+        inputs = np.frombuffer(bytes(self.side.role), np.uint8)[left] == INPUT
+        worst, most = (
+            np.maximum(sums.largest(values)[0], self._behind(sums.largest(values)[0], sums.largest(np.where(inputs, values, 0.0))[0]))
+            for values in (theirs, longest)
+        )
+        found = [distances.limit(unit, int(max(terms, 1))) for unit, terms in zip(worst.tolist(), most.tolist())]
+        seen = set(self._kept[3].tolist())
+        for at, (op, _) in enumerate(self.structure.pairs):
+            if self.target.gradients[op] and at not in seen:  # of a module whose calls cannot be compared (compiled on one side)
+                found[at] *= GROWTH
+        return found
+
+    def _behind(self, whole: Floats, inputs: Floats) -> Floats:
+        """Per pair of records the largest value behind it. A result is made of more than its record says: parameter gradients of what
+        the module's calls took in, other gradients of what the forward call took in and gave out, which autograd has kept.
+
+        Args:
+            whole, inputs: the largest value of each pair of records, over all its rows and over its inputs.
+        """
+        found = np.zeros(len(whole))
+        own, twins, members, groups = self._kept
+        found[own] = whole[twins]
+        np.maximum.at(found, groups, inputs[members])
+        return found
+
+    @cached_property
+    def _kept(self) -> tuple[Integers, Integers, Integers, Integers]:
+        """Positions of pairs: backward calls and their forward calls; calls of modules and the gradients of the parameters of each."""
+        tree = self.target
+        own, twins, members, groups = (list[int]() for _ in range(4))
+        calls: dict[str, list[int]] = {}  # module path -> positions of its calls
+        for at, (op, _) in enumerate(self.structure.pairs):
+            kind = tree.kinds[op]
+            if tree.gradients[op]:
+                continue
+            if len(kind) == 4:
+                calls.setdefault(kind[2], []).append(at)
+            if kind[0] == "backward":
+                twin = self._position.get(tree.index.get(forward_twin(self.side.ops[op]), -1))
+                if twin is not None:
+                    own.append(at)
+                    twins.append(twin)
+        for at, (op, _) in enumerate(self.structure.pairs):
+            if tree.gradients[op]:
+                behind = calls.get(tree.kinds[op][2], ())
+                members += behind
+                groups += [at] * len(behind)
+        a, b, c, d = (np.array(some, np.int64) for some in (own, twins, members, groups))
+        return a, b, c, d
+
+    def _look(self, op: int, other: int, at: int, records: Records, made: Sequence[float], limit: float, accepted: float) -> Origin | None:
+        side, inner, outer = self.side, float(records.inner[at]), float(records.outer[at])
+        explained = max(0.0, made[op], records.behind[at])
+        for row, _ in self.rows[self.starts[at] : self.starts[at + 1]]:
+            source = self.target.producers.get(row)
+            if source is not None and made[source] > explained:
+                explained = made[source]
+        allowed, left = limit + self._growth * max(accepted, explained), None
+        explained = max(explained, self.foreign.get(op, 0.0))  # what others put in is no reason for what goes in here
+        feeding = max(inner, explained)
+        worst_in, worst_out, argument = int(records.worst_in[at]), int(records.worst_out[at]), int(records.argument[at])
+        if records.bad_out[at] >= 0 and not records.bad_in[at] and not np.isinf(explained):
+            return self._origin(op, other, NONFINITE, int(records.bad_out[at]), np.inf, inner, limit)
+        off = inner > allowed and worst_in >= 0
+        if off and aside.for_nothing(self, op, worst_in, bool(records.known[at]), outer > limit):
+            if (worst := aside.worst(self, op, allowed)) >= 0:
+                left = self._origin(op, other, TAKEN, worst, float(self.measured.distance[worst]), 0.0, limit)
+                left.aside = True
+        elif off:
+            kind = PARAMETER if side.role[self.rows[worst_in][0]] == PARAMETERS else TAKEN
+            made_here = self.target.producers.get(self.rows[worst_in][0]) in self.extra
+            if argument >= 0 and not made_here:  # the step before was called with it too, and left what is taken in (running statistics)
+                return self._origin(op, other, ARGUMENT, argument, inner, 0.0, limit)
+            return self._origin(op, other, kind, worst_in, inner, 0.0, limit)
+        if argument >= 0 and outer > limit + self._growth * feeding:
+            return self._origin(op, other, ARGUMENT, argument, outer, inner, limit, worst_out)
+        if outer > limit + self._growth * feeding and not np.isinf(feeding):
+            if outer <= limit + self._growth * feeding * cancelling_gradients.steepness(self, op):
+                return left
+            kind = GRADIENT if side.role[self.rows[worst_out][0]] == PARAMETERS_GRAD else RESULT
+            return self._origin(op, other, kind, worst_out, outer, feeding, limit)
+        return left
+
+    def _origin(self, op: int, other: int, kind: str, at: int, distance: float, inside: float, limit: float, shown: int = -1) -> Origin:
+        """`at`: the pair of rows to name; `shown`: that of the distance, when it is another one."""
+        row, golden_row = self.rows[at]
+        if self._units is not None:
+            unit = float(self._units[at if shown < 0 else shown])
+            return Origin(op, other, kind, row, golden_row, distance * unit, inside * unit, unit)
+        m = self.measured
+        count = distances.elements(self.side.shape[row])
+        noise = count >= 64 and m.norm[at] * np.sqrt(count) <= 8 * m.extremes[at] and kind in (RESULT, GRADIENT)
+        return Origin(op, other, kind, row, golden_row, distance, inside, limit, bool(noise))
+
+    def _blame_unmatched(self, origin: Origin) -> None:
+        """What takes in the output of a call that only one side has: that call is the origin."""
+        attribution.unmatched(self, origin)
+        attribution.without_gradient(self, origin)
+
+    def is_off(self, op: int) -> bool:
+        """Do outputs of a record differ by more than round-off?"""
+        span = self.span_of(op)
+        limit = CALIBRATED if self._units is not None else self.limits[self._position[op]] if op in self._position else 0.0
+        return any(self.side.role[self.rows[at][0]] == OUTPUT and self.measured.distance[at] > limit for at in span)
+
+    def argument_of(self, op: int) -> int:
+        """Position of the first pair of rows of a record that is an argument of another value; -1 without one."""
+        return next((at for at in self.span_of(op) if self.measured.argument[at] and self.side.role[self.rows[at][0]] != OUTPUT), -1)
+
+
+def _empty(name: str) -> bool:
+    """Calls whose result is not defined (memory without values)."""
+    return name.split(".", 2)[1].startswith(("empty", "new_empty")) if name.count(".") > 1 else False

@@ -1,0 +1,243 @@
+"""What `diagnose` says: one finding, the suspects behind it, the numbers that show it, and what to do next; as data and as text."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import make_directories
+from msprobe_engine.core.log import one_line
+from msprobe_engine.core.text.ranges import ranges_of
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.nonfinite.report import listed
+
+NONE, STRUCTURE, DIVERGENCE, NONFINITE, OVERFLOW = "none", "structure", "divergence", "nonfinite", "overflow"
+COLLECTIVE, DESYNC, CONFIG, CHECKPOINT = "collective", "desync", "config", "checkpoint"
+FINDINGS = (NONE, STRUCTURE, DIVERGENCE, NONFINITE, OVERFLOW, COLLECTIVE, DESYNC, CONFIG, CHECKPOINT)
+
+HEADLINES: Mapping[str, str] = {
+    NONE: Sentence("No difference beyond round-off"),
+    STRUCTURE: Sentence("The calls of the runs, or what these return, are not the same; the numbers they share agree"),
+    DIVERGENCE: Sentence("The numbers part"),
+    NONFINITE: Sentence("First NaN or Inf"),
+    OVERFLOW: Sentence("First overflow"),
+    COLLECTIVE: Sentence("A collective does not give what was put into it"),
+    DESYNC: Sentence("Ranks that must hold the same do not"),
+    CONFIG: Sentence("The configurations differ"),
+    CHECKPOINT: Sentence("The checkpoints differ"),
+}
+
+NOTHING = Sentence("No NaN or Inf that matters")
+"""What one run was searched for."""
+
+_MOST_PROBLEMS = 8
+"""What could not be read, on the console."""
+
+_NOT_IN_JSON = frozenset(("unseen", "steps", "nothing", "remarks"))
+
+_WORDS = 9
+"""Width of the words in front of the lines of the text."""
+
+
+@dataclass
+class Suspect:
+    """One place where it may have begun.
+
+    Attributes:
+        record: record name, as in dump.json; of a missing call the golden side's.
+        module: path of the module it ran in, "" when not known.
+        rank, step: where.
+        source: the innermost stack line that is the user's own, "" when not known.
+        kind: as `msprobe_engine.find.difference.walk` has it.
+        why: one sentence.
+        tensor: row that shows it (``Functional.linear.0.forward.output.0``).
+        partner: record of the golden side, "" when there is none.
+        numbers: the two rows, side by side.
+        distance, limit: relative difference, and what would have been round-off.
+        stack: call stack lines, innermost first.
+        ranks: where it is on one of several and nobody can tell on which: all of them.
+    """
+
+    record: str
+    module: str
+    rank: int
+    step: int
+    source: str = ""
+    kind: str = ""
+    why: str = ""
+    tensor: str = ""
+    partner: str = ""
+    numbers: dict[str, Any] = field(default_factory=dict)
+    distance: float | None = None
+    limit: float | None = None
+    stack: list[str] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Diagnosis:
+    """The page as data.
+
+    Attributes:
+        finding: one of `FINDINGS`.
+        suspects: the most likely first; empty when nothing was found.
+        evidence: sentences with numbers.
+        next: commands to run now.
+        looked_at: what was read: paths, steps, ranks, records.
+        problems: what could not be read or compared, and why.
+        differences: how many records differ behind the suspects.
+        unmatched: calls of one side only: ``{"target": [...], "golden": [...]}``.
+        renamed: module paths that the other side calls otherwise.
+        mapping: the same as ``path.Class``: a cell mapping (``-cm``), with which these names are no difference any more.
+        functions: of two frameworks, functions of the target that are likely to be others of the golden side: an api mapping (``-am``).
+        aligned: of two frameworks, records that have their place on the other side, and all: ``{"target": {"modules": [72, 73], ...}}``.
+        nonfinite: side (``target`` or ``golden``) -> its first NaN or Inf, which the other side has not and which is no suspect: it may
+            follow from the first suspect or be something else.
+        unseen: the target has something that is not finite, or may have, where nothing was held against it. Not in the json.
+        steps: those whose records were looked at. Not in the json.
+        nothing: the headline when nothing was found: what one run was searched for; "" of two that were compared. Not in the json.
+        remarks: of `evidence`, what a run says of itself, so that it holds whatever else was found. Not in the json.
+    """
+
+    finding: str = NONE
+    suspects: list[Suspect] = field(default_factory=list)
+    evidence: list[str] = field(default_factory=list)
+    next: list[str] = field(default_factory=list)
+    looked_at: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    differences: int = 0
+    unmatched: dict[str, list[str]] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)
+    mapping: dict[str, str] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)
+    aligned: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    nonfinite: dict[str, Suspect] = field(default_factory=dict)
+    unseen: bool = False
+    steps: list[int] = field(default_factory=list)
+    nothing: str = ""
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def first_suspect(self) -> Suspect | None:
+        """The most likely place; None when nothing was found."""
+        return self.suspects[0] if self.suspects else None
+
+    def headline(self) -> str:
+        """The first line: what, and where."""
+        first = self.first_suspect
+        text: str = HEADLINES[self.finding]
+        if self.finding == STRUCTURE and self.renamed and not any(self.unmatched.values()):
+            text = Sentence("Modules bear other names; the runs make the same calls, and their numbers agree")
+        if self.finding == STRUCTURE and self.differences:
+            text = Sentence("The runs have next to no calls in common") if first is None else Sentence("The runs do not do the same")
+        if first is None:
+            return Sentence("{0}.", self._nothing_found() if self.finding == NONE else text)
+        if self.finding in (CONFIG, CHECKPOINT):  # not of a step of a training
+            return Sentence("{0}: {1}", text, one_line(first.record))
+        return Sentence("{0}: {1}", text, _place(first))
+
+    def _nothing_found(self) -> str:
+        """What was searched or compared, and that this was not all of it where something could not be."""
+        if not self.problems:
+            return self.nothing or HEADLINES[NONE]
+        said = self.nothing or Sentence("No difference in what could be compared")
+        return beside_warnings(said, len(self.problems), searched=bool(self.nothing))
+
+    def first_nonfinite(self) -> list[str]:
+        """A sentence for each of `nonfinite`."""
+        return [
+            Sentence("first NaN or Inf, which the other run has not: {0}", _place(one))
+            if side == "target"
+            else Sentence("first NaN or Inf of the golden run, which the other run has not: {0}", _place(one))
+            for side, one in self.nonfinite.items()
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON-ready, with `finding` and `first_suspect` first."""
+        first = self.first_suspect
+        head = {"finding": self.finding, "headline": self.headline(), "first_suspect": asdict(first) if first else None}
+        return head | {key: value for key, value in asdict(self).items() if key not in head and key not in _NOT_IN_JSON}
+
+    def text(self) -> str:
+        """For the console; the first line is the finding."""
+        lines = [self.headline()]
+        first = self.first_suspect
+        if first is not None:
+            lines += listed("why", [first.why], _WORDS)
+            lines += listed("source", [" ".join(first.source.split())] if first.source else [], _WORDS)
+        lines += listed("evidence", self.evidence, _WORDS)
+        place = "" if self.finding in (CONFIG, CHECKPOINT) else "rank {}  "
+        further = [f"{place.format(s.rank)}{s.record}: {s.why}" for s in self.suspects[1:6]]
+        lines += listed("also", self.first_nonfinite() + further, _WORDS)
+        for side, names in self.unmatched.items():
+            if names:
+                lines += listed(
+                    "only in", [f"{side}: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"], _WORDS
+                )
+        more = len(self.problems) - _MOST_PROBLEMS
+        unnamed = [Sentence("and {0} more, which diagnosis.json names", f"{more:,}")] if more > 0 else []
+        lines += listed("warning", [*self.problems[:_MOST_PROBLEMS], *unnamed], _WORDS)
+        lines += listed("next", self.next, _WORDS)
+        if self.looked_at:
+            lines += listed("looked at", [", ".join(f"{key} {value}" for key, value in self.looked_at.items())], _WORDS)
+        return "\n".join(one_line(line) for line in lines)
+
+    def write(self, directory: Path | str) -> tuple[Path, Path]:
+        """Write ``diagnosis.json`` and ``diagnosis.html`` (mode 0640).
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        from msprobe_engine.report.diagnosis.page import page
+
+        make_directories(os.fspath(directory))
+        data, html = Path(directory) / "diagnosis.json", Path(directory) / "diagnosis.html"
+        write_file(data, [finite_json(self.as_json())])
+        write_file(html, [page(self).encode()])
+        return data, html
+
+
+def beside_warnings(said: str, count: int, *, searched: bool = False) -> Sentence:
+    """What was found of a part, and how many warnings say which part was not searched, or not compared."""
+    if searched:
+        template = "{0}; {1} warnings say what could not be looked at"
+        if count == 1:
+            template = "{0}; {1} warning says what could not be looked at"
+    else:
+        template = "{0}; {1} warnings say what could not"
+        if count == 1:
+            template = "{0}; {1} warning says what could not"
+    return Sentence(template, said, count)
+
+
+def _place(one: Suspect) -> Sentence:
+    module, record = one_line(one.module), one_line(one.record)
+    if one.ranks and module:
+        return Sentence("step {0}, ranks {1}, module {2}, {3}", one.step, ", ".join(ranges_of(one.ranks)), module, record)
+    if one.ranks:
+        return Sentence("step {0}, ranks {1}, {2}", one.step, ", ".join(ranges_of(one.ranks)), record)
+    if module:
+        return Sentence("step {0}, rank {1}, module {2}, {3}", one.step, one.rank, module, record)
+    return Sentence("step {0}, rank {1}, {2}", one.step, one.rank, record)
+
+
+def finite_json(value: Any, indent: int = 1) -> bytes:
+    """JSON of a value that may hold NaN and infinities, with a line end."""
+    text = json.dumps(_finite(value), indent=indent, ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace") + b"\n"  # half a surrogate pair, which UTF-8 has not, becomes the escape of JSON
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: their names stand in their place."""
+    if isinstance(value, float) and value - value != 0:
+        return "NaN" if value != value else ("Infinity" if value > 0 else "-Infinity")
+    if isinstance(value, dict):
+        return {key: _finite(child) for key, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(child) for child in value]
+    return value

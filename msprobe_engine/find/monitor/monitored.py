@@ -1,0 +1,412 @@
+"""What `diagnose` says of monitor output: one run by its alerts, its numbers and its replicas; two runs by where their series part."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.core.errors import NothingCapturedError
+from msprobe_engine.core.text.ranges import ranks_text
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find import findings
+from msprobe_engine.find.collectives.replicas import Odd, say_not_compared
+from msprobe_engine.find.findings import Diagnosis, Suspect
+from msprobe_engine.find.monitor.one_run import never_there
+from msprobe_engine.find.monitor.replicas import check_replicas
+from msprobe_engine.find.nonfinite.trace import module_path
+from msprobe_engine.formats.monitor.alert_order import Moment, in_order, order_of
+from msprobe_engine.formats.monitor.anomalies import Anomaly, load, word_of
+from msprobe_engine.formats.monitor.completeness import missing_parts, steps_on_one_side, still_running
+from msprobe_engine.formats.monitor.reader import Run, open_run
+from msprobe_engine.formats.monitor.series import EMPTY, Key, Series
+
+_NONFINITE_RULES = ("nan_inf",)
+_DESYNC_RULES = ("replica_mismatch",)
+_COMPARED = ("norm", "max", "min")
+"""Means near zero say little, and what is derived from these says nothing more."""
+FLOOR = 1e-4
+"""Relative difference of two numbers that nobody calls different: files have six digits, and float32 sums of other order differ by less."""
+GROWTH = 30.0
+"""By how much more than the largest difference so far a number must differ: round-off grows from step to step, and not by so much."""
+MOST_SUSPECTS = 20
+Table = Mapping[Any, Series]
+"""Of one column: key to numbers."""
+_OF_THE_MACHINE = re.compile(r"seconds|time|per_sec|throughput|t?flops|memory|bytes|elapsed", re.I)
+"""Numbers of the step that say how fast it went: no two runs have the same."""
+
+
+class _Item(NamedTuple):
+    """One number of both runs: sorts by execution."""
+
+    step: int
+    order: tuple[int, int, int, int]
+    rank: int
+    family: str
+    key: Key
+    op: str
+    target: float
+    golden: float
+
+    @property
+    def distance(self) -> float:
+        if self.target == self.golden or (math.isnan(self.target) and math.isnan(self.golden)):
+            return 0.0
+        if not math.isfinite(self.target - self.golden):
+            return math.inf
+        return abs(self.target - self.golden) / max(abs(self.target), abs(self.golden))
+
+
+def diagnose_monitor(target: Path) -> Diagnosis:
+    """One run: its alerts in the order of execution; without alerts the first number that is none; then replicas that differ.
+
+    Raises:
+        UsageError: no monitor has written there.
+    """
+    run = open_run(target)
+    found = Diagnosis()
+    found.looked_at = {"monitor": str(target), "ranks": len(run.ranks)}
+    loaded = load(target)
+    ordered = [located.anomaly for located in in_order(loaded.anomalies)]
+    critical = [a for a in ordered if a.critical] or ordered
+    found.problems = loaded.missing + [f"{what} ({count})" for what, count in loaded.problems.items()]
+    found.remarks = loaded.notes
+    found.evidence += found.remarks
+    if critical:
+        first = critical[0]
+        found.finding = _finding_of(first)
+        found.suspects = [_of_alert(a) for a in critical[:MOST_SUSPECTS]]
+        found.evidence.append(
+            Sentence("{0} alerts; the first in the order of execution is rule {1}: {2}", len(ordered), first.rule, first.message)
+        )
+        found.next.append(f"msprobe monitor analyze {shlex.quote(str(target))}")
+        found.next += _dump_of(first.step, list(first.ranks))
+        return found
+    numbers = _count(run)
+    found.problems += [problem for what, count in run.problems.items() if (problem := f"{what} ({count})") not in found.problems]
+    found.looked_at["numbers"] = numbers
+    if not numbers:  # `found.problems` has that no step is there
+        found.nothing = Sentence("There is nothing to judge: no alert and no number in it")
+        return found
+    items = list(_not_finite(run))
+    if items:
+        bad = min(items, key=lambda item: (item.step, item.order, item.rank))
+        found.finding = findings.NONFINITE
+        found.suspects = [
+            _suspect(bad, Sentence("{0} is {1}: the first number in the order of execution that is not finite", bad.op, bad.target))
+        ]
+        found.next = _dump_of(bad.step, [bad.rank])
+        return found
+    replicas = check_replicas(run)
+    if replicas.odd:
+        found.finding = findings.DESYNC
+        odd = sorted(replicas.odd, key=_spread, reverse=True)
+        found.suspects = [_of_odd(one) for one in odd[:MOST_SUSPECTS]]
+        found.evidence += replicas.evidence
+        found.next = _dump_of(odd[0].step, sorted({odd[0].rank, *odd[0].others[:1]}))
+        return found
+    if replicas.equal:
+        template = "Nothing found: no alert, no number that is not finite, no parameter whose statistics differ between ranks"
+        found.nothing = Sentence(template)
+    else:
+        found.nothing = Sentence("Nothing found: no alert, no number that is not finite")
+    if len(run.ranks) > 1 and not replicas.equal:
+        say_not_compared(found, replicas.parted)
+    found.evidence.append(Sentence("One run was searched; nothing was compared. A run that is right, as the second argument, shows more."))
+    return found
+
+
+def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
+    """Two runs: the first step, and in it the first tensor in the order of execution, whose numbers part by more than before. Of
+    parameters and their gradients, which come at one moment, the one that is furthest off.
+
+    Raises:
+        UsageError: no monitor has written at a path.
+        NothingCapturedError: there is no number that both have.
+    """
+    a, b = open_run(target), open_run(golden)
+    found = Diagnosis()
+    items, alone = _numbers(a, b)
+    if not items:
+        raise NothingCapturedError(f"{target} and {golden}: no rank, step and tensor in common; is it the same training?")
+    by_step: dict[int, list[_Item]] = {}
+    for item in items:
+        by_step.setdefault(item.step, []).append(item)
+    accepted = 0.0
+    for step in sorted(by_step):
+        limit = max(FLOOR, GROWTH * accepted)
+        off = sorted((item for item in by_step[step] if item.distance > limit), key=_likelihood)
+        if off:
+            _say_part(found, off, limit, len(by_step[step]))
+            found.next = _dump_of(step, [off[0].rank], golden=True)
+            break
+        accepted = max(accepted, max(item.distance for item in by_step[step]))
+    _say_never_there(found, never_there(a, b))
+    found.problems = [*missing_parts(a), *missing_parts(b), *steps_on_one_side(a, b)]
+    found.remarks = [*still_running(a), *still_running(b)]
+    found.evidence += found.remarks
+    found.problems += [_said_alone(golden if k else target, names) for k, names in enumerate(alone) if names]
+    found.problems += [f"{what} ({count})" for run in (a, b) for what, count in run.problems.items()]
+    if not found.suspects:
+        found.evidence.append(
+            Sentence("The largest difference is {0} of a number.", f"{accepted:.1e}") if accepted else Sentence("All numbers are the same.")
+        )
+    ranks = sorted(set(a.ranks) & set(b.ranks))
+    if unpaired := sorted(set(a.ranks) ^ set(b.ranks)):
+        template = "{0} are on one side only and were not compared"
+        if len(unpaired) == 1:
+            template = "{0} is on one side only and was not compared"
+        found.problems.append(Sentence(template, ranks_text(unpaired)))
+    steps = sorted(by_step)
+    found.looked_at = {"steps": f"{steps[0]} to {steps[-1]}", "ranks": len(ranks), "numbers": len(items)}
+    return found
+
+
+def _likelihood(item: _Item) -> tuple[tuple[int, int, int], float, int, int]:
+    """Sorts what differs in a step, the likeliest first: the order of the model is one in time in the forward pass only."""
+    section, micro_step, moment, at = item.order
+    return (section, micro_step, moment), at if moment == Moment.FORWARD else -item.distance, item.rank, at
+
+
+def _dump_of(step: int, ranks: Sequence[int], golden: bool = False) -> list[str]:
+    """What would name the operator: a dump of the step, which numbers of the monitor do not replace."""
+    which = ",".join(map(str, ranks))
+    options = f"--set dump.level=mix --set 'dump.step=[{step}]' --set 'dump.rank=[{which}]' --output-dir again"
+    both = " (both runs, each into a directory of its own)" if golden else ""
+    then = "msprobe diagnose again/dump again_golden/dump" if golden else "msprobe diagnose again/dump"
+    return [f"msprobe run --config probe.yaml {options} -- LAUNCH LINE{both}", then]
+
+
+def _spread(odd: Odd) -> float:
+    """How far the copies of a parameter are from each other, of the size of the number."""
+    rows = [row.get("value", ()) for row in odd.numbers.values()]
+    pairs = [(one, two) for one, two in zip(*rows) if isinstance(one, float) and isinstance(two, float)] if len(rows) == 2 else []
+    sizes = [abs(one - two) / max(abs(one), abs(two)) for one, two in pairs if one != two]
+    return max((size if math.isfinite(size) else math.inf for size in sizes), default=0.0)
+
+
+def _say_part(found: Diagnosis, off: Sequence[_Item], limit: float, of: int) -> None:
+    first = off[0]
+    bad = not math.isfinite(first.target) and math.isfinite(first.golden)
+    found.finding = findings.NONFINITE if bad else findings.DIVERGENCE
+    seen: dict[tuple[str, Key], _Item] = {}
+    for item in off:
+        seen.setdefault((item.family, item.key), item)
+    for item in list(seen.values())[:MOST_SUSPECTS]:
+        size = Sentence("more than numbers can say") if math.isinf(item.distance) else f"{item.distance:.2%}"
+        found.suspects.append(
+            _suspect(
+                item,
+                Sentence(
+                    "{0} is {1}, in the golden run {2}: {3} ({4} would be accepted)",
+                    item.op,
+                    f"{item.target:.6g}",
+                    f"{item.golden:.6g}",
+                    size,
+                    f"{limit:.1e}",
+                ),
+                limit,
+            )
+        )
+    found.differences = len(seen)
+    found.evidence.append(
+        Sentence(
+            "Step {0}: {1} of {2} numbers differ by more than {3}; all steps before agree.",
+            first.step,
+            f"{len(off):,}",
+            f"{of:,}",
+            f"{limit:.1e}",
+        )
+    )
+
+
+def _say_never_there(found: Diagnosis, alone: Sequence[Suspect]) -> None:
+    """What one run has no number of comes first, unless an earlier step parts."""
+    first = found.first_suspect
+    if alone and (first is None or alone[0].step <= first.step):
+        found.finding, found.suspects = findings.STRUCTURE, [*alone, *found.suspects][:MOST_SUSPECTS]
+
+
+def _said_alone(path: Path, names: Sequence[str]) -> Sentence:
+    if len(names) == 1:
+        return Sentence("{0}: 1 number of a step that both runs have is not in the other run and was not compared: {1}", path, names[0])
+    template = "{0}: {1} numbers of steps that both runs have are not in the other run and were not compared, the first is {2}"
+    return Sentence(template, path, f"{len(names):,}", names[0])
+
+
+def _steps(run: Run, rank: int) -> npt.NDArray[np.int64]:
+    """Steps of which anything was written, also where the file of the step's own numbers is gone."""
+    return np.unique(np.concatenate([EMPTY.steps, *(series.steps for series in _every_series(run, rank))]))
+
+
+def _every_series(run: Run, rank: int) -> Iterator[Series]:
+    """The numbers of the step, and one column of each tensor."""
+    yield from run.scalars(rank).values()
+    for family in run.families(rank):
+        for op in run.ops(rank, family)[:1]:
+            yield from run.series(rank, family, op).values()
+
+
+def _unpaired(mine: Table, other: Table, steps: npt.NDArray[np.int64], what: str) -> Iterator[str]:
+    """Numbers of a table, of steps that both runs have, that another table has not."""
+    for key, series in mine.items():
+        has = other[key].steps if key in other else EMPTY.steps
+        for step in np.setdiff1d(np.intersect1d(series.steps, steps), has).tolist():
+            yield f"{what}{key.name if isinstance(key, Key) else key}, step {step}"
+
+
+def _numbers(run: Run, other: Run) -> tuple[list[_Item], tuple[list[str], list[str]]]:
+    """All numbers that both runs have, and the names of those that one run has alone of a rank and step that both have."""
+    items: list[_Item] = []
+    alone: tuple[list[str], list[str]] = ([], [])
+    for rank in sorted(set(run.ranks) & set(other.ranks)):
+        steps = np.intersect1d(_steps(run, rank), _steps(other, rank))
+        scalars, theirs = run.scalars(rank), other.scalars(rank)
+        for k, (one, two) in enumerate(((run, other), (other, run))):
+            numbers = {name: series for name, series in one.scalars(rank).items() if not _OF_THE_MACHINE.search(name)}
+            alone[k].extend(_unpaired(numbers, two.scalars(rank), steps, f"rank {rank}, "))
+            for family in one.families(rank):
+                ops = [op for op in _compared(one, rank, family) if op != "nans"][:1]
+                known = set(two.ops(rank, family)) if family in two.families(rank) else set()
+                for op in ops:
+                    table = two.series(rank, family, op) if op in known else {}
+                    alone[k].extend(_unpaired(one.series(rank, family, op), table, steps, f"rank {rank}, {family}/"))
+        for name in (name for name in scalars if name in theirs and not _OF_THE_MACHINE.search(name)):
+            items += _paired(rank, "loss" if "loss" in name else "step", 0, Key(0, name), "value", scalars[name], theirs[name])
+        families = other.families(rank)
+        for family in (family for family in run.families(rank) if family in families):
+            for op in _compared(run, rank, family):
+                golden = other.series(rank, family, op)
+                for at, (key, series) in enumerate(run.series(rank, family, op).items()):
+                    if key in golden:
+                        items += _paired(rank, family, at, key, op, series, golden[key])
+    return items, alone
+
+
+def _compared(run: Run, rank: int, family: str) -> list[str]:
+    """Columns of features have names of their own; all of them count."""
+    ops = run.ops(rank, family)
+    return [op for op in ops if op in _COMPARED] or ops
+
+
+def _paired(rank: int, family: str, at: int, key: Key, op: str, mine: Series, golden: Series) -> Iterator[_Item]:
+    steps, i, j = np.intersect1d(mine.steps, golden.steps, assume_unique=True, return_indices=True)
+    order = _order(family, key, at)
+    for step, x, y in zip(steps.tolist(), mine.values[i].tolist(), golden.values[j].tolist()):
+        yield _Item(step, order, rank, family, key, op, x, y)
+
+
+def _order(family: str, key: Key, at: int) -> tuple[int, int, int, int]:
+    return (*order_of(word_of(family, key.phase), key.micro_step), at)
+
+
+def _not_finite(run: Run) -> Iterator[_Item]:
+    """Numbers that are infinite, or NaN after they were a number: a NaN from the first step on is how a file says that there is none."""
+    for rank in run.ranks:
+        masked = _masked(run, rank)
+        everything = [("loss" if "loss" in name else "step", "value", {Key(0, name): series}) for name, series in run.scalars(rank).items()]
+        for family in run.families(rank):
+            everything += [(family, op, run.series(rank, family, op)) for op in run.ops(rank, family) if op in (*_COMPARED, "nans")]
+        for family, op, table in everything:
+            for at, (key, series) in enumerate(table.items()):
+                known = np.logical_or.accumulate(np.isfinite(series.values)) | ("loss" in key.name and op == "value")
+                bad = np.isinf(series.values) | (np.isnan(series.values) & known) | ((op == "nans") & (series.values > 0))
+                if family == "actv" and (fine := masked.get(key)) is not None:
+                    bad &= ~np.isin(series.steps, fine)
+                wrong = np.flatnonzero(bad)
+                if len(wrong):
+                    step, value = int(series.steps[wrong[0]]), float(series.values[wrong[0]])
+                    yield _Item(step, _order(family, key, at), rank, family, key, op, value, math.nan)
+
+
+def _masked(run: Run, rank: int) -> dict[Key, npt.NDArray[np.int64]]:
+    """Activations and steps with -Inf, and nothing else that is not finite, in which the rule that looked at the run has not seen a fault:
+    there is no alert, or the commands would not have come here. What it took for masks it says itself."""
+    if not isinstance(run.info(rank).get("masks"), Mapping) or not {"min", "max"} <= set(run.ops(rank, "actv")):
+        return {}
+    low, high, nans = (run.series(rank, "actv", op) for op in ("min", "max", "nans"))
+    found = {}
+    for key, series in low.items():
+        fine = (series.values == -np.inf) & (high[key].values < np.inf)
+        if key in nans:
+            fine &= nans[key].values == 0
+        if fine.any():
+            found[key] = series.steps[fine]
+    return found
+
+
+def _count(run: Run) -> int:
+    """How many tensors and numbers of the step were written, of all ranks and steps."""
+    return sum(len(series.steps) for rank in run.ranks for series in _every_series(run, rank))
+
+
+def _finding_of(alert: Anomaly) -> str:
+    if alert.rule in _DESYNC_RULES:
+        return findings.DESYNC
+    if alert.rule in _NONFINITE_RULES or (not math.isfinite(alert.value) and alert.op in ("nans", "infs", "nan", "inf")):
+        return findings.NONFINITE
+    return findings.DIVERGENCE
+
+
+def _of_alert(alert: Anomaly) -> Suspect:
+    why = alert.message or alert.meaning or f"rule {alert.rule}"
+    numbers: Mapping[str, Any] = {"target": {"row": alert.name, alert.op or "value": alert.value}}
+    record = f"{alert.word}/{_record_of(alert.name)}"
+    several = list(alert.differing) if len(alert.differing) > 1 else []
+    return Suspect(
+        record,
+        _module_of(alert.name),
+        alert.rank,
+        alert.step,
+        kind=alert.rule,
+        why=why,
+        tensor=alert.name,
+        numbers=dict(numbers),
+        ranks=several,
+    )
+
+
+def _of_odd(odd: Odd) -> Suspect:
+    return Suspect(odd.name, _module_of(odd.name), odd.rank, odd.step, kind="desync", why=odd.why, tensor=odd.name, numbers=odd.numbers)
+
+
+def _suspect(item: _Item, why: str, limit: float | None = None) -> Suspect:
+    row = f"{item.family}/{item.key.name}"
+    return Suspect(
+        record=row,
+        module=_module_of(item.key.name),
+        rank=item.rank,
+        step=item.step,
+        kind="series",
+        why=why,
+        tensor=f"{row}.{item.op}",
+        numbers={"target": {"row": row, item.op: item.target}} | ({"golden": {"row": row, item.op: item.golden}} if limit else {}),
+        distance=item.distance if limit else None,
+        limit=limit,
+    )
+
+
+_TENSOR = re.compile(r"(\.(weight|bias|input|output)(\.\d+)?|[.:](input|output)(\.\d+)?)$")
+
+
+_CALL = re.compile(r"(.+\.(?:forward|backward)(?:\.\d+)?)\.(?:input|output)(?:[._].*)?", re.DOTALL)
+
+
+def _record_of(name: str) -> str:
+    """The record of a call that the monitor watches, without the tensor; other names as they are."""
+    call = _CALL.fullmatch(name)
+    return call[1] if call else name
+
+
+def _module_of(name: str) -> str:
+    """Path of the module that a parameter or activation belongs to; "" of a function."""
+    record = _record_of(name)
+    if record != name:
+        return module_path(record)
+    return _TENSOR.sub("", name) if "." in name else ""

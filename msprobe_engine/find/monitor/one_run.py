@@ -1,0 +1,96 @@
+"""Tensors of which one of two monitored runs has numbers in every step and the other in none: a frozen parameter has no gradient, one that
+is in no optimizer no update. That is a difference of the runs, and no loss of some numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.findings import Suspect
+from msprobe_engine.find.nonfinite.trace import module_path
+from msprobe_engine.formats.monitor.reader import Run
+from msprobe_engine.formats.monitor.series import Key, Series
+
+_CHOICE = ("targets", "activation_targets")
+"""Settings of the monitor that choose tensors."""
+
+
+@dataclass
+class _Alone:
+    """Attributes:
+    step: the first that both runs have of the family.
+    rank, name: whose numbers.
+    target: the run in question has them.
+    families: in which.
+    """
+
+    step: int
+    rank: int
+    name: str
+    target: bool
+    families: list[str]
+
+
+def never_there(target: Run, golden: Run) -> list[Suspect]:
+    """What one run has and the other has not on any rank, the earliest step first. Nothing where the runs have other ranks or monitor other
+    tensors, or where both have some of their own: these may bear other names."""
+    if set(target.ranks) != set(golden.ranks) or any(_choice(target, rank) != _choice(golden, rank) for rank in target.ranks):
+        return []
+    found: dict[tuple[int, str], _Alone] = {}
+    known = [_everywhere(run) for run in (target, golden)]
+    for rank in sorted(target.ranks):
+        for family in target.families(rank):
+            if family not in golden.families(rank):
+                continue
+            mine = [_always(*runs, rank, family, others) for runs, others in (((target, golden), known[1]), ((golden, target), known[0]))]
+            if mine[0] and mine[1]:
+                continue
+            for name, step in (mine[0] or mine[1]).items():
+                one = found.setdefault((rank, name), _Alone(step, rank, name, bool(mine[0]), []))
+                one.step = min(one.step, step)
+                one.families.append(family)
+    return [_suspect(one) for one in sorted(found.values(), key=lambda one: (one.step, one.rank))]
+
+
+def _always(run: Run, other: Run, rank: int, family: str, others: Collection[tuple[str, str]]) -> dict[str, int]:
+    """Names that a run has in all steps that both have of a family, and the other run nowhere -> the first of these steps."""
+    table = _series(run, rank, family)
+    steps = np.intersect1d(_steps(table), _steps(_series(other, rank, family)))
+    if not len(steps):
+        return {}
+    mine = {key.name: series for key, series in table.items() if (family, key.name) not in others}
+    return {name: int(steps[0]) for name, series in mine.items() if np.isin(steps, series.steps).all()}
+
+
+def _series(run: Run, rank: int, family: str) -> dict[Key, Series]:
+    """One column of a family."""
+    return next((dict(run.series(rank, family, op)) for op in run.ops(rank, family)[:1]), {})
+
+
+def _steps(table: dict[Key, Series]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *(series.steps for series in table.values())]))
+
+
+def _everywhere(run: Run) -> set[tuple[str, str]]:
+    """(family, name) of all ranks: another layout has a tensor elsewhere."""
+    return {(family, key.name) for rank in run.ranks for family in run.families(rank) for key in _series(run, rank, family)}
+
+
+def _choice(run: Run, rank: int) -> object:
+    """What of the settings chooses tensors, as the run says it."""
+    settings = run.info(rank).get("monitor")
+    return [settings.get(key) for key in _CHOICE] if isinstance(settings, dict) else None
+
+
+def _suspect(one: _Alone) -> Suspect:
+    families = ", ".join(one.families)
+    if one.target:
+        why = Sentence("this run has {0} of it in every step, the golden run in none: is it frozen there, or in no optimizer?", families)
+    else:
+        why = Sentence("the golden run has {0} of it in every step, this run in none: is it frozen here, or in no optimizer?", families)
+    row = f"{one.families[0]}/{one.name}"
+    module = module_path(one.name) or one.name.rpartition(".")[0]
+    return Suspect(row, module, one.rank, one.step, kind="series", why=why, tensor=row)

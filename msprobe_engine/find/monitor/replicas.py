@@ -1,0 +1,148 @@
+"""Copies of parameters in monitor output: do ranks that hold the same parameter have the same numbers of it?
+
+No file says which ranks hold copies, but the numbers do: where those of a parameter and those of its reduced gradient are the same on all
+ranks, it is one parameter with one gradient, and every optimizer must give it one new value. Parts of a tensor, experts and stages have
+gradients of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.collectives.replicas import Odd, Row, differing, is_equal, odd_ones
+from msprobe_engine.formats.monitor.reader import Run
+from msprobe_engine.formats.monitor.series import Key, Series
+
+BEFORE, AFTER, GRADIENT = "param_origin", "param_updated", "grad_reduced"
+_COMPARED = ("norm", "max", "min")
+_COPIED = ("dp", "cp", "rank", "local_rank", "node")
+"""Coordinates of `rank_info` in which copies may differ; all others cut the model."""
+_SAME_UPDATE = Sentence("before the update it was the same on these ranks, and so was its reduced gradient")
+
+
+@dataclass
+class Replicas:
+    """What ranks have of the same parameters.
+
+    Attributes:
+        odd: copies that differ in the earliest step in which any do, in the order of the model.
+        evidence: how many, in words.
+        equal: parameters of several ranks were seen, and the numbers of none of them differ.
+        parted: first step in which parameters differ that were all the same in a step before; None: there is none, or it is known what for.
+    """
+
+    odd: list[Odd] = field(default_factory=list)
+    evidence: list[Sentence] = field(default_factory=list)
+    equal: bool = False
+    parted: int | None = None
+
+
+def check_replicas(run: Run) -> Replicas:
+    """Hold parameters of ranks against each other; of the earliest step in which copies differ."""
+    tables, groups = _parameters(run), _groups(run)
+    out = Replicas()
+    differ: set[tuple[tuple[int, ...], str]] = set()
+    for step in sorted(tables):
+        fresh: list[tuple[tuple[int, ...], str]] = []
+        for group in groups:
+            for name, rows in tables[step].items():
+                held = [rows[rank] for rank in group if rank in rows]
+                if len(held) > 1 and (group, name) not in differ:
+                    out.equal = True
+                    if not is_equal(held):
+                        fresh.append((group, name))
+        out.odd = differing(step, _updated_alike(run, step, fresh), _SAME_UPDATE) if fresh else []
+        template = "{0} parameters that are copies of each other differ."
+        if not out.odd:
+            out.odd = odd_ones(step, tables[step])
+            template = "{0} parameters that are copies of each other differ; others of their kind are equal on all ranks."
+        if out.odd:
+            out.evidence = [Sentence(template, len(out.odd))]
+            return out
+        if fresh and not differ and (step > min(tables) or _began_alike(run, step, fresh)):
+            out.parted = step
+        differ.update(fresh)
+    out.equal = out.equal and not differ
+    return out
+
+
+def _parameters(run: Run) -> dict[int, dict[str, dict[int, Row]]]:
+    """Step -> parameter -> rank -> numbers, after the update where they were written then."""
+    tables: dict[int, dict[str, dict[int, Row]]] = {}
+    for rank in run.ranks:
+        for family in (BEFORE, AFTER):
+            columns = _columns(run, rank, family)
+            for key in columns[0] if columns else ():
+                steps = columns[0][key].steps.tolist()
+                values = zip(*(column[key].values.tolist() for column in columns if key in column))
+                for step, row in zip(steps, values):
+                    tables.setdefault(step, {}).setdefault(key.name, {})[rank] = row
+    return tables
+
+
+def _updated_alike(run: Run, step: int, differ: Sequence[tuple[tuple[int, ...], str]]) -> dict[str, dict[int, Row]]:
+    """Of parameters that differ after a step those to which one update was made, with the ranks that share it.
+
+    Args:
+        differ: ranks at the same place of the model, and the parameter.
+    """
+    ranks = sorted({rank for group, _ in differ for rank in group})
+    before, after, gradient = ({rank: _rows(run, rank, family, step) for rank in ranks} for family in (BEFORE, AFTER, GRADIENT))
+    copies: dict[str, dict[int, Row]] = {}
+    for group, name in differ:
+        rows = {rank: after[rank][name] for rank in group if name in after[rank]}
+        went_in = {(before[rank].get(name, ()), gradient[rank].get(name, ())) for rank in rows}
+        if name not in copies and len(rows) > 1 and len(went_in) == 1 and _are_known(*went_in.pop()):
+            copies[name] = rows
+    return copies
+
+
+def _began_alike(run: Run, step: int, differ: Sequence[tuple[tuple[int, ...], str]]) -> bool:
+    """Were these parameters the same before the update of a step?"""
+    before = {rank: _rows(run, rank, BEFORE, step) for rank in sorted({rank for group, _ in differ for rank in group})}
+    return all(
+        is_equal(before[rank].get(name, ()) for rank in group) and any(before[rank].get(name) for rank in group) for group, name in differ
+    )
+
+
+def _are_known(before: Row, gradient: Row) -> bool:
+    """Finite numbers, and a gradient: parts of one constant (zeros, ones) are told from a copy by it alone."""
+    return bool(before) and any(gradient) and all(map(math.isfinite, (*before, *gradient)))
+
+
+def _rows(run: Run, rank: int, family: str, step: int) -> dict[str, Row]:
+    """Parameter -> its numbers in one step, of all phases and chunks that have that name."""
+    out: dict[str, Row] = {}
+    columns = _columns(run, rank, family)
+    for key in columns[0] if columns else ():
+        row = tuple(value for column in columns if key in column for value in _value(column, key, step))
+        out[key.name] = (*out.get(key.name, ()), *row)
+    return {name: row for name, row in out.items() if row}
+
+
+def _value(column: Mapping[Key, Series], key: Key, step: int) -> Iterator[float]:
+    at = int(np.searchsorted(column[key].steps, step))
+    if at < len(column[key].steps) and column[key].steps[at] == step:
+        yield float(column[key].values[at])
+
+
+def _columns(run: Run, rank: int, family: str) -> list[Mapping[Key, Series]]:
+    if family not in run.families(rank):
+        return []
+    return [run.series(rank, family, op) for op in _COMPARED if op in run.ops(rank, family)]
+
+
+def _groups(run: Run) -> list[tuple[int, ...]]:
+    """Ranks at the same place of the model, as far as they said where they are."""
+    groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for rank in run.ranks:
+        info = run.info(rank).get("rank_info")
+        items = info.items() if isinstance(info, Mapping) else ()
+        place = tuple(sorted((str(name), str(value)) for name, value in items if name not in _COPIED))
+        groups.setdefault(place, []).append(rank)
+    return [tuple(ranks) for ranks in groups.values()]

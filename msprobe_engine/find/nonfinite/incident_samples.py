@@ -1,0 +1,113 @@
+"""Monitor samples of an incident directory (``samples_rank{R}.jsonl``): what is known of steps whose calls were not recorded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.core.io.input_files import read_input
+from msprobe_engine.core.io.json_text import parse_json
+from msprobe_engine.core.log import one_line, warning
+from msprobe_engine.find.nonfinite.first_over_ranks import Verdict
+from msprobe_engine.find.nonfinite.flags import NONFINITE, Call, OddTensorError, Trace, flags_of
+from msprobe_engine.find.nonfinite.scan import Origin
+from msprobe_engine.formats.dump.reader import MOST_BYTES
+
+_FILE = re.compile(r"samples_rank(\d{1,9})\.jsonl")
+_PHASES = (
+    *("param_origin", "actv", "loss", "actv_grad", "grad_unreduced", "grad_reduced", "other"),
+    *("update", "ratio", "param_updated", "exp_avg", "exp_avg_sq", "opt_state", "after"),
+)
+"""Families in the order in which a step makes them; what comes first is closer to the origin. ``other`` and ``after``: its numbers."""
+_AFTER = ("update_norm", "param_norm", "params_norm")
+"""Numbers that follow from the update."""
+_WITHOUT_CALLS = _PHASES[_PHASES.index("grad_reduced") :]
+"""No call of a step makes these."""
+_WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
+def load(directory: Path) -> dict[int, dict[int, Trace]]:
+    """Step to rank to trace; every sample is a call with an output only. Lines that cannot be read are left out."""
+    out: dict[int, dict[int, Trace]] = {}
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        hit = _FILE.fullmatch(path.name)
+        if hit is None:
+            continue
+        rank = int(hit.group(1))
+        for text in _lines(path):
+            try:
+                line = parse_json(text)
+                step = line["step"]
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue
+            if not isinstance(step, int):
+                continue
+            trace = out.setdefault(step, {}).setdefault(rank, Trace(step, rank, [], path=str(path)))
+            for family, name, item in _items(line):
+                direction = "optimizer" if family in _WITHOUT_CALLS[2:] else "backward" if "grad" in family else "forward"
+                try:
+                    flags = flags_of(item)
+                except OddTensorError:
+                    continue
+                call = Call(
+                    len(trace.calls), f"{family}/{name}", "sample", direction, family, [], None, [("", item)], 0, 0, flags, None, {}
+                )
+                trace.calls.append(call)
+    return dict(sorted(out.items()))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return read_input(path, MOST_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError as error:
+        warning(f"{one_line(str(path))}: cannot be read ({error.strerror or error}); looked at without it")
+        return []
+
+
+def _items(line: Mapping[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    if isinstance(line.get("scalars"), dict):
+        return [
+            (_family_of(name), str(name), _tensor("float", [], {"max": value, "min": value})) for name, value in line["scalars"].items()
+        ]
+    statistics = line.get("statistics")
+    if not isinstance(statistics, dict):
+        return []
+    return [(str(line.get("family")), str(line.get("name")), _tensor(str(line.get("dtype")), line.get("shape") or [], statistics))]
+
+
+def _family_of(name: str) -> str:
+    return "loss" if "loss" in name else "after" if name in _AFTER else "other"
+
+
+def _tensor(dtype: str, shape: Any, s: Mapping[str, Any]) -> dict[str, Any]:
+    item = {"type": "torch.Tensor", "dtype": dtype, "shape": shape}
+    item |= {key: _WORDS.get(str(s.get(k)), s.get(k)) for key, k in (("Max", "max"), ("Min", "min"), ("Mean", "mean"), ("Norm", "norm"))}
+    return item | {"nan_count": s.get("nans"), "inf_count": s.get("infs")}
+
+
+def analyse(traces: Mapping[int, Trace], *, recorded: bool = False) -> Verdict:
+    """The samples of the earliest phase that is bad, first one per rank. `recorded`: the calls of the step are known, and clean."""
+    verdict = Verdict(next(iter(traces.values())).step, traces)
+    found: list[tuple[int, Origin]] = []
+    for rank, trace in traces.items():
+        bad = [call for call in trace.calls if call.out_flags & NONFINITE]
+        if not bad:
+            continue
+        first = min(bad, key=lambda call: (_phase(call), call.index))
+        same = sum(_phase(call) == _phase(first) for call in bad)
+        of = sum(_phase(call) == _phase(first) for call in trace.calls)
+        facts = [fact for fact in first.outputs() if fact.flags & NONFINITE]
+        note = f"{same} of {of} samples of the family {first.op} are bad on this rank"
+        cause = "update" if recorded and first.op in _WITHOUT_CALLS else "sample"
+        found.append((_phase(first), Origin(rank, first.index, cause, first, first.out_flags & NONFINITE, facts, [note])))
+    earliest = min((phase for phase, _ in found), default=0)
+    verdict.suspects = [origin for phase, origin in found if phase == earliest]
+    verdict.ordered = len(verdict.suspects) <= 1
+    verdict.spread = [[] for _ in verdict.suspects]
+    return verdict
+
+
+def _phase(call: Call) -> int:
+    return _PHASES.index(call.op) if call.op in _PHASES else _PHASES.index("other")

@@ -1,0 +1,143 @@
+"""The whole of ``msprobe nan_analyze`` as one function: steps in order, stop at the first bad one, report it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError
+from msprobe_engine.find.nonfinite import first_over_ranks, incident_samples, load, report
+from msprobe_engine.find.nonfinite.flags import Trace
+from msprobe_engine.find.run_directory import incidents
+from msprobe_engine.formats.dump.completeness import missing_steps
+from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.layout import RERUN
+from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
+
+MOST_NAMED = 4
+
+
+@dataclass
+class Result:
+    """What `nan_analyze` found.
+
+    Attributes:
+        findings: suspects of the first bad step, most likely first (see `report.finding` for the keys); empty when clean.
+        text: console report.
+        steps: steps that were looked at.
+        problems: files that could not be read.
+        path: the JSON file, None when there was nothing to write.
+    """
+
+    findings: Sequence[Mapping[str, Any]]
+    text: str
+    steps: list[int]
+    problems: list[str] = field(default_factory=list)
+    path: Path | None = None
+
+
+Seen = Callable[[int, Mapping[int, Side]], None]
+
+
+def nan_analyze(source: str | Path, output: str | Path | None = None, seen: Seen | None = None) -> Result:
+    """Find the first NaN/Inf over all ranks.
+
+    Args:
+        source: dump root, ``step<N>`` directory, or incident directory.
+        output: directory for ``anomaly_analyze_<time>.json``; None: no file.
+        seen: gets every step that was looked at, and its ranks where there are several.
+
+    Raises:
+        DumpFormatError: there is no dump at `source`.
+        NothingCapturedError: there is one, and nothing in it can be read.
+    """
+    with load.no_gc():
+        return _nan_analyze(Path(source), output, seen)
+
+
+def _nan_analyze(root: Path, output: str | Path | None, seen: Seen | None) -> Result:
+    sampled = incident_samples.load(root)
+    again = _rerun(root)
+    result = Result([], "", [])
+    try:
+        dump = open_dump(root)
+        dumped, result.problems = set(dump.steps), missing_steps(dump)
+    except DumpFormatError as error:
+        if not sampled and again is None:
+            held = ", ".join(map(str, incidents(root)[:MOST_NAMED]))
+            raise DumpFormatError(
+                f"{error}; records of this run are in its incidents, give one of them: {held}" if held else str(error)
+            ) from None
+        dump, dumped = None, set()
+    reruns = set(again.steps) if again is not None else set()
+    note = ""
+    texts: list[str] = []
+    for step in sorted(dumped | set(sampled) | reruns):
+        if again is not None and step in reruns and not result.findings:
+            # The step ran a second time with everything captured: that says more than what is always on.
+            rerun, unread = load.load_step(again, step)
+            result.problems += unread
+            _look(result, texts, step, rerun, {})
+            if result.findings:
+                note = f"Read from the second run of step {step}, with everything captured."
+                break
+            if rerun:
+                texts.pop()
+                note = f"The second run of step {step} was clean: it did not reproduce, see summary.md."
+        traces: dict[int, Trace] = {}
+        if dump is not None and step in dumped:
+            sides: dict[int, Side] = {}
+            traces, unread = load.load_step(dump, step, sides if seen is not None and len(dump.ranks(step)) > 1 else None)
+            result.problems += unread
+            if seen is not None:
+                seen(step, sides)
+        if not result.findings:
+            _look(result, texts, step, traces, sampled.get(step, {}))
+        elif traces:
+            # Only samples were bad so far: a later captured step may show the operator.
+            later = first_over_ranks.analyse(traces)
+            finer = [report.finding(later, n) for n, origin in enumerate(later.suspects) if origin.cause in _OPERATOR_LEVEL]
+            if finer:
+                texts.append("In a step that was captured later:\n" + report.text(later, finer))
+                result.findings = [*result.findings, *finer]
+                break
+        if result.findings and any(item["cause"] != "sample" for item in result.findings):
+            break
+    if not result.steps:
+        raise NothingCapturedError(f"{root}: no readable dump of any rank" + "".join(f"\n  {problem}" for problem in result.problems))
+    result.text = "\n".join([*texts, note] if note else texts)
+    if result.findings and output is not None:
+        result.path = report.write_json(result.findings, Path(output))
+    return result
+
+
+def _rerun(root: Path) -> DumpDirectory | None:
+    """The dumps of a step that ran twice, in an incident directory."""
+    try:
+        return open_dump(root / RERUN) if (root / RERUN).is_dir() else None
+    except DumpFormatError:
+        return None
+
+
+_OPERATOR_LEVEL = ("operator", "module", "gradient", "collective", "unrecorded", "missing")
+
+
+def _look(result: Result, texts: list[str], step: int, traces: Mapping[int, Trace], sampled: Mapping[int, Trace]) -> None:
+    """One step: its calls, and its samples when the calls show nothing."""
+    from_samples = functools.partial(incident_samples.analyse, recorded=bool(traces))
+    for chosen, analyse in ((traces, first_over_ranks.analyse), (sampled, from_samples)):
+        if not chosen:
+            continue
+        if step not in result.steps:
+            result.steps.append(step)
+        verdict = analyse(chosen)
+        findings = [report.finding(verdict, n) for n in range(len(verdict.suspects))]
+        if findings or chosen is traces or not traces:
+            texts.append(report.text(verdict, findings))
+        if findings:
+            texts[:] = texts[-1:]  # the finding comes first; clean steps before it are in `steps`
+            result.findings = findings
+            return

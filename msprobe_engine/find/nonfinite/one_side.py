@@ -1,0 +1,77 @@
+"""A NaN or Inf that one of two runs has and the other has not, where the comparison of their numbers does not come to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.io.input_files import open_input
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find import findings
+from msprobe_engine.find.findings import Diagnosis
+from msprobe_engine.find.nonfinite.load import numbered
+from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.reader import open_dump
+
+SAME, SAME_BESIDE_NAN = Sentence("All numbers are the same."), Sentence("All numbers beside NaN are the same.")
+SAME_IN_COMMON = Sentence("The numbers that both runs have are the same.")
+_NONFINITE = (findings.NONFINITE, findings.OVERFLOW)
+_WORDS = (b"NaN", b"Infinity")
+"""What JSON of Python writes of a number that is not finite."""
+_PIECE = 1 << 20
+
+
+def only_here(found: Diagnosis, target: Path, golden: Path) -> None:
+    """A NaN in calls that only the target makes has nothing to be compared with; the run alone tells, if the golden one has none."""
+    from msprobe_engine.find.single_run import diagnose_alone
+
+    if found.finding not in (findings.NONE, findings.STRUCTURE) or not found.unseen:
+        return
+    alone = diagnose_alone(target)
+    if alone.finding in _NONFINITE and diagnose_alone(golden).finding == findings.NONE:
+        found.finding, found.suspects = alone.finding, alone.suspects
+        found.evidence = [line for line in found.evidence if line not in (SAME, SAME_BESIDE_NAN, SAME_IN_COMMON)] + alone.evidence
+
+
+def note_later(found: Diagnosis, target: Path, golden: Path) -> None:
+    """Where the numbers part first may be something else than what ends in NaN later: each side's first NaN or Inf that the other has not.
+
+    The steps behind the first difference are not compared. Dumps are read again only where one of their files has a number that is not
+    finite; infinities of masks, which both runs have, are none that matter.
+    """
+    from msprobe_engine.find.single_run import diagnose_alone
+
+    if not found.suspects or found.finding in _NONFINITE or not (_may_have(target) or _may_have(golden)):
+        return
+    sides = {"target": diagnose_alone(target), "golden": diagnose_alone(golden)}
+    bad = [side for side, one in sides.items() if one.finding in _NONFINITE]
+    if len(bad) == 1 and (first := sides[bad[0]].first_suspect) is not None:
+        known = {(suspect.step, suspect.rank, suspect.record) for suspect in found.suspects}
+        if (first.step, first.rank, first.record) not in known:
+            found.nonfinite = {bad[0]: first}
+
+
+def _may_have(path: Path) -> bool:
+    try:
+        dump = open_dump(path)
+    except DumpFormatError:
+        return False
+    places = (place for step in dump.steps for _, place in numbered(dump, step))
+    return any(_holds(place / name, _WORDS) for place in places for name in (layout.DUMP, layout.DEBUG, layout.FRAME_LOG))
+
+
+def _holds(file: Path, words: Sequence[bytes]) -> bool:
+    """One of the words stands in the file; a file that cannot be read holds nothing."""
+    kept = max(map(len, words)) - 1
+    try:
+        with open_input(file) as stream:
+            tail = b""
+            while piece := stream.read(_PIECE):
+                tail += piece
+                if any(word in tail for word in words):
+                    return True
+                tail = tail[-kept:]
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,190 @@
+"""What the user gets: a text whose first lines are the finding, and the JSON file of the existing tool with more fields."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import make_directories
+from msprobe_engine.core.log import one_line
+from msprobe_engine.core.names import forward_twin
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.nonfinite.first_over_ranks import Verdict
+from msprobe_engine.find.nonfinite.flags import INF, NAN, NONFINITE, Call, Trace, what
+from msprobe_engine.find.nonfinite.scan import Origin
+from msprobe_engine.find.nonfinite.trace import module_path
+
+CAUSES: Mapping[str, str] = {
+    "operator": Sentence("clean inputs, bad output: born in this call"),
+    "module": Sentence("clean inputs, bad output: born inside this module (record level mix to see the operator)"),
+    "gradient": Sentence("clean incoming gradient, bad parameter gradient: born in the weight gradient of this module"),
+    "collective": Sentence(
+        "clean inputs on all recorded ranks, bad output: born inside the collective (overflow of the sum, or a bad link)"
+    ),
+    "missing": Sentence("clean input here, bad output: brought by a rank without a dump, or born in the collective"),
+    "parameter": Sentence(
+        "the parameter was already bad when the step used it: look at the gradients and the optimizer of the step before"
+    ),
+    "data": Sentence("the value was bad when it first came into the record"),
+    "unrecorded": Sentence("between two recorded calls: an operation that the dump does not hold"),
+    "sample": Sentence("first bad monitor sample; with incident.level: mix in the settings the operators of the last steps are kept, too"),
+    "update": Sentence("the recorded calls of the step are clean: born on the gradients' way to the optimizer, or in its update"),
+}
+_LIBRARY = re.compile(
+    r"[/\\](site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]|[/\\](msprobe|msprobe_engine|msprobe_integrations)[/\\]|<frozen"
+)
+
+
+def own_line(stack: Sequence[str]) -> str | None:
+    """The innermost stack line that is in the user's own source; the innermost one of all when every line is a library's."""
+    for line in stack:
+        if not _LIBRARY.search(line):
+            return line
+    return stack[0] if stack else None
+
+
+def where(trace: Trace, call: Call) -> tuple[str, str]:
+    """(module path, operator) of a call. The module path is "" at level L1."""
+    names = [call.name, *trace.ancestors(call)]
+    if call.direction == "backward":
+        # backward records may have no parents of their own: those of the forward twin say where it is
+        twin = forward_twin(call.name)
+        names += [twin, *_up(trace, twin)]
+    path = next((found for name in names if (found := module_path(name))), "")
+    return path, call.op
+
+
+def _up(trace: Trace, name: str) -> list[str]:
+    out: list[str] = []
+    parent = trace.parents.get(name)
+    while parent and parent not in out:
+        out.append(parent)
+        parent = trace.parents.get(parent)
+    return out
+
+
+def finding(verdict: Verdict, number: int) -> dict[str, Any]:
+    """One suspect, JSON-ready: the keys of the existing file (op_name, data_info, construct_info, stack_info) and ours."""
+    origin = verdict.suspects[number]
+    trace, call = verdict.traces[origin.rank], origin.call
+    path, op = where(trace, call)
+    # of an unrecorded operation the next recorded call is nearer than the module around it
+    nearest = trace.calls[origin.spread[0]] if origin.cause == "unrecorded" and origin.spread else call
+    stack = trace.stacks.get(nearest.name) or trace.stacks.get(forward_twin(nearest.name)) or []
+    keys = ("input_args", "input_kwargs", "output") if call.direction == "forward" else ("input", "output")
+    before = [c for c in trace.calls[: int(max(0, origin.position))] if not (c.in_flags | c.out_flags | c.parameter_flags) & NONFINITE]
+    return {
+        "op_name": call.name,
+        "data_info": {key: call.raw[key] for key in keys if key in call.raw},
+        "construct_info": [*reversed(trace.ancestors(call)), call.name],
+        "stack_info": list(stack),
+        "step": trace.step,
+        "rank": origin.rank,
+        "what": what(origin.flags),
+        "cause": origin.cause,
+        "explanation": CAUSES[origin.cause],
+        "module": path,
+        "operator": op,
+        "direction": call.direction,
+        "source_line": own_line(stack),
+        "tensors": [fact.describe() for fact in origin.facts],
+        "notes": origin.notes,
+        "clean_calls_before": [c.name for c in before[-5:]],
+        "spread": [{"rank": rank, "op_name": c.name} for rank, c in verdict.spread[number]],
+        "dump": trace.path,
+        "complete": trace.complete,
+    }
+
+
+def as_json(findings: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """``{"rank_1": [finding, ...]}``, the layout of the existing file."""
+    out: dict[str, list[Mapping[str, Any]]] = {}
+    for item in findings:
+        out.setdefault(f"rank_{item['rank']}", []).append(item)
+    return out
+
+
+def write_json(findings: Sequence[Mapping[str, Any]], directory: Path) -> Path:
+    """Write ``anomaly_analyze_{time_ns}.json`` (mode 0640) and return its path."""
+    make_directories(str(directory))
+    path = directory / f"anomaly_analyze_{time.time_ns()}.json"
+    write_file(path, [(json.dumps(as_json(findings), indent=1) + "\n").encode()])
+    return path
+
+
+def text(verdict: Verdict, findings: Sequence[Mapping[str, Any]]) -> str:
+    """The console report. The first line names step, rank, direction, module and operator."""
+    if not findings:
+        return f"step {verdict.step}: no NaN or Inf that matters, {_seen(verdict)}." + _harmless(verdict)
+    lines: list[str] = []
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for item in findings:
+        groups.setdefault((item["op_name"], item["cause"]), []).append(item)
+    for n, items in enumerate(groups.values()):
+        lines += _one(items, first=n == 0)
+    if not verdict.ordered:
+        if len(groups) > 1:
+            lines.append(f"{len(groups)} suspects: nothing recorded says which of them came first.")
+        else:
+            lines.append("The ranks named above show it independently of each other.")
+    lines.append(f"Looked at: step {verdict.step}, {_seen(verdict)}.{_harmless(verdict)}")
+    return "\n".join(lines)
+
+
+def _one(items: Sequence[Mapping[str, Any]], *, first: bool) -> list[str]:
+    item = items[0]
+    ranks = ", ".join(str(i["rank"]) for i in items)
+    place = f"module {item['module']}, " if item["module"] else ""
+    lines = [
+        f"{'First' if first else 'Also'} {item['what']}: step {item['step']}, rank{'s' if len(items) > 1 else ''} {ranks}, "
+        f"{item['direction']}, {place}{'' if item['cause'] in ('sample', 'update') else 'operator '}{item['operator']}",
+        f"  record    {item['op_name']}",
+        f"  cause     {item['explanation']}",
+    ]
+    if item["source_line"]:
+        lines.append(f"  {'next at ' if item['cause'] == 'unrecorded' else 'source  '}  {' '.join(str(item['source_line']).split())}")
+    for fact in item["tensors"][:4]:
+        lines.append(f"  tensor    {_fact(fact)}")
+    for note in item["notes"]:
+        lines.append(f"  note      {note}")
+    if item["clean_calls_before"]:
+        lines += listed("before", [f"{name}  (clean)" for name in item["clean_calls_before"]])
+    if item["spread"]:
+        lines += listed("spread", [f"rank {s['rank']}  {s['op_name']}" for s in item["spread"][:8]])
+    if not item["complete"]:
+        lines.append("  note      this rank's record of the step is incomplete")
+    return [one_line(line) for line in lines]
+
+
+def listed(word: str, items: Sequence[str], width: int = 8) -> list[str]:
+    """Lines with the word in front of the first."""
+    return [f"  {word if n == 0 else '':{width}}  {item}" for n, item in enumerate(items)]
+
+
+def _fact(fact: Mapping[str, Any]) -> str:
+    counts = [f"{fact[key]} {word}" for key, word in (("nans", "NaN"), ("infs", "Inf")) if fact.get(key)]
+    found = ", ".join(counts) if counts else fact["what"]
+    shape = fact.get("shape")
+    return f"{fact['place']}  {fact.get('dtype', '')} {shape if isinstance(shape, list) else []}: {found}"
+
+
+def _seen(verdict: Verdict) -> str:
+    calls = sum(len(trace.calls) for trace in verdict.traces.values())
+    return f"{len(verdict.traces)} rank{'s' if len(verdict.traces) != 1 else ''}, {calls} records"
+
+
+def _harmless(verdict: Verdict) -> str:
+    if not verdict.harmless:
+        return ""
+    names = ", ".join(f"{_inf_or_nan(o)} of {o.call.name} (rank {o.rank})" for o in verdict.harmless[:3])
+    more = f" and {len(verdict.harmless) - 3} more" if len(verdict.harmless) > 3 else ""
+    return one_line(f" Not counted, gone again before the end: {names}{more}.")
+
+
+def _inf_or_nan(origin: Origin) -> str:
+    return what(origin.flags & (NAN | INF))

@@ -1,0 +1,407 @@
+"""``msprobe diagnose``: two runs, or one, step after step until something is off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from msprobe_engine.align.calls.alignment import crossed
+from msprobe_engine.align.mapping.user_mapping import Mappings, lost
+from msprobe_engine.align.parallel.join_stages_and_experts import together
+from msprobe_engine.core import names
+from msprobe_engine.core.errors import NothingCapturedError, UsageError
+from msprobe_engine.core.io.progress import bar
+from msprobe_engine.core.text.sentences import Sentence, joined
+from msprobe_engine.find import config_and_checkpoint, detect, findings, run_directory, saved_variables
+from msprobe_engine.find.coverage import renames, two_frameworks
+from msprobe_engine.find.coverage.common_records import both_hold, not_compared, say_one_sided, strangers
+from msprobe_engine.find.difference import calibration as calibrate
+from msprobe_engine.find.difference import call_facts, explain, layouts, output_arity
+from msprobe_engine.find.difference.calibration import Floats
+from msprobe_engine.find.difference.divergence import Divergence, diverge
+from msprobe_engine.find.difference.optimizer import not_updated
+from msprobe_engine.find.difference.optimizer.placed_suspects import placed
+from msprobe_engine.find.difference.optimizer.updated_parameters import name_parameters
+from msprobe_engine.find.difference.optimizer.updates import note_update
+from msprobe_engine.find.difference.origin import ARGUMENT
+from msprobe_engine.find.difference.rank_walk import Begun
+from msprobe_engine.find.findings import Diagnosis, Suspect
+from msprobe_engine.find.monitor.monitored import diagnose_monitor, diagnose_two_monitors
+from msprobe_engine.find.nonfinite import incident_samples
+from msprobe_engine.find.nonfinite.load import read_step
+from msprobe_engine.find.nonfinite.one_side import SAME, SAME_BESIDE_NAN, SAME_IN_COMMON, note_later, only_here
+from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.completeness import missing_steps, steps_on_one_side
+from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.measure import distances, dump_dialects
+
+MOST_SUSPECTS = 20
+
+Movements = Callable[[int, Mapping[int, Side], list[str]], Mapping[int, Floats]]
+AlreadyBegun = Callable[[int], Mapping[int, Begun]]
+BothSides = Callable[[int, list[str]], tuple[Mapping[int, Side], Mapping[int, Side]]]
+
+
+def diagnose(
+    target: str | Path,
+    golden: str | Path | None = None,
+    output: str | Path | None = None,
+    calibration: Sequence[str | Path] = (),
+    mappings: Mappings | None = None,
+) -> Diagnosis:
+    """Say what is wrong with a run.
+
+    Args:
+        target: the run in question: the root of a dump, a step, a rank directory, a dump.json, or an incident directory; or
+            monitor output; or an output directory with several of these, which are all looked at.
+        golden: a run that is right, of the same kind; None: only what a run can say about itself.
+        output: directory for ``diagnosis.json`` and ``diagnosis.html``; None: no files.
+        calibration: further dumps of the golden training, moved by one rounding unit: differences are counted in what they show.
+        mappings: what modules and functions of the target are called on the golden side.
+
+    Raises:
+        UsageError: a mapping that cannot be read, a calibration or a mapping without a golden run, two things of different kinds, or
+            something else than those.
+        DumpFormatError: there is nothing to read at a path.
+        NothingCapturedError: the two runs have no step or rank in common.
+    """
+    if calibration and golden is None:
+        raise UsageError("a calibration needs a golden run to be measured from: msprobe diagnose RUN GOLDEN --calibration DIR")
+    if mappings and golden is None:
+        raise UsageError("a mapping says what names are on the golden side; give two runs: msprobe diagnose RUN GOLDEN -cm FILE")
+    here, there = run_directory.parts(Path(target)), None if golden is None else run_directory.parts(Path(golden))
+    further = [run_directory.parts(Path(path)).dump or Path(path) for path in calibration]
+    if here.several or (there is not None and there.several):
+        found = run_directory.look_at_all(here, there, lambda mine, theirs: _one_kind(mine, theirs, further, mappings))
+    else:
+        found = _one_kind(Path(target), None if golden is None else Path(golden), further, mappings)
+    if found.finding not in (findings.CONFIG, findings.CHECKPOINT) and (there is None or there.config is not None):
+        lines, problems = config_and_checkpoint.started_otherwise(here.config, None if there is None else there.config)
+        found.evidence += lines
+        found.problems += problems
+        if golden is None and lines and here.config is not None and found.finding == findings.NONE:
+            config_and_checkpoint.blame_ranks(found, here.config)
+    if golden is None and found.finding == findings.DESYNC and here.config is not None:
+        found.next.insert(0, config_and_checkpoint.compare_ranks(here.config))
+    if output is not None:
+        found.write(output)
+    return found
+
+
+def _one_kind(target: Path, golden: Path | None, calibration: Sequence[Path], mappings: Mappings | None) -> Diagnosis:
+    """One thing, or two of one kind."""
+    kind = detect.common(target, golden)
+    if kind == detect.MONITOR:
+        return diagnose_monitor(target) if golden is None else diagnose_two_monitors(target, golden)
+    if kind == detect.CONFIG:
+        return config_and_checkpoint.diagnose_pack(target) if golden is None else config_and_checkpoint.diagnose_packs(target, golden)
+    if kind == detect.CHECKPOINT and golden is not None:
+        return config_and_checkpoint.diagnose_checkpoints(target, golden)
+    if golden is None:
+        from msprobe_engine.find.single_run import diagnose_alone
+
+        return diagnose_alone(target)
+    found = _pair(target, golden, calibration, mappings)
+    only_here(found, target, golden)
+    note_later(found, target, golden)
+    return found
+
+
+def _pair(target: Path, golden: Path, calibration: Sequence[Path], mappings: Mappings | None) -> Diagnosis:
+    first, second = open_dump(target), open_dump(golden)
+    further = [open_dump(path) for path in calibration]
+    steps = sorted(set(first.steps) & set(second.steps))
+    if not steps and len(first.steps) == len(second.steps) == 1:
+        steps = [first.steps[0]]
+    if not steps:
+        raise NothingCapturedError(
+            f"{target} has steps {first.steps[:8]}, {golden} has {second.steps[:8]}: none in common; dump the same steps of both runs"
+        )
+
+    def sides(step: int, problems: list[str]) -> tuple[dict[int, Side], dict[int, Side]]:
+        ours, theirs = read_step(first, step, problems), read_step(second, step if step in second.steps else second.steps[0], problems)
+        if mappings:
+            mappings.apply_all(ours, theirs)
+        return ours, theirs
+
+    def moved(step: int, right: Mapping[int, Side], problems: list[str]) -> dict[int, Floats]:
+        there = step if step in second.steps else second.steps[0]
+        return calibrate.of_ranks(right, [read_step(dump, there, problems) for dump in further if there in dump.steps])
+
+    found = over_steps(steps, sides, f"{target} and {golden}", moved if further else None)
+    found.problems += missing_steps(first) + missing_steps(second) + steps_on_one_side(first, second)
+    if steps[0] not in second.steps:
+        found.evidence.append(f"Step {steps[0]} was compared with step {second.steps[0]} of the golden run: each has one step only.")
+    more = bool(set(first.steps) - set(steps)) or (target / layout.RERUN).is_dir() or bool(incident_samples.load(target))
+    found.unseen = found.unseen or more
+    return found
+
+
+@np.errstate(all="ignore")  # the numbers of a dump may be anything
+def over_steps(
+    steps: Sequence[int], sides: BothSides, what: str, moved: Movements | None = None, begun: AlreadyBegun | None = None
+) -> Diagnosis:
+    """Step after step until something is off.
+
+    Args:
+        steps: ascending.
+        sides: step, and where to put sentences about what cannot be read -> the ranks of the target and of the golden run.
+        what: the two runs, for messages.
+        moved: step, golden ranks, and where to put sentences -> what each row of a rank moves by round-off; None: as the dtypes say.
+        begun: step -> what has been done of its ranks.
+
+    Raises:
+        NothingCapturedError: no record could be compared.
+    """
+    way = _Way(moved, begun)
+    with bar("diagnose", len(steps)) as advance:
+        for step in steps:
+            a, b = sides(step, way.found.problems)
+            if a and b:
+                way.looked.append(step)
+                if saved_variables.only_saved(a, b):
+                    way.saved_values(step, a, b)
+                else:
+                    way.step(step, a, b)
+            if way.ends:
+                break
+            advance(f"step {step}")
+    return way.conclusion(what)
+
+
+class _Way:
+    """What is known of two runs after some of their steps.
+
+    Attributes:
+        found: the result in the making.
+        before: of the last step that was walked, None before the first.
+        looked: steps that both sides have.
+    """
+
+    def __init__(self, moved: Movements | None, begun: AlreadyBegun | None) -> None:
+        self.found = Diagnosis()
+        self.before: Divergence | None = None
+        self.looked: list[int] = []
+        self._moved, self._begun = moved, begun
+        self._called: dict[tuple[int, str], int] = {}  # arguments of another value -> the first step that has them
+        self._records = self._recorded = self._hidden = 0
+        self._one_sided = False
+        self._facts: list[Suspect] = []  # what records say beside numbers and is not the same
+        self._ranks: set[int] = set()
+
+    @property
+    def ends(self) -> bool:
+        """Something is off: later steps only show what follows from it."""
+        return bool(self.found.suspects) or (self.before is not None and bool(self.before.origins))
+
+    def saved_values(self, step: int, a: Mapping[int, Side], b: Mapping[int, Side]) -> None:
+        """A step that holds nothing but what ``save()`` was given."""
+        self._records += saved_variables.differing(self.found, step, a, b)
+        self._ranks |= a.keys() & b.keys()
+        self.found.problems += [problem for side in (*a.values(), *b.values()) for problem in side.problems]
+
+    def step(self, step: int, a: Mapping[int, Side], b: Mapping[int, Side]) -> None:
+        """The next step, of all ranks."""
+        found = self.found
+        sides_of_both = [*a.values(), *b.values()]
+        self._recorded += sum(len(side.ops) for side in a.values())
+        whole = a
+        a, b = both_hold(a, b, found.evidence)
+        found.unseen = found.unseen or whole is not a
+        right, joined_stages, other_layout = b, False, False
+        if not _one_program(a, b) and not _two_frameworks(a, b):
+            a, b, joined_stages = together(a, b, found.problems, found.evidence)
+            other_layout = joined_stages or layouts.differ(a, b)
+        alone = sorted(a.keys() ^ b.keys())
+        if alone and not other_layout:
+            found.problems.append(f"step {step}: ranks {', '.join(map(str, alone[:16]))} are on one side only, not compared")
+        units = self._moved(step, right, found.problems) if self._moved and right is b else None
+        previous = self.before
+        walked = layouts.diverge_layouts(a, b, previous, units) if other_layout else None
+        if walked is None or (a.keys() == b.keys() and not joined_stages and not layouts.has_pieces(walked)):
+            walked = diverge(a, b, previous, units, self._begun(step) if self._begun else None)
+        else:
+            found.problems += lost(whole, a)
+        self.before = walked
+        self._note(step, a, self.before)
+        self._judge(step, previous, self.before)
+        found.problems += [problem for side in sides_of_both for problem in side.problems if problem not in found.problems]
+
+    def _note(self, step: int, a: Mapping[int, Side], walked: Divergence) -> None:
+        self._records += sum(walk.compared for walk in walked.walks.values())
+        self._hidden += not_compared(walked)
+        self._one_sided = say_one_sided(walked) or self._one_sided
+        self._ranks |= set(walked.walks)
+        _note_structure(self.found, walked)
+        self._note_facts(step, walked)
+        self.found.unseen = self.found.unseen or _nonfinite_alone(a, walked)
+        for rank, walker in walked.walkers.items():
+            for row in walker.other_arguments():
+                self._called.setdefault((rank, walker.side.name[row]), step)
+
+    def _note_facts(self, step: int, walked: Divergence) -> None:
+        """Of the first step whose records say something else beside numbers; what is cut in another way has other arguments."""
+        alike = {rank: walker for rank, walker in walked.walkers.items() if rank not in walked.wholes}
+        for walker in alike.values():
+            if unsaid := call_facts.one_sided_collectives(walker):
+                template = "{0} against {1}: the ranks or the reduction of {2} collectives are said on one side only, the first is {3}"
+                walker.side.say(Sentence(template, walker.side.path, walker.golden.side.path, f"{len(unsaid):,}", unsaid[0]))
+        if not self._facts:
+            self._facts = [one for rank, walker in alike.items() for one in call_facts.differing(walker, step, rank)]
+            self._facts += [one for rank, walker in alike.items() for one in not_updated.differing(walker, step, rank)]
+
+    def _judge(self, step: int, previous: Divergence | None, walked: Divergence) -> None:
+        if walked.origins and strangers(walked, self.found):
+            self.found.finding, self.found.renamed, self.found.mapping = findings.STRUCTURE, {}, {}
+        elif walked.origins:
+            _say(self.found, step, walked)
+            _since(self.found, self._called)
+            if not self._lead_with_facts():
+                note_update(self.found, previous, walked)
+
+    def _lead_with_facts(self) -> bool:
+        """The earliest difference comes first: what records say beside numbers in a step before the one in which the numbers part."""
+        found, later = self.found, self.found.suspects[0]
+        earlier = [one for one in self._facts if one.step < later.step]
+        if not earlier:
+            return False
+        template = "The numbers part later: step {0}, rank {1}, {2}: {3}."
+        found.evidence.insert(0, Sentence(template, later.step, later.rank, later.record, later.why))
+        found.finding, found.suspects = findings.STRUCTURE, [*earlier, *found.suspects][:MOST_SUSPECTS]
+        return True
+
+    def conclusion(self, what: str) -> Diagnosis:
+        """The result.
+
+        Raises:
+            NothingCapturedError: no record could be compared.
+        """
+        found, before = self.found, self.before
+        found.problems = list(dict.fromkeys(found.problems))
+        if self._hidden:
+            one = "1 tensor holds NaN or Inf on both sides and cannot be compared; each run alone tells why."
+            many = "{0} tensors hold NaN or Inf on both sides and cannot be compared; each run alone tells why."
+            found.problems.append(Sentence(one) if self._hidden == 1 else Sentence(many, f"{self._hidden:,}"))
+        if not self._records:
+            raise NothingCapturedError(
+                f"{what}: no record could be compared"
+                + (f" ({why[0]})" if (why := found.problems or found.evidence) else "; are they dumps of the same training?")
+            )
+        if before is None and not found.suspects:
+            found.finding = findings.STRUCTURE if any(found.unmatched.values()) else findings.NONE
+            found.evidence.append(Sentence("The saved values that both runs have agree within round-off."))
+        if before is not None and not before.origins:
+            self._nothing_off(before)
+        if before is not None and (found.suspects or not before.origins):
+            found.evidence += layouts.said(before)
+        renames.say(found)
+        two_frameworks.say(found)
+        if before is not None and before.noise:
+            template = "Products carry noise of up to {0}: one of the runs computes them with fewer bits (TF32); that is accepted."
+            found.evidence.append(Sentence(template, f"{before.noise / 4:.1e}"))
+        found.steps = list(self.looked)
+        found.looked_at = {"steps": ", ".join(map(str, self.looked)), "ranks": len(self._ranks), "records": self._records}
+        if self._recorded:
+            found.looked_at["recorded"] = self._recorded
+        return found
+
+    def _nothing_off(self, before: Divergence) -> None:
+        found = self.found
+        largest = max((walk.largest for walk in before.walks.values()), default=0.0)
+        same = not largest or any(dump_dialects.differ(walker.side, walker.golden.side) for walker in before.walkers.values())
+        if same and not found.aligned and (found.renamed or any(found.unmatched.values())):
+            found.finding = findings.STRUCTURE  # with round-off between them, or in another framework, the calls are another way to them
+        if self._facts:
+            found.finding, found.suspects = findings.STRUCTURE, self._facts[:MOST_SUSPECTS]
+        equal = SAME_IN_COMMON if self._one_sided else SAME_BESIDE_NAN if self._hidden else SAME
+        found.evidence.append(Sentence("The largest difference is {0}.", _amount(before, largest)) if largest else equal)
+
+
+def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
+    for rank, structure in divergence.structures.items():
+        walker = divergence.walkers[rank]
+        for word, side, records, other in (
+            ("target", walker.side, structure.only_target, walker.golden.side),
+            ("golden", walker.golden.side, structure.only_golden, walker.side),
+        ):
+            told = dump_dialects.both_record(side, other)
+            both = walker.target.has_modules == walker.golden.has_modules  # else one side was compiled or dumped at another level
+            known = found.unmatched.setdefault(word, [])
+            new = [side.ops[i] for i in records if told[i] and (both or not names.is_module(side.ops[i]))]
+            new = [] if rank in divergence.wholes else new  # another layout makes other calls around its collectives
+            known += [name for name in new[:100] if name not in known]
+        found.renamed.update(structure.renamed)
+        if rank not in divergence.wholes:
+            for word, places in zip(("target", "golden"), output_arity.on_one_side(walker)):
+                found.unmatched[word] += [name for name in places[:100] if name not in found.unmatched[word]]
+    renames.note(found, divergence)
+    two_frameworks.note(found, divergence)
+
+
+def _one_program(target: Mapping[int, Side], golden: Mapping[int, Side]) -> bool:
+    """The same ranks make the same calls with tensors of the same shapes: nothing is cut in another way."""
+    if target.keys() != golden.keys():
+        return False
+    return all(side.ops == golden[rank].ops and side.shape == golden[rank].shape for rank, side in target.items())
+
+
+def _two_frameworks(target: Mapping[int, Side], golden: Mapping[int, Side]) -> bool:
+    """The runs are of two frameworks and of as many ranks: their calls differ in shapes, not in how they are cut."""
+    return target.keys() == golden.keys() and any(crossed(side, golden[rank]) for rank, side in target.items())
+
+
+def _nonfinite_alone(target: Mapping[int, Side], divergence: Divergence) -> bool:
+    """A rank of the target has NaN or Inf in rows that nothing was held against."""
+    for rank, side in target.items():
+        rows = np.ones(len(side), bool)
+        walker = divergence.walkers.get(rank)
+        if walker is not None and walker.side is side:
+            rows[[row for row, _ in walker.rows]] = False
+        if distances.nonfinite(side, np.flatnonzero(rows)).any():
+            return True
+    return False
+
+
+def _say(found: Diagnosis, step: int, divergence: Divergence) -> None:
+    for rank, origin in divergence.origins[:MOST_SUSPECTS]:
+        one = explain.suspect(step, layouts.rank_of(divergence, rank, origin), origin, divergence.walkers[rank])
+        found.suspects.append(placed(one, divergence, rank, origin))
+    name_parameters(found.suspects, divergence)
+    rank, origin = divergence.origins[0]
+    found.finding = explain.finding_of(divergence, rank, origin)
+    if found.finding != findings.STRUCTURE:
+        found.differences = sum(walk.differing for walk in divergence.walks.values())
+    found.evidence += _evidence(divergence)
+
+
+def _since(found: Diagnosis, called: Mapping[tuple[int, str], int]) -> None:
+    """A call that was made with another argument in an earlier step already, where its result did not show it, is to blame from there."""
+    for suspect in found.suspects:
+        step = called.get((suspect.rank, suspect.tensor), suspect.step)
+        if suspect.kind == ARGUMENT and step < suspect.step:
+            template = "{0} in step {1}, and the argument is another one since step {2}"
+            suspect.why = Sentence(template, suspect.why, suspect.step, step)
+            suspect.step = step
+
+
+def _amount(divergence: Divergence, distance: float) -> str:
+    if any(walker.calibrated for walker in divergence.walkers.values()):
+        return Sentence("{0} times the round-off that the calibration shows for the record", f"{distance:.1f}")
+    return Sentence("{0} of a tensor's size", f"{distance:.1e}")
+
+
+def _evidence(divergence: Divergence) -> list[str]:
+    compared = sum(walk.compared for walk in divergence.walks.values())
+    differing = sum(walk.differing for walk in divergence.walks.values())
+    template = "{0} of {1} records differ by more than round-off; all behind the first suspect may follow from it."
+    lines: list[str] = [Sentence(template, f"{differing:,}", f"{compared:,}")]
+    largest = max((walk.largest for walk in divergence.walks.values()), default=0.0)
+    lines.append(Sentence("Records that agree differ by at most {0}.", _amount(divergence, largest)))
+    counts: Mapping[str, int] = {rank: len(walk.origins) for rank, walk in divergence.walks.items()}  # type: ignore[misc]
+    if len(counts) > 1:
+        by_rank = joined(", ", (Sentence("rank {0}: {1}", rank, n) for rank, n in sorted(counts.items())))
+        lines.append(Sentence("Places where a difference begins, by rank: {0}", by_rank))
+    return lines

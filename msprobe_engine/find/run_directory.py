@@ -1,0 +1,210 @@
+"""Output directories: a run leaves dumps, monitor output and incidents side by side, and `diagnose` looks at all of them.
+
+What names a record and a source line leads; what the others found goes to the evidence.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError, ProbeError, UsageError
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find import detect, findings
+from msprobe_engine.find.config_and_checkpoint import INCIDENTS, pack_beside
+from msprobe_engine.find.findings import Diagnosis
+from msprobe_engine.formats.dump.find_dumps import IN_RUN, holds_dump
+from msprobe_engine.formats.pack.kind import NAME as PACK
+
+MOST_INCIDENTS = 8
+_INCIDENT = re.compile(r"step(\d{1,18})-.+", re.DOTALL)
+
+Look = Callable[[Path, Path | None], Diagnosis]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What lies in an output directory.
+
+    Attributes:
+        path: the directory.
+        dump: root of its dump, an incident directory when `path` is one; None: there is none.
+        monitor: what the reader of monitor output opens; None: there is none.
+        incidents: directories of incidents, the earliest step first.
+        config: the pack of what the run was started with, None: there is none.
+    """
+
+    path: Path
+    dump: Path | None
+    monitor: Path | None
+    incidents: tuple[Path, ...] = ()
+    config: Path | None = None
+
+    @property
+    def several(self) -> bool:
+        """Not a single thing that is named by its own path."""
+        if self.config is not None and self.path.is_dir() and self.dump is None and self.monitor is None:
+            return True
+        return bool(self.incidents) or self.dump not in (None, self.path) or (self.dump is not None and self.monitor is not None)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    what: str
+    path: Path
+    found: Diagnosis
+    compared: bool = False
+    """With the same of the golden run."""
+
+    def order(self) -> tuple[int, int]:
+        """What names a record comes first, and of those the earliest step."""
+        first = self.found.first_suspect
+        if first is None:
+            return (3 if self.found.finding == findings.NONE else 2), 0
+        records = self.what == detect.DUMP or (self.what == detect.INCIDENT and bool(first.source))
+        return (0 if records else 1), first.step
+
+
+def parts(path: Path) -> Parts:
+    """What lies at a path.
+
+    Raises:
+        DumpFormatError: there is no such path.
+    """
+    kind = detect.kind_of(path)
+    if kind == detect.INCIDENT or not path.is_dir():
+        pack = pack_beside(path) if kind in (detect.DUMP, detect.INCIDENT, detect.MONITOR) else None
+        return Parts(path, path if kind in (detect.DUMP, detect.INCIDENT) else None, path if kind == detect.MONITOR else None, (), pack)
+    dump = path if kind == detect.DUMP else dump_in(path)
+    pack = path / PACK if kind == detect.CHECKPOINT else pack_beside(path)  # what lies beside a checkpoint is not known to be of its run
+    monitor = path if detect.is_monitored(path) else None
+    return Parts(path, dump, monitor, incidents(path), pack if pack is not None and pack.is_file() else None)
+
+
+def incidents(run: Path) -> tuple[Path, ...]:
+    """Directories of the incidents of a run, the earliest step first."""
+    if run.is_symlink() or not (run / INCIDENTS).is_dir():
+        return ()
+    found = [(int(name[1]), place) for place in (run / INCIDENTS).iterdir() if (name := _INCIDENT.fullmatch(place.name))]
+    return tuple(place for _, place in sorted(found) if not place.is_symlink() and detect.kind_of(place) in (detect.INCIDENT, detect.DUMP))
+
+
+def dump_in(directory: Path) -> Path | None:
+    """The dump of an output directory, None when it has none."""
+    return directory / IN_RUN if holds_dump(directory / IN_RUN) else None
+
+
+def look_at_all(target: Parts, golden: Parts | None, look: Look) -> Diagnosis:
+    """Look at everything that lies in an output directory.
+
+    Args:
+        target: the run in question.
+        golden: a run that is right, None when there is none.
+        look: diagnoses one thing, or two of one kind.
+
+    Raises:
+        UsageError: there is nothing to look at.
+        NothingCapturedError: there is, and nothing of it can be read or compared; the error of the first thing.
+    """
+    seen: list[_Seen] = []
+    left: list[str] = []
+    errors: list[ProbeError] = []
+
+    def one(what: str, path: Path, beside: Path | None) -> None:
+        try:
+            seen.append(_Seen(what, path, look(path, beside), beside is not None))
+        except (DumpFormatError, NothingCapturedError, UsageError) as error:
+            errors.append(error)
+
+    for what, mine, theirs in (
+        (detect.DUMP, target.dump, golden.dump if golden else None),
+        (detect.MONITOR, target.monitor, golden.monitor if golden else None),
+    ):
+        if mine is not None:
+            one(what, mine, theirs)
+            if golden is not None and theirs is None:
+                left.append(f"{what} of the golden run, which has none: this one's was looked at alone")
+        elif theirs is not None:
+            left.append(f"{what} of the golden run (this one has none)")
+    known = {place.name for place in golden.incidents} if golden else set()
+    fresh = [place for place in target.incidents if place.name not in known]
+    left += [f"{place.name} (the golden run has it too)" for place in target.incidents if place.name in known]
+    for place in fresh[:MOST_INCIDENTS]:
+        one(detect.INCIDENT, place, None)
+    if len(fresh) > MOST_INCIDENTS:
+        left.append(f"{len(fresh) - MOST_INCIDENTS} later incidents")
+    if not seen and target.config is not None and (golden is None or golden.config is not None):
+        one(detect.CONFIG, target.config, None if golden is None else golden.config)
+    if not seen:
+        raise errors[0] if errors else UsageError(f"{target.path}: holds nothing that can be looked at")
+    return _together(seen, left, [str(error) for error in errors])
+
+
+def _together(seen: list[_Seen], left: list[str], errors: list[str]) -> Diagnosis:
+    """The finding of what names the record, with a sentence for everything else."""
+    lead, *others = _ordered(seen)
+    found = lead.found
+    first = found.first_suspect
+    for other in others:
+        found.evidence += [_sentence(other), *other.found.remarks]
+        theirs = other.found.first_suspect
+        if first is not None and first.step in other.found.steps and theirs is not None and theirs.step > first.step:
+            template = "The records of step {0} are the same: it began behind the last of them, in the update or between two steps."
+            found.evidence.append(Sentence(template, first.step))
+        if first is not None and theirs is not None and theirs.step < first.step and theirs.step not in found.steps:
+            found.evidence.append(
+                Sentence(
+                    "That is before step {0}, which the records are of: a dump of step {1} shows the record it began with.",
+                    first.step,
+                    theirs.step,
+                )
+            )
+        found.problems += [problem for problem in other.found.problems if problem not in found.problems]
+    found.problems += [Sentence("not looked at: {0}", error) for error in errors]
+    if first is None and len(seen) > 1:
+        found.evidence.insert(0, _sentence(lead))
+        found.nothing = "" if any(one.compared for one in seen) else Sentence("Nothing found in what lies here")
+    found.looked_at = _looked_at(lead, others, left)
+    dumped = {step for one in seen for step in one.found.steps}
+    found.next = list(dict.fromkeys(command for one in (lead, *others) for command in _next(one, dumped)))
+    return found
+
+
+def _sentence(seen: _Seen) -> str:
+    said = seen.found.headline().removesuffix(".")
+    return f"{seen.what} {seen.path.name}: {said[:1].lower()}{said[1:]}."
+
+
+def _looked_at(lead: _Seen, others: list[_Seen], left: list[str]) -> dict[str, object]:
+    """Paths of everything, with the numbers of what led."""
+    numbers = {key: value for key, value in lead.found.looked_at.items() if key != "monitor"}
+    looked: dict[str, object] = {lead.what: str(lead.path)} | numbers
+    for what in (detect.DUMP, detect.MONITOR, detect.INCIDENT):
+        paths = [str(one.path) for one in others if one.what == what]
+        if paths:
+            looked[what if what != lead.what else f"further {what}"] = ", ".join(paths)
+    return looked | ({"not looked at": ", ".join(left)} if left else {})
+
+
+def _ordered(seen: list[_Seen]) -> list[_Seen]:
+    """What leads comes first. Of two runs an earlier step of the monitor does, where that step was dumped and its records are the same."""
+    found = sorted(seen, key=_Seen.order)
+    lead, first = found[0], found[0].found.first_suspect
+    for one in found[1:] if first is not None and lead.compared else ():
+        theirs = one.found.first_suspect
+        if first is not None and theirs is not None and one.compared and theirs.step < first.step and theirs.step in lead.found.steps:
+            return [one, *(other for other in found if other is not one)]
+    return found
+
+
+def _next(seen: _Seen, dumped: Collection[int]) -> list[str]:
+    """What to run for more; of a step that was dumped no dump."""
+    first = seen.found.first_suspect
+    if first is None or (seen.what == detect.MONITOR and first.step in dumped):
+        return []
+    if seen.what == detect.INCIDENT and seen.found.finding != findings.DESYNC:  # ranks that have parted hold no NaN
+        return [f"msprobe nan_analyze -i {shlex.quote(str(seen.path))}"]
+    return list(seen.found.next)

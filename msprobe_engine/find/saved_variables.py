@@ -1,0 +1,191 @@
+"""Single saved variables (``debugger.save``, debug.json): the first one that two runs do not agree about, the first that holds NaN or Inf.
+
+There are no calls between them that could be followed, so the order of saving tells: values in that order, then gradients from the last
+value to the first, which is the order in which a backward pass makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from msprobe_engine.core.errors import NothingCapturedError
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find import findings
+from msprobe_engine.find.difference.origin import GROWTH
+from msprobe_engine.find.findings import Diagnosis, Suspect
+from msprobe_engine.find.nonfinite.load import numbered, read_step
+from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.completeness import missing_steps
+from msprobe_engine.formats.dump.dump_table import DEBUG, Side
+from msprobe_engine.formats.dump.reader import DumpDirectory
+from msprobe_engine.measure import distances
+
+_STATISTICS = ("Max", "Min", "Mean", "Norm")
+_MOST = 20
+
+
+def only_saved(*sides: Mapping[int, Side]) -> bool:
+    """All that was dumped are single saved variables."""
+    found = [side for some in sides for side in some.values()]
+    return any(len(side) for side in found) and all(set(side.role) <= {DEBUG} for side in found)
+
+
+def order(side: Side) -> list[int]:
+    """Rows in the order in which their variables came to be."""
+    place = {name: at for at, name in enumerate(side.ops)}
+
+    def key(row: int) -> tuple[bool, int, int]:
+        name = side.ops[side.op[row]]
+        head, _, number = name.removesuffix(".debug").rpartition(".")
+        value = f"{head.removesuffix('_grad')}.{number}.debug"
+        if head.endswith("_grad") and value in place:
+            return True, -place[value], row
+        return False, place[name], row
+
+    return sorted(range(len(side)), key=key)
+
+
+def differing(found: Diagnosis, step: int, target: Mapping[int, Side], golden: Mapping[int, Side]) -> int:
+    """Put the variables of a step that differ into `found`, and the names that only one side has. Returns how many rows were compared.
+
+    Any number of calls may lie between two variables, so `GROWTH` times the round-off of one call is accepted.
+    """
+    suspects: list[tuple[int, Suspect]] = []
+    compared = 0
+    for rank in sorted(target.keys() & golden.keys()):
+        mine, theirs = target[rank], golden[rank]
+        places = {name: row for row, name in enumerate(theirs.name)}
+        called = _called(mine)
+        rows = [(row, places[called[row]]) for row in order(mine) if called[row] in places]
+        compared += len(rows)
+        for word, some, others in (("target", called, set(theirs.name)), ("golden", theirs.name, set(called))):
+            known = found.unmatched.setdefault(word, [])
+            known += [name for name in dict.fromkeys(some) if name not in others and name not in known][:100]
+        if not rows:
+            continue
+        m = distances.distances(mine, theirs, rows)
+        off = 0
+        for at, (row, other_row) in enumerate(rows):
+            limit = GROWTH * distances.limit(distances.eps(theirs.dtype[other_row]), distances.longest_sum(theirs.shape[other_row]))
+            if m.distance[at] <= limit:
+                continue
+            off += 1
+            if off <= _MOST:
+                bad = bool(m.bad_target[at] and not m.bad_golden[at])
+                suspects.append((at, _suspect(step, rank, mine, row, theirs, other_row, float(m.distance[at]), limit, bad)))
+        found.differences += off
+    if suspects:
+        suspects.sort(key=lambda item: (item[0], item[1].rank))
+        found.suspects = [one for _, one in suspects[:_MOST]]
+        found.finding = _finding(found.suspects[0])
+        found.evidence.append(
+            Sentence(
+                "{0} of {1} saved values differ by more than round-off; this is the first in the order of saving, gradients "
+                "behind the values. The calls before it are not in the dump: save more variables before it, or dump at level "
+                "mix.",
+                f"{found.differences:,}",
+                f"{compared:,}",
+            )
+        )
+    return compared
+
+
+def _called(side: Side) -> list[str]:
+    """What the rows are called on the golden side: their names, until a mapping has said others."""
+    if side.known_as is side.ops:
+        return side.name
+    found = []
+    for name, op in zip(side.name, side.op):
+        record = side.ops[op]
+        found.append(side.known_as[op] + name[len(record) :] if name.startswith(record) else name)
+    return found
+
+
+def nonfinite(found: Diagnosis, step: int, sides: Mapping[int, Side]) -> bool:
+    """Put the variables of a step that hold NaN or Inf into `found`. Returns whether there are any."""
+    suspects: list[tuple[int, Suspect]] = []
+    for rank, side in sorted(sides.items()):
+        rows = order(side)
+        for at in np.flatnonzero(distances.nonfinite(side, rows)).tolist():
+            if rows[at] not in side.nans and str(side.four(rows[at])[0]).lower() not in ("nan", "inf"):
+                continue  # -Inf alone is what masks are made of
+            suspects.append((at, _suspect(step, rank, side, rows[at], None, -1, None, None, True)))
+    if not suspects:
+        return False
+    suspects.sort(key=lambda item: (item[0], item[1].rank))
+    found.suspects = [one for _, one in suspects[:_MOST]]
+    found.finding = _finding(found.suspects[0])
+    found.evidence.append(
+        Sentence("It is the first in the order of saving, gradients behind the values; the calls before it are not in the dump.")
+    )
+    return True
+
+
+def saved_alone(dump: DumpDirectory) -> Diagnosis | None:
+    """The first NaN or Inf among saved variables; None when something else was dumped.
+
+    Raises:
+        NothingCapturedError: nothing of it can be read.
+    """
+    ranks = [path for step in dump.steps for _, path in numbered(dump, step)]
+    if not ranks or any((path / layout.DUMP).exists() or not (path / layout.DEBUG).exists() for path in ranks):
+        return None
+    found, values = Diagnosis(problems=missing_steps(dump)), 0
+    for step in dump.steps:
+        sides = read_step(dump, step, found.problems)
+        found.problems += [problem for side in sides.values() for problem in side.problems]
+        values += sum(map(len, sides.values()))
+        if nonfinite(found, step, sides):
+            break
+    if not values:
+        raise NothingCapturedError(f"{dump.root}: no saved value can be read" + (f" ({found.problems[0]})" if found.problems else ""))
+    if not found.suspects:
+        found.evidence.append(Sentence("No saved value holds NaN or Inf."))
+    found.looked_at = {"steps": ", ".join(map(str, dump.steps)), "saved values": values}
+    return found
+
+
+def _finding(first: Suspect) -> str:
+    return {"NaN": findings.NONFINITE, "Inf": findings.OVERFLOW}.get(first.kind, findings.DIVERGENCE)
+
+
+def _suspect(
+    step: int, rank: int, side: Side, row: int, golden: Side | None, other: int, distance: float | None, limit: float | None, bad: bool
+) -> Suspect:
+    name = side.name[row]
+    kind, why = "saved value", ""
+    if bad:
+        nan = row in side.nans or any(str(value).lower() == "nan" for value in side.four(row)[:2])
+        kind = "NaN" if nan else "Inf"
+        why = Sentence("the saved value holds {0}", kind) + (Sentence("; the golden side does not") if golden is not None else "")
+    elif distance is not None and np.isfinite(distance):
+        why = (
+            Sentence("the saved value differs by {0}", f"{distance:.2%}")
+            if distance >= 1e-3
+            else Sentence("the saved value differs by {0}", f"{distance:.1e}")
+        )
+    elif golden is not None and side.shape[row] != golden.shape[other]:
+        why = Sentence("the saved value has shape {0}, the golden side {1}", side.shape[row], golden.shape[other])
+    else:
+        why = Sentence("the saved value is another one")
+    numbers = {}
+    for word, one, at in (("target", side, row), ("golden", golden, other)):
+        if one is not None:
+            four = dict(zip(_STATISTICS, one.four(at)))
+            numbers[word] = {"row": one.name[at], "dtype": one.dtype[at], "shape": one.shape[at], **four}
+    record = side.ops[side.op[row]]
+    return Suspect(
+        record,
+        "",
+        rank,
+        step,
+        kind=kind,
+        why=why,
+        tensor=name,
+        partner=golden.ops[golden.op[other]] if golden is not None else "",
+        numbers=numbers,
+        distance=distance,
+        limit=limit,
+    )

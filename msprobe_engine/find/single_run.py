@@ -1,0 +1,203 @@
+"""What one run says about itself: the first NaN or Inf over all ranks, collectives that do not give what was put into them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.io.input_files import read_input
+from msprobe_engine.core.io.json_text import parse_json
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find import findings
+from msprobe_engine.find.collectives import replicas
+from msprobe_engine.find.collectives import sums as collectives
+from msprobe_engine.find.findings import Diagnosis, Suspect
+from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
+from msprobe_engine.find.nonfinite.trace import module_path
+from msprobe_engine.find.saved_variables import saved_alone
+from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.reader import MOST_BYTES, open_dump
+
+MOST_STEPS = 8
+_BESIDE = Sentence(", no collective that gives something else than was put in")
+_BESIDE_EQUAL = Sentence(", no collective that gives something else than was put in, no parameter whose statistics differ between ranks")
+_SUMMING = Sentence("these ranks sum the gradients of all their parameters: they hold the same ones")
+_TOLD = {
+    "tensor": Sentence("tensor"),
+    "note": Sentence("note"),
+    "before": Sentence("before"),
+    "spread": Sentence("spread"),
+    "record": Sentence("record"),
+    "cause": Sentence("cause"),
+    "source": Sentence("source"),
+    "next at": Sentence("next at"),
+}
+"""Words in front of its lines."""
+_WORD = 12
+"""Where the text begins in a line of the report of `nan_analyze`."""
+
+
+def diagnose_alone(target: Path) -> Diagnosis:
+    """Diagnose one run.
+
+    Raises:
+        DumpFormatError: there is nothing to read.
+        NothingCapturedError: there is, and nothing of it can be read.
+    """
+    variables = _saved(target)
+    if variables is not None:
+        return variables
+    ranks = _Ranks()
+    result = nan_analyze(target, seen=ranks.look)
+    found = Diagnosis(problems=list(result.problems))
+    found.looked_at, found.steps = {"steps": ", ".join(map(str, result.steps))}, list(result.steps)
+    if result.findings:
+        found.suspects = [_suspect(item) for item in result.findings]
+        first = result.findings[0]
+        found.finding = findings.OVERFLOW if first["what"] in ("Inf", "-Inf") else findings.NONFINITE
+        found.evidence = _told(result.text)
+        return found
+    found.evidence += result.text.splitlines()[:MOST_STEPS]
+    if ranks.collectives is not None:
+        found.looked_at["collectives"] = ranks.collectives
+    found.problems += [problem for problem in ranks.problems if problem not in found.problems]
+    if ranks.finding:
+        found.finding, found.suspects = ranks.finding, ranks.suspects
+        found.evidence += ranks.evidence
+        return found
+    _began(found, target)
+    if found.finding == findings.NONE:
+        beside = _BESIDE_EQUAL if ranks.equal else _BESIDE if ranks.several else ""
+        found.nothing = Sentence("Nothing found: no NaN or Inf that matters{0}", beside)
+        if ranks.several and not ranks.equal:
+            replicas.say_not_compared(found, ranks.parted)
+        found.evidence.append(
+            Sentence("One run was searched; nothing was compared. A run that is right, as the second argument, shows more.")
+        )
+    return found
+
+
+def _told(text: str) -> list[str]:
+    """The lines of the report below its first; every line says what it is, and what the first suspect says anyway is left out."""
+    told: list[str] = []
+    word, first = "", True
+    for line in text.splitlines()[1:]:
+        if not line.startswith("  "):
+            word, first = "", False
+            told.append(line)
+            continue
+        word = line[2:_WORD].strip() or word
+        if not (first and word in ("record", "cause", "source")):
+            told.append(Sentence("{0}{1}", _TOLD.get(word, word), f"{'':{_WORD - 2 - len(word)}}{line[_WORD:].strip()}"))
+    return told
+
+
+def _saved(target: Path) -> Diagnosis | None:
+    try:
+        dump = open_dump(target)
+    except DumpFormatError:
+        return None  # an incident directory, or nothing
+    return saved_alone(dump)
+
+
+@dataclass
+class _Ranks:
+    """What the ranks of a step say beside each other; of the first step in which something is off.
+
+    Attributes:
+        collectives: how many could be held against each other; None before a step was seen.
+        several: a step has more than one rank.
+        equal: parameters of several ranks were seen, and none of them differs; None before any were seen.
+        parted: first step in which parameters differ that were all the same in a step before.
+    """
+
+    collectives: int | None = None
+    several: bool = False
+    equal: bool | None = None
+    parted: int | None = None
+    finding: str = ""
+    suspects: list[Suspect] = field(default_factory=list)
+    evidence: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def look(self, step: int, sides: Mapping[int, Side]) -> None:
+        """Check one step."""
+        self.several = self.several or len(sides) > 1
+        if self.finding:
+            return
+        checked = collectives.check(sides)
+        self.collectives = (self.collectives or 0) + checked.count
+        if checked.wrong:
+            self.finding = findings.COLLECTIVE
+            self.suspects = [wrong.suspect(step) for wrong in checked.wrong]
+            self.evidence += [wrong.why for wrong in checked.wrong[:5]]
+        else:
+            self._hold_replicas(step, sides)
+        self.problems += [problem for side in sides.values() for problem in side.problems]
+
+    def _hold_replicas(self, step: int, sides: Mapping[int, Side]) -> None:
+        """Parameters of ranks that hold copies; where that is not known, whether they have parted."""
+        table = replicas.parameters(sides)
+        odd: list[replicas.Odd] = []
+        for group in replicas.summing_groups(sides):
+            odd = replicas.differing(step, replicas.of_same_shape(table, group), _SUMMING)
+            if odd:
+                self.evidence.append(Sentence("{0} parameters that are copies of each other differ.", len(odd)))
+                break
+        if not odd:
+            odd = replicas.odd_ones(step, table)
+            template = "{0} parameters that are copies of each other differ; others of their kind are equal on all ranks."
+            self.evidence += [Sentence(template, len(odd))] if odd else []
+        if odd:
+            self.finding = findings.DESYNC
+            self.suspects = [_of_odd(one) for one in odd]
+            return
+        held = [rows for rows in table.values() if len(rows) > 1]
+        if held:
+            equal = all(replicas.is_equal(rows.values()) for rows in held)
+            if self.equal and not equal:
+                self.parted = step
+            self.equal = equal if self.equal is None else self.equal and equal
+
+
+def _began(found: Diagnosis, target: Path) -> None:
+    """What an incident directory says set it off, when its records show nothing."""
+    try:
+        document = parse_json(read_input(target / "incident.json", MOST_BYTES))
+    except (OSError, ValueError):
+        return
+    began = document.get("began") if isinstance(document, dict) else None
+    if not isinstance(began, dict):
+        return
+    rule, ranks = str(began.get("rule", "")), began.get("ranks")
+    rank = ranks[0] if isinstance(ranks, list) and ranks and isinstance(ranks[0], int) else 0
+    name, step = str(began.get("name", "")), began.get("step")
+    template = "{0}: rule {1} set the incident off; its records show no NaN and no collective that is off"
+    why = Sentence(template, began.get("when") or "alert", rule)
+    found.finding = findings.DESYNC if rule == "replica_mismatch" else findings.NONFINITE if rule == "nan_inf" else findings.DIVERGENCE
+    found.suspects = [Suspect(name, "", rank, step if isinstance(step, int) else 0, kind=rule, why=why, tensor=name)]
+    found.evidence.append(str(document.get("message", "")))
+
+
+def _of_odd(odd: replicas.Odd) -> Suspect:
+    record, _, _ = odd.name.rpartition(".parameters.")
+    return Suspect(record, module_path(record), odd.rank, odd.step, kind="desync", why=odd.why, tensor=odd.name, numbers=odd.numbers)
+
+
+def _suspect(item: Mapping[str, Any]) -> Suspect:
+    tensors = item["tensors"]
+    return Suspect(
+        record=item["op_name"],
+        module=item["module"],
+        rank=item["rank"],
+        step=item["step"],
+        source=item["source_line"] or "",
+        kind=item["cause"],
+        why=item["explanation"],
+        tensor=f"{item['op_name']}.{tensors[0]['place']}" if tensors else "",
+        numbers={"target": tensors[0]} if tensors else {},
+        stack=list(item["stack_info"]),
+    )

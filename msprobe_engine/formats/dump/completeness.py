@@ -1,0 +1,117 @@
+"""What is missing of a step, as far as its files tell: the one place that all commands ask, so that none calls a part the whole.
+
+A dump of the existing tool has neither the key ``complete`` nor a mark; nothing is missing of it as far as it tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.reader import DumpDirectory
+from msprobe_engine.formats.dump.world import expected_ranks
+
+_MOST = 8
+
+
+def missing_records(file: Path, header: Mapping[str, Any], count: int, *, recovered: bool = False, repeated: int = 0) -> list[str]:
+    """Sentences about one rank of one step; empty when nothing says that records are missing.
+
+    Args:
+        file: its dump.json or debug.json.
+        header: the keys of the file but its data.
+        count: of its records.
+        recovered: the records are those of the frame log.
+        repeated: records of which there are several under one name, so that only one of each was read.
+    """
+    found: list[str] = []
+    if recovered:
+        found.append(Sentence("{0}: the process was killed before it wrote this file; read from its frame log", file))
+    if header.get("complete", True) is False or (not recovered and (file.parent / layout.MARKER).exists()):
+        found.append(Sentence("{0}: the run ended before this step was whole, or still writes it; records may be missing", file))
+    if lost := header.get("lost"):
+        found.append(Sentence("{0}: the run could not keep everything: {1}", file, _counts(lost)))
+    if not count:
+        found.append(Sentence("{0}: no record in it", file))
+    if repeated:
+        template = "{0}: {1} records stand more than once under one name; of those close together the last counts"
+        found.append(Sentence(template, file, f"{repeated:,}"))
+    return found
+
+
+def missing_ranks(dump: DumpDirectory, step: int, ranks: Collection[int] = ()) -> list[str]:
+    """Sentences about the directories of ranks of a step that hold no dump, or are of a rank that another one is of, and about ranks that
+    other steps have, or that the dump itself says there are. Of the directory of one rank nothing is said.
+
+    Args:
+        ranks: those that were asked for; empty: all.
+    """
+    found: list[str] = []
+    if repeated := dump.repeated_ranks(step):
+        template = "{0}, step {1}: several directories are of one rank, and one of them is read: {2}"
+        found.append(Sentence(template, dump.root, step, ", ".join(repeated[:_MOST])))
+    names = dump.empty_ranks(step)
+    known, told = _absent_ranks(dump, step, names)
+    if listed := _listed(known, ranks):
+        found.append(Sentence("{0}, step {1}: no directory of ranks {2}, which other steps have", dump.root, step, listed))
+    if listed := _listed(told, ranks):
+        template = "{0}, step {1}: no directory of ranks {2}, which the run had: had they no probe, or is it a copy of a part?"
+        found.append(Sentence(template, dump.root, step, listed))
+    if not names:
+        return found
+    more = f" and {len(names) - _MOST:,} more" if len(names) > _MOST else ""
+    template = "{0}, step {1}: no dump.json in {2}; were they killed before they wrote it, or is it a copy of a part?"
+    return [*found, Sentence(template, dump.root, step, f"{', '.join(names[:_MOST])}{more}")]
+
+
+def _absent_ranks(dump: DumpDirectory, step: int, empty: Collection[str]) -> tuple[list[int], list[int]]:
+    """Ranks that another step has, and further ones that the header of a rank of the step says there are; none where a directory of the
+    step does not say its rank, or one rank was asked for."""
+    here = dump.ranks(step)
+    if any(isinstance(rank, str) for rank in here) or layout.is_rank_directory(dump.root.resolve().name):
+        return [], []
+    absent = {layout.rank_of(name) for name in empty}.union(rank for rank in here if isinstance(rank, int))
+    known = dump.known_ranks - absent
+    return sorted(known), sorted(expected_ranks(dump.path(step, here[0])) - absent - known)
+
+
+def _listed(absent: Sequence[int], wanted: Collection[int]) -> str:
+    """Those of some ranks that are wanted, of many the first ones; "" without one."""
+    left = [rank for rank in absent if not wanted or rank in wanted]
+    more = f" and {len(left) - _MOST:,} more" if len(left) > _MOST else ""
+    return f"{', '.join(map(str, left[:_MOST]))}{more}"
+
+
+def missing_steps(dump: DumpDirectory, steps: Collection[int] = ()) -> list[str]:
+    """A sentence about the steps of which there are directories and no dump; of all steps, or of those that are asked for."""
+    empty = [step for step in dump.empty_steps if not steps or step in steps]
+    if not empty:
+        return []
+    more = f" and {len(empty) - _MOST:,} more" if len(empty) > _MOST else ""
+    return [Sentence("{0}: no dump.json in the directories of steps {1}", dump.root, f"{', '.join(map(str, empty[:_MOST]))}{more}")]
+
+
+def steps_on_one_side(target: DumpDirectory, golden: DumpDirectory) -> list[str]:
+    """Sentences about steps that one of two dumps has alone. Dumps of one step each are compared whatever its number is."""
+    if len(target.steps) == len(golden.steps) == 1:
+        return []
+    found: list[str] = []
+    for dump, other in ((target, golden), (golden, target)):
+        only = [step for step in dump.steps if step not in other.steps]
+        if only:
+            more = f" and {len(only) - _MOST:,} more" if len(only) > _MOST else ""
+            template = "{0}: steps {1} are not in {2} and were not compared"
+            if len(only) == 1:
+                template = "{0}: step {1} is not in {2} and was not compared"
+            found.append(Sentence(template, dump.root, f"{', '.join(map(str, only[:_MOST]))}{more}", other.root))
+    return found
+
+
+def _counts(lost: Any) -> str:
+    if not isinstance(lost, Mapping):
+        return str(lost)[:80]
+    shown = [f"{str(reason)[:80]} {str(count)[:20]}" for reason, count in list(lost.items())[:_MOST]]
+    return ", ".join(shown) + (f" and {len(lost) - _MOST} more" if len(lost) > _MOST else "")

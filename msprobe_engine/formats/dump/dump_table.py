@@ -1,0 +1,245 @@
+"""One side of a comparison: the dump of one rank in one step, as columns with one row per tensor or argument.
+
+Row names, and what the tables show of arguments that are no tensors, are those of the existing tool (`docs/compare.md` lists them).
+A row costs some two hundred bytes, so a million of them fit into a few hundred megabytes; the tree of objects of the file never
+exists whole.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.io.damaged_files import guard_reading
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.formats.dump import frame_log, layout
+from msprobe_engine.formats.dump.completeness import missing_records
+from msprobe_engine.formats.dump.reader import collection_paused, parse_json, read_bytes
+from msprobe_engine.formats.dump.record_rows import DEBUG as DEBUG
+from msprobe_engine.formats.dump.record_rows import INPUT as INPUT
+from msprobe_engine.formats.dump.record_rows import OUTPUT as OUTPUT
+from msprobe_engine.formats.dump.record_rows import PARAMETERS as PARAMETERS
+from msprobe_engine.formats.dump.record_rows import PARAMETERS_GRAD as PARAMETERS_GRAD
+from msprobe_engine.formats.dump.record_rows import RowReader, Value
+from msprobe_engine.formats.dump.stacks import stack_lines
+from msprobe_engine.formats.dump.stream import open_records
+from msprobe_engine.formats.tensors.reader import TensorFiles
+
+STATISTICS, MD5, DIGEST, TENSOR, STRUCTURE = "statistics", "md5", "digest", "tensor", "structure"
+"""What a dump can be compared by. `DIGEST` is this tool's own: 64 bits per tensor in place of statistics."""
+
+
+@dataclass
+class Side:
+    """Columns of one rank of one step. All lists have one item per row, in the order of the tables: within a record inputs,
+    parameters, outputs; records in the order of the file.
+
+    Attributes:
+        path: the dump.json (debug.json).
+        header: the file's keys but its data.
+        ops: record names.
+        tags: further keys of records (``tags``, ``is_recompute``, ...), by record index; only of those that have some.
+        first: first row of each record, and the number of rows at the end; a record without rows has an empty range.
+        op: index of the row's record.
+        role: `INPUT` ... `DEBUG`, one byte each.
+        name: row name.
+        dtype, shape: as the tables show them; a shape is a list of integers, or text; None of a row without a value.
+        stats: float64 (rows, 4): Max, Min, Mean, Norm; NaN where there is no float, then `odd` has the row.
+        odd: row -> the four values as the file has them, where not all four are floats.
+        md5: checksum in the file, or None; of arguments that are no tensors `checksum` makes one.
+        requires_grad: True, False, None.
+        data_name: name of the saved tensor, "" when there is none.
+        nans, infs: row -> count, where the file has one above 0.
+        values: row -> value of an argument that is no tensor.
+        facts: row -> further keys (``digest``, ``full_shape``, peer of a P2POp, placements, ...).
+        collectives: record index -> the record as the file has it, of communication calls; their arguments tell which belong together.
+        recovered: read from the frame log of a process that was killed.
+        problems: sentences about what of this rank could not be read, while the rows could; the tools show them and end with 3.
+    """
+
+    path: Path
+    header: dict[str, Any] = field(default_factory=dict)
+    ops: list[str] = field(default_factory=list)
+    tags: dict[int, dict[str, Any]] = field(default_factory=dict)
+    first: array[int] = field(default_factory=lambda: array("q", [0]))
+    op: array[int] = field(default_factory=lambda: array("q"))
+    role: bytearray = field(default_factory=bytearray)
+    name: list[str] = field(default_factory=list)
+    dtype: list[str | None] = field(default_factory=list)
+    shape: list[Any] = field(default_factory=list)
+    numbers: array[float] = field(default_factory=lambda: array("d"))
+    odd: dict[int, tuple[Value, Value, Value, Value]] = field(default_factory=dict)
+    md5: list[str | None] = field(default_factory=list)
+    requires_grad: list[bool | None] = field(default_factory=list)
+    data_name: list[str] = field(default_factory=list)
+    nans: dict[int, int] = field(default_factory=dict)
+    infs: dict[int, int] = field(default_factory=dict)
+    values: dict[int, Any] = field(default_factory=dict)
+    facts: dict[int, dict[str, Any]] = field(default_factory=dict)
+    collectives: dict[int, dict[str, Any]] = field(default_factory=dict)
+    recovered: bool = False
+    problems: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    @property
+    def stats(self) -> npt.NDArray[np.float64]:
+        """float64 (rows, 4); see the attributes."""
+        return np.frombuffer(self.numbers, np.float64).reshape(-1, 4)
+
+    @property
+    def framework(self) -> str:
+        """``pytorch``, ``mindspore``, ``mindtorch``; ``pytorch`` when the file does not say, as the existing tool takes it."""
+        return str(self.header.get("framework") or "pytorch")
+
+    @property
+    def task(self) -> str:
+        """``statistics``, ``tensor``, ``structure``, ..."""
+        return str(self.header.get("task") or "statistics")
+
+    @cached_property
+    def mode(self) -> str:
+        """What the rows can be compared by: `STATISTICS`, `MD5`, `DIGEST`, `TENSOR` or `STRUCTURE`."""
+        if self.task == "tensor":
+            return TENSOR
+        if self.task == "structure":
+            return STRUCTURE
+        if any(md5 and row not in self.values for row, md5 in enumerate(self.md5)):  # of a group it is our own text
+            return MD5
+        return DIGEST if any("digest" in fact for fact in self.facts.values()) else STATISTICS
+
+    def rows(self, op: int) -> range:
+        """Rows of a record."""
+        return range(self.first[op], self.first[op + 1])
+
+    def four(self, row: int) -> tuple[Value, Value, Value, Value]:
+        """Max, Min, Mean, Norm of a row as the file has them; of an argument that is no tensor its value, four times."""
+        found = self.odd.get(row)
+        if found is not None:
+            return found
+        a, b, c, d = self.numbers[4 * row : 4 * row + 4]
+        return a, b, c, d
+
+    def checksum(self, row: int) -> str:
+        """The md5 column: of a tensor what the file has, of an argument that is no tensor the CRC-32 of its value's text (8.1.1)."""
+        return self.md5[row] or f"{zlib.crc32(str(self.values.get(row, '')).encode()):08x}"
+
+    @cached_property
+    def stacks(self) -> dict[str, list[str]]:
+        """Record name -> call stack lines, innermost first; both layouts of stack.json. Empty without the file, or when it is damaged,
+        which `problems` says."""
+        found, odd = stack_lines(self._beside(layout.STACK))
+        if odd:
+            self.say(Sentence("{0}: {1} stacks are no lists of lines of text and are left out", self.path.parent / layout.STACK, odd))
+        return found
+
+    @cached_property
+    def construct(self) -> dict[str, Any]:
+        """construct.json as it is: record -> parent, None, or [parent, micro step]. Empty without the file, or when it is damaged, which
+        `problems` says."""
+        return self._beside(layout.CONSTRUCT)
+
+    def parent(self, op: str) -> str | None:
+        """The record that encloses this one; None at the top or when not known."""
+        node = self.construct.get(op)
+        if isinstance(node, list):
+            node = node[0] if node else None
+        return node if isinstance(node, str) and node else None
+
+    @cached_property
+    def known_as(self) -> list[str]:
+        """What the records are taken for: their names, until a mapping says others (`compare.mapped`)."""
+        return self.ops
+
+    @cached_property
+    def places(self) -> dict[int, str]:
+        """Row -> its place within its record (``.input.0``) on the golden side, of rows that a mapping has moved."""
+        return {}
+
+    @cached_property
+    def files(self) -> TensorFiles:
+        """The saved tensors, by `data_name`."""
+        return TensorFiles(self.path.parent)
+
+    def _beside(self, name: str) -> dict[str, Any]:
+        file = self.path.parent / name
+        log = self.path.parent / layout.FRAME_LOG
+        try:
+            if self.recovered and os.path.lexists(log):  # a killed process: what is beside may be of the run before
+                logged = frame_log.decode(read_bytes(log), str(log))
+                document = parse_json((logged.stack if name == layout.STACK else logged.construct) or b"{}", log)
+            elif os.path.lexists(file):
+                document = parse_json(read_bytes(file), file)
+            else:
+                return {}
+            if isinstance(document, dict):
+                return document
+            raise DumpFormatError(f"{file}: holds a {type(document).__name__}; a JSON object is needed")
+        except FileNotFoundError:
+            self.say(Sentence("{0}: is a link to nothing; compared without it", file))
+        except DumpFormatError as error:
+            self.say(Sentence("{0}. Compared without it", error))
+        return {}
+
+    def say(self, problem: str) -> None:
+        """Add to `problems`, once."""
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+
+def read_side(path: Path | str) -> Side:
+    """Read one ``dump.json`` or ``debug.json`` (or what a killed process left of it), or a directory of a MindSpore static graph.
+
+    Raises:
+        DumpFormatError: the file is damaged, or is none; what and where is said.
+    """
+    if Path(path).suffix != ".json":
+        from msprobe_engine.formats.dump.static_graph import is_graph_side, read_graph_side
+
+        if is_graph_side(Path(path)):
+            return read_graph_side(Path(path))
+    side = Side(Path(path))
+    with guard_reading(path, "a dump"), collection_paused(), open_records(side.path) as records:
+        reader = RowReader(side)
+        for block in records:
+            reader.block(block)
+        side.header = records.header
+        side.recovered = records.recovered
+    _say_damage(side, reader, records.repeated)
+    return side
+
+
+def side_of(path: Path, document: Mapping[str, Any], recovered: bool = False) -> Side:
+    """As `read_side`, of a file that was read already."""
+    side = Side(path, {key: value for key, value in document.items() if key != "data"}, recovered=recovered)
+    reader = RowReader(side)
+    with guard_reading(path, "a dump"):
+        reader.block(document["data"])
+    _say_damage(side, reader, 0)
+    return side
+
+
+def _say_damage(side: Side, reader: RowReader, repeated: int) -> None:
+    if reader.left_out:
+        side.say(
+            Sentence(
+                "{0}: {1} records or values are damaged and left out, the first is {2}",
+                side.path,
+                f"{reader.left_out:,}",
+                reader.first_left_out,
+            )
+        )
+    repeated += len(side.ops) - len(set(side.ops))
+    for problem in missing_records(side.path, side.header, len(side.ops), recovered=side.recovered, repeated=repeated):
+        side.say(problem)

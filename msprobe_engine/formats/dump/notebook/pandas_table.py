@@ -1,0 +1,71 @@
+"""Tensors of a dump as a pandas table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from msprobe_engine.core.errors import MissingExtraError
+from msprobe_engine.formats.dump.reader import collection_paused
+
+if TYPE_CHECKING:
+    from msprobe_engine.formats.dump.notebook.api import Snapshot
+    from msprobe_engine.formats.dump.notebook.record import Record
+
+COLUMNS = (
+    *("step", "rank", "record", "kind", "direction", "module", "place", "dtype", "shape"),
+    *("max", "min", "mean", "norm", "nan_count", "inf_count", "nonfinite", "digest", "md5", "data_name"),
+    *("parent", "micro_step", "is_recompute"),
+)
+"""Columns of `frame`. ``max``, ``min``, ``mean`` and ``norm`` are float64: integers beyond 2**53 are rounded (`Tensor.max` is exact),
+and no value is NaN as a NaN is; ``nonfinite`` tells them apart. Counts and ``micro_step`` are Int64, ``is_recompute`` is boolean,
+both with ``<NA>`` where the dump does not say. ``shape`` holds tuples."""
+_FLOATS = ("max", "min", "mean", "norm")
+_TYPES: dict[str, str | None] = {
+    **dict.fromkeys(_FLOATS, "float64"),
+    **dict.fromkeys(("nan_count", "inf_count", "micro_step"), "Int64"),
+    "step": "int64",
+    "nonfinite": "bool",
+    "is_recompute": "boolean",
+    "rank": None,  # int64 unless a directory does not say its rank
+}
+
+
+def pandas() -> Any:
+    """The module.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError:
+        raise MissingExtraError("pandas", "compare", "a table of tensors") from None
+    return pd
+
+
+def frame(chosen: Iterable[tuple[Snapshot, list[Record]]]) -> Any:
+    """A ``pandas.DataFrame`` of all tensors of these records, one row each.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
+    pd = pandas()
+    with collection_paused():
+        columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+        rows = [row for snapshot, records in chosen for record in records for row in _rows(snapshot, record)]
+        columns.update((name, list(values)) for name, values in zip(COLUMNS, zip(*rows)))
+        made = {name: pd.Series(_floats(v) if name in _FLOATS else v, dtype=_TYPES.get(name, "object")) for name, v in columns.items()}
+        return pd.DataFrame(made, columns=list(COLUMNS))
+
+
+def _rows(snapshot: Snapshot, record: Record) -> Iterator[tuple[Any, ...]]:
+    about = snapshot.step, snapshot.rank, record.name, record.kind, record.direction, record.module
+    after = record.parent_name, record.micro_step, record.is_recompute
+    for place, t in record.source.tensors():
+        numbers = t.max, t.min, t.mean, t.norm, t.nan_count, t.inf_count, t.nonfinite, t.digest, t.md5, t.data_name
+        yield (*about, place, t.description.dtype, t.description.shape, *numbers, *after)
+
+
+def _floats(values: list[Any]) -> list[float]:
+    return [float("nan") if value is None else float(value) for value in values]

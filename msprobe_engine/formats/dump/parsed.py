@@ -1,0 +1,243 @@
+"""What a dump file says, as plain data, and how its JSON becomes that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msprobe_engine.core import names
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.records import Opaque, TensorDescription
+from msprobe_engine.formats.tensors.reader import TensorFiles
+
+Value = float | int | bool | None
+_STATISTICS = ("Max", "Min", "Mean", "Norm")
+_KNOWN = frozenset((*_STATISTICS, "type", "dtype", "shape", "requires_grad", "nan_count", "inf_count", "digest", "md5", "data_name"))
+_SECTIONS = frozenset(("input_args", "input_kwargs", "output", "parameters", "input"))
+_PLACE = {"input_args": "input", "input_kwargs": "kwargs"}
+_WORDS = {word: float(word) for word in ("NaN", "nan", "Infinity", "inf", "-Infinity", "-inf")}
+_MAX_DEPTH = 100
+
+
+class DumpedTensor(NamedTuple):
+    """One tensor of a dump file. Statistics are None where the file has none; NaN and infinities are floats."""
+
+    description: TensorDescription
+    max: Value
+    min: Value
+    mean: Value
+    norm: Value
+    nan_count: int | None = None
+    """None: the writer did not count (the existing tool); 0: there are none."""
+    inf_count: int | None = None
+    digest: str | None = None
+    md5: str | None = None
+    """CRC-32 of the bytes (8 hex digits) or XOR of the words (``0x...``), as the existing tool writes it."""
+    data_name: str | None = None
+
+    @property
+    def nonfinite(self) -> bool:
+        """True when the statistics or the counts show NaN or Inf."""
+        if self.nan_count or self.inf_count:
+            return True
+        return any(isinstance(v, float) and v - v != 0 for v in (self.max, self.min, self.mean))
+
+
+class DumpedEntry(NamedTuple):
+    """One record.
+
+    Attributes:
+        name: record name.
+        sections: as in `msprobe_engine.core.records.Entry`, with `DumpedTensor` in place of references; a debug record has the
+            one section ``""``.
+        parent: from construct.json, None at the top or when not known.
+        stack: call stack lines, innermost first, () when not known.
+        micro_step: -1 when not known.
+        tags: further keys of the record (``is_recompute``, ...).
+    """
+
+    name: str
+    sections: dict[str, Any]
+    parent: str | None
+    stack: tuple[str, ...]
+    micro_step: int
+    tags: Mapping[str, Any]
+
+    def tensors(self) -> Iterator[tuple[str, DumpedTensor]]:
+        """The tensors with their place: ``input.0``, ``kwargs.mask``, ``output.0.1``, ``parameters.weight``, a parameter's name in
+        gradient records, ``""`` or ``0.k`` in debug records."""
+        gradients = isinstance(names.parse(self.name), names.ParametersGradName)
+        for section, node in self.sections.items():
+            if gradients and isinstance(node, list) and len(node) == 1:
+                node = node[0]  # the format wraps each gradient in a list; its file has no index
+            yield from _walk(_PLACE.get(section, section), node)
+
+
+def _walk(place: str, node: Any) -> Iterator[tuple[str, DumpedTensor]]:
+    if isinstance(node, DumpedTensor):
+        yield place, node
+    elif isinstance(node, (dict, list)):
+        for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _walk(f"{place}.{key}" if place else str(key), child)
+
+
+@dataclass(frozen=True)
+class StepDump:
+    """One rank's dump of one step.
+
+    Attributes:
+        directory: where it was read from.
+        step, rank: None when the directory name does not say.
+        header: all keys of the file but ``data``: task, level, framework, dump_data_dir, ...
+        entries: records in file order (order of completion), by name.
+        stacks: record name to call stack lines, innermost first.
+        construct: node to parent; also nodes that are no record.
+        complete: everything of the step is here.
+        recovered: read from the frame log of a process that was killed before it could write the files.
+    """
+
+    directory: Path
+    step: int | None
+    rank: int | None
+    header: dict[str, Any]
+    entries: dict[str, DumpedEntry]
+    stacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    construct: dict[str, str | None] = field(default_factory=dict)
+    complete: bool = True
+    recovered: bool = False
+
+    @property
+    def task(self) -> str:
+        """``statistics``, ``tensor``, ``structure``, ...; ``statistics`` when the file does not say."""
+        return str(self.header.get("task", "statistics"))
+
+    @property
+    def level(self) -> str:
+        """``L0``, ``L1``, ``mix``, ``debug``; ``""`` when the file does not say."""
+        return str(self.header.get("level", ""))
+
+    @property
+    def framework(self) -> str:
+        """``pytorch``, ``mindspore``, ``mindtorch``; ``""`` when the file does not say."""
+        return str(self.header.get("framework", ""))
+
+    @cached_property
+    def files(self) -> TensorFiles:
+        """The saved tensors, by ``data_name``, whatever their format."""
+        return TensorFiles(self.directory)
+
+    def tensor_path(self, tensor: DumpedTensor) -> Path | None:
+        """File of a saved tensor of format ``files``, None when it was not saved; `files` knows every format. Taken next to the JSON
+        file: ``dump_data_dir`` is relative to a directory that is no longer known, and 26.2.0 may name one that was renamed."""
+        if tensor.data_name is None:
+            return None
+        return self.directory / "dump_tensor_data" / names.check_file_name(tensor.data_name, str(self.directory))
+
+
+class EntryParser:
+    """Makes entries of the ``data`` object of one file."""
+
+    def __init__(self, where: str, stacks: Mapping[str, tuple[str, ...]], construct: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+        self._where = where
+        self._no_count = 0 if header.get("nonfinite_counts") is True else None
+        self._stacks = stacks
+        self._construct = construct
+        self._default_step = 0 if isinstance(header.get("micro_steps"), int) else -1
+        self._counted = False
+        self._descriptions: dict[Any, TensorDescription] = {}
+
+    def entry(self, name: str, data: Any) -> DumpedEntry:
+        """One record. Raises DumpFormatError when it is no JSON object (list in debug records)."""
+        parsed = names.parse(name)
+        tags: dict[str, Any] = {}
+        sections: dict[str, Any] = {}
+        micro_step = self._default_step
+        if isinstance(parsed, names.DebugName):
+            sections[""] = self.structure(data, name, 0)
+        elif not isinstance(data, dict):
+            raise self._error(name, f"is a {type(data).__name__}; it must be a JSON object. The file is damaged")
+        else:
+            gradients = isinstance(parsed, names.ParametersGradName)
+            for key, value in data.items():
+                if key in _SECTIONS or (gradients and isinstance(value, (list, dict))):
+                    sections[key] = self.structure(value, name, 0)
+                elif key == "tags" and isinstance(value, dict):
+                    tags |= value
+                else:
+                    tags[key] = value
+            if isinstance(tags.get("micro_step"), int):
+                micro_step = tags.pop("micro_step")
+        node = self._construct.get(name)
+        parent = node
+        if isinstance(node, list):
+            parent = node[0] if node else None
+            micro_step = node[1] if len(node) > 1 and isinstance(node[1], int) else micro_step
+        parent = parent if isinstance(parent, str) and parent else None
+        return DumpedEntry(name, sections, parent, self._stacks.get(name, ()), micro_step, tags)
+
+    def _error(self, name: str, what: str) -> DumpFormatError:
+        return DumpFormatError(f"{self._where}: record {name[:120]!r} {what}")
+
+    def structure(self, node: Any, name: str, depth: int) -> Any:
+        """Nested arguments: list, dict, `DumpedTensor`, `Opaque`, None."""
+        if depth > _MAX_DEPTH:
+            raise self._error(name, f"is nested deeper than {_MAX_DEPTH}; no dump of a training looks so, do not trust it")
+        if node is None:
+            return None
+        if isinstance(node, list):
+            return [self.structure(child, name, depth + 1) for child in node]
+        if isinstance(node, dict):
+            if isinstance(node.get("type"), str):
+                return self._tensor(node, name) if "dtype" in node or "shape" in node or "Max" in node else Opaque(node)
+            return {key: self.structure(child, name, depth + 1) for key, child in node.items()}
+        return Opaque(node)
+
+    def _tensor(self, node: dict[str, Any], name: str) -> DumpedTensor:
+        shape, data_name = node.get("shape"), node.get("data_name")
+        if shape is not None and not (isinstance(shape, list) and all(isinstance(n, int) and -1 <= n < 1 << 63 for n in shape)):
+            raise self._error(
+                name, f"has a tensor of shape {_shown(shape)}; a list of integers >= 0, or -1 for a symbolic size, is allowed"
+            )
+        if not isinstance(data_name, str) or data_name == "-1":
+            data_name = None
+        else:
+            names.check_file_name(data_name, self._where)
+        grad = node.get("requires_grad")
+        extra = tuple((key, value) for key, value in node.items() if key not in _KNOWN)
+        shown = str(node["type"]), str(node.get("dtype")), tuple(shape or ())
+        description = TensorDescription(*shown, grad if isinstance(grad, bool) else None, "", extra)
+        if not extra:
+            description = self._descriptions.setdefault(description, description)
+        top, bottom, mean, norm = (self._value(node.get(key), key, name) for key in _STATISTICS)
+        nans, infs = self._count(node, "nan_count", name), self._count(node, "inf_count", name)
+        digest, md5 = node.get("digest"), node.get("md5")
+        digest = digest if isinstance(digest, str) else None
+        return DumpedTensor(description, top, bottom, mean, norm, nans, infs, digest, None if md5 is None else str(md5), data_name)
+
+    def _count(self, node: dict[str, Any], key: str, name: str) -> int | None:
+        value = node.get(key)
+        if value is None:
+            return self._no_count
+        if isinstance(value, int) and 0 <= value < 1 << 63:
+            return int(value)
+        raise self._error(name, f"has {key} = {_shown(value)}; an integer >= 0 is allowed")
+
+    def _value(self, value: Any, key: str, name: str) -> Value:
+        if value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 64):
+            return value
+        if isinstance(value, str) and value in _WORDS:
+            return _WORDS[value]
+        if isinstance(value, str) and value in ("N/A", "None", ""):
+            return None
+        raise self._error(name, f"has {key} = {_shown(value)}; a number of at most 64 bits, null or 'NaN' is allowed")
+
+
+def _shown(value: Any) -> str:
+    """A short text of a value that may be anything, huge integers too (whose text Python refuses to make)."""
+    try:
+        return repr(value)[:80]
+    except ValueError:
+        return f"an integer of {value.bit_length()} bits"

@@ -1,0 +1,300 @@
+"""Compares the gradient directions of two runs: how many elements have the same sign, per parameter and step.
+
+From our files zero, positive, negative and NaN are told apart (`signs.Agreement`). The files of the existing tool say only
+``gradient > 0``; where one side has no more than that, the comparison is of that.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msprobe_engine.core.errors import MissingExtraError, UsageError
+from msprobe_engine.core.io.output_files import make_directory, replace_file
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.formats.grad_probe import layout, signs
+from msprobe_engine.formats.grad_probe.read import Direction, RankFiles
+
+LOWEST_FIRST = 0.97
+"""A parameter is suspect when its similarity is below this in the first step both runs have, ..."""
+LARGEST_FALL = 0.03
+"""... or falls by more than this from one step to the next. Rule of thumb of the existing tool's manual."""
+SUMMARY = "summary"
+SIMILARITIES, SUSPECTS, PICTURES = "similarities.csv", "suspects.csv", "similarities_picture"
+
+Progress = Callable[[Iterable[Any], str], Iterable[Any]]
+_log = get_logger()
+
+
+class Suspect(NamedTuple):
+    """A parameter whose gradient went another way in one of the runs, or is NaN."""
+
+    rank: int | None
+    step: int
+    parameter: str
+    similarity: float
+    why: str
+
+
+class RankResult(NamedTuple):
+    """The comparison of one rank.
+
+    Attributes:
+        steps: that both runs have.
+        agreements: parameter to one value per step; None: not in both runs.
+        problems: what could not be compared, one line each.
+        notes: steps that one run alone has.
+    """
+
+    steps: list[int]
+    agreements: dict[str, list[signs.Agreement | None]]
+    problems: list[str]
+    notes: Sequence[str] = ()
+
+    def summary(self) -> list[float]:
+        """Per step: share of all elements with the same sign."""
+        columns = [[a for a in column if a is not None] for column in zip(*self.agreements.values())]
+        return [sum(a.same for a in c) / n if (n := sum(a.count for a in c)) else 0.0 for c in columns]
+
+
+@dataclass
+class Compared:
+    """What a comparison of two runs came to.
+
+    Attributes:
+        suspects: by rank and step.
+        ranks, steps, parameters: how many were compared; of steps and parameters those of the rank that has most.
+        notes: steps that one run alone has.
+        problems: what both runs should have and could not be compared, one line each.
+    """
+
+    suspects: list[Suspect] = field(default_factory=list)
+    ranks: int = 0
+    steps: int = 0
+    parameters: int = 0
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, result: RankResult, suspects: Sequence[Suspect], rank: int | None) -> None:
+        """Take up the result of a rank."""
+        place = "" if rank is None else f"rank {rank}: "
+        self.suspects += suspects
+        self.ranks += 1
+        self.steps = max(self.steps, len(result.steps))
+        compared = sum(any(value is not None for value in values) for values in result.agreements.values())
+        self.parameters = max(self.parameters, compared)
+        self.notes += [f"{place}{note}" for note in result.notes]
+        self.problems += [f"{place}{problem}" for problem in result.problems]
+
+
+class GradComparator:
+    """Compares runs of task grad_probe, under the name of the existing tool."""
+
+    @staticmethod
+    def compare_distributed(path1: str | Path, path2: str | Path, output_dir: str | Path, *, plots: bool = True) -> list[Suspect]:
+        """Compare all ranks that both runs have; writes ``{output_dir}/rank{R}/``, see `compare`.
+
+        Args:
+            path1, path2: ``dump_path`` of the runs.
+
+        Raises:
+            UsageError: they have no rank or step in common.
+            DumpFormatError: a file is damaged.
+        """
+        return _logged(compare_runs(Path(path1), Path(path2), Path(output_dir), plots=plots)).suspects
+
+    @staticmethod
+    def compare(path1: str | Path, path2: str | Path, output_dir: str | Path, *, plots: bool = True) -> list[Suspect]:
+        """Compare one rank; writes ``similarities.csv``, ``suspects.csv`` and, where matplotlib is installed, pictures.
+
+        Args:
+            path1, path2: ``dump_path/rank{R}`` of the runs.
+
+        Returns:
+            what is suspect, by step.
+
+        Raises:
+            UsageError: they have no step in common.
+            DumpFormatError: a file is damaged.
+        """
+        return _logged(compare_one(Path(path1), Path(path2), Path(output_dir), plots=plots)).suspects
+
+
+def _each(items: Iterable[Any], _what: str) -> Iterable[Any]:
+    return items
+
+
+def _logged(found: Compared) -> Compared:
+    for line in (*found.notes, *found.problems):
+        _log.warning("%s", line)
+    return found
+
+
+def compare_runs(first: Path, second: Path, output: Path, *, plots: bool = True, progress: Progress = _each) -> Compared:
+    """See `GradComparator.compare_distributed`; `progress` is handed what takes long."""
+    here, there = _ranks(first), _ranks(second)
+    if not here & there:
+        raise UsageError(f"{first} and {second} have no directory rank{{R}} in common; give dump_path of two runs of task grad_probe")
+    found = Compared()
+    for root, alone in ((first, here - there), (second, there - here)):
+        if alone:
+            found.problems.append(f"ranks only in {root}: {_some(sorted(alone))}")
+    for rank in sorted(here & there):
+        result = compare_rank(first / f"rank{rank}", second / f"rank{rank}", progress)
+        found.add(result, write_result(result, output / f"rank{rank}", rank, plots=plots, progress=progress), rank)
+    return found
+
+
+def compare_one(first: Path, second: Path, output: Path, *, plots: bool = True, progress: Progress = _each) -> Compared:
+    """See `GradComparator.compare`."""
+    found, result = Compared(), compare_rank(first, second, progress)
+    found.add(result, write_result(result, output, None, plots=plots, progress=progress), None)
+    return found
+
+
+def _some(numbers: Sequence[int]) -> str:
+    more = f" and {len(numbers) - 8:,} more" if len(numbers) > 8 else ""
+    return ", ".join(map(str, numbers[:8])) + more
+
+
+def _ranks(path: Path) -> set[int]:
+    try:
+        return {int(m[1]) for e in os.listdir(path) if (m := layout.RANK.fullmatch(e)) and (path / e).is_dir()}
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror}); give dump_path of a run of task grad_probe") from None
+
+
+def compare_rank(first: Path, second: Path, progress: Progress = _each) -> RankResult:
+    """Compare two rank directories.
+
+    Raises:
+        UsageError: there is no step with signs in both, or no parameter in both.
+        DumpFormatError: a file is damaged.
+    """
+    a, b = RankFiles(first), RankFiles(second)
+    steps = sorted(set(a.steps) & set(b.steps))
+    if not steps:
+        hint = "level L0 keeps no signs, collect with L1" if a.tables or b.tables else "are they rank directories of task grad_probe?"
+        raise UsageError(f"{first} and {second} have no step with gradient directions in common; {hint}")
+    tables = [step for step in a.tables if step in b.tables]
+    if not tables:
+        raise UsageError(f"{first} and {second} have no grad_summary_{{step}}.csv in common; it names the parameters")
+    names = list(dict.fromkeys(name for step in tables for side in (a, b) for name in side.parameters(step)))
+    agreements: dict[str, list[signs.Agreement | None]] = {name: [] for name in names}
+    problems: dict[str, int] = {}
+    for step in progress(steps, f"comparing {first.name}"):
+        one, other = a.step(step), b.step(step)
+        for name in names:
+            agreements[name].append(_agreement(name, one.get(name), other.get(name), problems))
+        one.close()
+        other.close()
+    if not any(v is not None for values in agreements.values() for v in values):
+        raise UsageError(f"{first} and {second}: no parameter can be compared: {'; '.join(problems)}")
+    alone = ((path, sorted({*side.steps} - {*steps})) for path, side in ((first, a), (second, b)))
+    notes = [f"steps only in {path}: {_some(only)}" for path, only in alone if only]
+    return RankResult(steps, agreements, [f"{text} ({n} of {len(steps)} steps)" for text, n in problems.items()], notes)
+
+
+def _agreement(name: str, first: Direction | None, second: Direction | None, problems: dict[str, int]) -> signs.Agreement | None:
+    problem = ""
+    if first is None or second is None:
+        which = "both runs" if first is second else "the first run" if first is None else "the second run"
+        problem = f"{name}: {which} has no direction of it"
+    elif first.shape != second.shape:
+        problem = f"{name}: shapes differ, {list(first.shape)} and {list(second.shape)}"
+    if problem or first is None or second is None:
+        problems[problem] = problems.get(problem, 0) + 1
+        return None
+    if first.packed is not None and second.packed is not None:
+        return signs.compare(first.packed, second.packed, _size(first))
+    return signs.compare_bool(_positive(first), _positive(second))
+
+
+def _size(direction: Direction) -> int:
+    size = 1
+    for n in direction.shape:
+        size *= n
+    return size
+
+
+def _positive(direction: Direction) -> Any:
+    if direction.positive is not None:
+        return direction.positive
+    assert direction.packed is not None
+    return signs.positive(direction.packed, _size(direction))
+
+
+def find_suspects(result: RankResult, rank: int | None = None) -> list[Suspect]:
+    """What the rule of thumb (`LOWEST_FIRST`, `LARGEST_FALL`) says, and every NaN; by step, the largest change first."""
+    found: list[tuple[int, float, Suspect]] = []
+    for name, values in result.agreements.items():
+        there = [(step, value) for step, value in zip(result.steps, values) if value is not None and value.count]
+        if not there:
+            continue
+        step, value = there[0]
+        if value.similarity < LOWEST_FIRST:
+            found.append(_suspect(rank, step, name, value, 1 - value.similarity, f"below {LOWEST_FIRST} in the first step"))
+        for (_, before), (step, value) in pairwise(there):
+            if (fall := before.similarity - value.similarity) > LARGEST_FALL:
+                found.append(_suspect(rank, step, name, value, fall, f"fell by {fall:.4f} since the step before"))
+        known = {s.step for _, _, s in found if s.parameter == name}
+        # NaN stays: the step it came in says all
+        first = next(((step, value) for step, value in there if any(value.nans)), None)
+        if first is not None and first[0] not in known:
+            found.append(_suspect(rank, *first[:1], name, first[1], 0.0, "first NaN"))
+    found.sort(key=lambda f: f[:2])
+    return [suspect for _, _, suspect in found]
+
+
+def _suspect(rank: int | None, step: int, name: str, value: signs.Agreement, change: float, why: str) -> tuple[int, float, Suspect]:
+    if any(value.nans):
+        shares = [f"{n / value.count:.2%}" for n in value.nans]
+        why += f"; NaN in {shares[0]} of the first and {shares[1]} of the second run's elements"
+    return step, -change, Suspect(rank, step, name, value.similarity, why)
+
+
+def write_result(result: RankResult, output: Path, rank: int | None, *, plots: bool = True, progress: Progress = _each) -> list[Suspect]:
+    """Write the tables and pictures of one rank; returns what is suspect.
+
+    Raises:
+        SinkError: they cannot be written.
+    """
+    make_directory(output, "similarities")
+    curves: dict[str, Sequence[float]] = {
+        name: [float("nan") if v is None else v.similarity for v in values] for name, values in result.agreements.items()
+    }
+    curves[SUMMARY] = result.summary()
+    _write_csv(output / SIMILARITIES, [["step", *map(str, result.steps)], *([name, *values] for name, values in curves.items())])
+    suspects = find_suspects(result, rank)
+    lines = [[s.step, s.parameter, s.similarity, s.why] for s in suspects]
+    _write_csv(output / SUSPECTS, [["step", "param_name", "similarity", "why"], *lines])
+    if plots:
+        try:
+            from msprobe_engine.formats.grad_probe.plots import write_plots
+
+            write_plots(result.steps, curves, output / PICTURES, progress)
+        except MissingExtraError as error:
+            _log.warning("no pictures: %s", error)
+    return suspects
+
+
+def _write_csv(path: Path, lines: Iterable[Iterable[Any]]) -> None:
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(lines)
+    replace_file(path, text.getvalue().encode("utf-8-sig"))
+
+
+def is_rank_directory(path: Path) -> bool:
+    """Has this directory the files of one rank (and not directories of ranks)?
+
+    Raises:
+        DumpFormatError: it cannot be read.
+    """
+    files = RankFiles(path)
+    return bool(files.steps or files.tables)

@@ -1,0 +1,259 @@
+"""The interactive tool of ``msprobe -f pytorch parse`` (8.1.1): its commands, their options and what they write.
+
+What went wrong in a command is said, and the next one can be typed; the end of the input, ``exit`` and Ctrl+C end it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cmd
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+import numpy as np
+
+from msprobe_engine.core.errors import ProbeError, SinkError, UsageError
+from msprobe_engine.core.io.output_files import write_plain
+from msprobe_engine.core.io.regular_files import make_directories
+from msprobe_engine.core.log import printable
+from msprobe_engine.formats.legacy.parse import ascend, elements
+from msprobe_engine.formats.legacy.parse.directories import compare_directories
+from msprobe_engine.formats.tensors.dtypes import Array
+from msprobe_engine.formats.tensors.saved_file import load_numpy
+
+ROOT = Path("parse_data")
+CONVERTED, COMPARED = ROOT / "dump_convert", ROOT / "compare_result"
+BATCH_CONVERTED, BATCH_COMPARED = ROOT / "batch_dump_convert", ROOT / "batch_compare_result"
+_SHOWN, _PER_LINE, _DEEPEST = 128, 8, 5
+_HELP = {
+    "cad": "convert a directory of kernel dumps to npy, sorted by operator and time",
+    "vc": "compare two directories: of kernel dumps, or of what cad wrote",
+    "dc": "convert a kernel dump, or a directory of them, to npy",
+    "pt": "print an array",
+    "cn": "compare two arrays element by element",
+    "pk": "the pkl files of old versions; not supported",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Wrong arguments end the command and not the session."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}\n{self.format_usage().rstrip()}")
+
+
+class Session(cmd.Cmd):
+    """Reads commands until the input ends.
+
+    Args:
+        stdin, stdout: default: those of the process.
+    """
+
+    prompt = "Parse >>> "
+    intro = "Commands: cad, vc, dc, pt, cn; help lists them, pt -h says what one takes, exit ends."
+
+    def __init__(self, stdin: TextIO | None = None, stdout: TextIO | None = None) -> None:
+        super().__init__(stdin=stdin, stdout=stdout)
+        self.use_rawinput = stdin is None
+        self.failed = 0
+
+    def onecmd(self, line: str) -> bool:
+        """Run one command. True ends the session."""
+        name, _, rest = line.strip().partition(" ")
+        if name in ("EOF", "exit", "quit"):
+            self._say("")
+            return True
+        if not name:
+            return False
+        try:
+            self._run(name, shlex.split(rest))
+        except (ProbeError, ValueError) as error:
+            self.failed += 1
+            self._say(f"{name}: {error}")
+        return False
+
+    def _run(self, name: str, given: Sequence[str]) -> None:
+        if name in ("help", "?"):
+            if given and given[0] in _HELP:
+                self._parser(given[0]).print_help(self.stdout)
+                return
+            for word, text in _HELP.items():
+                self._say(f"  {word:5} {text}")
+            return
+        if name not in _HELP:
+            raise UsageError(f"no such command; commands: {', '.join(_HELP)}, help, exit")
+        given = list(given[1:] if given[:1] == [name] else given)
+        if "-h" in given or "--help" in given:
+            self._parser(name).print_help(self.stdout)
+            return
+        args = self._parser(name).parse_args(given)
+        if name == "pk":
+            raise UsageError("pkl files of old versions are not supported; dump again, and msprobe compare reads the dump.json")
+        action: Callable[[argparse.Namespace], None] = getattr(self, f"_{name}")
+        action(args)
+
+    def _parser(self, name: str) -> argparse.ArgumentParser:
+        parser = _Parser(prog=name, description=_HELP[name], add_help=False, allow_abbrev=False)
+        add: Any = parser.add_argument
+        if name in ("cad", "vc", "cn"):
+            add("-m", "--my_dump_path", required=True, metavar="PATH", help="the data in question")
+        if name in ("vc", "cn"):
+            add("-g", "--golden_dump_path", required=True, metavar="PATH", help="the data it is compared with")
+        if name in ("dc", "pt"):
+            add("-n", "--name", dest="path", required=True, metavar="PATH", help="a file" + (" or directory" if name == "dc" else ""))
+        if name == "dc":
+            add("-f", "--format", metavar="FORMAT", help="another layout: NCHW, NHWC, ND, ...")
+        if name in ("cad", "vc", "dc"):
+            add("-out", "--output_path", metavar="DIR", help="where the result goes (default: below parse_data)")
+            short = "-asc" if name == "cad" else "-cmp_path"
+            add(short, "--msaccucmp_path", metavar="FILE", help=f"{ascend.SCRIPT} of CANN (default: that of the installed one)")
+        if name == "cn":
+            add("-p", "--print", dest="count", type=_positive(int), default=20, metavar="N", help="elements to list (default: 20)")
+            add("-s", "--save", action="store_true", help="write both arrays as text, too")
+            add("-al", "--atol", type=_positive(float), default=0.001, metavar="X", help="absolute tolerance (default: 0.001)")
+            add("-rl", "--rtol", type=_positive(float), default=0.001, metavar="X", help="relative tolerance (default: 0.001)")
+        if name == "pk":
+            add("-f", "--file", dest="file_name", metavar="FILE")
+            add("-n", "--name", dest="api_name", metavar="NAME")
+        return parser
+
+    def _say(self, text: str) -> None:
+        self.stdout.write("\n".join(map(printable, text.split("\n"))) + "\n")
+
+    def _pt(self, args: argparse.Namespace) -> None:
+        array = _array(args.path)
+        flat = array.reshape(-1)[:_SHOWN]
+        self._say(f"{_spec(array)}\nPath: {args.path}\nTextFile: {args.path}.txt\n{'Index':>8}  Data")
+        for at in range(0, len(flat), _PER_LINE):
+            self._say(f"{at:8}  {' '.join(map(str, flat[at : at + _PER_LINE]))}")
+        self._text(array, args.path)
+
+    def _cn(self, args: argparse.Namespace) -> None:
+        left, right = _array(args.my_dump_path), _array(args.golden_dump_path)
+        if args.save:
+            self._text(left, args.my_dump_path)
+            self._text(right, args.golden_dump_path)
+        found = elements.compare(left, right, args.atol, args.rtol, args.count)
+        for title, lines in (("Error Item Table", found.errors), ("Top Item Table", found.top)):
+            self._say(f"{title}\n{'Index':>10}  {'Left':>16}  {'Right':>16}  {'Diff':>16}")
+            for index, a, b, difference in lines:
+                self._say(f"{index:10}  {a!s:>16}  {b!s:>16}  {difference!s:>16}")
+        if found.note:
+            self._say(f"warning: {found.note}")
+        for word, path, array in (("Left", args.my_dump_path, left), ("Right", args.golden_dump_path, right)):
+            self._say(f"{word}:\n  NpyFile: {path}" + (f"\n  TxtFile: {path}.txt" if args.save else "") + f"\n  NpySpec: {_spec(array)}")
+        cosine = "a side is all zeros" if found.cosine is None else found.cosine
+        self._say(f"NumCnt:   {found.total}\nAllClose: {found.wrong == 0}\nCosSim:   {cosine}")
+        self._say(f"ErrorPer: {found.share}  (rl= {args.rtol}, al= {args.atol})")
+
+    def _cad(self, args: argparse.Namespace) -> None:
+        source, script = _there(args.my_dump_path), ascend.find_script(args.msaccucmp_path)
+        output = Path(args.output_path) if args.output_path else BATCH_CONVERTED / time.strftime("%Y%m%d%H%M%S")
+        found = 0
+        for path in _files(source):
+            parts = path.name.split(".")
+            if len(parts) >= 5 and parts[1] and parts[-1]:
+                ascend.convert(path, _made(output / parts[1] / parts[-1]), script)
+                found += 1
+        if not found:
+            raise UsageError(f"{source}: holds no kernel dump (type.name.task.stream.time)")
+        self._say(f"{found} files converted: {output}")
+
+    def _dc(self, args: argparse.Namespace) -> None:
+        source, script = _there(args.path), ascend.find_script(args.msaccucmp_path)
+        output = _made(Path(args.output_path) if args.output_path else CONVERTED)
+        ascend.convert(source, output, script, data_format=args.format)
+        self._say(f"SrcFile: {source}")
+        for path in sorted(output.iterdir()):
+            if path.suffix == ".npy" and (source.is_dir() or path.name.startswith(source.name)):
+                self._say(f" - {path.name}")
+        self._say(f"Result: {output}")
+
+    def _vc(self, args: argparse.Namespace) -> None:
+        target, golden = _there(args.my_dump_path), _there(args.golden_dump_path)
+        if not target.is_dir() or not golden.is_dir():
+            raise UsageError("-m and -g are two directories; cn compares two files")
+        if all(path.suffix == ".npy" for side in (target, golden) for path in _files(side)):
+            if target.resolve() == golden.resolve():
+                raise UsageError("-m and -g are the same directory")
+            output = _made(Path(args.output_path) if args.output_path else BATCH_COMPARED)
+            path, problems = compare_directories(target, golden, output)
+            for problem in problems:
+                self._say(f"warning: {problem}")
+            self._say(f"Result: {path}")
+            return
+        script = ascend.find_script(args.msaccucmp_path)
+        output = _made(Path(args.output_path) if args.output_path else COMPARED)
+        ascend.compare(target, golden, output, script)
+        self._say(f"Result: {output}")
+
+    def _text(self, array: Array, path: str) -> None:
+        target = f"{path}.txt"
+        if os.path.lexists(target):
+            self._say(f"{target} is there already and stays")
+            return
+        rows = array.reshape(-1, array.shape[-1]) if array.ndim and array.size else array.reshape(-1, 1)
+        try:
+            write_plain(target, [b"".join(" ".join(f"{x:g}" for x in row).encode() + b"\n" for row in rows.tolist())])
+        except OSError as error:
+            raise SinkError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        value = kind(text)
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        return value
+
+    number.__name__ = "number"
+    return number
+
+
+def _there(path: str) -> Path:
+    found = Path(path)
+    if not found.exists():
+        raise UsageError(f"{path}: there is no such file or directory")
+    if found.is_dir() and not any(found.iterdir()):
+        raise UsageError(f"{path}: is empty")
+    return found
+
+
+def _files(root: Path) -> Iterator[Path]:
+    if root.is_file():
+        yield root
+        return
+    for here, directories, files in os.walk(root):
+        directories.sort()
+        if len(Path(here).relative_to(root).parts) >= _DEEPEST:
+            directories.clear()
+        yield from (Path(here) / name for name in sorted(files))
+
+
+def _made(path: Path) -> Path:
+    try:
+        make_directories(str(path))
+    except OSError as error:
+        raise SinkError(f"cannot create {path}: {error.strerror or error}; name another directory with -out") from error
+    return path
+
+
+def _array(path: str) -> Array:
+    found = _there(path)
+    if found.suffix not in (".npy", ".pt"):
+        raise UsageError(f"{path}: a .npy or .pt file is needed")
+    array = load_numpy(found)
+    elements.check_numbers(array)
+    return array
+
+
+def _spec(array: Array) -> str:
+    if not array.size:
+        return f"[Shape: {array.shape}] [Dtype: {array.dtype}] [empty]"
+    with np.errstate(all="ignore"):
+        high, low, mean = array.max(), array.min(), array.mean(dtype=None if array.dtype.kind == "c" else np.float64)
+    return f"[Shape: {array.shape}] [Dtype: {array.dtype}] [Max: {high}] [Min: {low}] [Mean: {mean}]"

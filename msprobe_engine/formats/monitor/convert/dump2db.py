@@ -1,0 +1,205 @@
+"""Statistics of dumps as a trend data base. The rules are those of the existing tool: what a micro step, a target and a metric is.
+
+Metrics are ``forward``, ``backward``, ``recompute`` and ``parameters_grad``. A target is a record without direction and call number, with
+the place of the tensor behind: ``Module.layers.3.mlp.MLP.input.0``; the number of the call is its `micro_step` column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.core.io.progress import bar
+from msprobe_engine.core.names import is_number
+from msprobe_engine.formats.dump.completeness import missing_ranks, missing_records, missing_steps
+from msprobe_engine.formats.dump.layout import DUMP
+from msprobe_engine.formats.dump.parsed import DumpedTensor, StepDump
+from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
+from msprobe_engine.formats.monitor.convert.data2db import DUMP_DB, Imported, Options, open_database
+from msprobe_engine.formats.monitor.series import Floats, Key
+from msprobe_engine.formats.monitor.trend_db import TrendDatabase
+from msprobe_engine.formats.monitor.trend_tags import record_tags
+
+STATISTICS = ("norm", "max", "min", "mean")
+_ROOTS = ("Module", "Cell", "optimizer")
+
+
+class Place(NamedTuple):
+    """Where a tensor of a dump goes."""
+
+    metric: str
+    key: Key
+
+
+def dump2db(directory: Path, source: Path, options: Options) -> Imported:
+    """Convert a dump.
+
+    Raises:
+        DumpFormatError: there is none.
+        UsageError: another data base is there.
+        SinkError: the data base cannot be written.
+    """
+    dump = open_dump(source)
+    database = open_database(directory, DUMP_DB, source, options, tags_of=record_tags)
+    done = Imported(database.path)
+    try:
+        _convert(dump, database, options, done)
+    finally:
+        database.close()
+    done.left_out = len(done.problems)
+    return done
+
+
+def _convert(dump: DumpDirectory, database: TrendDatabase, options: Options, done: Imported) -> None:
+    known = database.imported()
+    units = [(step, rank, name) for step in dump.steps for rank, name in ranks_of(dump, step)]
+    missing = [*missing_steps(dump), *(sentence for step in dump.steps for sentence in missing_ranks(dump, step))]
+    done.problems |= dict.fromkeys(missing, 1)
+    start, longest, present = 0, 1, -1
+    with bar("reading", len(units)) as advance:
+        for step, rank, name in units:
+            if step != present:
+                start, longest, present = (start + longest if present >= 0 else 0), 1, step
+            begin = start if options.micro_step else step
+            unit, state = f"step {step} rank {rank}", f"{begin} "
+            if known.get(unit, "").startswith(state):
+                longest = max(longest, int(known[unit].split()[1]))
+                done.skipped += 1
+            else:
+                try:
+                    loaded = dump.load(step, name)
+                    micro = _add(loaded, rank, begin, database, options, done, unit)
+                except (DumpFormatError, UsageError) as error:
+                    done.problems[f"{unit}: {error}"] = 1
+                    continue
+                missing = missing_records(loaded.directory / DUMP, loaded.header, len(loaded.entries), recovered=loaded.recovered)
+                done.problems |= dict.fromkeys(missing, 1)
+                longest = max(longest, micro)
+            advance(unit)
+
+
+def ranks_of(dump: DumpDirectory, step: int) -> list[tuple[int, int | str]]:
+    """Ranks of a step and what the dump calls them; directories that do not say their rank follow the last one that does."""
+    names = dump.ranks(step)
+    after = max((r for r in names if isinstance(r, int)), default=-1) + 1
+    return [(name if isinstance(name, int) else after + i, name) for i, name in enumerate(names, -sum(isinstance(n, int) for n in names))]
+
+
+def _add(dump: StepDump, rank: int, begin: int, database: TrendDatabase, options: Options, done: Imported, unit: str) -> int:
+    """Write one rank of one step; how many micro steps it has."""
+    rows: dict[str, list[tuple[int, Key, DumpedTensor]]] = {}
+    for place, tensor, micro in tensors_of(dump, options.micro_step, options.name):
+        rows.setdefault(place.metric, []).append((begin + micro, place.key, tensor))
+    count = max(micro_steps_of(dump.construct).values(), default=0) + 1 if options.micro_step else 1
+    with database.transaction():
+        for metric, found in rows.items():
+            metrics, targets = zip(*(database.place(metric, key) for _, key, _ in found))
+            values = {op: _numbers([getattr(tensor, op) for _, _, tensor in found]) for op in STATISTICS}
+            done.rows += database.add(rank, metrics[0], [step for step, _, _ in found], targets, values)
+        database.set_imported(unit, f"{begin} {count}")
+    done.units += 1
+    return count
+
+
+def tensors_of(dump: StepDump, micro_steps: bool, name_of: Callable[[str], str] = str) -> Iterator[tuple[Place, DumpedTensor, int]]:
+    """The tensors with statistics of one rank and step: where each goes, and its micro step.
+
+    Args:
+        micro_steps: tell micro steps apart and count calls in each of them; False: all are micro step 0.
+        name_of: what a record is to be called.
+    """
+    of_node = micro_steps_of(dump.construct) if micro_steps else {}
+    renamed = renumbered(of_node)
+    for entry in dump.entries.values():
+        name, node = entry.name, entry.name
+        if renamed:
+            if name in renamed:
+                name = renamed[name]
+            elif "parameters_grad" in name:  # no node of the tree: its module's forward call is
+                node = name.replace(".parameters_grad", ".forward")
+            else:
+                continue  # no node of the tree of modules: the existing tool leaves it out
+        found = place_of(name_of(name), bool(entry.tags.get("is_recompute")))
+        if found is None:
+            continue
+        metric, prefix, call = found
+        for where, tensor in entry.tensors():
+            if tensor.max is not None or tensor.norm is not None:
+                yield Place(metric, Key(0, f"{prefix}.{where}", call)), tensor, of_node.get(node, 0)
+
+
+def place_of(name: str, recompute: bool) -> tuple[str, str, int] | None:
+    """Metric, target and call number of a record; None when it is none of a pass.
+
+    >>> place_of("Module.fc.Linear.forward.3", False)
+    ('forward', 'Module.fc.Linear', 3)
+    """
+    parts = name.split(".")
+    metric = ""
+    for word in ("forward", "backward"):
+        if word in parts[1:]:
+            metric = word
+            parts = [p for i, p in enumerate(parts) if i == 0 or p != word]
+            break
+    if not metric and "parameters_grad" in parts[-2:]:
+        metric = "parameters_grad"
+        parts.remove("parameters_grad")
+    if not metric:
+        return None
+    call = int(parts.pop()) if is_number(parts[-1]) else 0
+    return "recompute" if metric == "forward" and recompute else metric, ".".join(parts), call
+
+
+def micro_steps_of(construct: Mapping[str, str | None]) -> dict[str, int]:
+    """Micro step of every node: each module call at the top of the forward pass begins one."""
+    parents: dict[str, str | int | None] = {}
+    count = 0
+    for name, parent in construct.items():
+        if parent is not None:
+            parents[name] = parent
+        elif ".backward" in name:
+            parents[name] = None
+        elif name.startswith(_ROOTS):
+            parents[name] = count
+            count += 1
+    roots: dict[str, int] = {}
+    for name in construct:
+        node: str | int | None = name
+        for _ in range(len(construct) + 1):  # a damaged file may go round in circles
+            if not isinstance(node, str):
+                break
+            node = node.replace(".backward", ".forward").replace(".parameters_grad", ".forward")
+            if node not in parents:
+                break
+            node = parents[node]
+        if isinstance(node, int):
+            roots[name] = node
+    return roots
+
+
+def renumbered(micro_steps: Mapping[str, int]) -> dict[str, str]:
+    """Names with call numbers that begin at 0 in every micro step, so that the same call of every micro step is one target."""
+    groups: dict[tuple[int, str], list[tuple[int, str, int]]] = {}
+    out: dict[str, str] = {}
+    for name, micro in micro_steps.items():
+        parts = name.split(".")
+        at = next((i for i in (len(parts) - 1, len(parts) - 2) if i >= 0 and is_number(parts[i])), -1)
+        if at < 0:
+            out[name] = name
+            continue
+        prefix = ".".join([*parts[:at], "*", *parts[at + 1 :]])
+        groups.setdefault((micro, prefix), []).append((int(parts[at]), name, at))
+    for members in groups.values():
+        for new, (_, name, at) in enumerate(sorted(members, key=lambda member: member[0])):
+            parts = name.split(".")
+            parts[at] = str(new)
+            out[name] = ".".join(parts)
+    return out
+
+
+def _numbers(values: list[Any]) -> Floats:
+    return np.array([np.nan if v is None else float(v) for v in values], np.float64)

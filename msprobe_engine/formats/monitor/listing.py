@@ -1,0 +1,137 @@
+"""What a monitor has written into a directory, by names, sizes and first and last lines: for `msprobe show`."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from msprobe_engine.formats.monitor.reader import ALERTS_FILE
+from msprobe_engine.formats.monitor.reader_csv import families_of, first_step
+from msprobe_engine.formats.monitor.run_layout import open_file, rank_directories
+
+SCALARS = "scalars"
+_SPAN = 4096
+"""Bytes at the end of a table in which its last line is looked for."""
+
+
+@dataclass
+class Listing:
+    """The directories of ranks below one monitor directory.
+
+    Attributes:
+        ranks: global ranks, each once.
+        directories: how many there are; more than ranks after a restart.
+        first, last: steps of the tables; None without tables.
+        families: what was watched.
+        files: how many files there are.
+        nbytes: of all of them.
+        alerts: lines of the files of alerts.
+    """
+
+    ranks: tuple[int, ...] = ()
+    directories: int = 0
+    first: int | None = None
+    last: int | None = None
+    families: tuple[str, ...] = ()
+    files: int = 0
+    nbytes: int = 0
+    alerts: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "ranks": list(self.ranks),
+            "directories": self.directories,
+            "steps": None if self.first is None else [self.first, self.last],
+            "families": list(self.families),
+            "files": self.files,
+            "bytes": self.nbytes,
+            "alerts": self.alerts,
+        }
+
+
+def list_monitor(root: Path) -> Listing | None:
+    """What the directories of ranks in `root` hold, None when there are none. What cannot be read is left out.
+
+    Raises:
+        UsageError: `root` cannot be listed.
+    """
+    found = rank_directories(root)
+    if not found:
+        return None
+    out = Listing(tuple(sorted({directory.rank for directory in found})), len(found))
+    families: dict[str, None] = {}
+    for directory in found:
+        tables: list[os.DirEntry[str]] = []
+        for entry in _entries(directory.path):
+            out.files += 1
+            out.nbytes += _size(entry)
+            out.alerts += _lines(directory.path / ALERTS_FILE) if entry.name == ALERTS_FILE else 0
+            if of := families_of(entry.name):
+                families.update(dict.fromkeys(family for family in of if family != SCALARS))
+                tables.append(entry)
+        _steps(tables, out)
+    out.families = tuple(sorted(families))
+    return out
+
+
+def _steps(tables: list[os.DirEntry[str]], out: Listing) -> None:
+    """The range of steps of a directory: of its numbers of the steps, which every step has; of the existing tool, which has none, of any
+    table; where nothing can be read, what the names say."""
+    numbers = [entry for entry in tables if SCALARS in families_of(entry.name)]
+    steps = [step for entry in _ends(numbers or tables) for step in _ends_of(Path(entry.path))]
+    for step in steps or [first_step(entry.name) for entry in tables]:
+        out.first = step if out.first is None else min(out.first, step)
+        out.last = step if out.last is None else max(out.last, step)
+
+
+def _ends(entries: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
+    """The first and the last block."""
+    order = sorted(entries, key=lambda entry: first_step(entry.name))
+    return [*order[:1], *order[-1:]]
+
+
+def _ends_of(path: Path) -> list[int]:
+    """The step of the first and of the last whole line of a table."""
+    try:
+        with open_file(path) as file:
+            lines = [file.readline(_SPAN), file.readline(_SPAN), _last_line(file)]
+        header, *rows = (next(csv.reader([line.decode(errors="replace")]), []) for line in lines)
+    except (OSError, csv.Error):
+        return []
+    at = header.index("step") if "step" in header else len(header)
+    return [int(row[at]) for row in rows if at < len(row) and row[at].isascii() and row[at].isdigit() and len(row[at]) < 19]
+
+
+def _last_line(file: BinaryIO) -> bytes:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(size - _SPAN, 0))
+    whole = file.read(_SPAN).rpartition(b"\n")[0]
+    return whole.rpartition(b"\n")[2]
+
+
+def _lines(path: Path) -> int:
+    try:
+        with open_file(path) as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+    except OSError:
+        return 0
+
+
+def _entries(directory: Path) -> Iterable[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as entries:
+            return [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat(follow_symlinks=False).st_size
+    except OSError:  # gone meanwhile: the run still writes
+        return 0

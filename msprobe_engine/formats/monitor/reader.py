@@ -1,0 +1,382 @@
+"""Reads what a monitored run has written: CSV directories (ours and the existing tool's), JSON lines, the trend data base.
+
+>>> run = open_run("out")                                   # doctest: +SKIP
+>>> run.series(0, "grad_reduced", "norm")                   # doctest: +SKIP
+{Key(vpp_stage=0, name='fc.weight', micro_step=-1, phase='reduced', detail=''): Series(steps=array([0, 1]), values=array([...]))}
+
+Reading goes as far as it can: what is damaged is left out and counted in `Run.problems`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.io.damaged_files import guard_reading
+from msprobe_engine.core.records import FAMILIES
+from msprobe_engine.formats.dump.reader import collection_paused
+from msprobe_engine.formats.monitor import run_layout
+from msprobe_engine.formats.monitor.launches import Launch, launch_of, of_other_runs, said
+from msprobe_engine.formats.monitor.losses import ENDING as LOSSES_ENDING
+from msprobe_engine.formats.monitor.losses import FILE as LOSSES
+from msprobe_engine.formats.monitor.losses import Kept, read_losses
+from msprobe_engine.formats.monitor.reader_csv import (
+    INTERRUPTED,
+    SCALARS,
+    Problems,
+    families_of,
+    first_step,
+    joined,
+    read_scalars,
+    read_tables,
+)
+from msprobe_engine.formats.monitor.reader_json import CUT, read_alerts
+from msprobe_engine.formats.monitor.run_layout import RankDirectory, between, rank_directories, rank_directory, scan
+from msprobe_engine.formats.monitor.series import EMPTY, SAMPLES_EVERY, Builder, Floats, Integers, Key, Series, Table
+
+__all__ = ["Key", "Run", "Series", "Table", "open_run"]
+
+ALERTS_FILE = "alerts.jsonl"
+_LOOKED_INTO = 64
+"""Entries looked into where no monitor has written, to say in which of them one has."""
+_KEPT = 24
+"""Tables that stay in memory."""
+_LARGE = 1 << 29
+"""Bytes of tables above which `Run.forget` gives them back."""
+
+
+class Source(Protocol):
+    """One way of writing a run. Methods put what they cannot read into `problems`: file to counts."""
+
+    problems: dict[str, Problems]
+
+    def ranks(self) -> list[int]: ...
+    def info(self, rank: int) -> dict[str, Any]: ...
+    def families(self, rank: int) -> list[str]: ...
+    def read(self, rank: int, family: str) -> dict[str, Table]:
+        """The table of the family, and those that came with it in the same files."""
+        ...
+
+    def scalars(self, rank: int) -> dict[str, Series]: ...
+    def alerts(self, rank: int) -> list[dict[str, Any]]: ...
+    def paths(self, rank: int) -> list[Path]: ...
+    def other_runs(self, rank: int) -> list[Launch]: ...
+
+
+class Run:
+    """A monitored run, as `open_run` gives it. Files are read when they are asked for.
+
+    Attributes:
+        path: what was opened.
+        format: ``csv``, ``jsonl`` or ``sqlite``.
+        ranks: ranks that have written, ascending.
+    """
+
+    def __init__(self, path: Path, kind: str, source: Source) -> None:
+        self.path = path
+        self.format = kind
+        self.ranks: list[int] = source.ranks()
+        self._source = source
+        self._tables: OrderedDict[tuple[int, str], Table] = OrderedDict()
+        self._repeated: dict[tuple[int, str], int] = {}
+        self._thinned: dict[int, str] = {}
+        self._recorded: dict[int, tuple[frozenset[int], frozenset[int]]] = {}
+        self._same: dict[frozenset[int], frozenset[int]] = {}
+
+    @property
+    def problems(self) -> dict[str, int]:
+        """What could not be read so far: ``{file}: {what}`` to how often. Grows while files are read."""
+        found = {f"{file}: {what}": n for file, counts in self._source.problems.items() for what, n in counts.items()}
+        for (rank, family), count in self._repeated.items():
+            found[f"rank {rank} {family}: row written again, the later one counts"] = count
+        return found | Counter(self._thinned.values())
+
+    @property
+    def left_out(self) -> int:
+        """How many rows, records and files were left out so far: the sum of `damage`."""
+        return sum(self.damage.values())
+
+    @property
+    def damage(self) -> dict[str, int]:
+        """Of `problems` what is damage: rows, records and files that were left out. A last line that is cut is none."""
+        return {f"{file}: {what}": n for file, counts in self._source.problems.items() for what, n in counts.items() if what != CUT}
+
+    def info(self, rank: int) -> dict[str, Any]:
+        """What the run said about itself (run.json): rank, world_size, rank_info, version, monitor, ...; ``{}`` when it did not."""
+        return self._source.info(rank)
+
+    def paths(self, rank: int) -> list[Path]:
+        """Directories (or the file) of a rank, the oldest first; several after a resume."""
+        return self._source.paths(rank)
+
+    def families(self, rank: int) -> list[str]:
+        """Families of a rank, in the order of `msprobe_engine.core.records.FAMILIES`, others behind."""
+        order = {family: i for i, family in enumerate(FAMILIES)}
+        return sorted(self._source.families(rank), key=lambda family: (order.get(family, len(order)), family))
+
+    def table(self, rank: int, family: str) -> Table:
+        """All rows of a family as columns, empty when there are none."""
+        key = rank, family
+        if key not in self._tables:
+            with collection_paused(), guard_reading(self.path, "files of a monitor"):
+                read = self._source.read(rank, family) if rank in self.ranks else {}
+            for other, table in {family: EMPTY, **read}.items():
+                self._tables[rank, other] = table
+                if table.repeated:
+                    self._repeated[rank, other] = table.repeated
+            self._tables.move_to_end(key)
+            while len(self._tables) > _KEPT:
+                self._tables.popitem(last=False)
+        return self._tables[key]
+
+    def forget(self, rank: int) -> None:
+        """Give back the memory of a rank whose tables are large; they are read again when they are asked for."""
+        mine = [key for key in self._tables if key[0] == rank]
+        if sum(table.nbytes for table in self._tables.values()) > _LARGE:
+            for key in mine:
+                del self._tables[key]
+
+    def ops(self, rank: int, family: str) -> list[str]:
+        """Statistics (for features: columns) that a family has."""
+        return list(self.table(rank, family).values)
+
+    def series(self, rank: int, family: str, op: str) -> dict[Key, Series]:
+        """One statistic of every tensor of a family over the steps, empty when there is none."""
+        return self.table(rank, family).series(op)
+
+    def scalars(self, rank: int) -> dict[str, Series]:
+        """Numbers of the steps by name (``loss``, ``grad_norm``, ...)."""
+        with guard_reading(self.path, "files of a monitor"):
+            found = self._source.scalars(rank)
+        if (every := found.get(SAMPLES_EVERY)) is not None and len(every.steps):
+            self._thinned[rank] = _thinning(every)
+        return found
+
+    def recorded_steps(self, rank: int) -> tuple[frozenset[int], frozenset[int]]:
+        """Steps that have numbers of the step, and those of them that were interrupted. Read once; equal sets are one object."""
+        if rank not in self._recorded:
+            numbers = self.scalars(rank)
+            steps = np.unique(np.concatenate([EMPTY.steps, *(series.steps for series in numbers.values())]))
+            cut = numbers.get(INTERRUPTED)
+            found = frozenset(steps.tolist()), frozenset(cut.steps[cut.values > 0].tolist() if cut is not None else ())
+            every, interrupted = (self._same.setdefault(one, one) for one in found)
+            self._recorded[rank] = every, interrupted
+        return self._recorded[rank]
+
+    def alerts(self, rank: int) -> list[dict[str, Any]]:
+        """Alerts in the order in which they were raised, each with the fields of `msprobe_engine.probe.rules.base.Alert`."""
+        with guard_reading(self.path, "files of a monitor"):
+            found = self._source.alerts(rank)
+        for file, kept in self.losses(rank) if not self.other_runs(rank) else ():  # which counts theirs, too
+            if kept is not None and len(found) < kept.alerts:
+                what = f"{len(found)} alerts of rank {rank} are here, and it says that {kept.alerts} were written"
+                self._source.problems[str(file)] = Counter([what])
+        return found
+
+    def other_runs(self, rank: int) -> list[Launch]:
+        """Launches in the files of a rank that are none of this run and were left out, see `msprobe_engine.formats.monitor.launches`."""
+        return self._source.other_runs(rank)
+
+    def losses(self, rank: int) -> list[tuple[Path, Kept | None]]:
+        """The files that tell what a rank could not write, and what they say; None: it cannot be read."""
+        files = (path / LOSSES if path.is_dir() else path.with_name(f"rank{rank}{LOSSES_ENDING}") for path in self.paths(rank))
+        return [(file, read_losses(file)) for file in files]
+
+
+def _thinning(every: Series) -> str:
+    """What the scalar `SAMPLES_EVERY` says of a rank."""
+    thinned = every.values[np.isfinite(every.values)]
+    said = f"the samples of steps are missing from step {every.steps[0]} on: sinks.max_gb was nearly used up"
+    said += f", at least one step in {thinned.max():.0f} is there" if len(thinned) else ""
+    return said + ("" if len(thinned) == len(every.values) else f"; used up, nothing was written after step {every.steps[-1]}")
+
+
+def open_run(path: Path | str, *, since: str | None = None, until: str | None = None) -> Run:
+    """Open a monitored run.
+
+    Args:
+        path: a directory that holds directories of ranks (``monitor`` of an output directory), the output directory, the directory
+            of one rank, the directory with the JSON lines, or a ``.jsonl`` or ``.db`` file. Where a run was written in several
+            ways, the CSV files are taken.
+        since, until: only directories whose time stamp (``Dec03_21-34-40``) lies in this range, ends included; CSV only.
+
+    Raises:
+        UsageError: there is nothing of a monitor at this path, or a stamp is none.
+    """
+    root = Path(path)
+    first = None if since is None else run_layout.stamp_argument(since, "since")
+    last = None if until is None else run_layout.stamp_argument(until, "until")
+    if root.is_file():
+        if root.name.endswith(".jsonl"):
+            return _json_lines(root, [root])
+        if root.suffix == ".db":
+            return _sqlite(root, [root])
+        raise UsageError(f"{root}: is no file of a monitor; give a directory, a .jsonl file or a .db file")
+    if not root.is_dir():
+        raise UsageError(f"{root}: no such directory; give the output directory of the run or its monitor directory")
+    if (single := rank_directory(root.resolve())) is not None and any(families_of(entry.name) for entry in scan(root)):
+        return Run(root, "csv", CsvSource([single._replace(path=root)]))
+    for place in (root, root / "monitor"):
+        if place.is_dir() and (directories := rank_directories(place)):
+            chosen = [d for d in directories if d.stamp is None or between(d.stamp, first, last)]
+            if not chosen:
+                stamps = ", ".join(dict.fromkeys(str(d.stamp) for d in directories))
+                raise UsageError(f"{place}: no directory has a time stamp from {since or 'the first'} to {until or 'the last'}: {stamps}")
+            return Run(root, "csv", CsvSource(chosen))
+    for place in (root, root / "jsonl"):
+        if place.is_dir() and (files := [Path(e.path) for e in scan(place) if e.name.endswith(".jsonl") and e.name != ALERTS_FILE]):
+            return _json_lines(root, files)
+    for place in (root, root / "trend"):
+        if place.is_dir() and (files := [Path(e.path) for e in scan(place) if e.name.endswith(".trend.db")]):
+            return _sqlite(root, files)
+    listing = ", ".join(entry.name for entry in scan(root)[:8]) or "nothing"
+    runs = _runs_below(root)
+    hint = f"; give one of them: {', '.join(runs[:3])}" if len(runs) > 1 else f"; give {runs[0]}" if runs else ""
+    raise UsageError(
+        f"{root}: no monitor has written here; expected directories like Dec03_21-34-40-rank0-1a2b3c4d, found: {listing}{hint}"
+    )
+
+
+def _runs_below(root: Path) -> list[str]:
+    """Directories in `root` in which a monitor has written."""
+    found: list[str] = []
+    for entry in scan(root)[:_LOOKED_INTO]:
+        with contextlib.suppress(UsageError):  # one that must not be listed
+            if os.path.isdir(entry.path) and _written(Path(entry.path)):  # False, too, of a link to itself
+                found.append(entry.path)
+    return found
+
+
+def _written(path: Path) -> bool:
+    """Whether there are files of a monitor, in any format, in an output directory or a part of it."""
+    return (
+        any(rank_directories(place) for place in (path, path / "monitor") if place.is_dir())
+        or any(e.name.endswith(".jsonl") and e.name != ALERTS_FILE for p in (path, path / "jsonl") if p.is_dir() for e in scan(p))
+        or any(e.name.endswith(".trend.db") for p in (path, path / "trend") if p.is_dir() for e in scan(p))
+    )
+
+
+def _json_lines(root: Path, files: Sequence[Path]) -> Run:
+    from msprobe_engine.formats.monitor.reader_json import JsonLinesSource
+
+    return Run(root, "jsonl", JsonLinesSource(files))
+
+
+def _sqlite(root: Path, files: Sequence[Path]) -> Run:
+    from msprobe_engine.formats.monitor.reader_sqlite import SqliteSource
+
+    return Run(root, "sqlite", SqliteSource(files))
+
+
+class CsvSource:
+    """CSV directories, several per rank after a resume: later ones replace what they write again."""
+
+    def __init__(self, directories: Sequence[RankDirectory]) -> None:
+        self.problems: dict[str, Problems] = {}
+        self._directories: dict[int, list[RankDirectory]] = {}
+        for directory in sorted(directories, key=lambda d: (d.began, d.path.name)):
+            self._directories.setdefault(directory.rank, []).append(directory)
+            if not directory.info and os.path.lexists(file := directory.path / run_layout.RUN_FILE):
+                self.problems[str(file)] = Counter(["no object of JSON that can be used"])
+        self._files: dict[int, list[Path]] = {}
+        self._others: dict[int, list[Launch]] = {}
+        for rank, mine in self._directories.items():
+            if len(mine) > 1:
+                self._directories[rank] = self._of_one_run(rank, mine)
+
+    def _of_one_run(self, rank: int, mine: list[RankDirectory]) -> list[RankDirectory]:
+        """Without directories of other runs."""
+        launches = [launch_of(directory.info) for directory in mine]
+        others = of_other_runs(launches)
+        for other, directory in zip(others, mine):
+            self.problems[str(directory.path)] = Counter([said(other, launches[-1])])
+        self._others[rank] = others
+        return mine[len(others) :]
+
+    def other_runs(self, rank: int) -> list[Launch]:
+        return self._others.get(rank, [])
+
+    def ranks(self) -> list[int]:
+        return sorted(self._directories)
+
+    def info(self, rank: int) -> dict[str, Any]:
+        return next((dict(d.info) for d in reversed(self._directories.get(rank, [])) if d.info), {})
+
+    def paths(self, rank: int) -> list[Path]:
+        return [d.path for d in self._directories.get(rank, [])]
+
+    def families(self, rank: int) -> list[str]:
+        found = dict.fromkeys(family for path in self._list(rank) for family in families_of(path.name))
+        found.pop(SCALARS, None)
+        # What a file of the second monitor holds is known when it has been read.
+        return [family for family in found if not self._shared(rank, family) or len(self.read(rank, family).get(family, EMPTY).ids)]
+
+    def read(self, rank: int, family: str) -> dict[str, Table]:
+        builders: dict[str, Builder] = {}
+        for path in self._list(rank):
+            if family in families_of(path.name):
+                self._note(path, read_tables(path, lambda home: builders.setdefault(home, Builder())))
+        return {home: builder.table() for home, builder in builders.items() if home == family or not self._mixed(rank, home)}
+
+    def scalars(self, rank: int) -> dict[str, Series]:
+        found: dict[str, list[tuple[Integers, Floats]]] = {}
+        for path in self._list(rank):
+            if families_of(path.name) == (SCALARS,):
+                read: dict[str, list[tuple[Integers, Floats]]] = {}
+                self._note(path, read_scalars(path, read))
+                if INTERRUPTED in found:  # a step that was done again after a resume was not cut off
+                    again = np.concatenate([steps for parts in read.values() for steps, _ in parts] or [EMPTY.steps])
+                    kept = [(steps, values, ~np.isin(steps, again)) for steps, values in found[INTERRUPTED]]
+                    found[INTERRUPTED] = [(steps[keep], values[keep]) for steps, values, keep in kept]
+                for name, parts in read.items():
+                    found.setdefault(name, []).extend(parts)
+        return {name: joined(parts) for name, parts in found.items()}
+
+    def alerts(self, rank: int) -> list[dict[str, Any]]:
+        out: list[dict[str, Any]] = []
+        for directory in self._directories.get(rank, []):
+            path = directory.path / ALERTS_FILE
+            problems: Problems = Counter()
+            found = read_alerts(path, problems) if os.path.lexists(path) else []
+            raised = directory.info.get("alerts")
+            damaged = sum(count for what, count in problems.items() if what != CUT)
+            if isinstance(raised, int) and len(found) + damaged < raised:
+                problems[f"{len(found)} alerts are in it, and {run_layout.RUN_FILE} says that {raised} were raised"] += 1
+            self._note(path, problems)
+            out += found
+        return out
+
+    def _shared(self, rank: int, family: str) -> bool:
+        return any(family in families_of(p.name) and len(families_of(p.name)) > 1 for p in self._list(rank))
+
+    def _mixed(self, rank: int, family: str) -> bool:
+        # Files of other names hold this family, too: it is not complete yet.
+        return len({families_of(p.name) for p in self._list(rank) if family in families_of(p.name)}) > 1
+
+    def _list(self, rank: int) -> list[Path]:
+        if rank not in self._files:
+            files: list[Path] = []
+            for directory in self._directories.get(rank, []):
+                try:
+                    entries = scan(directory.path)
+                except UsageError as error:
+                    self.problems[str(directory.path)] = Counter([str(error)])
+                    continue
+                mine = [Path(e.path) for e in entries if families_of(e.name) and e.is_file(follow_symlinks=False)]
+                for entry in entries:
+                    if families_of(entry.name) and not entry.is_file(follow_symlinks=False):
+                        self.problems[entry.path] = Counter(["is no regular file (links are not followed)"])
+                files += sorted(mine, key=lambda path: (first_step(path.name), path.name))
+            self._files[rank] = files
+        return self._files[rank]
+
+    def _note(self, path: Path, problems: Mapping[str, int]) -> None:
+        if problems:
+            self.problems[str(path)] = Counter(problems)

@@ -1,0 +1,161 @@
+"""Where the files of a monitored run are: directories of ranks, their time stamps, files in them. Links are not followed."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.io.input_files import open_input
+from msprobe_engine.core.io.json_text import parse_json
+
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_STAMP = re.compile(r"([A-Z][a-z]{2})(\d\d)_(\d\d)-(\d\d)-(\d\d)", re.ASCII)
+_RANK_DIRECTORY = re.compile(r"([A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d)-rank(\d{1,7})-[0-9a-zA-Z]+", re.ASCII)
+_V2_DIRECTORY = re.compile(r"rank_(\d{1,7})", re.ASCII)
+_DAY = 86400.0
+RUN_FILE = "run.json"
+
+
+class Stamp(NamedTuple):
+    """A time without a year, as directory names have it: ``Dec03_21-34-40``. Compares in the order of one year."""
+
+    month: int
+    day: int
+    hour: int
+    minute: int
+    second: int
+
+    def __str__(self) -> str:
+        return f"{MONTHS[self.month - 1]}{self.day:02}_{self.hour:02}-{self.minute:02}-{self.second:02}"
+
+
+def parse_stamp(text: str) -> Stamp | None:
+    """The stamp that `text` is, None when it is none."""
+    match = _STAMP.fullmatch(text)
+    if match is None or match[1] not in MONTHS:
+        return None
+    stamp = Stamp(MONTHS.index(match[1]) + 1, *(int(match[i]) for i in range(2, 6)))
+    return stamp if 1 <= stamp.day <= 31 and stamp.hour < 24 and stamp.minute < 60 and stamp.second < 60 else None
+
+
+def stamp_argument(text: str, what: str) -> Stamp:
+    """As `parse_stamp`, for what a user has written.
+
+    Raises:
+        UsageError: it is no stamp.
+    """
+    stamp = parse_stamp(text)
+    if stamp is None:
+        raise UsageError(f"{what}: {text!r} is no time stamp; write it as directory names have it, like Dec03_21-34-40")
+    return stamp
+
+
+def between(stamp: Stamp, first: Stamp | None, last: Stamp | None) -> bool:
+    """True when `stamp` lies in the range, both ends included. A range whose first is later in the year than its last goes over
+    New Year."""
+    if first is not None and last is not None and first > last:
+        return stamp >= first or stamp <= last
+    return (first is None or stamp >= first) and (last is None or stamp <= last)
+
+
+class RankDirectory(NamedTuple):
+    """A directory with the tables of one rank.
+
+    Attributes:
+        path: where.
+        rank: global rank.
+        stamp: time in its name, None where there is none.
+        began: when it was made, seconds since 1970: what run.json says, else the stamp in the last possible year before its last change.
+        info: content of run.json, ``{}`` without.
+    """
+
+    path: Path
+    rank: int
+    stamp: Stamp | None
+    began: float
+    info: dict[str, Any]
+
+
+def rank_directory(path: Path) -> RankDirectory | None:
+    """What the name of `path` says about it, None when it is no directory of a rank."""
+    name = path.name
+    if (match := _RANK_DIRECTORY.fullmatch(name)) is not None and (stamp := parse_stamp(match[1])) is not None:
+        rank, made = int(match[2]), stamp
+    elif (match := _V2_DIRECTORY.fullmatch(name)) is not None:
+        rank, made = int(match[1]), None
+    else:
+        return None
+    info = read_info(path)
+    began = info.get("started_unix")
+    if not isinstance(began, (int, float)) or isinstance(began, bool) or not math.isfinite(began):
+        began = _seconds(made, path)
+    return RankDirectory(path, rank, made, float(began), info)
+
+
+def rank_directories(root: Path) -> list[RankDirectory]:
+    """Directories of ranks below `root`, by rank, the oldest first.
+
+    Raises:
+        UsageError: `root` cannot be listed.
+    """
+    found = []
+    for entry in scan(root):
+        if entry.is_dir(follow_symlinks=False) and (directory := rank_directory(Path(entry.path))) is not None:
+            found.append(directory)
+    return sorted(found, key=lambda d: (d.rank, d.began, d.path.name))
+
+
+def scan(directory: Path) -> list[os.DirEntry[str]]:
+    """Entries of a directory, by name.
+
+    Raises:
+        UsageError: it cannot be listed.
+    """
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise UsageError(f"{directory}: cannot be listed ({error.strerror or error}); check the path, owner and mode") from None
+
+
+def read_info(directory: Path) -> dict[str, Any]:
+    """run.json of a directory, ``{}`` when there is none or it is no object."""
+    try:
+        with open_file(directory / RUN_FILE) as file:
+            info = parse_json(file.read(1 << 24))
+    except (OSError, ValueError):
+        return {}
+    return info if isinstance(info, dict) else {}
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file for reading.
+
+    Raises:
+        OSError: it cannot be opened, is a link or is no regular file.
+    """
+    with open_input(path, follow=False) as file:
+        yield file
+
+
+def _seconds(stamp: Stamp | None, path: Path) -> float:
+    try:
+        changed = path.stat(follow_symlinks=False).st_mtime
+    except OSError:
+        changed = 0.0
+    if stamp is None:
+        return changed
+    year = time.localtime(changed).tm_year
+    for candidate in (year + 1, year, year - 1):
+        began = time.mktime((candidate, *stamp, 0, 0, -1))
+        if began <= changed + _DAY:  # a stamp may be in the time of another zone
+            return began
+    return changed

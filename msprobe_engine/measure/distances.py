@@ -1,0 +1,297 @@
+"""How far two rows of matched records are apart, from what a dump says about them: numbers, counts, checksums, arguments.
+
+A distance is relative to the tensor itself and free of units:
+
+* extremes: ``max(|dMax|, |dMin|) / max(|Max|, |Min|)``; when one of the two is the large constant of a mask (-10000, the smallest
+  float16), the other one is the scale
+* norm: ``|dNorm| / Norm``
+* mean: ``|dMean| / (Norm / sqrt(n))``, because a mean near zero says nothing about the size of the elements
+
+The limit below which a distance is round-off follows from the coarser dtype of the two: half a unit in the last place, times 8 plus the
+square root of the longest sum that can stand behind an element (rounding errors of a sum of n terms grow like sqrt(n): N. Higham and
+T. Mary, "A New Approach to Probabilistic Rounding Error Analysis", SIAM J. Sci. Comput. 41, 2019). Types of 16 bits and less round their
+result to a few bits and are summed in float32, so four units count there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.measure import dump_dialects, factorize, missing_statistics, redacted_rows
+from msprobe_engine.measure import nonfinite_rows as infinite
+from msprobe_engine.measure.comparable_dtypes import kind_of
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+EPS: Mapping[str, float] = {
+    "float64": 2.0**-52, "double": 2.0**-52, "complex128": 2.0**-52,
+    "float32": 2.0**-23, "float": 2.0**-23, "complex64": 2.0**-23,
+    "float16": 2.0**-10, "half": 2.0**-10, "complex32": 2.0**-10, "bfloat16": 2.0**-7,
+    "float8_e4m3fn": 2.0**-3, "float8_e4m3fnuz": 2.0**-3, "float8_e5m2": 2.0**-2, "float8_e5m2fnuz": 2.0**-2,
+}  # fmt: skip
+"""Distance of 1.0 to the next number, by dtype."""
+
+_WIDE = 2.0**-20
+_MASK = 1e3
+REARRANGED = 1e-13
+"""Another checksum with the same numbers: elements have changed places. Rounding moves the norm of a million numbers by more."""
+_IGNORED = frozenset(("torch.device", "torch.Generator", "generator", "torch.memory_format", "device"))
+
+
+@lru_cache(maxsize=4096)
+def eps(dtype: str | None) -> float:
+    """`EPS` of a dtype as dump files have it (``torch.bfloat16``, ``BFloat16``); 0 for integers, bool and what is no tensor."""
+    return EPS.get(str(dtype).rpartition(".")[2].lower(), 0.0)
+
+
+def limit(units: float, longest: int) -> float:
+    """Round-off of one call in a dtype whose `eps` is `units`, when sums have at most `longest` terms."""
+    return 4 * units if units > _WIDE else units / 2 * (8 + math.sqrt(longest))
+
+
+def longest_sum(shape: Any) -> int:
+    """Terms of the longest sum that an element of a result may have, from the shape of one operand: a product sums over the last
+    dimension, its weight gradient over all the others."""
+    return _longest(tuple(shape)) if isinstance(shape, list) and shape else 1
+
+
+@lru_cache(maxsize=65536)
+def _longest(shape: tuple[Any, ...]) -> int:
+    if not all(isinstance(n, int) and n >= 0 for n in shape):
+        return 1
+    last = max(1, int(shape[-1]))
+    return max(last, int(math.prod(shape)) // last, 1)
+
+
+def elements(shape: Any) -> int:
+    """Number of elements of a shape; 1 for what is no tensor."""
+    return _elements(tuple(shape)) if isinstance(shape, list) else 1
+
+
+@lru_cache(maxsize=65536)
+def _elements(shape: tuple[Any, ...]) -> int:
+    return int(math.prod(shape)) if all(isinstance(n, int) for n in shape) else 1
+
+
+@dataclass
+class Distances:
+    """Of pairs of rows; one item per pair.
+
+    Attributes:
+        distance: the largest of the three distances; 0 when everything equals, inf when only one side is finite or the shapes differ.
+        extremes, norm: the parts of it.
+        bad_target, bad_golden: holds NaN or Inf; `bad_golden` is False where it holds Inf and the target NaN, or -Inf
+            and the target +Inf too.
+        argument: is no tensor, and differs.
+        shape, dtype: differ.
+        known: the dump says something that can be compared; of rows that both hold NaN or Inf: `infinite.compared`.
+        one_sided: bool (n, 11), what only one side has, see `missing_statistics`.
+    """
+
+    distance: Floats
+    extremes: Floats
+    norm: Floats
+    bad_target: Bools
+    bad_golden: Bools
+    argument: Bools
+    shape: Bools
+    dtype: Bools
+    known: Bools
+    one_sided: Bools
+
+
+def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | factorize.Integers) -> Distances:
+    """Measure pairs of rows (row of the target, row of the golden side); int64 (n, 2) or a sequence of pairs."""
+    left, right = factorize.columns(rows)
+    n = len(left)
+    a, b = target.stats[left], golden.stats[right]
+    coarse = dump_dialects.rounded(target)[left] | dump_dialects.rounded(golden)[right]
+    if coarse.any():
+        a, b = dump_dialects.as_float32(a, coarse), dump_dialects.as_float32(b, coarse)
+    a[:, 3], b[:, 3] = np.abs(a[:, 3]), np.abs(b[:, 3])  # the existing tool gives a tensor without dimensions its value for a norm
+    count = factorize.of_each(golden.shape, elements)[right]
+    with np.errstate(all="ignore"):
+        moved = a[:, :2] != b[:, :2]
+        sizes = np.maximum(np.abs(a[:, :2]), np.abs(b[:, :2]))
+        fixed = np.where(moved, 0.0, sizes).max(1)
+        one = (moved.sum(1) == 1) & (fixed >= _MASK)
+        scale = np.where(one, np.where(moved, sizes, 0.0).max(1), sizes.max(1))
+        extremes = _ratio(np.abs(a[:, :2] - b[:, :2]).max(1), scale)
+        norms = np.maximum(np.abs(a[:, 3]), np.abs(b[:, 3]))
+        norm = _ratio(np.abs(a[:, 3] - b[:, 3]), norms)
+        mean = _ratio(np.abs(a[:, 2] - b[:, 2]), norms / np.sqrt(np.maximum(count, 1)))
+        distance = np.fmax(np.fmax(extremes, norm), mean)
+    distance[coarse & (distance <= limit(EPS["float32"], 1) * np.sqrt(np.maximum(count, 1)))] = 0.0
+    known = ~np.isnan(distance)
+    bad_a, bad_b = _bad(target, left, a), _bad(golden, right, b)
+    distance = np.where(bad_a & bad_b, 0.0, np.where(bad_a != bad_b, np.inf, np.nan_to_num(distance, nan=0.0, posinf=np.inf)))
+    known |= bad_a | bad_b
+    half = missing_statistics.half_finite(target, golden, left, right, a, b) & ~bad_a & ~bad_b
+    distance[half], known[half] = np.maximum(distance[half], 1.0), True
+    both = np.flatnonzero(bad_a & bad_b)
+    if len(both):
+        floating = factorize.of_each(golden.dtype, eps) > 0
+        distance[both], known[both], overflown = infinite.compared(target, golden, left[both], right[both], a[both], b[both], floating)
+        nan_a, nan_b = nans(target, left[both], a[both]), nans(golden, right[both], b[both])  # the -inf of a mask hides no NaN
+        distance[both[nan_a != nan_b]] = np.inf
+        known[both[nan_a != nan_b]] = True
+        bad_b[both[(nan_a & ~nan_b) | overflown]] = False
+    argument = np.zeros(n, bool)
+    plain = factorize.mask(target.values, len(target))[left] | factorize.mask(golden.values, len(golden))[right]
+    for at in np.flatnonzero(plain).tolist():
+        distance[at], argument[at] = _argument(target, golden, int(left[at]), int(right[at]))
+    one_sided = missing_statistics.on_one_side(target, golden, left, right, count)
+    shape = factorize.unequal(target.shape, golden.shape, left, right) & ~plain & ~one_sided[:, missing_statistics.SHAPE]
+    dtype = _other_dtypes(target, golden, left, right) & ~plain
+    if target.framework != golden.framework:  # a view more or less
+        shape &= factorize.of_each(target.shape, elements)[left] != count
+    distance[shape] = np.inf
+    known |= plain | shape
+    compared, same = _same_content(target, golden, left, right)
+    hidden, other_keys = redacted_rows.of_other_keys(target, golden, left, right)
+    compared &= ~plain & ~shape & ~other_keys
+    distance[compared & same] = 0.0
+    distance[compared & ~same & (~known | (distance < REARRANGED))] = np.inf
+    distance[hidden & compared & ~same] = np.inf  # their statistics are coarse, and how far apart they are is not known
+    known |= compared
+    apart = dump_dialects.unlike(target, golden, left, right)
+    distance[apart], known[apart] = 0.0, False
+    blank = (other_keys | (hidden & ~plain & ~compared)) & ~shape  # equal means of two batches do not make them the same
+    distance[blank], known[blank] = 0.0, False
+    for differs in (argument, dtype):
+        differs[blank & plain] = False
+    one_sided[bad_a | bad_b | shape | apart, : missing_statistics.REDACTED] = False
+    one_sided[compared, :4] = False  # a checksum says it all
+    one_sided[hidden] = False
+    expected = missing_statistics.expects_numbers(target, golden, left, right, count) & ~plain & ~apart
+    one_sided[:, missing_statistics.NOWHERE] = expected & ~known & ~(bad_a | bad_b) & ~one_sided.any(1)  # NaN is said as NaN
+    one_sided[blank & ~shape & ~apart, missing_statistics.REDACTED] = True
+    return Distances(distance, np.nan_to_num(extremes), np.nan_to_num(norm), bad_a, bad_b, argument, shape, dtype, known, one_sided)
+
+
+def _other_dtypes(target: Side, golden: Side, left: factorize.Integers, right: factorize.Integers) -> Bools:
+    """Dtypes differ; those of two frameworks by what they are, and integers of any width are alike there."""
+    if target.framework == golden.framework:
+        return factorize.unequal(target.dtype, golden.dtype, left, right)
+    return factorize.unequal_by(kind_of, target.dtype, golden.dtype, left, right)
+
+
+def nonfinite(side: Side, rows: Sequence[int] | factorize.Integers) -> Bools:
+    """Which rows hold NaN or Inf."""
+    chosen = np.asarray(rows, np.int64)
+    return _bad(side, chosen, side.stats[chosen])
+
+
+def _ratio(difference: Floats, scale: Floats) -> Floats:
+    return np.asarray(np.where(difference == 0, 0.0, difference / scale))
+
+
+def _bad(side: Side, rows: npt.NDArray[np.int64], stats: Floats) -> Bools:
+    """NaN or Inf, from the counts where the file has them, else from the extremes (a missing number is no NaN)."""
+    infinite: Bools = np.asarray(np.isinf(stats[:, :2]).any(1))
+    nan: Bools = np.asarray(np.isnan(stats[:, :2]).any(1))
+    found: Bools = np.asarray(infinite | nan)
+    for at in np.flatnonzero(nan):
+        odd = side.odd.get(int(rows[at]))
+        if odd is not None and not any(_is_nan(v) for v in odd[:2]):
+            found[at] = bool(infinite[at])
+    if side.nans or side.infs:
+        found |= factorize.mask([*side.nans, *side.infs], len(side))[rows]
+    return found
+
+
+def nans(side: Side, rows: factorize.Integers, stats: Floats) -> Bools:
+    """Which rows hold NaN, of rows that hold NaN or Inf. Without counts extremes tell: those of a tensor with a NaN are NaN."""
+    found: Bools = np.asarray(np.isnan(stats[:, :2]).any(1))
+    counted = [row for row, n in side.nans.items() if n]
+    return found | factorize.mask(counted, len(side))[rows] if counted else found
+
+
+def _is_nan(value: Any) -> bool:
+    return (isinstance(value, float) and math.isnan(value)) or (isinstance(value, str) and value.lower() == "nan")
+
+
+def _argument(target: Side, golden: Side, i: int, j: int) -> tuple[float, bool]:
+    """(distance, differs) of an argument that is no tensor on at least one side."""
+    kind = target.dtype[i]
+    if kind in _IGNORED or golden.dtype[j] in _IGNORED:
+        return 0.0, False
+    x, y = target.values.get(i), golden.values.get(j)
+    if x == y and type(x) is type(y):
+        return 0.0, False
+    if isinstance(x, float) and isinstance(y, float):
+        if x != x and y != y:
+            return 0.0, False
+        top = max(abs(x), abs(y))
+        distance = abs(x - y) / top if math.isfinite(top) and top else math.inf
+        return distance, distance > 2.0**-20
+    if isinstance(x, (int, float)) and isinstance(y, (int, float)) and x == y:
+        return 0.0, False
+    if isinstance(x, str) and isinstance(y, str) and _device(x) and _device(y):
+        return 0.0, False
+    return math.inf, True
+
+
+def _device(text: str) -> bool:
+    return text.partition(":")[0] in ("cpu", "cuda", "npu", "xpu", "mps", "meta")
+
+
+def _same_content(target: Side, golden: Side, left: factorize.Integers, right: factorize.Integers) -> tuple[Bools, Bools]:
+    """By checksum, else by digest: where both sides have one of a kind, and where they are equal."""
+    compared, same = np.zeros(len(left), bool), np.zeros(len(left), bool)
+    for read in (_digests, _checksums):  # a checksum counts more
+        x, y = read(target), read(golden)
+        if x is not None and y is not None:
+            a, b = x[left], y[right]
+            both = (a != None) & (b != None)  # noqa: E711 - of every element
+            compared |= both
+            same = np.where(both, a == b, same)
+    return compared, same
+
+
+def _checksums(side: Side) -> npt.NDArray[np.object_] | None:
+    return np.array(side.md5, object) if any(side.md5) else None
+
+
+def _digests(side: Side) -> npt.NDArray[np.object_] | None:
+    found = np.full(len(side), None, object)
+    some = False
+    for row, facts in side.facts.items():
+        found[row] = facts.get("digest")
+        some |= found[row] is not None
+    return found if some else None
+
+
+def paired_rows(target: Side, golden: Side, ops: Iterable[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[int]]:
+    """Rows of matched records that belong together, and the position of the first of each record pair (with the end at the end).
+
+    Rows belong together by role and place (``input.0``, ``output.1.weight``); places that only one side has are left out.
+    """
+    pairs = np.array(list(ops), np.int64).reshape(-1, 2)
+    left, right, starts, apart = factorize.paired(target, golden, pairs)
+    rows = list(zip(left.tolist(), right.tolist()))
+    if not apart.any():
+        return rows, starts.tolist()
+    found: list[tuple[int, int]] = []
+    begins = []
+    others = pairs.tolist()
+    for at, (differ, start, end) in enumerate(zip(apart.tolist(), starts[:-1].tolist(), starts[1:].tolist())):
+        begins.append(len(found))
+        found += _by_place(target, golden, *others[at]) if differ else rows[start:end]
+    return found, [*begins, len(found)]
+
+
+def _by_place(target: Side, golden: Side, x: int, y: int) -> list[tuple[int, int]]:
+    cut, other = len(target.ops[x]), len(golden.ops[y])
+    places = {(golden.role[j], golden.places.get(j, golden.name[j][other:])): j for j in golden.rows(y)}
+    found = ((i, places.get((target.role[i], target.places.get(i, target.name[i][cut:])), -1)) for i in target.rows(x))
+    return [(i, j) for i, j in found if j >= 0]

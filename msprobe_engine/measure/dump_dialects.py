@@ -1,0 +1,104 @@
+"""What 8.1.1, 26.2.0 and this tool write in other ways of one and the same training: between their dumps it is no difference of the runs.
+
+* 8.1.1 turns integers and float64 into float32 before it takes their statistics: 2**40 + 2 is 2**40 there, and 1e300 is an infinity.
+* The existing tool writes the gradients of the last autograd node of a function, this one, and the existing one for MindSpore, those of
+  the arguments.
+* After several backward passes 8.1.1 has the last increment of a parameter gradient, the others have the sum.
+* Each has its own list of functions that it records.
+
+`docs/compatibility.md` names the rules (`float32`, `last-node`, `gradient-places`, `accumulated`, `not-listed`, `own-calls`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.core import names
+from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS_GRAD, Side
+from msprobe_engine.measure import factorize
+from msprobe_engine.measure.factorize import Integers
+
+Bools = npt.NDArray[np.bool_]
+
+OURS, OLD, NEW = "ours", "8.1.1", "26.2.0"
+
+_KEYS = frozenset(("nonfinite_counts", "summary_mode"))
+_WIDE = frozenset(("int64", "long", "int32", "int", "uint64", "uint32", "float64", "double"))
+"""Dtypes that float32 does not hold."""
+
+
+def recorder(side: Side) -> str:
+    """Who wrote a dump: `OURS` (its header says how NaN and Inf are told, or what stands in place of statistics), `OLD` (every record says
+    whether it is a recomputation) or `NEW`."""
+    if not _KEYS.isdisjoint(side.header):
+        return OURS
+    return OLD if any(tags.get("is_recompute") is False for tags in side.tags.values()) else NEW
+
+
+def differ(one: Side, two: Side) -> bool:
+    """Two tools have written them: the last bits of their statistics say nothing."""
+    return recorder(one) != recorder(two)
+
+
+def rounded(side: Side) -> Bools:
+    """bool (rows,): where the numbers of a file are those of the tensor in float32. 8.1.1 writes four floats for such tensors, 26.2.0 has
+    no mean and no norm of them."""
+    if "nonfinite_counts" in side.header:
+        return np.zeros(len(side), bool)
+    wide: Bools = factorize.of_each(side.dtype, _is_wide, bool)[: len(side)]
+    return wide & ~factorize.mask(side.odd, len(side))
+
+
+def as_float32(stats: npt.NDArray[np.float64], rows: Bools) -> npt.NDArray[np.float64]:
+    """float64 (rows, 4), with the chosen rows as float32 holds them."""
+    found: npt.NDArray[np.float64] = stats.copy()
+    with np.errstate(all="ignore"):
+        found[rows] = found[rows].astype(np.float32)
+    return found
+
+
+def unlike(target: Side, golden: Side, left: Integers, right: Integers) -> Bools:
+    """bool (pairs of rows,): where both recorders put something else into one place."""
+    found = np.zeros(len(left), bool)
+    one, two = recorder(target), recorder(golden)
+    crossed = target.framework != golden.framework
+    if one == two and not (crossed and one != OURS):
+        return found
+    old, role = OLD in (one, two), np.frombuffer(bytes(golden.role), np.uint8)[right]
+    passes = Counter(name.rpartition(".backward.")[0] for name in golden.ops if names.is_module(name)) if old else Counter()
+    for at in np.flatnonzero((role == OUTPUT) | (role == PARAMETERS_GRAD)).tolist():
+        name = golden.ops[golden.op[int(right[at])]]
+        if role[at] == PARAMETERS_GRAD:
+            found[at] = old and passes[name.partition(".parameters_grad")[0]] > 1
+        else:
+            found[at] = (crossed or OURS in (one, two)) and name.endswith(".backward")
+    return found
+
+
+def both_record(side: Side, other: Side) -> Bools:
+    """bool (records of `side`,): calls of which one can tell that the other side does not make them, because its recorder knows the
+    function: it has a call of it, or the recorders are the same."""
+    if recorder(side) == recorder(other):
+        return np.ones(len(side.ops), bool)
+    known = {_function(name) for name in other.ops}
+    return np.fromiter((names.is_module(name) or _function(name) in known for name in side.ops), bool, len(side.ops))
+
+
+def _function(name: str) -> str:
+    """``Torch.mul.1.forward`` -> ``Torch.mul.forward``; of others the name."""
+    head, _, direction = name.rpartition(".")
+    call, _, number = head.rpartition(".")
+    return f"{call}.{direction}" if number.isdecimal() else name
+
+
+def has_all_statistics(dtype: str | None) -> bool:
+    """Every recorder writes all four numbers of a tensor of this type. 26.2.0 has no mean and no norm of integers and float64, neither
+    version of the existing tool a norm of complex numbers."""
+    return str(dtype).rpartition(".")[2].lower().startswith(("float32", "float16", "float8", "bfloat16", "half"))
+
+
+def _is_wide(dtype: str | None) -> bool:
+    return str(dtype).rpartition(".")[2].lower() in _WIDE

@@ -1,0 +1,90 @@
+"""Distances of pairs of rows from the saved tensors themselves, where both sides have them.
+
+Statistics do not see that elements changed places, or that many small ones differ below a large one; the elements do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.formats.dump.dump_table import TENSOR, Side
+from msprobe_engine.formats.tensors.blocks import check_dumped, open_elements
+from msprobe_engine.measure import distances
+from msprobe_engine.measure.distances import Distances
+from msprobe_engine.measure.tensors.metrics import Figures, Taken, threads
+
+_BATCH = 4096
+
+
+def refine(found: Distances, target: Side, golden: Side, rows: Sequence[tuple[int, int]], workers: int = 0) -> int:
+    """Put the distance of the elements in place of that of the statistics, for pairs whose tensors are saved and of equal shape.
+
+    Tensors that cannot be read, or are not of the shape and type that the dump says, keep the distance they have; `target.problems` says
+    how many.
+
+    Args:
+        found: as `measure.distances` made it of `rows`; changed.
+        workers: threads; 0 means one per core.
+
+    Returns:
+        Number of pairs that were measured so.
+    """
+    if target.mode != TENSOR or golden.mode != TENSOR:
+        return 0
+    facts = found.shape | found.argument
+    at = [k for k, (i, j) in enumerate(rows) if target.data_name[i] and golden.data_name[j] and not facts[k]]
+    done = unread = 0
+    first = ""
+    with ThreadPoolExecutor(threads(workers)) as pool:
+        for part in _batches(at):
+            for k, figures in zip(part, pool.map(lambda k: _figures(target, golden, *rows[k]), part)):
+                if isinstance(figures, str):
+                    unread, first = unread + 1, first or figures
+                if figures is None or isinstance(figures, str):
+                    continue
+                done += 1
+                if figures.bad_left and figures.bad_right and _nan_on_one_side(target, golden, *rows[k]):
+                    continue  # and Inf on the other, which `measure.distances` has told
+                found.distance[k] = figures.distance
+                found.bad_target[k], found.bad_golden[k] = bool(figures.bad_left), bool(figures.bad_right)
+                found.known[k] = True
+    if unread:
+        target.say(
+            Sentence(
+                "{0} pairs of saved tensors could not be read and are measured by their statistics, the first is {1}", f"{unread:,}", first
+            )
+        )
+    return done
+
+
+def _nan_on_one_side(target: Side, golden: Side, i: int, j: int) -> bool:
+    """Of two rows that hold NaN or Inf."""
+    one, two = (distances.nans(side, np.array([row]), side.stats[[row]]) for side, row in ((target, i), (golden, j)))
+    return bool(one[0] != two[0]) and all(bool(distances.nonfinite(side, [row])[0]) for side, row in ((target, i), (golden, j)))
+
+
+def _batches(at: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(at), _BATCH):
+        yield at[start : start + _BATCH]
+
+
+def _figures(target: Side, golden: Side, i: int, j: int) -> Figures | str | None:
+    """None: shapes that do not fit; a text: why a file could not be read."""
+    try:
+        with open_elements(target.files, target.data_name[i]) as x, open_elements(golden.files, golden.data_name[j]) as y:
+            check_dumped(x, target.data_name[i], target.shape[i], target.dtype[i])
+            check_dumped(y, golden.data_name[j], golden.shape[j], golden.dtype[j])
+            if x.shape != y.shape:
+                return None
+            figures = Taken(x, y, None).run()
+    except (DumpFormatError, UsageError) as error:
+        return f"{target.name[i]}: {error}"
+    if figures.apart and figures.bad_left and figures.bad_right:
+        # NaN on both sides are no difference to a walk, which asks where they come from; what is left of the tensor is
+        figures.apart = 0
+    return figures

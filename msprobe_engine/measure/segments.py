@@ -1,0 +1,72 @@
+"""Values of pairs of rows, reduced to one per pair of records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from msprobe_engine.measure.distances import Floats
+from msprobe_engine.measure.factorize import Bools, Integers
+
+
+@dataclass
+class Records:
+    """Of each pair of records; positions are of pairs of rows, -1: none.
+
+    Attributes:
+        inner, outer: largest distance of what goes in (arguments that are no tensors left out) and of what comes out.
+        worst_in, worst_out: where that is.
+        bad_out: the first output that is not finite and should be; `bad_in`: something that goes in is not finite.
+        argument: the first argument that is another one.
+        known: something that comes out could be compared.
+        counts: the result is defined.
+        behind: largest distance of what the result is made of and the record does not say.
+        excused: largest distance that goes in and is excused; statistics of what comes out may not show it, those of parts of it will.
+    """
+
+    inner: Floats
+    outer: Floats
+    worst_in: Integers
+    worst_out: Integers
+    bad_out: Integers
+    argument: Integers
+    bad_in: Bools
+    known: Bools
+    counts: Bools
+    behind: list[float]
+    excused: list[float]
+
+    @property
+    def moved(self) -> Bools:
+        """There is a difference. No other record can be an origin, or pass a difference on."""
+        return np.asarray((self.inner > 0) | (self.outer > 0) | (self.bad_out >= 0))
+
+
+class Spans:
+    """Reduces values of pairs of rows to one per pair of records; `starts` as `measure.paired_rows` gives them."""
+
+    def __init__(self, starts: Sequence[int]) -> None:
+        ends = np.array(starts, np.int64)
+        self._counts = np.diff(ends)
+        self._some = self._counts > 0
+        self._starts = ends[:-1][self._some]
+
+    def largest(self, values: Floats) -> tuple[Floats, Integers]:
+        """The largest value, at least 0, and where the first such value above 0 is."""
+        found = np.zeros(len(self._counts))
+        if len(self._starts):
+            found[self._some] = np.maximum(np.fmax.reduceat(values, self._starts), 0.0)
+        return found, self.first((values > 0) & (values == np.repeat(found, self._counts)))
+
+    def first(self, where: Bools) -> Integers:
+        """Position of the first True, -1 without one."""
+        found = np.full(len(self._counts), -1)
+        at = np.flatnonzero(where)[::-1]
+        found[np.repeat(np.arange(len(found)), self._counts)[at]] = at  # the last one written is the first one
+        return found
+
+    def any(self, where: Bools) -> Bools:
+        """At least one True."""
+        return np.asarray(self.first(where) >= 0)

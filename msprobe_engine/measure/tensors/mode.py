@@ -1,0 +1,303 @@
+"""Compares saved tensors of matched rows: the metrics columns of the tables, and a distance against round-off for the verdicts.
+
+Pairs are worked on by threads, which numpy lets run side by side; a pair takes a few hundred kilobytes whatever its size. Views with
+gaps, user's metrics and products with matrices need both tensors whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.core.log import get_logger, one_line
+from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.tensors.blocks import Held, Readable, check_dumped, join, open_elements, whole
+from msprobe_engine.formats.tensors.reader import TensorFiles
+from msprobe_engine.measure.columns import MESSAGE, METRICS
+from msprobe_engine.measure.distances import EPS, limit, longest_sum
+from msprobe_engine.measure.options import NEW, OLD, CompareOptions
+from msprobe_engine.measure.tensors import cells as tensor_words
+from msprobe_engine.measure.tensors import plugins
+from msprobe_engine.measure.tensors.cells import Cell
+from msprobe_engine.measure.tensors.metrics import Taken, threads
+from msprobe_engine.measure.tensors.plugins import Metric, load_metrics
+from msprobe_engine.measure.tensors.postprocess import Postprocess
+
+_log = get_logger()
+JOINED = ";"
+"""Between the names of several tensors that are compared as one (training against inference)."""
+
+
+class Pair(NamedTuple):
+    """What is compared: ``data_name`` of both sides, "" for none; `matched`: the row has a partner; `argument`: it is no tensor; `said`:
+    shape and dtype in the dump of each side, empty where files are not held against it."""
+
+    target: str
+    golden: str
+    matched: bool = True
+    argument: bool = False
+    said: tuple[tuple[Any, str | None], ...] = ()
+
+
+class Measured(NamedTuple):
+    """Of one pair.
+
+    Attributes:
+        cells: the six metrics.
+        extra: cells of further metrics.
+        message: what is to be said.
+        distance: see `Figures.distance`; NaN when nothing was compared.
+        limit: distance that round-off explains.
+        damaged: a file could not be read.
+    """
+
+    cells: Sequence[Cell]
+    extra: Sequence[Cell]
+    message: str
+    distance: float = math.nan
+    limit: float = math.nan
+    damaged: bool = False
+
+
+@dataclass
+class TensorRows:
+    """Of many pairs.
+
+    Attributes:
+        columns: `METRICS`, further metrics and `MESSAGE`, one list of cells each.
+        distance, limit: float64 [pairs], see `Measured`.
+        damaged: [pairs], the file could not be read.
+    """
+
+    columns: dict[str, list[Cell]] = field(default_factory=dict)
+    distance: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    limit: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    damaged: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
+
+
+class TensorMode:
+    """Compares pairs of saved tensors of two directories.
+
+    Args:
+        target, golden: their saved tensors.
+        rule: `OLD` or `NEW`: figures and words exactly as that generation of the existing tool; None: ours.
+        metrics: of the user.
+        postprocess: products with matrices.
+    """
+
+    def __init__(
+        self,
+        target: TensorFiles,
+        golden: TensorFiles,
+        rule: str | None = None,
+        metrics: Sequence[Metric] = (),
+        postprocess: Postprocess | None = None,
+    ) -> None:
+        self._files = target, golden
+        self._rule = rule
+        self._metrics = metrics
+        self._postprocess = postprocess or Postprocess()
+
+    def run(self, pairs: Iterable[Pair], workers: int = 0) -> Iterator[Measured]:
+        """Compare pairs, in their order.
+
+        Args:
+            workers: threads; 0 means one per core.
+        """
+        count = threads(workers)
+        if count == 1:
+            yield from map(self.measure, pairs)
+            return
+        with ThreadPoolExecutor(count) as pool:
+            yield from pool.map(self.measure, pairs)
+
+    def measure(self, pair: Pair) -> Measured:
+        """Compare one pair. A file that cannot be read makes a message, no error."""
+        lacking = self._lacking(pair)
+        if lacking is not None:
+            return self._nothing(tensor_words.UNSUPPORTED, lacking)
+        try:
+            with self._open(0, pair.target) as target, self._open(1, pair.golden) as golden:
+                for tensor, name, (shape, dtype) in zip((target, golden), pair, () if self._rule else pair.said):
+                    check_dumped(tensor, str(name), shape, dtype)
+                left, right, message = self._processed(target, golden, pair)
+                found = self._existing(left, right) if self._rule else self._ours(left, right)
+                extra, said = self._extra(left, right, found)
+        except (DumpFormatError, UsageError) as error:
+            if self._rule:
+                text = _pair_text(pair, self._rule == OLD)
+                return self._nothing(tensor_words.UNSUPPORTED, f"Dump file: {text} not found or read failed.", damaged=True)
+            return self._nothing(None, one_line(str(error)), damaged=True)
+        text = "; ".join(part for part in (found.message, message, *said) if part)
+        return found._replace(extra=extra, message=text)
+
+    def _lacking(self, pair: Pair) -> str | None:
+        """Why nothing can be compared; None when something can."""
+        old = self._rule == OLD
+        if self._rule:
+            if pair.matched and not pair.target:
+                return tensor_words.NO_TARGET_FILE[old]
+            if not pair.matched:
+                return tensor_words.NO_GOLDEN[old] if pair.target else tensor_words.NO_TARGET_FILE[old]
+            return None if pair.golden else tensor_words.NO_GOLDEN_FILE
+        if not pair.matched or (pair.argument and not (pair.target and pair.golden)):
+            return ""
+        missing = [side for side, name in (("target", pair.target), ("golden side", pair.golden)) if not name]
+        return f"no saved tensor of the {' and the '.join(missing)}" if missing else None
+
+    def _nothing(self, word: str | None, message: str, damaged: bool = False) -> Measured:
+        cells: list[Cell] = [word if self._rule else None] * 6
+        return Measured(cells, [word if self._rule else None] * len(self._metrics), message, damaged=damaged)
+
+    def _open(self, side: int, name: str) -> Readable:
+        if JOINED not in name:
+            return open_elements(self._files[side], name)
+        names = name.split(JOINED)
+        if ".input." in name:
+            return open_elements(self._files[side], names[0])
+        return join([open_elements(self._files[side], one) for one in names], 0 if ".parameters." in name else 1)
+
+    def _processed(self, target: Readable, golden: Readable, pair: Pair) -> tuple[Readable, Readable, str]:
+        if not self._postprocess or not self._postprocess.wanted(pair.target, pair.golden):
+            return target, golden, ""
+        arrays = whole(target), whole(golden)
+        if self._rule == NEW:
+            arrays = np.squeeze(arrays[0]), np.squeeze(arrays[1])
+        left, right, message = self._postprocess.apply(*arrays, (pair.target, pair.golden))
+        return Held(left, left.dtype.name), Held(right, right.dtype.name), message
+
+    def _existing(self, target: Readable, golden: Readable) -> Measured:
+        old = self._rule == OLD
+        shapes = tuple(side.shape if old else tuple(n for n in side.shape if n != 1) for side in (target, golden))
+        differ = _same_type(target.dtype) != _same_type(golden.dtype)
+        if not target.size:
+            return Measured(tensor_words.same(tensor_words.UNSUPPORTED), (), tensor_words.EMPTY)
+        if shapes[0] != shapes[1]:
+            return Measured(tensor_words.same(tensor_words.SHAPE_UNMATCHED), (), tensor_words.SHAPES)
+        if not shapes[0]:
+            x, y = (whole(side).reshape(()) for side in (target, golden))
+            cells, message = tensor_words.existing_scalar(x, y, old)
+            return Measured(cells, (), message)
+        figures = Taken(target, golden, self._rule).run()
+        if figures.apart:
+            return Measured(tensor_words.same(tensor_words.NOT_AVAILABLE), (), tensor_words.POSITIONS)
+        cells, message = tensor_words.existing_cells(figures, differ)
+        return Measured(cells, (), message, figures.distance)
+
+    def _ours(self, target: Readable, golden: Readable) -> Measured:
+        shapes = _shapes(target, golden)
+        if target.size != golden.size:
+            return Measured([None] * 6, (), shapes, math.inf, 0.0)
+        figures = Taken(target, golden, None).run()
+        coarse = max((target.dtype, golden.dtype), key=lambda dtype: EPS.get(dtype, 0.0))
+        allowed = limit(EPS.get(coarse, 0.0), longest_sum(list(golden.shape)))
+        said = [shapes, "" if target.dtype == golden.dtype else f"{target.dtype} against {golden.dtype}"]
+        if not figures.size:
+            said.append("both are empty")
+        said.append(tensor_words.sentence(figures, golden.shape, coarse, allowed))
+        # another shape is a fact, whatever the numbers say
+        distance = figures.distance if _without_ones(target) == _without_ones(golden) else math.nan
+        return Measured(tensor_words.cells(figures), (), "; ".join(part for part in said if part), distance, allowed)
+
+    def _extra(self, target: Readable, golden: Readable, found: Measured) -> tuple[list[Cell], list[str]]:
+        if not self._metrics:
+            return [], []
+        if found.cells[0] is None or found.cells[0] in (tensor_words.SHAPE_UNMATCHED, tensor_words.NOT_AVAILABLE):
+            return [found.cells[0]] * len(self._metrics), []
+        arrays = whole(target), whole(golden)
+        if self._rule == NEW:
+            arrays = np.squeeze(arrays[0]), np.squeeze(arrays[1])
+        results = [plugins.apply(metric, *arrays) for metric in self._metrics]
+        return [cell for cell, _ in results], [message for _, message in results]
+
+
+def plugin_names(options: CompareOptions) -> tuple[str, ...]:
+    """Columns of the metrics that the user named.
+
+    Raises:
+        UsageError: one cannot be loaded.
+    """
+    return tuple(metric.column for metric in _loaded(options.metrics))
+
+
+def metrics(
+    target: Side, golden: Side, pairs: Sequence[tuple[int, int]], options: CompareOptions, tell: Callable[[int], None] = lambda _: None
+) -> TensorRows:
+    """Compare the tensors of rows.
+
+    Args:
+        pairs: (row of the target, row of the golden side); -1 where there is none.
+        tell: called with the number of pairs done, for a progress bar.
+
+    Raises:
+        UsageError: a metric or the file of matrices of `options` cannot be used.
+    """
+    loaded = _loaded(options.metrics)
+    rule = options.columns if options.compat else None
+    mode = TensorMode(target.files, golden.files, rule, loaded, Postprocess(options.postprocess))
+    named = [_pair(target, golden, i, j) for i, j in pairs]
+    found: list[Measured] = []
+    for at, measured in enumerate(mode.run(named, options.workers)):
+        found.append(measured)
+        tell(at + 1)
+        if options.tensor_log:
+            row, other = pairs[at]
+            name = target.name[row] if row >= 0 else golden.name[other]
+            shown = ", ".join(f"{column} {cell}" for column, cell in zip(METRICS, measured.cells))
+            _log.info("[%s] Compare result: %s %s", one_line(name), shown, one_line(measured.message))
+    distance = np.array([one.distance for one in found], np.float64)
+    for at, (i, j) in enumerate(pairs):
+        if i >= 0 and j >= 0 and target.shape[i] != golden.shape[j]:
+            distance[at] = math.nan
+    columns: dict[str, list[Cell]] = {name: [one.cells[at] for one in found] for at, name in enumerate(METRICS)}
+    for at, metric in enumerate(loaded):
+        columns[metric.column] = [one.extra[at] for one in found]
+    columns[MESSAGE] = [one.message for one in found]
+    return TensorRows(
+        columns,
+        distance,
+        np.array([one.limit for one in found], np.float64),
+        np.array([one.damaged for one in found], bool),
+    )
+
+
+@lru_cache(maxsize=4)
+def _loaded(paths: tuple[Path, ...]) -> tuple[Metric, ...]:
+    return load_metrics(paths)
+
+
+def _pair(target: Side, golden: Side, i: int, j: int) -> Pair:
+    names = [side.data_name[row] if row >= 0 else "" for side, row in ((target, i), (golden, j))]
+    argument = any(row >= 0 and (row in side.values or side.dtype[row] is None) for side, row in ((target, i), (golden, j)))
+    both = i >= 0 and j >= 0
+    said = ((target.shape[i], target.dtype[i]), (golden.shape[j], golden.dtype[j])) if both and not argument else ()
+    return Pair(names[0], names[1], both, argument, said)
+
+
+def _pair_text(pair: Pair, old: bool) -> str:
+    return str([pair.target, pair.golden]) if old else f"{pair.target} or {pair.golden}"
+
+
+def _same_type(dtype: str) -> str:
+    """bfloat16 and float8 are float32 once the existing tool has read them."""
+    return "float32" if dtype == "bfloat16" or dtype.startswith("float8") else dtype
+
+
+def _shapes(target: Readable, golden: Readable) -> str:
+    if target.shape == golden.shape:
+        return ""
+    text = f"shape {list(target.shape)} against {list(golden.shape)}"
+    return f"{text}; compared element by element in C order" if target.size == golden.size else text
+
+
+def _without_ones(tensor: Readable) -> list[int]:
+    return [n for n in tensor.shape if n != 1]

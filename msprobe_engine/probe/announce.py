@@ -1,0 +1,55 @@
+"""Alerts on the console: the first lines in full, then counts. A NaN that spreads makes a thousand alerts in a step, and keeps
+making them in every step that follows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.log import get_logger
+
+_log = get_logger()
+
+LINES_PER_STEP = 3
+REPEAT_EVERY = 100
+
+
+class Announcer:
+    """Says what the rules found.
+
+    The first step with alerts of a rule shows `LINES_PER_STEP` lines; the step after it one line, and then one line for every
+    `REPEAT_EVERY` further steps. A step without alerts of the rule starts it anew. Files and metrics hold every alert.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[str, int] = {}
+
+    def will_say(self, alerts: Sequence[Alert]) -> bool:
+        """Would `say` show a line of these?"""
+        return any(_is_shown(self._running.get(rule, 0) + 1) for rule in {alert.rule for alert in alerts})
+
+    def say(self, alerts: Sequence[Alert]) -> None:
+        """Announce the alerts of one step."""
+        by_rule: dict[str, list[Alert]] = {}
+        for alert in alerts:
+            by_rule.setdefault(alert.rule, []).append(alert)
+        self._running = {rule: count for rule, count in self._running.items() if rule in by_rule}
+        for rule, found in by_rule.items():
+            steps = self._running[rule] = self._running.get(rule, 0) + 1
+            level = logging.ERROR if any(a.severity == "critical" for a in found) else logging.WARNING
+            if steps == 1:
+                for alert in found[:LINES_PER_STEP]:
+                    _log.log(level, "ALERT %s", alert.message)
+                if len(found) > LINES_PER_STEP:
+                    _log.log(level, "ALERT %s: and %d more lines like these in step %d", rule, len(found) - LINES_PER_STEP, found[0].step)
+            elif _is_shown(steps):
+                first = found[0]
+                _log.log(
+                    level, "ALERT %s goes on, %d in step %d (every %d steps): %s", rule, len(found), first.step, REPEAT_EVERY, first.message
+                )
+
+
+def _is_shown(steps: int) -> bool:
+    """Has this step with alerts of a rule, counted from 1, a line?"""
+    return steps == 1 or (steps - 2) % REPEAT_EVERY == 0

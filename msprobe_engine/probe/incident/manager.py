@@ -1,0 +1,247 @@
+"""Alert, then capture: keeps the ring, starts and joins incidents, says what to capture."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.errors import ProbeError
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.io.regular_files import explain
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import IncidentSettings
+from msprobe_engine.probe.incident.event import Event
+from msprobe_engine.probe.incident.notify import Notifier
+from msprobe_engine.probe.incident.ring import Ring
+from msprobe_engine.probe.incident.writer import Capture, SinkFactory, write_incident
+
+_log = logging.getLogger("msprobe")
+
+
+@dataclass(frozen=True)
+class CaptureRequest:
+    """What the probe is asked to dump.
+
+    Attributes:
+        level: L0, L1 or mix.
+        first_step: first step to dump; always after the step that has just ended.
+        steps: how many.
+        directory: root to dump into (``step<N>/rank<R>/`` below it): the incident directory.
+        late: the other ranks agreed on an earlier step than this one.
+    """
+
+    level: str
+    first_step: int
+    steps: int
+    directory: Path
+    late: bool = False
+
+    def wants(self, step: int) -> bool:
+        """Is `step` one of those to dump?"""
+        return self.first_step <= step < self.first_step + self.steps
+
+
+Submit = Callable[[Callable[[], None], str], None]
+"""Runs a job later on the thread that writes dumps: `msprobe_engine.probe.writer.Writer.call_dump`."""
+
+
+class IncidentManager:
+    """One per process. `on_frame` is a frame listener of the pipeline, called on the training thread at step boundaries.
+
+    Args:
+        settings: section ``incident`` of the settings.
+        output_dir: root of the run's output; used when ``incident.path`` is empty.
+        rank, world_size: of this process.
+        notifier: carries events between ranks; closed by `close`.
+        submit: where the writing is done; default: at once, on the calling thread.
+        sink_factory: makes the dump sink for one frame's directory; default: the project's `DumpSink`.
+        run_id: equal on all ranks; keeps runs apart that share an output directory.
+        rank_info: where the rank is (``pp``, ``tp``, ``dp``, ...), as far as is known by the time something is written.
+    """
+
+    def __init__(
+        self,
+        settings: IncidentSettings,
+        *,
+        output_dir: Path,
+        rank: int,
+        world_size: int,
+        notifier: Notifier,
+        submit: Submit | None = None,
+        sink_factory: SinkFactory | None = None,
+        run_id: str = "",
+        rank_info: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.settings = settings
+        self._rank_info = rank_info if rank_info is not None else {}
+        self.directory = Path(settings.path) if settings.path else Path(output_dir) / "incidents"
+        self.rank = rank
+        self.world_size = world_size
+        self.notifier = notifier
+        self.ring = Ring(settings.ring_steps)
+        self.incidents: dict[str, Event] = {}
+        self.requests: list[CaptureRequest] = []
+        self.suppressed = 0
+        self.lost = 0
+        self._submit = submit or (lambda job, _what: job())
+        self._sink_factory = sink_factory
+        self._run_id = run_id
+        self._full = False
+        self._waiting: list[tuple[Event, Capture | None]] = []
+        self._old = {path.name for path in self.directory.iterdir()} if self.directory.is_dir() else set()
+
+    def on_frame(self, frame: Frame, alerts: Sequence[Alert], now: int | None = None) -> CaptureRequest | None:
+        """Keep the frame, hear of other ranks' incidents, start one for an alert that is grave enough.
+
+        Args:
+            frame: the frame that has just been finished.
+            alerts: what the rules say about it.
+            now: the last step that has ended on this rank, when frames arrive late; default: the frame's step.
+
+        Returns:
+            What to capture, when an incident began with this call. It is also kept in `requests`.
+        """
+        if not self.settings.enabled:
+            return None
+        self.ring.append(frame)
+        now = frame.step if now is None else max(now, frame.step)
+        for event, capture in [item for item in self._waiting if item[0].step <= frame.step]:
+            self._waiting.remove((event, capture))
+            self._write(event, self.ring.frames(), [alert for alert in alerts if alert.step == event.step], capture)
+        request: CaptureRequest | None = None
+        for value in self.notifier.poll():
+            try:
+                event = Event.from_json(value)
+            except ProbeError as error:
+                _log.warning("%s; ignored", error)
+                continue
+            if event.id not in self.incidents and self._room():
+                own = [alert for alert in alerts if alert.step == event.step]
+                request = self._join(event, now, own) or request
+        starting = [alert for alert in alerts if self.starts(alert)]
+        if starting:
+            first = min(starting, key=lambda alert: (alert.severity != "critical", alert.order < 0, alert.order))
+            event = self._fresh(Event.of(first, now=now, run_id=self._run_id))
+            if event.id not in self.incidents and not self._cooling(event) and self._room():
+                # The announcement comes before anything that takes time, see `notify`.
+                self.notifier.announce(event.to_json())
+                request = self._join(event, now, list(alerts)) or request
+            else:
+                self.suppressed += 1
+        return request
+
+    def starts(self, alert: Alert) -> bool:
+        """Does this alert start an incident? Not the end of a lasting condition."""
+        return alert.severity == "critical" or (self.settings.severity == "warning" and not alert.extra.get("over"))
+
+    def may_rerun(self, step: int) -> bool:
+        """May a step be run again for an incident of its own? At most once per incident and its cool-down."""
+        if not self.settings.enabled or not self.settings.capture_level:
+            return False
+        return not any(abs(step - other.step) <= self.settings.cooldown_steps for other in self.incidents.values()) and self._room()
+
+    def rerun(self, event: Event, frame: Frame, alerts: Sequence[Alert]) -> Path:
+        """All ranks run a step again, at once: write what they know by now, and arm nothing.
+
+        Args:
+            event: agreed by all ranks; its `capture_step` is its `step`.
+            frame: what this rank saw of the step's first run.
+            alerts: this rank's, of the first run.
+
+        Returns:
+            The incident directory.
+        """
+        event = self._fresh(event)
+        self.incidents[event.id] = event
+        capture = Capture(self.settings.capture_level, event.step, 1)
+        self._write(event, [*self.ring.frames(), frame][-self.settings.ring_steps :], alerts, capture)
+        return self.directory / event.id
+
+    def capture_wanted(self, step: int) -> CaptureRequest | None:
+        """The request that wants `step` dumped, if any."""
+        return next((request for request in self.requests if request.wants(step)), None)
+
+    def close(self) -> None:
+        """Stop listening. Must not raise."""
+        self.notifier.close()
+
+    def _fresh(self, event: Event) -> Event:
+        """Keep apart from incidents of an earlier run in the same directory. All ranks choose the same name because they all saw the
+        same names when they started: the manager is made before the first step, hence before any rank can write."""
+        name, n = event.id, 2
+        while name in self._old:
+            name, n = f"{event.id}-run{n}", n + 1
+        return replace(event, id=name)
+
+    def _cooling(self, event: Event) -> bool:
+        return any(abs(event.step - other.step) <= self.settings.cooldown_steps for other in self.incidents.values())
+
+    def _room(self) -> bool:
+        if len(self.incidents) < self.settings.max_incidents:
+            return True
+        if not self._full:
+            self._full = True
+            _log.warning("incident.max_incidents=%d reached: no further incident directories in this run", self.settings.max_incidents)
+        return False
+
+    def _join(self, event: Event, now: int, alerts: Sequence[Alert]) -> CaptureRequest | None:
+        self.incidents[event.id] = event
+        directory = self.directory / event.id
+        frames = self.ring.frames()
+        settings = self.settings
+        request: CaptureRequest | None = None
+        capture: Capture | None = None
+        if settings.capture_level:
+            first = max(event.capture_step, now + 1)
+            request = CaptureRequest(settings.capture_level, first, settings.capture_steps, directory, late=first > event.capture_step)
+            capture = Capture(request.level, first, request.steps, request.late)
+            self.requests.append(request)
+        self._write(event, frames, alerts, capture)
+        if frames[-1].step < event.step:
+            # Another rank is ahead: its news came before this rank's frame of that step. Written again when that has come.
+            self._waiting.append((event, capture))
+        return request
+
+    def _write(self, event: Event, frames: Sequence[Frame], alerts: Sequence[Alert], capture: Capture | None) -> None:
+        directory = self.directory / event.id
+
+        def write() -> None:
+            try:
+                write_incident(
+                    directory,
+                    frames,
+                    alerts,
+                    event=event,
+                    rank=self.rank,
+                    world_size=self.world_size,
+                    capture=capture,
+                    sink_factory=self._sink_factory,
+                    rank_info=self._rank_info,
+                )
+            except Exception as error:
+                raise_of_training(error)
+                self.lost += 1
+                why = f"{type(error).__name__}: {error}"
+                if isinstance(error, OSError):
+                    where = os.fsdecode(error.filename or directory)
+                    why = f"{where}: {explain(error, 'set output_dir to another one', path=directory)}"
+                _log.error(
+                    "incident %s could not be written on rank %d, training goes on: %s",
+                    event.id,
+                    self.rank,
+                    why,
+                )
+
+        if event.rank == self.rank:
+            _log.error("INCIDENT %s: %s; writing %d steps to %s", event.id, event.message, len(frames), directory)
+        try:
+            self._submit(write, f"incident {event.id}")
+        except Exception as error:
+            raise_of_training(error)
+            self.lost += 1
+            _log.error("incident %s was not written: %s: %s", event.id, type(error).__name__, error)

@@ -1,0 +1,227 @@
+"""``incident.json`` and ``summary.md`` from the rank files that are there.
+
+`merge` is a function of the rank files alone, so it may run on any rank, any number of times. Ranks race without a lock: the file is
+replaced by rename, and whoever has replaced it looks again whether a rank file has come or changed meanwhile. The last one to
+replace it therefore has seen all.
+
+Schema of incident.json (version 1): ``version``; ``id``, ``step``, ``rule``, ``message``, ``announced_by``, ``capture_step`` (earliest
+announcement); ``world_size``; ``ranks_complete``, ``ranks_writing``, ``ranks_missing`` (lists of ranks); ``ranks_late``; ``steps`` (ring
+steps by any rank); ``began`` ({step, ranks, pp_stage, name, rule, when}: the earliest alert of all ranks in the order of execution,
+critical ones before warnings, or null); ``capture`` ({level, first_step, steps} or null); ``alerts`` (all ranks, in the order of
+execution); ``rerun`` (rank to what a second run of the step showed, see `again`; empty when there was none); ``first_nonfinite`` (one per
+rank that has one, earliest step first: {rank, step, name, statistics}); ``worst`` (list); ``lost`` (reason to count).
+Numbers that JSON cannot hold are the strings "NaN", "Infinity", "-Infinity".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.core.log import one_line
+from msprobe_engine.probe.incident.files import write_json, write_text
+from msprobe_engine.probe.incident.pieces import PIECE, read_pieces
+
+SHOWN = 20
+
+
+def merge(directory: Path) -> None:
+    """Write incident.json and summary.md of an incident directory.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    for _ in range(100):  # bounded: a rank file changes twice at most
+        seen = _state(directory)
+        pieces = read_pieces(directory)
+        if not pieces:
+            return
+        incident = combine(pieces)
+        write_json(directory / "incident.json", incident)
+        write_text(directory / "summary.md", summary(incident, str(directory)))
+        if _state(directory) == seen:
+            return
+
+
+def _state(directory: Path) -> dict[str, tuple[int, int]]:
+    out = {}
+    for path in directory.iterdir():
+        if PIECE.fullmatch(path.name):
+            stat = path.stat()
+            out[path.name] = (stat.st_mtime_ns, stat.st_ino)
+    return out
+
+
+def combine(pieces: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """The content of incident.json."""
+    events = [(piece["event"], rank) for rank, piece in pieces.items()]
+    # of several accounts of one event that of the rank that announced it says most
+    event = min(events, key=lambda e: (e[0].get("step", 0), e[0].get("rank", 0), e[0].get("rank") != e[1]))[0]
+    world = max(int(piece.get("world_size", 1)) for piece in pieces.values())
+    first = [{"rank": rank, **piece["first_nonfinite"]} for rank, piece in pieces.items() if piece.get("first_nonfinite")]
+    captures = [piece["capture"] for piece in pieces.values() if piece.get("capture")]
+    lost: dict[str, int] = {}
+    for piece in pieces.values():
+        for reason, count in (piece.get("lost") or {}).items():
+            lost[reason] = lost.get(reason, 0) + int(count)
+    alerts, began = _in_order(pieces)
+    worst = [{"rank": rank, **item} for rank, piece in pieces.items() for item in piece.get("worst") or ()]
+    return {
+        "version": 1,
+        "id": event.get("id"),
+        "step": event.get("step"),
+        "rule": event.get("rule"),
+        "message": event.get("message"),
+        "announced_by": event.get("rank"),
+        "capture_step": event.get("capture_step"),
+        "world_size": world,
+        "ranks_complete": [rank for rank, piece in pieces.items() if piece.get("state") == "complete"],
+        "ranks_writing": [rank for rank, piece in pieces.items() if piece.get("state") != "complete"],
+        "ranks_missing": [rank for rank in range(world) if rank not in pieces],
+        "ranks_late": [rank for rank, piece in pieces.items() if (piece.get("capture") or {}).get("late")],
+        "steps": sorted({step for piece in pieces.values() for step in piece.get("steps") or ()}),
+        "levels": sorted({level for piece in pieces.values() for level in piece.get("levels") or ()}),
+        "capture": min(captures, key=lambda c: c["first_step"]) if captures else None,
+        "rerun": {str(rank): piece["rerun"] for rank, piece in pieces.items() if isinstance(piece.get("rerun"), dict)},
+        "began": began,
+        "alerts": alerts,
+        "first_nonfinite": sorted(first, key=lambda item: (item["step"], item["rank"])),
+        "worst": sorted(worst, key=_badness)[:SHOWN],
+        "lost": lost,
+    }
+
+
+def _in_order(pieces: Mapping[int, Mapping[str, Any]]) -> tuple[list[Any], dict[str, Any] | None]:
+    """All alerts in the order of execution, over all stages of the pipeline, and where it began: the first critical one of all, else the
+    first."""
+    from msprobe_engine.formats.monitor.alert_order import folded, in_order, moment_text
+    from msprobe_engine.formats.monitor.anomalies import from_alert, pipelines_of
+
+    infos = {rank: piece["rank_info"] for rank, piece in pieces.items() if isinstance(piece.get("rank_info"), Mapping)}
+    pipelines = pipelines_of(infos)
+    said = [(from_alert(alert, rank, pipelines), alert) for rank, piece in pieces.items() for alert in piece.get("alerts") or ()]
+    of = {id(anomaly): alert for anomaly, alert in said if anomaly is not None}
+    ordered = in_order(anomaly for anomaly, _ in said if anomaly is not None)
+    groups = folded(ordered)
+    first = next((group for group in groups if group.first.critical), groups[0] if groups else None)
+    began = None
+    if first is not None:
+        a = first.first
+        began = {"step": a.step, "ranks": first.ranks, "pp_stage": a.pp_stage, "name": a.name, "rule": a.rule, "when": moment_text(first)}
+    return [of[id(one.anomaly)] for one in ordered] + [alert for anomaly, alert in said if anomaly is None], began
+
+
+def _badness(item: Mapping[str, Any]) -> float:
+    statistics = item.get("statistics") or {}
+    count = statistics.get("count") or 1
+    return -float((statistics.get("nans") or 0) + (statistics.get("infs") or 0)) / count
+
+
+def summary(incident: Mapping[str, Any], where: str) -> str:
+    """The content of summary.md of the incident directory `where`."""
+    lines = [
+        f"# Incident {incident['id']}",
+        "",
+        f"Rule **{incident['rule']}** fired in step **{incident['step']}**, as rank **{incident['announced_by']}** says:",
+        _md(incident["message"]),
+        "",
+        *_began(incident["began"]),
+        "## Where it shows first",
+        "",
+    ]
+    first = incident["first_nonfinite"]
+    if first:
+        lines += ["| rank | step | record | NaN | Inf | elements |", "| --- | --- | --- | --- | --- | --- |"]
+        for item in first[:SHOWN]:
+            s = item["statistics"]
+            lines.append(f"| {item['rank']} | {item['step']} | `{_md(item['name'])}` | {s['nans']} | {s['infs']} | {s['count']} |")
+    else:
+        lines.append("No NaN or Inf in the recorded steps.")
+    lines += _again(incident)
+    lines += ["", "## Alerts", ""]
+    alerts = incident["alerts"]
+    lines += [f"- rank {a['rank']}, step {a['step']}, {a['rule']} ({a['severity']}): {_md(a['message'])}" for a in alerts[:SHOWN]] or [
+        "none"
+    ]
+    if len(alerts) > SHOWN:
+        lines.append(f"- and {len(alerts) - SHOWN} more, see incident.json")
+    if incident["worst"]:
+        lines += ["", "## Worst records", "", "| rank | step | record | NaN | Inf | max | min | norm |", "|" + " --- |" * 8]
+        for item in incident["worst"][:10]:
+            s = item["statistics"]
+            numbers = " | ".join(_n(s[key]) for key in ("nans", "infs", "max", "min", "norm"))
+            lines.append(f"| {item['rank']} | {item['step']} | `{_md(item['name'])}` | {numbers} |")
+    lines += ["", "## What was written", ""]
+    levels = ", ".join(incident["levels"]) or "none (monitor samples only)"
+    lines.append(f"- steps of the ring: {_ranges(incident['steps'])}; calls at level {levels}")
+    capture = incident["capture"]
+    if incident["rerun"]:
+        lines.append(f"- rerun/: step {incident['step']} once more, everything captured")
+    elif capture:
+        lines.append(f"- armed: level {capture['level']}, {capture['steps']} step(s) from step {capture['first_step']}")
+    complete = incident["ranks_complete"]
+    which = f" (rank {_ranges(complete)})" if complete else ""
+    lines.append(f"- complete: {len(complete)} of {incident['world_size']} ranks{which}")
+    for key, text in (
+        ("ranks_writing", "began and did not finish (killed? disk full?)"),
+        ("ranks_missing", "wrote nothing (dead, hanging, or not told)"),
+        ("ranks_late", "heard of it late and capture a later step"),
+    ):
+        if incident[key]:
+            lines.append(f"- ranks {_ranges(incident[key])}: {text}")
+    if incident["lost"]:
+        lines.append("- lost while recording: " + ", ".join(f"{reason} {count}" for reason, count in incident["lost"].items()))
+    lines += ["", "## What to run next", "", "```", f"msprobe nan_analyze -i {where}", "```", ""]
+    return "\n".join(lines)
+
+
+def _began(began: Mapping[str, Any] | None) -> list[str]:
+    if began is None:
+        return []
+    stage = f", pipeline stage {began['pp_stage']}" if began["pp_stage"] else ""
+    where = f"rank {_ranges(began['ranks'])}{stage}"
+    return [f"Earliest in the order of execution: `{_md(began['name'])}` ({began['rule']}), {where}, {began['when']}.", ""]
+
+
+VERDICTS = {
+    "reproduced": "**reproduced**: it came again at the same place, so it is in the numbers or the code, not a passing fault of a device",
+    "transient": "**did not reproduce: transient**: the second run was clean, so suspect the hardware, or a step that draws on chance",
+    "differs": "**came again, but not the same**: the step is not deterministic, or the fault is not",
+    "clean": "nothing wrong on this rank in either run",
+    "interrupted": "the second run did not reach its end",
+}
+
+
+def _again(incident: Mapping[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for rank, facts in incident["rerun"].items():
+        text = VERDICTS.get(str(facts.get("verdict")), str(facts.get("verdict")))
+        numbers = f"{facts.get('different')} of {facts.get('compared')} common records differ"
+        first = f", first `{facts['differences'][0]}`" if facts.get("differences") else ""
+        draws = "" if facts.get("random_equal", True) else "; the runs drew different amounts of random numbers"
+        lines.append(f"- rank {rank}: {text} ({numbers}{first}{draws})")
+    return ["", "## The same step again", "", *lines] if lines else []
+
+
+def _md(name: Any) -> str:
+    """A name inside a line or table cell of Markdown: no line break, no cell border, no end of code, no tag."""
+    text = one_line(str(name))
+    for character, shown in (("|", "\u00a6"), ("`", "'"), ("<", "\u2039")):
+        text = text.replace(character, shown)
+    return text
+
+
+def _n(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """0, 1, 2, 5 -> "0-2, 5"."""
+    out: list[list[int]] = []
+    for number in sorted(numbers):
+        if out and number == out[-1][1] + 1:
+            out[-1][1] = number
+        else:
+            out.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in out)

@@ -1,0 +1,89 @@
+"""The files of the ranks of an incident, as `merge` takes them: what is damaged, or made to do harm, is left out and costs its rank only.
+
+Several ranks read them while they train, in a directory that others may write to as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.core.io.input_files import read_input
+from msprobe_engine.core.io.json_text import parse_json
+from msprobe_engine.formats.monitor.reader_json import checked_alert
+
+PIECE = re.compile(r"rank(\d{1,9})\.json")
+MOST_BYTES = 64 << 20
+"""Of the file of one rank."""
+_MOST_RANKS = 1 << 20
+_ALERT = ("rank", "severity", "message")
+_COUNTS = ("nans", "infs", "count")
+_STATISTICS = (*_COUNTS, "max", "min", "norm")
+
+
+def read_pieces(directory: Path) -> dict[int, dict[str, Any]]:
+    """Rank to rank file. Files that are no rank file of this version are left out."""
+    out: dict[int, dict[str, Any]] = {}
+    for path in directory.iterdir():
+        hit = PIECE.fullmatch(path.name)
+        if hit is None:
+            continue
+        try:
+            value = parse_json(read_input(path, MOST_BYTES, follow=False))
+        except (OSError, ValueError):
+            continue
+        if _is_piece(value):
+            out[int(hit.group(1))] = value | {"alerts": [checked_alert(alert, Counter()) for alert in _list(value, "alerts")]}
+    return dict(sorted(out.items()))
+
+
+def _is_piece(value: Any) -> bool:
+    """Has everything that `merge` looks at the type that `writer.write_incident` gives it?"""
+    if not isinstance(value, dict):
+        return False
+    event, first, capture, rerun = (value.get(key) for key in ("event", "first_nonfinite", "capture", "rerun"))
+    world = value.get("world_size", 1)
+    return (
+        isinstance(event, dict)
+        and all(_is_whole(event.get(key, 0)) for key in ("step", "rank"))
+        and _is_whole(world)
+        and 1 <= world <= _MOST_RANKS
+        and all(map(_is_whole, _list(value, "steps")))
+        and all(isinstance(level, str) for level in _list(value, "levels"))
+        and all(map(_is_alert, _list(value, "alerts")))
+        and all(_is_record(record, _STATISTICS) for record in _list(value, "worst"))
+        and (not first or _is_record(first, _COUNTS))
+        and (not capture or (isinstance(capture, dict) and capture.keys() >= {"level", "steps"} and _is_whole(capture.get("first_step"))))
+        and (not rerun or (isinstance(rerun, dict) and isinstance(rerun.get("differences") or [], list)))
+        and isinstance(lost := value.get("lost") or {}, dict)
+        and all(map(_is_whole, lost.values()))
+    )
+
+
+def _list(value: Mapping[str, Any], key: str) -> list[Any]:
+    """A list of one thing that is nothing allowed where there is something else."""
+    found = value.get(key) or []
+    return found if isinstance(found, list) else [None]
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and abs(value) < 1 << 62
+
+
+def _is_alert(alert: Any) -> bool:
+    return checked_alert(alert, Counter()) is not None and all(key in alert for key in _ALERT)
+
+
+def _is_record(record: Any, keys: tuple[str, ...]) -> bool:
+    statistics = record.get("statistics") if isinstance(record, dict) else None
+    return (
+        isinstance(statistics, dict)
+        and _is_whole(record.get("step"))
+        and _is_whole(record.get("rank", 0))
+        and "name" in record
+        and all(key in statistics for key in keys)
+        and all(_is_whole(statistics[key]) for key in _COUNTS)
+    )

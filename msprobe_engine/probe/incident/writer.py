@@ -1,0 +1,176 @@
+"""Writes one rank's part of an incident directory.
+
+::
+
+    incidents/step12-nan_inf/
+      step{N}/rank{R}/dump.json ...   calls of the ring's steps (always-on level), later of the captured steps
+      samples_rank{R}.jsonl           monitor samples and scalars of the ring's steps, one per line
+      rank{R}.json                    what rank R says; "state" is "writing" until its files are complete
+      incident.json  summary.md       made from all rank files by `merge`
+
+Everything here runs on the writer thread.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.io.regular_files import make_directories
+from msprobe_engine.core.records import Frame, leaves
+from msprobe_engine.core.statistics import rows as _rows
+from msprobe_engine.probe.incident.event import VERSION, Event, plain
+from msprobe_engine.probe.incident.files import write_json, write_text
+from msprobe_engine.probe.incident.merge import merge
+from msprobe_engine.probe.rules.builtin.nan_inf import NanInfRule
+from msprobe_engine.probe.sinks.base import Sink
+
+SinkFactory = Callable[[Path, Frame], Sink]
+"""(incident directory, frame) -> the sink that writes the frame's dump files below it."""
+WORST = 10
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What was armed: level, first step, number of steps, and whether this rank was late to the agreement."""
+
+    level: str
+    first_step: int
+    steps: int
+    late: bool = False
+
+
+def write_incident(
+    directory: Path,
+    frames: Sequence[Frame],
+    alerts: Sequence[Alert],
+    *,
+    event: Event,
+    rank: int,
+    world_size: int,
+    capture: Capture | None = None,
+    sink_factory: SinkFactory | None = None,
+    rank_info: Mapping[str, Any] | None = None,
+) -> None:
+    """Write this rank's frames, samples and rank file, then merge all rank files. May be repeated.
+
+    Args:
+        directory: of the incident, shared by all ranks.
+        frames: the ring, oldest first.
+        alerts: this rank's alerts of the step.
+        rank_info: where this rank is: ``pp`` is the stage of the pipeline, ``dp``, ``tp``, ... tell pipelines apart.
+
+    Raises:
+        OSError, SinkError: something cannot be written. What was written before stays and the rank file says "writing".
+    """
+    make_directories(str(directory))
+    piece: dict[str, Any] = {
+        "version": VERSION,
+        "state": "writing",
+        "event": event.to_json(),
+        "rank": rank,
+        "world_size": world_size,
+        "rank_info": dict(rank_info or {}),
+        "written_at": time.time(),
+        "steps": [frame.step for frame in frames],
+        "levels": sorted({frame.level for frame in frames if frame.entries}),
+        "alerts": [asdict(alert) for alert in alerts],
+        "capture": asdict(capture) if capture is not None else None,
+        "lost": _lost(frames),
+    }
+    write_json(directory / f"rank{rank}.json", piece)
+    _write_samples(directory / f"samples_rank{rank}.jsonl", frames)
+    for frame in frames:
+        if frame.entries:
+            sink = (sink_factory or dump_sink)(directory, frame)
+            try:
+                sink.write(frame, [alert for alert in alerts if alert.step == frame.step])
+                sink.flush()
+            finally:
+                sink.close()
+    piece["first_nonfinite"] = _first_nonfinite(frames)
+    piece["worst"] = _worst([frame for frame in frames if frame.step == event.step] or list(frames[-1:]))
+    piece["state"] = "complete"
+    write_json(directory / f"rank{rank}.json", piece)
+    merge(directory)
+
+
+def dump_sink(directory: Path, frame: Frame) -> Sink:
+    """The project's dump writer for one frame."""
+    from msprobe_engine.formats.dump.writing.writer import DumpSink
+
+    return DumpSink(directory, level=frame.level or "mix", framework=frame.framework, rank=frame.rank)
+
+
+def _write_samples(path: Path, frames: Sequence[Frame]) -> None:
+    lines: list[str] = []
+    for frame in frames:
+        if frame.scalars:
+            lines.append(json.dumps(plain({"step": frame.step, "rank": frame.rank, "scalars": frame.scalars}), allow_nan=False))
+        for order, sample in enumerate(frame.samples):
+            row = sample.ref.row
+            line = {
+                "step": frame.step, "rank": frame.rank, "order": order, "family": sample.family, "name": sample.name, "phase": sample.phase,
+                "micro_step": sample.micro_step, "vpp_stage": sample.vpp_stage,
+                "dtype": sample.ref.description.dtype, "shape": list(sample.ref.description.shape), "extra": dict(sample.extra),
+                "statistics": _rows.read(frame.rows[row])._asdict() if row >= 0 else None,
+            }  # fmt: skip
+            lines.append(json.dumps(plain(line), allow_nan=False))
+    if lines:
+        write_text(path, "\n".join(lines) + "\n")
+
+
+def _names(frame: Frame) -> Iterator[tuple[str, int]]:
+    """(record name, row) of a frame in order, without reading rows."""
+    for entry in frame.entries:
+        for place, ref in leaves(entry):
+            if ref.row >= 0:
+                yield f"{entry.name}.{place}", ref.row
+    for sample in frame.samples:
+        if sample.ref.row >= 0:
+            yield f"{sample.family}/{sample.name}", sample.ref.row
+
+
+def _first_nonfinite(frames: Sequence[Frame]) -> dict[str, Any] | None:
+    # What is no fault to the rule (attention masks, memory without content) must not be shown as where it began.
+    rule = NanInfRule()
+    for frame in frames:
+        first = rule.first(frame)
+        if first is not None:
+            name, row = first
+            return {"step": frame.step, "name": name, "statistics": _rows.read(row)._asdict()}
+    return None
+
+
+def _worst(frames: Sequence[Frame]) -> list[dict[str, Any]]:
+    """The records with the largest share of NaN and Inf, then with the largest magnitude."""
+    out: list[dict[str, Any]] = []
+    for frame in frames:
+        if not len(frame.rows):
+            continue
+        words = _rows.as_int64(frame.rows)
+        share = _rows.nonfinite(frame.rows) / np.maximum(words[:, _rows.COUNT], 1)
+        size = np.maximum(np.abs(frame.rows[:, _rows.MIN]), np.abs(frame.rows[:, _rows.MAX]))
+        size[words[:, _rows.COUNT] == 0] = 0.0
+        size[~np.isfinite(size)] = 0.0  # no finite element at all
+        place = {int(row): n for n, row in enumerate(np.lexsort((-size, -share)))}
+        # rows without a name may be no statistics: histograms hold counts
+        named = sorted(((place[row], name, row) for name, row in _names(frame) if row in place), key=lambda item: item[0])
+        for _, name, row in named[:WORST]:
+            out.append({"step": frame.step, "name": name, "statistics": _rows.read(frame.rows[row])._asdict()})
+    return out[:WORST]
+
+
+def _lost(frames: Sequence[Frame]) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for frame in frames:
+        for reason, count in frame.lost.items():
+            out[reason] = out.get(reason, 0) + count
+    return out

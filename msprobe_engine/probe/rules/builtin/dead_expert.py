@@ -1,0 +1,128 @@
+"""Rule ``dead_expert``: one expert of a mixture gets nothing while the others work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.records import Frame, Sample
+from msprobe_engine.core.statistics.columns import Column
+from msprobe_engine.core.statistics.rows import SUM
+from msprobe_engine.probe.rules.alert_factory import number, scalar_alert
+from msprobe_engine.probe.rules.arguments import LastingArgs, arg
+from msprobe_engine.probe.rules.kinds import KINDS
+from msprobe_engine.probe.rules.stateful_rule import LastingRule
+from msprobe_engine.probe.rules.tracked_series import Episode, Mask, Slots, View, Watch
+
+_EXPERT = re.compile(r"(.*experts?)\.([0-9]+)(?:\.|$)")
+COLUMN = "dead_experts"
+"""Number of a router's features: how many of its experts get no token."""
+_GRAD = KINDS.index("grad")
+_FEATURE = KINDS.index("feature")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadExpertArgs(LastingArgs):
+    """Arguments of the rule."""
+
+    warmup: int = arg(20, "monitored steps in which the usual number of experts without tokens of a router is found", minimum=1)
+    patience: int = arg(20, "monitored steps in a row before the rule fires", minimum=1)
+
+
+class DeadExpertRule(LastingRule[DeadExpertArgs]):
+    """Warnings for experts without gradient (none, or exact zeros in all their weights) while another expert of the same
+    layer has some; and for routers with more experts without tokens than in the first `warmup` steps. Few tokens for many experts
+    leave some of them out in a healthy run, too.
+
+    Experts are told by their names (``...experts.3.w1.weight``). Weights of several experts in one tensor cannot be told apart by
+    gradients; their router's load can (``monitor.layer_features.router_logits``).
+    """
+
+    name = "dead_expert"
+    all_kinds = ("grad", "feature")
+    args_type = DeadExpertArgs
+
+    def setup(self) -> None:
+        self._watch = Watch(self.layouts, self._key)
+        self._layers: dict[str, int] = {}
+        self._layer: Slots = np.zeros(0, np.intp)
+        self._router: Mask = np.zeros(0, np.bool_)
+        self._usual: Column = np.zeros(0)
+        self._steps: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def _key(self, sample: Sample) -> str | None:
+        if self.left_out(sample.name):
+            return None
+        if sample.family == "moe_router_logit_hook":
+            wanted = "feature" in self.kinds and sample.extra.get("column") == COLUMN
+            return f"{sample.vpp_stage} router {sample.name}" if wanted else None
+        # Parameters count as names only: they say which experts there are besides those that have a gradient.
+        if "grad" in self.kinds and (sample.family.startswith("param_") or (sample.family == "grad_reduced" and sample.phase != "clipped")):
+            found = _EXPERT.match(sample.name)
+            return f"{sample.vpp_stage} gradient {found[1]}.{found[2]}" if found else None
+        return None
+
+    def check(self, frame: Frame) -> list[Alert]:
+        """Alerts for one frame; a skipped step is not looked at."""
+        view = self._watch.of(frame) if frame.complete and not frame.skipped else None
+        if view is None:
+            return []
+        for key in self._watch.names[len(self._layer) :]:
+            router = " router " in key
+            layer = self._layers.setdefault(key if router else key.rpartition(".")[0], len(self._layers))
+            self._layer, self._router = np.append(self._layer, layer), np.append(self._router, router)
+        table = view.table
+        kinds = table.layout.kinds
+        counts = (kinds == _GRAD) | (kinds == _FEATURE)
+        some = view.total((table.count - table.zeros) * counts) > 0
+        alive = np.where(self._router, ~self._starving(view), some)
+        neighbours = np.bincount(self._layer, some, len(self._layers))[self._layer] > 0
+        here = np.zeros(view.size, np.bool_)
+        here[view.seen] = True
+        judged = np.flatnonzero(np.where(self._router, here, neighbours))
+        found = self.episodes.update(~alive[judged], judged)
+
+        return self._said(frame, view, found)
+
+    def _starving(self, view: View) -> Mask:
+        """Routers with more experts without tokens than at the beginning, by slot."""
+        size = view.size - len(self._usual)
+        self._usual, self._steps = np.append(self._usual, np.zeros(size)), np.append(self._steps, np.zeros(size, np.int64))
+        dead = view.spread(np.where(view.table.finite, view.table.rows[:, SUM], 0.0))
+        young = self._steps < self.args.warmup
+        over: Mask = ~young & (dead > self._usual)
+        self._usual = np.where(young, np.maximum(self._usual, dead), self._usual)
+        self._steps[view.seen] += 1
+        return over
+
+    def _said(self, frame: Frame, view: View, found: Sequence[Episode]) -> list[Alert]:
+        table = view.table
+
+        def name(slot: int) -> str:
+            return self._watch.names[slot].split(" ", 2)[2]
+
+        def describe(episode: Episode) -> Alert:
+            router = bool(self._router[episode.slot])
+            place = self._watch.first[episode.slot]
+            dead = float(table.rows[place, SUM]) if router else 1.0
+            return scalar_alert(
+                frame,
+                name(episode.slot),
+                "feature" if router else "grad",
+                rule=self.name,
+                severity=self.severity,
+                value=dead if router else 0.0,
+                expected=f"at most {number(float(self._usual[episode.slot]))}, as at the beginning"
+                if router
+                else "some gradient, as other experts of the layer have",
+                seen=(f"{number(dead)} experts without tokens, too many for" if router else "no gradient for")
+                + f" {episode.steps} monitored steps",
+                order=int(table.layout.order[place]),
+            )
+
+        return self.say(frame, found, name, describe)

@@ -1,0 +1,166 @@
+"""Rules ``vanishing_gradient`` and ``exploding_gradient``: the reduced gradient of whole layers, against their own past.
+
+Layers, not single tensors: a bias with eight elements may do anything in a healthy run.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.records import Frame, Sample
+from msprobe_engine.core.statistics.columns import Column
+from msprobe_engine.probe.rules.alert_factory import number, scalar_alert
+from msprobe_engine.probe.rules.arguments import LastingArgs, arg
+from msprobe_engine.probe.rules.stateful_rule import LastingRule, ScalarLevel, layer_of
+from msprobe_engine.probe.rules.tracked_series import Episode, Level, Mask, View, Watch
+
+PHASES = ("", "reduced", "unscaled")
+"""Phases of a reduced gradient that are compared over time; clipping hides a large gradient and shrinks all others."""
+
+
+def gradient_layer(rule: LastingRule[Any], sample: Sample) -> str | None:
+    """Key of the layer of a reduced gradient, None for other samples."""
+    if sample.family != "grad_reduced" or sample.phase not in PHASES or rule.left_out(sample.name):
+        return None
+    layer = layer_of(sample.name)
+    stage = f" (vpp stage {sample.vpp_stage})" if sample.vpp_stage else ""
+    return f"{layer}{stage}{' unscaled' if sample.phase == 'unscaled' else ''}"
+
+
+def layer_rms(view: View) -> tuple[Column, Mask, Column]:
+    """Of every layer in the frame: root mean square, whether it is finite and not zero, and the sum of squares. [seen] each."""
+    table = view.table
+    squares = view.total(table.squares)[view.seen]
+    count = view.total(table.count)[view.seen]
+    fine = view.total(~table.finite)[view.seen] == 0
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        rms = np.sqrt(squares / count)
+    return rms, fine & (squares > 0.0) & (squares < np.inf), squares
+
+
+def scale_of(frame: Frame) -> float:
+    """The loss scale of the step: gradients before unscaling are that much larger, and it changes over the run."""
+    scale = frame.scalars.get("loss_scale", 1.0)
+    return scale if 0.0 < scale < math.inf else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class VanishingGradientArgs(LastingArgs):
+    """Arguments of the rule."""
+
+    drop: float = arg(1e-3, "fires below this part of the layer's own running level", above=0.0)
+    share: float = arg(1e-6, "fires below this part of the median layer, too", above=0.0)
+    window: int = arg(200, "steps that the running level looks back", minimum=2)
+    warmup: int = arg(20, "values before the level counts as known", minimum=1)
+    patience: int = arg(10, "monitored steps in a row before the rule fires", minimum=1)
+
+
+class VanishingGradientRule(LastingRule[VanishingGradientArgs]):
+    """Warnings for layers whose gradient (root mean square) has fallen below `drop` times its own level, or is below `share` times
+    that of the median layer. A gradient of exact zeros is no vanishing one: nothing was computed for it."""
+
+    name = "vanishing_gradient"
+    all_kinds = ("grad",)
+    args_type = VanishingGradientArgs
+
+    def setup(self) -> None:
+        self._watch = Watch(self.layouts, lambda sample: gradient_layer(self, sample))
+        self._level = Level(self.args.window, self.args.warmup)
+
+    def check(self, frame: Frame) -> list[Alert]:
+        """Alerts for one frame."""
+        view = self._watch.of(frame) if frame.complete else None
+        if view is None:
+            return []
+        rms, healthy, _ = layer_rms(view)
+        rms = rms / scale_of(frame)
+        distance = self._level.measure(rms, view.seen, healthy)
+        others = float(np.median(rms[healthy])) if int(healthy.sum()) >= 3 else 0.0
+        low = distance.away < math.log(self.args.drop)
+        bad = low | (healthy & (rms < self.args.share * others))
+        self._level.take(distance, view.seen, healthy & ~low)
+        found = self.episodes.update(bad, view.seen)
+
+        def describe(episode: Episode) -> Alert:
+            value = float(rms[np.searchsorted(view.seen, episode.slot)])
+            level = self._level.value(episode.slot)
+            against = value < self.args.drop * level
+            return scalar_alert(
+                frame,
+                self._watch.names[episode.slot],
+                "grad",
+                rule=self.name,
+                severity=self.severity,
+                value=value,
+                expected=f"at least {number(self.args.drop * level if against else self.args.share * others)}",
+                seen=f"gradient with rms {number(value)}, "
+                + (f"its running level is {number(level)}" if against else f"the median layer has {number(others)}"),
+                order=int(view.table.layout.order[self._watch.first[episode.slot]]),
+            )
+
+        return self.say(frame, found, self._watch.names.__getitem__, describe)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplodingGradientArgs(LastingArgs):
+    """Arguments of the rule."""
+
+    threshold: float = arg(20.0, "fires above so many times the running level", above=1.0)
+    scatter: float = arg(8.0, "and so many times the usual deviation (of the logarithm) away", minimum=0.0)
+    share: float = arg(0.01, "only layers with at least this part of the global norm", minimum=0.0)
+    window: int = arg(100, "steps that the running level looks back", minimum=2)
+    warmup: int = arg(20, "values before the level counts as known", minimum=1)
+
+
+class ExplodingGradientRule(LastingRule[ExplodingGradientArgs]):
+    """Warnings for layers whose gradient, or a ``grad_norm`` of the step that, is `threshold` times its running level."""
+
+    name = "exploding_gradient"
+    all_kinds = ("grad", "step")
+    args_type = ExplodingGradientArgs
+
+    def setup(self) -> None:
+        self._watch = Watch(self.layouts, lambda sample: gradient_layer(self, sample))
+        self._level = Level(self.args.window, self.args.warmup)
+        self._norm = ScalarLevel(self.args, self.args.threshold, self.args.scatter, self.args.window, self.args.warmup)
+
+    def check(self, frame: Frame) -> list[Alert]:
+        """Alerts for one frame; a skipped step has no gradient worth a comparison."""
+        if not frame.complete or frame.skipped:
+            return []
+        view = self._watch.of(frame) if "grad" in self.kinds else None
+        alerts = self._layers(frame, view) if view is not None else []
+        if "step" in self.kinds and not self.left_out("grad_norm"):
+            alerts += self._norm.check(self, frame, "grad_norm", frame.scalars.get("grad_norm"), "step")
+        return alerts
+
+    def _layers(self, frame: Frame, view: View) -> list[Alert]:
+        rms, healthy, squares = layer_rms(view)
+        rms = rms / scale_of(frame)
+        distance = self._level.measure(rms, view.seen, healthy)
+        total = float(squares[healthy].sum())
+        high = (distance.away > math.log(self.args.threshold)) & (distance.away > self.args.scatter * distance.scatter)
+        self._level.take(distance, view.seen, healthy & ~high)
+        found = self.episodes.update(high & (squares >= self.args.share**2 * total), view.seen)
+
+        def describe(episode: Episode) -> Alert:
+            value = float(rms[np.searchsorted(view.seen, episode.slot)])
+            level = self._level.value(episode.slot)
+            return scalar_alert(
+                frame,
+                self._watch.names[episode.slot],
+                "grad",
+                rule=self.name,
+                severity=self.severity,
+                value=value,
+                expected=f"at most {number(self.args.threshold * level)}",
+                seen=f"gradient with rms {number(value)}, {number(value / level)} times its running level {number(level)}",
+                order=int(view.table.layout.order[self._watch.first[episode.slot]]),
+            )
+
+        return self.say(frame, found, self._watch.names.__getitem__, describe)

@@ -1,0 +1,161 @@
+"""Rule ``nan_inf``: NaN or Inf in any tensor or number of the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.statistics.rows import COUNT, NANS, NEG_INF, POS_INF, as_int64, nonfinite
+from msprobe_engine.probe.rules.alert_factory import alert_at, check_kinds, excluded, note_rest, scalar_alert
+from msprobe_engine.probe.rules.arguments import CommonArgs, arg
+from msprobe_engine.probe.rules.kinds import KINDS, scalar_kind
+from msprobe_engine.probe.rules.layout import Layout, LayoutCache
+from msprobe_engine.probe.rules.masks import Masks
+from msprobe_engine.probe.rules.uninitialised import Computed
+
+
+@dataclass(frozen=True, kw_only=True)
+class NanInfArgs(CommonArgs):
+    """Arguments of the rule."""
+
+    masks: bool = arg(True, "in activations, -Inf without NaN and +Inf is taken for an attention mask where it does no harm")
+    overflow: bool = arg(True, "with a loss scale other than 1, NaN and Inf in gradients are warnings: such a step is skipped")
+
+
+_FLAG = "npu_overflow"
+_SCALED = ("grad", "activation_grad")
+"""What a loss scale multiplies, and what therefore may overflow in a healthy run."""
+
+
+class NanInfRule:
+    """Critical alerts for records with NaN or Inf, earliest first, at most `max_alerts` per step.
+
+    A healthy frame costs one look at three columns; entries are walked only after something was found.
+    """
+
+    name = "nan_inf"
+
+    def __init__(
+        self, args: NanInfArgs | None = None, *, severity: str = "", kinds: Sequence[str] = (), layouts: LayoutCache | None = None
+    ) -> None:
+        self._args = args or NanInfArgs()
+        self._severity = severity
+        self._kinds = check_kinds(self.name, kinds)
+        self._layouts = layouts or LayoutCache()
+        self._computed = Computed()
+        self._masks = Masks()
+        self._flagged = False
+
+    @property
+    def passed_over(self) -> Mapping[str, Any]:
+        """What was taken for masks so far, see `Masks`; grows while the run goes on."""
+        return self._masks.passed_over
+
+    def check(self, frame: Frame) -> list[Alert]:
+        """Alerts for the NaN and Inf of one frame: tensors in order of execution, then scalars."""
+        alerts: list[Alert] = []
+        masks: list[str] = []
+        if len(frame.rows) and nonfinite(frame.rows).any():
+            alerts, masks = self._tensors(frame)
+        for name in self._scalars(frame):
+            kind, value = scalar_kind(name), frame.scalars[name]
+            severity = self._severity_of("grad" if name.startswith("grad") else kind, frame)
+            alerts.append(
+                scalar_alert(
+                    frame, name, kind, rule=self.name, severity=severity, value=value, expected="a finite number", seen=f"value {value}"
+                )
+            )
+        if masks and alerts:
+            said = f"; -Inf in {len(masks)} activations before was taken for masks, the first is {masks[0]}"
+            alerts[0] = replace(alerts[0], message=alerts[0].message + said, extra={**alerts[0].extra, "masks": len(masks)})
+        return [*alerts, *self._saturated(frame)]
+
+    def _scalars(self, frame: Frame) -> list[str]:
+        """Numbers of the step that are not finite."""
+        bad = [name for name, value in frame.scalars.items() if not math.isfinite(value) and scalar_kind(name) in self._kinds]
+        return [name for name in bad if not excluded(name, self._args.exclude)]
+
+    def _saturated(self, frame: Frame) -> list[Alert]:
+        """The device's own flag, where it writes large finite numbers in place of Inf. It stays until somebody clears it: said once."""
+        flag = frame.scalars.get(_FLAG)
+        if flag is None or excluded(_FLAG, self._args.exclude):
+            return []
+        before, self._flagged = self._flagged, flag > 0
+        if before or not self._flagged:
+            return []
+        severity = self._severity_of("grad", frame)
+        seen = "an overflow that the device saturated: no tensor shows it"
+        kind = scalar_kind(_FLAG)
+        return [scalar_alert(frame, _FLAG, kind, rule=self.name, severity=severity, value=flag, expected="no overflow", seen=seen)]
+
+    def _tensors(self, frame: Frame) -> tuple[list[Alert], list[str]]:
+        """Their alerts, and the names of those whose -Inf is taken for that of a mask."""
+        layout = self._layouts.of(frame)
+        found, masks = self._hits(frame, layout)
+        ints = as_int64(layout.take(frame))
+        # Entries come before samples in a layout; within both it is the order of observation.
+        alerts = []
+        for i in found[: self._args.max_alerts]:
+            nans, plus, minus = (int(ints[i, word]) for word in (NANS, POS_INF, NEG_INF))
+            parts = [f"{n} {what}" for n, what in ((nans, "NaN"), (plus, "+Inf"), (minus, "-Inf")) if n]
+            severity = self._severity_of(KINDS[layout.kinds[i]], frame)
+            alerts.append(
+                alert_at(
+                    frame,
+                    layout,
+                    i,
+                    rule=self.name,
+                    severity=severity,
+                    value=math.nan if nans else math.inf if plus else -math.inf,
+                    expected="only finite values",
+                    seen=f"{', '.join(parts)} of {int(ints[i, COUNT])} elements",
+                    extra={"nans": nans, "infs": plus + minus, "count": int(ints[i, COUNT])},
+                )
+            )
+        return note_rest(alerts, len(found)), [layout.names[i] for i in masks]
+
+    def first(self, frame: Frame) -> tuple[str, npt.NDArray[np.float64]] | None:
+        """Name and statistics row, [16], of the first tensor of the frame that the rule would fire for."""
+        if not len(frame.rows) or not nonfinite(frame.rows).any():
+            return None
+        layout = self._layouts.of(frame)
+        found, _ = self._hits(frame, layout)
+        return (layout.names[found[0]], layout.take(frame)[found[0]]) if found else None
+
+    def _hits(self, frame: Frame, layout: Layout) -> tuple[list[int], list[int]]:
+        """Tensors that are not finite, in order, and those whose -Inf is taken for that of a mask."""
+        ints = as_int64(layout.take(frame))
+        certain = (ints[:, NANS] + ints[:, POS_INF]) > 0
+        infinite = ~certain & (ints[:, NEG_INF] > 0)
+        doubtful = infinite & layout.mask(("activation",)) if self._args.masks else np.zeros(len(infinite), bool)
+        hits = self._watched(layout, (certain | infinite) & ~doubtful)
+        masks = self._watched(layout, doubtful)
+        if not masks:
+            return hits, []
+        if not hits and not self._scalars(frame):
+            self._masks.without_harm(frame, layout, masks)
+            return [], masks
+        # What comes after something that is wrong may follow from it: it is neither named nor taken for a mask.
+        before = [i for i in masks if not hits or i < hits[0]]
+        born = {i for i in before if self._masks.is_born(frame, layout, ints, i)}
+        return sorted([*hits, *born]), [i for i in before if i not in born]
+
+    def _watched(self, layout: Layout, bad: npt.NDArray[np.bool_]) -> list[int]:
+        bad &= layout.mask(self._kinds)
+        if not bad.any():
+            return []
+        found = np.flatnonzero(bad & self._computed.of(layout))
+        return [i for i in found.tolist() if not excluded(layout.names[i], self._args.exclude)]
+
+    def _severity_of(self, kind: str, frame: Frame) -> str:
+        if self._severity:
+            return self._severity
+        scaled = self._args.overflow and kind in _SCALED and frame.scalars.get("loss_scale", 1.0) != 1.0
+        return "warning" if scaled else "critical"

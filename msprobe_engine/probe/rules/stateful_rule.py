@@ -1,0 +1,151 @@
+"""Base of the rules that say a lasting condition once when it begins and once when it is over."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.records import Frame
+from msprobe_engine.probe.rules.alert_factory import check_kinds, excluded, note_rest, number, over_alert, scalar_alert
+from msprobe_engine.probe.rules.arguments import LastingArgs
+from msprobe_engine.probe.rules.layout import LayoutCache
+from msprobe_engine.probe.rules.texts import TEXTS
+from msprobe_engine.probe.rules.tracked_series import OCTAVE, Episode, Episodes
+
+A = TypeVar("A", bound=LastingArgs)
+
+_SLOT, _HIGH, _FINE = np.zeros(1, np.intp), np.ones(1, np.bool_), np.zeros(1, np.bool_)
+_LAYER = re.compile(r"(?:[^.]+\.)*?[0-9]+(?=\.|$)")
+
+
+def layer_of(name: str) -> str:
+    """The layer that a parameter belongs to: its name up to the first number, or the module that owns it where there is none.
+
+    ``decoder.layers.3.mlp.fc1.weight`` -> ``decoder.layers.3``, ``embedding.weight`` -> ``embedding``, ``scale`` -> ``scale``.
+    """
+    found = _LAYER.match(name)
+    return found[0] if found else name.rpartition(".")[0] or name
+
+
+class LastingRule(Generic[A]):
+    """A rule with arguments `args`, severity, kinds and the episodes of its slots.
+
+    Class attributes:
+        name: as in the settings.
+        all_kinds: kinds it can look at; the first one is that of alerts that belong to no single tensor.
+        args_type: dataclass of its arguments.
+    """
+
+    name: str
+    all_kinds: ClassVar[tuple[str, ...]]
+    args_type: type[A]
+
+    def __init__(self, args: A | None = None, *, severity: str = "", kinds: Sequence[str] = (), layouts: LayoutCache | None = None) -> None:
+        self.args: A = args or self.args_type()
+        self.severity = severity or TEXTS[self.name].severity
+        self.kinds = check_kinds(self.name, kinds, self.all_kinds)
+        self.layouts = layouts or LayoutCache()
+        self.episodes = Episodes(self.args.patience, self.args.recovery)
+        self.setup()
+
+    def setup(self) -> None:
+        """Make what the rule remembers."""
+
+    def check(self, frame: Frame) -> list[Alert]:
+        """Alerts for one frame."""
+        raise NotImplementedError
+
+    def left_out(self, name: str) -> bool:
+        """Is it excluded by the arguments?"""
+        return excluded(name, self.args.exclude)
+
+    def say(
+        self, frame: Frame, found: Sequence[Episode], names: Callable[[int], str], describe: Callable[[Episode], Alert], kind: str = ""
+    ) -> list[Alert]:
+        """Alerts for what began, at most `max_alerts`, and one for all that is over.
+
+        Args:
+            names: name of a slot.
+            describe: the alert for an episode that begins.
+        """
+        return episode_alerts(
+            frame, found, names, describe, rule=self.name, kind=kind or self.all_kinds[0], max_alerts=self.args.max_alerts
+        )
+
+
+def episode_alerts(
+    frame: Frame,
+    found: Sequence[Episode],
+    names: Callable[[int], str],
+    describe: Callable[[Episode], Alert],
+    *,
+    rule: str,
+    kind: str,
+    max_alerts: int,
+) -> list[Alert]:
+    """Alerts for what began, at most `max_alerts`, and one of `kind` for all that is over.
+
+    Args:
+        names: name of a slot.
+        describe: the alert for an episode that begins.
+    """
+    begun = [episode for episode in found if not episode.over]
+    over = [episode for episode in found if episode.over]
+    alerts = note_rest([describe(episode) for episode in begun[:max_alerts]], len(begun))
+    if over:
+        first = over[0]
+        alerts.append(over_alert(frame, names(first.slot), kind, rule=rule, steps=first.steps, more=len(over) - 1))
+    return alerts
+
+
+class ScalarLevel:
+    """One number of the step against its own running level: `msprobe_engine.probe.rules.tracked_series.Level` with one slot, without
+    arrays."""
+
+    def __init__(self, args: LastingArgs, threshold: float, scatter: float, window: int, warmup: int) -> None:
+        self._threshold, self._factor = threshold, scatter
+        self._weight, self._warmup = 2.0 / (window + 1.0), warmup
+        self._mean = self._scatter = 0.0
+        self._seen = 0
+        self._episodes = Episodes(args.patience, args.recovery)
+
+    def check(self, rule: LastingRule[Any], frame: Frame, name: str, value: float | None, kind: str) -> list[Alert]:
+        """Alerts of `rule` for the number, None when the frame does not hold it."""
+        if value is None or not math.isfinite(value) or value <= 0.0:
+            return []
+        away = math.log(value) - self._mean
+        high = self._seen >= self._warmup and away > math.log(self._threshold) and away > self._factor * self._scatter
+        level = math.exp(self._mean)
+        if not high:
+            self._take(away)
+        return rule.say(
+            frame,
+            self._episodes.update(_HIGH if high else _FINE, _SLOT),
+            lambda _slot: name,
+            lambda _episode: scalar_alert(
+                frame,
+                name,
+                kind,
+                rule=rule.name,
+                severity=rule.severity,
+                value=value,
+                expected=f"at most {number(self._threshold * level)}",
+                seen=f"value {number(value)}, {number(value / level)} times its running level {number(level)}",
+            ),
+            kind,
+        )
+
+    def _take(self, away: float) -> None:
+        if self._seen == 0:
+            self._mean = away
+        else:
+            weight = max(1.0 / (self._seen + 1.0), self._weight)
+            step = min(max(away, -OCTAVE), OCTAVE)
+            self._mean += weight * step
+            self._scatter += weight * (abs(step) - self._scatter)
+        self._seen += 1

@@ -1,0 +1,43 @@
+"""Which tensors of a frame were computed, as against memory that was handed out or moved around.
+
+Uninitialised memory (``torch.empty``, Megatron's global buffers) may hold any bits, NaN too, and its views and copies do. That is no
+fault until an operation computes with it, and then the operation's output shows it. The same holds for a value that the caller
+filled in (``torch.full(n, inf)`` as the start of a running minimum). So of API calls only outputs count, and only those of calls
+that compute; module calls, backward calls and collectives count in full.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.core.operator_traits import MOVES
+from msprobe_engine.probe.rules.layout import Layout
+
+_API = re.compile(r"(?!Module\.|Cell\.|Distributed\.|MintDistributed\.)[^.]+\..*?([^.]+)\.[0-9]+\.forward\.(.*)", re.DOTALL)
+
+
+def computed(layout: Layout) -> npt.NDArray[np.bool_]:
+    """True for every tensor of the layout in which a NaN would be a fault, [n]."""
+    return np.fromiter((_counts(name) for name in layout.names), np.bool_, len(layout.names))
+
+
+class Computed:
+    """`computed` of the last layout, kept: layouts hardly ever change."""
+
+    def __init__(self) -> None:
+        self._number = -1
+        self._mask: npt.NDArray[np.bool_] = np.empty(0, np.bool_)
+
+    def of(self, layout: Layout) -> npt.NDArray[np.bool_]:
+        """The mask of `layout`, [n]."""
+        if self._number != layout.number:
+            self._number, self._mask = layout.number, computed(layout)
+        return self._mask
+
+
+def _counts(name: str) -> bool:
+    found = _API.fullmatch(name)
+    return found is None or (found[2].startswith("output") and found[1] not in MOVES)

@@ -1,0 +1,207 @@
+"""What every probe has, whatever the framework: settings, output directory, rules, sinks, incidents, and the step boundary."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.core import redaction
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.backend import Backend
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.log import get_logger, set_rank
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
+from msprobe_engine.core.statistics.rows import empty
+from msprobe_engine.probe.earlier_run import find_earlier_run, is_restart
+from msprobe_engine.probe.incident.manager import CaptureRequest, IncidentManager
+from msprobe_engine.probe.incident.notify import Notifier, SilentNotifier
+from msprobe_engine.probe.pipeline import Pipeline
+from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.memory import MemorySink
+from msprobe_engine.probe.writer import Writer
+
+_log = get_logger()
+
+
+class Session:
+    """Life of one probe in one process.
+
+    Attributes:
+        armed: the dump that an alert (of this or another rank) has ordered, None when there is none.
+    """
+
+    def __init__(
+        self,
+        settings: ProbeSettings,
+        backend: Backend,
+        *,
+        local_rank: int = 0,
+        local_world_size: int = 1,
+        notifier: Notifier | None = None,
+        extra_sinks: Sequence[Sink] = (),
+    ) -> None:
+        from msprobe_engine.probe.rules.build import build_rules
+        from msprobe_engine.probe.sinks.build import build_sinks
+        from msprobe_engine.probe.sinks.prometheus.sink import PrometheusSink
+
+        redaction.demand(settings.redact)
+        self.settings = settings
+        self.backend = backend
+        self.faults = Faults(settings.strict)
+        self.output_dir = Path(settings.output_dir)
+        self.rank = backend.rank()
+        self.armed: CaptureRequest | None = None
+        self._now = 0
+        self._earlier = ""
+        if self.rank is not None:
+            set_rank(self.rank)
+        rank = self.rank or 0
+        with_rules = settings
+        if settings.monitor is not None or settings.incident.level:
+            with_rules = settings if settings.rules else replace(settings, rules=(RuleSettings(),))
+        with self.faults.guard("look for an earlier run"):
+            self._earlier = find_earlier_run(settings, rank) if not rank else ""
+        sinks, errors = build_sinks(
+            settings,
+            output_dir=self.output_dir,
+            rank=rank,
+            local_rank=local_rank,
+            local_world_size=local_world_size,
+            world_size=backend.world_size(),
+            monitor=settings.monitor,
+        )
+        for error in errors:
+            # Every message begins with the name of its sink.
+            self.faults.fail(str(error).partition(":")[0], error, hint="the other sinks work" if sinks else "no other sink works")
+        self.writer = Writer([*sinks, *extra_sinks], self.faults, int(settings.sinks.max_gb * 1e9))
+        self.pipeline = Pipeline(backend, build_rules(with_rules), self.writer, self.faults)
+        for rule in self.pipeline.rules:
+            if (bind := getattr(rule, "bind", None)) is not None:
+                bind(self.raise_alert)
+        self.incidents: IncidentManager | None = None
+        self._incident_lock = threading.Lock()
+        if settings.incident.enabled and with_rules.rules:
+            self.incidents = IncidentManager(
+                settings.incident,
+                output_dir=self.output_dir,
+                rank=rank,
+                world_size=backend.world_size(),
+                notifier=notifier or SilentNotifier(),
+                submit=self._submit,
+                rank_info=self.pipeline.rank_info,
+            )
+            self.pipeline.listeners.append(self._incident)
+        elif notifier is not None:
+            notifier.close()  # it has a thread from the beginning
+        for sink in self.writer.sinks:  # sinks that say where the rank is, and those that export the probe's own losses
+            if (watch := getattr(sink, "watch_info", None)) is not None:
+                watch(self.pipeline.rank_info)
+            if (watch_remark := getattr(sink, "watch_remark", None)) is not None:
+                watch_remark("without_optimizer", self.pipeline.without_optimizer)
+                for rule in self.pipeline.rules:
+                    if (passed_over := getattr(rule, "passed_over", None)) is not None:
+                        watch_remark("masks", passed_over)
+            if isinstance(sink, PrometheusSink):
+                sink.watch_losses(self.writer.lost)
+                sink.watch_cost(self.pipeline.cost)
+
+    def say_what_is_on(self) -> None:
+        """One line on rank 0: that the probe is there, what it watches and where it writes; a second where another run has written."""
+        if self.rank:
+            return
+        settings = self.settings
+        parts = []
+        if settings.monitor is not None:
+            parts.append("monitor")
+        if settings.dump is not None:
+            parts.append(f"dump {settings.dump.level}")
+        if self.incidents is not None:
+            parts.append(f"incidents (last {settings.incident.ring_steps} steps, level {settings.incident.level or 'of the monitor'})")
+        if not parts:
+            _log.warning("the probe has nothing to do: the settings have no monitor, dump or incident.level section")
+            return
+        ports = {s: getattr(s, "port", None) for s in (*self.writer.sinks, *self.writer.dump_sinks)}
+        sinks = ", ".join(f"{s.name} on port {port}" if port else s.name for s, port in ports.items())
+        _log.info("msprobe is on: %s; writing to %s%s", ", ".join(parts), self.output_dir, f" ({sinks or 'no sink'})")
+        if self._earlier:
+            _log.log(logging.INFO if is_restart() else logging.WARNING, "%s", self._earlier)
+
+    def end_step(
+        self, step: int, scalars: Mapping[str, Any] | None = None, stacks: list[list[str]] | None = None, complete: bool = True
+    ) -> None:
+        """Close a step; `complete` False: it was cut off."""
+        self._now = step
+        with self.faults.guard("step boundary"):
+            numbers = {**(scalars or {}), **({} if complete else {"interrupted": 1.0})}  # every sink shows it
+            for name, value in numbers.items():
+                self.pipeline.scalar(name, value)
+            self.pipeline.end_step(step, stacks, complete)
+
+    def hold(self, held: bool) -> None:
+        """Evaluation begins (True) or is over: rules that expect steps wait."""
+        for rule in self.pipeline.rules:
+            if (hold := getattr(rule, "hold", None)) is not None:
+                hold(held)
+
+    def follow(self, settings: ProbeSettings) -> None:
+        """The monitor's settings have changed: sinks show other columns from the frame of the next step on."""
+        self.settings = settings
+        monitor = settings.monitor
+        for sink in self.writer.sinks:
+            if monitor is not None and (follow := getattr(sink, "follow", None)) is not None:
+                self.pipeline.afterwards(partial(self.writer.call, partial(follow, monitor), f"settings of sink {sink.name}"))
+
+    @property
+    def frames(self) -> list[Frame]:
+        """What the memory sink has kept, oldest first; waits until the writer has handed everything on."""
+        self.writer.flush()
+        return [frame for sink in self.writer.sinks if isinstance(sink, MemorySink) for frame in sink.frames]
+
+    def close(self) -> None:
+        """Finish all steps and close every sink. Safe to call twice."""
+        for rule in self.pipeline.rules:
+            if (close := getattr(rule, "close", None)) is not None:
+                with self.faults.guard(f"rule {rule.name}"):
+                    close()
+        with self.faults.guard("closing"):
+            self.pipeline.advance(wait=True)
+            for alert in self.pipeline.untold():
+                self.raise_alert(alert)
+        with self.faults.guard("closing"):
+            self.pipeline.close()
+        if self.incidents is not None:
+            with self.faults.guard("incidents"):
+                self.incidents.close()
+
+    def _incident(self, frame: Frame, alerts: Sequence[Alert]) -> None:
+        assert self.incidents is not None
+        with self._incident_lock:
+            request = self.incidents.on_frame(frame, alerts, self._now)
+        if request is not None:
+            self._arm(request)
+
+    def raise_alert(self, alert: Alert) -> None:
+        """An alert of a thread that watches the training, or after the last step: said, written and made an incident of without
+        waiting for a step."""
+        frame = Frame(alert.step, alert.rank, empty(0), framework=self.backend.framework, complete=False)
+        try:
+            self.writer.submit(frame, [alert])
+            self.writer.settle()
+        finally:
+            _log.log(logging.ERROR if alert.severity == "critical" else logging.WARNING, "ALERT %s", alert.message)
+        if self.incidents is not None and self.incidents.starts(alert):
+            self._incident(frame, [alert])
+
+    def _arm(self, request: CaptureRequest) -> None:
+        if self.armed is None:
+            self.armed = request
+            _log.warning("capture of level %s armed for step %d", request.level, request.first_step)
+
+    def _submit(self, job: Any, what: str) -> None:
+        self.writer.call_dump(job, what)  # frames of an incident are written as dumps

@@ -1,0 +1,101 @@
+"""From settings to sinks. Dump directories are not built here: they have a writer of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from msprobe_engine.core.errors import ProbeError
+from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings
+from msprobe_engine.probe.sinks.anomaly import AnomalySink
+from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.csv.monitor import CsvSink
+from msprobe_engine.probe.sinks.memory import MemorySink
+
+MEMORY_FRAMES = 10_000
+"""Frames that sink ``memory`` keeps, the latest ones: a run may have millions of steps."""
+
+
+def build_sinks(
+    settings: ProbeSettings,
+    *,
+    output_dir: Path,
+    rank: int,
+    local_rank: int = 0,
+    local_world_size: int = 1,
+    world_size: int = 0,
+    monitor: MonitorSettings | None = None,
+    info: Mapping[str, str] | None = None,
+) -> tuple[list[Sink], list[ProbeError]]:
+    """The sinks that `settings.sinks` asks for, and the errors of those that could not start.
+
+    A sink that cannot start does not keep the others, or the training, from starting. CSV files hold samples only and are
+    written when there is a monitor.
+
+    Args:
+        output_dir: root of everything that is written.
+        rank, local_rank, local_world_size, world_size: where this process is; world_size 0: unknown.
+        monitor: what is watched; decides the columns of the CSV files.
+        info: further labels of this rank for Prometheus (tp, pp, dp, ...).
+
+    Raises:
+        ProbeError: with ``settings.strict``, the first sink that cannot start.
+    """
+    wanted: list[Callable[[], Sink]] = []
+    sinks = settings.sinks
+    if sinks.csv.enabled and monitor is not None:
+        rules = [one.rule for one in settings.rules] or ["nan_inf"]
+        wanted.append(lambda: CsvSink(sinks.csv, monitor, output_dir=output_dir, rank=rank, world_size=world_size, rules=rules))
+    if sinks.tensorboard.enabled:
+        wanted.append(lambda: _tensorboard(settings, monitor, output_dir, rank))
+    if sinks.jsonl.enabled:
+        wanted.append(lambda: _json_lines(settings, monitor, output_dir, rank, world_size))
+    if sinks.sqlite.enabled:
+        wanted.append(lambda: _sqlite(settings, monitor, output_dir, rank, world_size))
+    if sinks.prometheus.enabled:
+        wanted.append(lambda: _prometheus(settings, output_dir, rank, local_rank, local_world_size, info))
+    if sinks.memory:
+        wanted.append(lambda: MemorySink(MEMORY_FRAMES))
+    if sinks.anomalies:
+        wanted.append(lambda: AnomalySink(output_dir=output_dir, rank=rank))
+    built: list[Sink] = []
+    errors: list[ProbeError] = []
+    for make in wanted:
+        try:
+            built.append(make())
+        except ProbeError as error:
+            if settings.strict:
+                for sink in built:
+                    sink.close()
+                raise
+            errors.append(error)
+    return built, errors
+
+
+# Imported when asked for: none of these is needed by most runs.
+def _tensorboard(settings: ProbeSettings, monitor: MonitorSettings | None, output_dir: Path, rank: int) -> Sink:
+    from msprobe_engine.probe.sinks.tensorboard import TensorBoardSink
+
+    return TensorBoardSink(settings.sinks.tensorboard, output_dir=output_dir, rank=rank, monitor=monitor)
+
+
+def _json_lines(settings: ProbeSettings, monitor: MonitorSettings | None, output_dir: Path, rank: int, world_size: int) -> Sink:
+    from msprobe_engine.probe.sinks.jsonlines import JsonLinesSink
+
+    return JsonLinesSink(settings.sinks.jsonl, monitor, output_dir=output_dir, rank=rank, world_size=world_size)
+
+
+def _sqlite(settings: ProbeSettings, monitor: MonitorSettings | None, output_dir: Path, rank: int, world_size: int) -> Sink:
+    from msprobe_engine.probe.sinks.sqlite import SqliteSink
+
+    return SqliteSink(settings.sinks.sqlite, monitor, output_dir=output_dir, rank=rank, world_size=world_size)
+
+
+def _prometheus(
+    settings: ProbeSettings, output_dir: Path, rank: int, local_rank: int, local_world_size: int, info: Mapping[str, str] | None
+) -> Sink:
+    from msprobe_engine.probe.sinks.prometheus.sink import PrometheusSink
+
+    return PrometheusSink(
+        settings.sinks.prometheus, output_dir=output_dir, rank=rank, local_rank=local_rank, local_world_size=local_world_size, info=info
+    )

@@ -1,0 +1,74 @@
+"""Base of the sinks that write one file per rank: ``{path, or <output_dir>/<place>}/rank{R}<ending>``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from msprobe_engine.core.io.output_files import make_directory
+from msprobe_engine.core.io.safe_cells import Names
+from msprobe_engine.core.settings.schema import JsonLinesSettings, MonitorSettings, SqliteSettings
+from msprobe_engine.formats.monitor.losses import ENDING, LossFile
+from msprobe_engine.probe.sinks.run_files import RunFile
+
+
+class OneFileSink:
+    """Where the file is, which statistics it gets, and what the run says about itself.
+
+    Class attributes:
+        name: as in the settings.
+        place: directory below the run's output.
+        ending: of the file's name.
+        left_out: statistics that this format has no column for.
+
+    Args:
+        settings: section ``sinks.<name>``.
+        monitor: for the names and what the run says about itself.
+        output_dir: root of the run's output.
+        rank: global rank.
+        world_size: number of ranks; 0: unknown.
+
+    Raises:
+        SinkError: the file cannot be opened.
+    """
+
+    name: str
+    place: ClassVar[str]
+    ending: ClassVar[str]
+    left_out: ClassVar[tuple[str, ...]] = ("shape", "dtype")
+
+    def __init__(
+        self,
+        settings: JsonLinesSettings | SqliteSettings,
+        monitor: MonitorSettings | None,
+        *,
+        output_dir: Path,
+        rank: int,
+        world_size: int = 0,
+    ) -> None:
+        self._ops = tuple(op for op in dict.fromkeys(settings.ops) if op not in self.left_out)
+        self._rank = rank
+        directory = Path(settings.path or output_dir / self.place)
+        make_directory(directory, f"{self.name} sink")
+        self.path = directory / f"rank{rank}{self.ending}"
+        """The file."""
+        self._names = Names(monitor is not None and monitor.squash_name)
+        self._run = RunFile(None, rank, world_size, monitor)
+        self._open()
+        self.losses = LossFile(directory / f"rank{rank}{ENDING}")
+
+    def _open(self) -> None:
+        """Open `path`; raises `SinkError`."""
+        raise NotImplementedError
+
+    def watch_info(self, info: Mapping[str, Any]) -> None:
+        """Facts about the rank (tp, pp, dp, ...); a mapping that its owner fills when they are known."""
+        self._run.watch(info)
+
+    def watch_remark(self, key: str, facts: Mapping[str, Any]) -> None:
+        """What the run says about itself under a key, in a mapping that grows."""
+        self._run.watch(facts, key)
+
+    def flush(self) -> None:
+        """Nothing waits here: every step is with the operating system when `write` returns."""

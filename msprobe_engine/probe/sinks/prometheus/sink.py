@@ -1,0 +1,170 @@
+"""Metrics for Prometheus: an HTTP endpoint, a text file for the node exporter, or (opt-in) a push gateway.
+
+The writer thread only changes plain numbers; text is made when somebody scrapes. What goes over a network runs on threads of
+its own with time-outs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.errors import SinkError
+from msprobe_engine.core.io.output_files import make_directory, replace_file
+from msprobe_engine.core.metrics_server.families import Family
+from msprobe_engine.core.metrics_server.http import MetricsServer
+from msprobe_engine.core.metrics_server.text import Exposition
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import PrometheusSettings
+from msprobe_engine.probe.sinks.prometheus.metrics import RankMetrics
+from msprobe_engine.probe.sinks.prometheus.node import folded, node_families, snapshot_path, write_snapshot
+from msprobe_engine.probe.sinks.prometheus.push import Pusher
+
+_LOG = logging.getLogger("msprobe.prometheus")
+_FILE_SECONDS = 1.0
+"""Files are replaced at most this often, except after an alert."""
+_TEXTFILE_MODE = 0o644
+"""The node exporter runs as another user; metrics hold no secrets."""
+
+
+class PrometheusSink:
+    """Exports the metrics of this rank, or of all ranks of the node.
+
+    Args:
+        settings: section ``sinks.prometheus``.
+        output_dir: root of the run's output; ranks of a node exchange their numbers in ``prometheus/`` below it.
+        rank, local_rank, local_world_size: where this process is.
+        info: further labels of ``msprobe_rank_info`` (tp, pp, dp, ...).
+
+    Raises:
+        MissingExtraError: the package prometheus_client is not installed.
+        SinkError: the port is taken, a directory or certificate cannot be used, a setting is missing.
+    """
+
+    name = "prometheus"
+
+    def __init__(
+        self,
+        settings: PrometheusSettings,
+        *,
+        output_dir: Path,
+        rank: int,
+        local_rank: int = 0,
+        local_world_size: int = 1,
+        info: Mapping[str, str] | None = None,
+    ) -> None:
+        self._exposition = Exposition(self.families, "prometheus sink: the metrics endpoint")
+        self._rank = rank
+        labels = {"local_rank": str(local_rank), **(info or {})}
+        self._metrics = RankMetrics(rank, max_series=settings.max_series, layers=settings.layers, info=labels, clock=time.time)
+        self._server: MetricsServer | None = None
+        self._pusher: Pusher | None = None
+        self._textfile: Path | None = None
+        self._node: Path | None = None
+        self._others = range(0)
+        self._serves_node = False
+        self._folded = settings.aggregate == "node"
+        self._first_rank = rank - local_rank
+        self._written = 0.0
+        self._lock = threading.Lock()
+
+        if settings.mode == "textfile":
+            if not settings.textfile_dir:
+                raise SinkError("prometheus sink: mode textfile needs sinks.prometheus.textfile_dir (what the node exporter reads)")
+            make_directory(Path(settings.textfile_dir), "prometheus sink")
+            self._textfile = Path(settings.textfile_dir) / f"msprobe_rank{rank}.prom"
+            self._write_files()
+        elif settings.mode == "push":
+            if not settings.push_url:
+                raise SinkError("prometheus sink: mode push needs sinks.prometheus.push_url, for example http://127.0.0.1:9091")
+            self._pusher = Pusher(settings.push_url, settings.job, rank, self._exposition.registry)
+        else:
+            self._open_endpoint(settings, output_dir, local_rank, local_world_size)
+
+    @property
+    def port(self) -> int | None:
+        """The port of the endpoint, None when this rank has none."""
+        return self._server.port if self._server is not None else None
+
+    def watch_info(self, info: Mapping[str, Any]) -> None:
+        """Labels of ``msprobe_rank_info`` (tp, pp, dp, ...); a mapping that its owner fills when they are known."""
+        self._metrics.watch_info(info)
+
+    def watch_cost(self, cost: Mapping[str, float]) -> None:
+        """Export ``cost["seconds"]``, the time spent at step boundaries; a mapping that the pipeline goes on changing."""
+        self._metrics.watch_cost(cost)
+
+    def watch_losses(self, losses: Mapping[str, int]) -> None:
+        """Export `losses` (sink or queue name to frames lost), a mapping that the writer goes on changing."""
+        self._metrics.watch_losses(losses)
+
+    def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
+        """Take one frame in. Never waits for a network.
+
+        Raises:
+            SinkError: the file of mode textfile, or for the other ranks of the node, cannot be written.
+        """
+        self._metrics.update(frame, alerts)
+        if self._pusher is not None:
+            self._pusher.wake()
+        if alerts or time.monotonic() - self._written >= _FILE_SECONDS:
+            self._write_files()
+
+    def flush(self) -> None:
+        """What a scraper would see now is what was written last."""
+        self._write_files()
+
+    def close(self) -> None:
+        """Stop serving; take away what would otherwise stand there as if the run went on."""
+        for name, part in (("endpoint", self._server), ("push", self._pusher)):
+            try:
+                if part is not None:
+                    part.close()
+            except Exception as error:
+                _LOG.warning("prometheus sink: closing the %s: %s", name, error)
+        self._server = self._pusher = None
+        for path in (self._textfile, snapshot_path(self._node, self._rank) if self._node is not None else None):
+            try:
+                if path is not None:
+                    path.unlink(missing_ok=True)
+            except OSError as error:
+                _LOG.warning("prometheus sink: cannot remove %s: %s", path, error)
+        self._textfile = self._node = None
+
+    def families(self) -> list[Family]:
+        """What a scrape gets: this rank, and the others of the node where this rank serves them."""
+        found = self._metrics.families()
+        if self._serves_node and self._node is not None:
+            found = node_families(found, self._node, self._others, time.time())
+        return folded(found, self._first_rank) if self._folded else found
+
+    def _open_endpoint(self, settings: PrometheusSettings, output_dir: Path, local_rank: int, local_world_size: int) -> None:
+        port = settings.port
+        if settings.per_node and local_world_size > 1:
+            # Ranks of a node are consecutive (torchrun); the directory is named by the first, as output_dir may be shared by nodes.
+            first = self._first_rank
+            self._node = output_dir.absolute() / "prometheus" / f"node{first}"
+            make_directory(self._node, "prometheus sink")
+            if local_rank > 0:
+                self._write_files()
+                return
+            self._serves_node = True
+            self._others = range(first + 1, first + local_world_size)
+        elif port:
+            port += local_rank
+        self._server = MetricsServer(
+            settings.address, port, self._exposition.choose, cert=settings.tls_cert, key=settings.tls_key, hosts=settings.hosts
+        )
+
+    def _write_files(self) -> None:
+        with self._lock:
+            self._written = time.monotonic()
+            if self._textfile is not None:
+                replace_file(self._textfile, self._exposition.text(), _TEXTFILE_MODE)
+            elif self._node is not None and not self._serves_node:
+                write_snapshot(self._node, self._rank, self._metrics.families(), time.time())

@@ -1,0 +1,246 @@
+"""The background threads that hand finished frames to the sinks: one for what the monitor writes, one for dumps.
+
+A step of a dump is hundreds of kilobytes of text, or gigabytes of tensors, and one of the monitor a few lines. Behind one queue the monitor
+would wait for the dump, and a process that is killed would lose steps of it that were finished long ago.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.records import Frame
+from msprobe_engine.formats.monitor.losses import Losses
+from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.file_limit import FileLimit
+
+QUEUE_LENGTH = 64
+"""Frames that may wait in one queue. A frame of 2000 tensors holds 256 KiB of rows; both queues hold the same ones."""
+PATIENCE_SECONDS = 5.0
+"""How long the training may be held back by full queues (a hanging file system) before a frame is dropped and counted."""
+CLOSE_SECONDS = 60.0
+"""How long `flush` and `close` wait for the file system."""
+
+_log = get_logger()
+_HANGS = "is the output file system hanging?"
+
+
+class SinkQueue:
+    """Writes frames in step order on one daemon thread, for some of the sinks.
+
+    Args:
+        name: of the queue, in messages and in `Writer.lost`.
+        sinks: may be changed while nothing waits to be written, and appended to at any time.
+        faults, lose: what tells of failures, and counts what is lost.
+        file_limit: bytes for the files of these sinks, see `msprobe_engine.probe.sinks.file_limit`; 0: no limit.
+    """
+
+    def __init__(self, name: str, sinks: Sequence[Sink], faults: Faults, lose: Callable[[str], None], file_limit: int = 0) -> None:
+        self.name = name
+        self.sinks = list(sinks)
+        self._file_limit = FileLimit(file_limit, self.sinks)
+        self._faults = faults
+        self._lose = lose
+        self._losses = Losses()
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(QUEUE_LENGTH)
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+        self._error: Exception | None = None
+
+    def submit(self, frame: Frame, alerts: Sequence[Alert], until: float) -> None:
+        """Queue one frame. Waits at most `until` (of the monotonic clock) when the queue is full, then drops the frame and counts it."""
+        if self.sinks and not self.call(lambda: self._write(frame, alerts), f"frame of step {frame.step}", until):
+            for sink in self.sinks:
+                self._note(sink, frame, alerts)
+
+    def call(self, job: Callable[[], None], what: str, until: float) -> bool:
+        """Run `job` on the thread of this queue, after everything that was queued before; False when there was no room for it in time."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        if os.getpid() != self._process:  # a forked child: the thread, and whoever held the queue's lock, stayed in the parent
+            self._process, self._queue, self._thread = os.getpid(), queue.Queue(QUEUE_LENGTH), None
+            for sink in self.sinks:
+                if hasattr(sink, "losses"):
+                    sink.losses.take_over()
+        self._need_thread()
+        began = time.monotonic()
+        try:
+            self._queue.put(job, timeout=max(0.0, until - began))
+        except queue.Full:
+            self._lose(self.name)
+            waited = time.monotonic() - began
+            problem = TimeoutError(f"{what} dropped: {QUEUE_LENGTH} frames are waiting and nothing was written for {waited:.2g} s")
+            self._faults.fail(self.name, problem, disable=False, hint=f"{_HANGS} dropped frames are counted")
+            return False
+        return True
+
+    @property
+    def _works(self) -> bool:
+        """Has anything been queued in this process?"""
+        return self._thread is not None and os.getpid() == self._process
+
+    def _need_thread(self) -> None:
+        if self._thread is not None and self._thread.is_alive():
+            return
+        if self._thread is not None:
+            self._lose(self.name)
+            problem = RuntimeError("the thread that writes files has ended in the midst of a frame; another one goes on with the next")
+            self._faults.fail(self.name, problem, disable=False, hint="what is lost is counted")
+        thread = threading.Thread(target=self._run, name=f"msprobe-{self.name.replace(' ', '-')}", daemon=True)
+        thread.start()
+        self._thread = thread
+
+    def settle(self, seconds: float) -> bool:
+        """Wait until the sinks have been given everything that was queued so far, at most so many seconds; False: they have not."""
+        if not self._works:
+            return True
+        done = threading.Event()
+        until = time.monotonic() + seconds
+        written = False
+        with contextlib.suppress(queue.Full, RuntimeError):  # at the end of the interpreter no thread can be started
+            self._need_thread()
+            assert self._thread is not None
+            self._queue.put(done.set, timeout=seconds)
+            while not (written := done.wait(min(1.0, max(0.0, until - time.monotonic())))):
+                if time.monotonic() >= until or not self._thread.is_alive():
+                    break
+        return written
+
+    def flush(self, seconds: float) -> None:
+        """Wait until everything queued so far is written, at most so many seconds."""
+        if not self._works:
+            return
+        began = time.monotonic()
+        if not self.settle(seconds):
+            self._lose(self.name)
+            alive = self._thread is not None and self._thread.is_alive()
+            why = f"{_HANGS} the run does not wait for it" if alive else "the thread that writes files has ended"
+            problem = TimeoutError(f"{self._queue.qsize()} frames were not written within {time.monotonic() - began:.2g} s")
+            self._faults.fail(self.name, problem, disable=False, hint=why)
+            return
+        for sink in self.sinks:
+            try:
+                sink.flush()
+            except Exception as error:
+                self._fail(sink, error)
+
+    def close(self) -> None:
+        """End the thread and close the sinks; what still waits is not waited for."""
+        if self._works:
+            assert self._thread is not None
+            with contextlib.suppress(queue.Full):
+                self._queue.put_nowait(None)
+                self._thread.join(timeout=PATIENCE_SECONDS)
+        self._thread = None
+        self._tell()
+        for sink in self.sinks:
+            try:
+                sink.close()
+            except Exception as error:
+                self._fail(sink, error)
+        self._file_limit.close()
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            try:
+                job()
+            except Exception as error:  # strict mode: handed to the training thread at its next call
+                self._error = error
+
+    def _write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
+        for_files = self._file_limit.shorten(frame, alerts)
+        for sink in self.sinks:
+            given = for_files if hasattr(sink, "size") else frame
+            try:
+                if given is not None:
+                    sink.write(given, alerts)
+            except Exception as error:
+                self._note(sink, frame, alerts)
+                self._tell()  # before a strict probe raises
+                self._fail(sink, error)
+        self._tell()
+
+    def _note(self, sink: Sink, frame: Frame, alerts: Sequence[Alert]) -> None:
+        if hasattr(sink, "losses"):
+            self._losses.note(sink.name, frame.step, len(alerts))
+
+    def _tell(self) -> None:
+        self._losses.tell([sink.losses for sink in self.sinks if hasattr(sink, "losses")])
+
+    def _fail(self, sink: Sink, error: Exception) -> None:
+        self._lose(sink.name)
+        self._faults.fail(f"sink {sink.name}", error, disable=False, hint="later steps are tried again; what is lost is counted")
+
+
+class Writer:
+    """Hands every frame to the sinks of both queues.
+
+    A sink that raises loses that frame only; the loss is counted per sink and said once.
+
+    Args:
+        sinks: of the monitor.
+        file_limit: bytes for their files, see `msprobe_engine.probe.sinks.file_limit`; 0: no limit.
+
+    Attributes:
+        sinks: of the monitor.
+        dump_sinks: those that write dumps. Either list may be changed while nothing waits to be written, and appended to at any time.
+        lost: what was lost, name to count; what sinks that export metrics show.
+    """
+
+    def __init__(self, sinks: Sequence[Sink], faults: Faults, file_limit: int = 0) -> None:
+        self.lost: dict[str, int] = {}
+        self._losing = threading.Lock()
+        self._monitor = SinkQueue("writer queue", sinks, faults, self.lose, file_limit)
+        self._dump = SinkQueue("dump queue", [], faults, self.lose)
+        self.sinks, self.dump_sinks = self._monitor.sinks, self._dump.sinks
+
+    def submit(self, frame: Frame, alerts: Sequence[Alert]) -> None:
+        """Queue one frame for all sinks. Waits at most `PATIENCE_SECONDS`, for both queues together."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        self._monitor.submit(frame, alerts, until)
+        self._dump.submit(frame, alerts, until)
+
+    def settle(self) -> None:
+        """Wait until the monitor's files have every frame that was queued so far, at most `PATIENCE_SECONDS`: an alert is on the disk
+        before people read it, so that no process can be killed between the two."""
+        self._monitor.settle(PATIENCE_SECONDS)
+
+    def call(self, job: Callable[[], None], what: str) -> None:
+        """Run `job` on the thread of the monitor's sinks, after every frame that was queued before."""
+        self._monitor.call(job, what, time.monotonic() + PATIENCE_SECONDS)
+
+    def call_dump(self, job: Callable[[], None], what: str) -> None:
+        """The same on the thread that writes dumps: for what takes as long as they do."""
+        self._dump.call(job, what, time.monotonic() + PATIENCE_SECONDS)
+
+    def flush(self) -> None:
+        """Wait until everything queued so far is written, at most `CLOSE_SECONDS` for both queues together, where no tensors are on their
+        way to files. The monitor's files, which take moments, come first; the dump's thread goes on meanwhile."""
+        began = time.monotonic()
+        self._monitor.flush(CLOSE_SECONDS)
+        left = max(began + CLOSE_SECONDS - time.monotonic(), CLOSE_SECONDS / 60)
+        for sink in self.dump_sinks:
+            if (drain := getattr(sink, "drain", None)) is not None:  # tensor files: minutes of work are no hanging file system
+                drain()
+        self._dump.flush(left)
+
+    def close(self) -> None:
+        """Flush and close all sinks, end the threads."""
+        self.flush()
+        self._monitor.close()
+        self._dump.close()
+        if self.lost:
+            _log.error("lost while writing: %s", ", ".join(f"{name} {count}" for name, count in sorted(self.lost.items())))
+
+    def lose(self, name: str, count: int = 1) -> None:
+        """Count what was lost: frames, or tensors. Called on any thread."""
+        with self._losing:
+            self.lost[name] = self.lost.get(name, 0) + count

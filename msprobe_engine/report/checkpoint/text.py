@@ -1,0 +1,177 @@
+"""A comparison of checkpoints on the console: the verdict, then what differs, the furthest apart first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from msprobe_engine.core.log import one_line
+from msprobe_engine.find.checkpoint.result import Result, SideFacts, TensorResult, counted, ranked
+
+TOP = 20
+_NAMES, _FEW = 10, 3
+_NAME_WIDTH, _VALUE_WIDTH = 90, 60
+
+
+def text(result: Result, top: int = TOP) -> str:
+    """The report, lines of at most about 160 characters; `top`: how many of the tensors that differ are listed."""
+    lines = [result.verdict()]
+    lines += [f"  hint: {one_line(hint)}" for hint in result.hints]
+    lines += [_side("A", result.a), _side("B", result.b)]
+    different = result.different
+    if different:
+        shown = ranked(different, top)
+        lines += ["", f"differ ({len(shown)} of {len(different)}, the furthest apart first):" if len(shown) < len(different) else "differ:"]
+        lines += _table(("tensor", "type", "shape", "changed", "rel. norm", "max abs", "at", "cos"), [_row(t) for t in shown])
+        lines += [f"  {one_line(t.name)}: {one_line(t.hint or t.note)}" for t in shown if t.hint or t.note]
+        lines += _files(result)
+    lines += _names("only in A", result.only_in_a) + _names("only in B", result.only_in_b)
+    if result.values:
+        expected = sum(not value.matters for value in result.values)
+        lines += ["", f"values: {_differ(len(result.values) - expected)}, {expected} more as expected, {result.values_equal} the same"]
+        lines += [f"  {one_line(v.name)}: {_value(v.a)} -> {_value(v.b)}" for v in result.values_that_matter[:TOP]]
+        lines += _more(len(result.values_that_matter), TOP)
+    if result.unknown:
+        lines += ["", "not compared whole:"]
+        lines += [f"  {one_line(t.name)}: {one_line(t.note)}" for t in result.unknown[:_NAMES]] + _more(len(result.unknown))
+    for part in result.not_compared:
+        lines += ["", f"not compared, of {part.side.upper()} ({part.reason}): {_some(part.names, _FEW)}"]
+    lines += _summary(result)
+    bad = [t for t in result.tensors if t.nan_a or t.nan_b or t.inf_a or t.inf_b]
+    if bad:
+        lines += ["", f"NaN or Inf in {counted(len(bad), 'tensor')}:"]
+        lines += [f"  {one_line(t.name)}: A {t.nan_a} NaN {t.inf_a} Inf, B {t.nan_b} NaN {t.inf_b} Inf" for t in bad[:_NAMES]]
+        lines += _more(len(bad))
+    drifted = [t for t in result.tensors if t.drift_a or t.drift_b]
+    if drifted:
+        lines += ["", f"replicas on other ranks that are not the same ({counted(len(drifted), 'tensor')}):"]
+        lines += [f"  {one_line(t.name)}: A {t.drift_a}, B {t.drift_b} elements, {_some(t.drift_files)}" for t in drifted[:_NAMES]]
+        lines += _more(len(drifted))
+    for title, items in (("problems", result.problems), ("notes", _notes(result))):
+        if items:
+            lines += ["", f"{title}:", *(f"  {one_line(item)}" for item in items)]
+    speed = result.nbytes / max(result.seconds, 1e-9)
+    resumed = f", {result.resumed} results taken over from a run that was not finished" if result.resumed else ""
+    lines += ["", f"read {size(result.nbytes)} in {result.seconds:.1f} s ({size(int(speed))}/s){resumed}"]
+    return "\n".join(lines)
+
+
+def size(nbytes: int) -> str:
+    """Bytes for people: ``4.2 GB``."""
+    number = float(nbytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"
+
+
+def number(value: float | None) -> str:
+    """A number in a few characters, ``-`` for none."""
+    return "-" if value is None else f"{value:.3g}"
+
+
+def type_of(t: TensorResult) -> str:
+    """``bfloat16``, or both types."""
+    return t.dtype_a if t.dtype_a == t.dtype_b else f"{t.dtype_a} / {t.dtype_b}"
+
+
+def shape_of(t: TensorResult) -> str:
+    """``[4, 8]``, or both shapes."""
+    return str(list(t.shape_a)) if t.shape_a == t.shape_b else f"{list(t.shape_a)} / {list(t.shape_b)}"
+
+
+def changed_of(t: TensorResult) -> str:
+    """``12 (0.1 %)`` of the elements."""
+    if t.changed is None or t.share is None:
+        return "-"
+    return f"{t.changed} ({100 * t.share:.3g} %)"
+
+
+def _row(t: TensorResult) -> tuple[str, ...]:
+    at = "-" if t.max_at is None else str(list(t.max_at))
+    cos = "-" if t.cos is None else f"{t.cos:.6f}"
+    return one_line(t.name), type_of(t), shape_of(t), changed_of(t), number(t.rel_norm), number(t.max_abs), at, cos
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    cells = [tuple(head), *(tuple(row) for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    widths[0] = max(len(head[0]), min(widths[0], _NAME_WIDTH))
+    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
+
+
+def _files(result: Result) -> list[str]:
+    """Where the changed elements lie, when few of many files hold them all."""
+    lines = []
+    for letter, side in (("a", result.a), ("b", result.b)):
+        found: Counter[str] = Counter()
+        for t in result.different:
+            found.update(getattr(t, f"files_{letter}"))
+        if 1 < len(found) <= 3 and len(found) < side.files:  # a single one is a hint
+            each = ", ".join(f"{one_line(file)} ({count})" for file, count in found.most_common())
+            lines.append(f"  all changed elements of {letter.upper()} lie in {each}")
+    return lines
+
+
+def _names(title: str, names: Sequence[str]) -> list[str]:
+    return ["", f"{title} ({len(names)}): {_some(names)}"] if names else []
+
+
+def _some(names: Sequence[str], most: int = _NAMES) -> str:
+    more = f", and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(one_line(name) for name in names[:most]) + more
+
+
+def _differ(n: int) -> str:
+    return "1 differs" if n == 1 else f"{n} differ"
+
+
+def _more(total: int, most: int = _NAMES) -> list[str]:
+    return [f"  and {total - most} more"] if total > most else []
+
+
+def _value(value: object) -> str:
+    shown = one_line(repr(value))
+    return shown if len(shown) <= _VALUE_WIDTH else shown[: _VALUE_WIDTH - 3] + "..."
+
+
+def _summary(result: Result) -> list[str]:
+    """By kind, all layers together."""
+    if not result.different:
+        return []
+    rows: dict[tuple[str, str], list[int]] = {}
+    layers: dict[tuple[str, str], set[int]] = {}
+    for row in result.summary():
+        key = (row["kind"], row["state"])
+        counts = rows.setdefault(key, [0, 0])
+        counts[0] += row["tensors"]
+        counts[1] += row["different"]
+        if row["different"] and row["layer"] is not None:
+            layers.setdefault(key, set()).add(row["layer"])
+    cells = [
+        (kind, state, f"{counts[1]} of {counts[0]}", ranges(layers.get((kind, state), ())))
+        for (kind, state), counts in sorted(rows.items())
+        if counts[1]
+    ]
+    return ["", "by kind:", *_table(("kind", "state", "differ", "in layers"), cells)]
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """``0-3, 7`` of 0, 1, 2, 3, 7."""
+    found: list[list[int]] = []
+    for n in sorted(numbers):
+        if found and found[-1][1] == n - 1:
+            found[-1][1] = n
+        else:
+            found.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found) or "-"
+
+
+def _side(letter: str, side: SideFacts) -> str:
+    held = f"{counted(side.tensors, 'tensor')}, {size(side.nbytes)}, {counted(side.files, 'file')}"
+    return f"  {letter}: {one_line(side.path)}: {side.format}, {held}"
+
+
+def _notes(result: Result) -> list[str]:
+    return [*(f"A: {note}" for note in result.a.notes), *(f"B: {note}" for note in result.b.notes), *dict.fromkeys(result.notes)]

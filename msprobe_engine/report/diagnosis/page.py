@@ -1,0 +1,88 @@
+"""`Diagnosis` as one page of html, readable without scripts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msprobe_engine.core.text.ranges import ranges_of
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.findings import NONE, Diagnosis, Suspect
+from msprobe_engine.report.web.markup import Html, bullets, code, facts, paragraph, section, table, text, tiles
+from msprobe_engine.report.web.page import document
+from msprobe_engine.report.web.words import words
+
+_MOST_NAMES = 200
+
+
+def page(found: Diagnosis) -> str:
+    """The whole document."""
+    first = found.first_suspect
+    parts = _first(first, found.differences) if first is not None else []
+    parts += section(_t("evidence"), bullets(found.evidence))
+    parts += section(_t("next"), bullets(map(code, found.next)))
+    parts += section(_t("further"), _suspects(found.suspects[1:]))
+    parts += section(_t("also"), bullets(found.first_nonfinite()))
+    for side, names in found.unmatched.items():
+        parts += section(_t(f"only_{side}"), bullets(map(code, names[:_MOST_NAMES])))
+    parts += section(_t("renamed"), table((_t("name_target"), _t("name_golden")), found.renamed.items(), names={0, 1}))
+    parts += section(_t("problems"), bullets(found.problems))
+    if first is not None and first.stack:
+        parts += section(_t("stack"), f"<pre>{text(chr(10).join(first.stack))}</pre>")
+    parts += section(_t("looked_at"), facts(found.looked_at.items()))
+    return document(
+        found.headline(),
+        kind="diagnosis",
+        body="\n".join(parts),
+        sections=("diagnosis",),
+        verdict="bad" if found.finding != NONE else "warn" if found.problems else "good",
+        headline=text(found.headline()),
+    )
+
+
+def _t(key: str, *arguments: object) -> Html:
+    return words("diagnosis", key, *arguments)
+
+
+def _first(first: Suspect, differences: int) -> list[str]:
+    rows: list[tuple[object, object]] = [(_t("record"), code(first.record))]
+    if first.module:
+        rows.append((_t("module"), code(first.module)))
+    rows.append((_t("where"), f"{first.step}, {', '.join(ranges_of(first.ranks or [first.rank]))}"))
+    rows += [
+        (_t(key), code(" ".join(value.split())))
+        for key, value in (("source", first.source), ("tensor", first.tensor), ("partner", first.partner))
+        if value
+    ]
+    why = paragraph(Sentence("{0}.", first.why)) if first.why else ""
+    parts = section(_t("first_suspect"), why + facts(rows)) + section(_t("numbers"), _numbers(first.numbers))
+    return [_tiles(first, differences), f'<div class="beside">{"".join(parts)}</div>']
+
+
+def _tiles(first: Suspect, differences: int) -> Html:
+    found: list[tuple[object, object, str]] = []
+    if first.distance is not None and first.limit and math.isfinite(first.distance):
+        found.append((_t("times"), f"{first.distance / first.limit:,.0f}", "bad"))
+    if differences:
+        found.append((_t("differences"), f"{differences:,}", ""))
+    return tiles(found)
+
+
+def _numbers(numbers: Mapping[str, Any]) -> Html:
+    """Both sides' rows; what differs stands out."""
+    keys = list(dict.fromkeys(key for side in numbers.values() for key in side))
+    head = (_t("number"), *(_t(side) if side in ("target", "golden") else side for side in numbers))
+    rows = [(key, *(_shown(side.get(key)) for side in numbers.values())) for key in keys]
+    tones = ["apart" if row[0] != "row" and len(set(row[1:])) > 1 else "" for row in rows]
+    return table(head, rows, tones=tones, kind="narrow")
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _suspects(suspects: Sequence[Suspect]) -> Html:
+    head = (_t("step"), _t("rank"), _t("record"), _t("why"))
+    return table(head, ((s.step, s.rank, s.record, s.why) for s in suspects), numbers={0, 1}, names={2})

@@ -1,0 +1,200 @@
+"""Two graphs of one rank and step, compared: matched, in the numbers of both versions of the existing tool, and in units of round-off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from msprobe_engine.align.calls.alignment import align_sides, crossed
+from msprobe_engine.align.calls.structure import Aligned
+from msprobe_engine.align.mapping.user_mapping import Mappings
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.find.difference.divergence import Divergence
+from msprobe_engine.formats.dump.dump_table import DIGEST, MD5, STRUCTURE, TENSOR, Side
+from msprobe_engine.measure.columns import COSINE, METRICS, ONE_THOUSANDTH
+from msprobe_engine.measure.factorize import Bools
+from msprobe_engine.measure.options import CompareOptions
+from msprobe_engine.measure.tensors.mode import metrics as tensor_metrics
+from msprobe_engine.report.graph import suspects
+from msprobe_engine.report.graph.existing import precision
+from msprobe_engine.report.graph.existing.metrics import RowMetrics
+from msprobe_engine.report.graph.existing.verdicts import Checks, Verdicts
+from msprobe_engine.report.graph.nodes import micro_steps
+from msprobe_engine.report.graph.nodes.match import match, match_told, needless
+from msprobe_engine.report.graph.nodes.model import Comparison, Graph, TaskOfGraph
+from msprobe_engine.report.graph.nodes.rows import Numbers, PairedRows, numbers_of, pair_rows, told_rows
+from msprobe_engine.report.graph.options import NEW, OLD, GraphOptions
+
+
+def compare(target: Graph, golden: Graph, options: GraphOptions, told: Divergence | None = None) -> Comparison:
+    """Compare two graphs.
+
+    Args:
+        target, golden: with sides.
+        options: of the whole; `generation` says whose rules and columns hold, numbers of both are made.
+        told: of two sides that were made of runs cut in different ways, which records belong together and where the runs part.
+
+    Raises:
+        UsageError: two frameworks are to be matched by name and there is no layer mapping, or the mapping is none.
+    """
+    first, second = target.side, golden.side
+    if first is None or second is None:
+        raise UsageError("graph: a side without a dump cannot be compared")
+    if crossed(first, second) and options.match == "exact" and not options.layer_mapping:
+        raise UsageError(
+            f"graph: {first.path} is of {first.framework}, {second.path} of {second.framework}: names cannot be matched; give a layer "
+            "mapping (-lm), or match by structure"
+        )
+    if options.layer_mapping:
+        Mappings(layer=options.layer_mapping, loose=options.old).apply(first, second)
+
+    @lru_cache(1)
+    def aligned() -> Aligned:
+        return align_sides(first, second)
+
+    if told is None:
+        matched = match(target, golden, options, aligned)
+    else:
+        matched = match_told(target, golden, (pair for structure in told.structures.values() for pair in structure.pairs))
+    micro_steps.follow(target, golden, matched.partners, options.match == "exact")
+    rows = pair_rows(target, golden, matched.partners)
+    if told is None:
+        found = suspects.measured(target, golden, matched.partners, aligned())
+    else:
+        found = suspects.measured_by(target, golden, matched.partners, told)
+    meant = crossed(first, second) and options.match != "exact"
+    if meant and found.begun is not None:
+        rows = told_rows(target, rows, suspects.rows_in_common(found.begun.walker))
+    made = _Numbers(target, rows, task_of(first, second), options, meant)
+    return Comparison(
+        target=target,
+        golden=golden,
+        task=made.task,
+        partners=matched.partners,
+        golden_partners=matched.golden_partners,
+        index=made.index_262(),
+        units=found.units,
+        index_of_811=made.index_811,
+        suspect=found.suspect,
+        suspect_text=found.text,
+        metrics=made.metrics(),
+        by_structure=matched.by_structure,
+        needless=needless(target, golden, matched, aligned()) if told is None and crossed(first, second) else (set(), set()),
+        golden_rows=_golden_rows(rows),
+        begun=found.begun,
+    )
+
+
+def task_of(target: Side, golden: Side) -> TaskOfGraph:
+    """What two sides are compared by. Sides that hold different things are compared by the statistics of both."""
+    modes = {target.mode, golden.mode}
+    if STRUCTURE in modes:
+        return "structure"
+    if modes == {TENSOR}:
+        return "all"
+    if modes in ({MD5}, {DIGEST}):
+        return "md5"
+    return "summary"
+
+
+def _golden_rows(rows: PairedRows) -> Any:
+    found = np.full(len(rows.target), -1, np.int64)
+    found[rows.left] = rows.right
+    return found
+
+
+@dataclass
+class _Numbers:
+    """What both versions say of rows beside each other, each made when it is first asked for.
+
+    Attributes:
+        meant: two frameworks: a dtype is what it means, not its name.
+    """
+
+    graph: Graph
+    rows: PairedRows
+    task: TaskOfGraph
+    options: GraphOptions
+    meant: bool = False
+
+    @cached_property
+    def mine(self) -> Numbers:
+        return numbers_of(self.rows.target)
+
+    @cached_property
+    def theirs(self) -> Numbers:
+        return numbers_of(self.rows.golden)
+
+    @cached_property
+    def differences(self) -> tuple[Any, Any]:
+        return precision.relative_errors(self.rows, self.mine, self.theirs)
+
+    @cached_property
+    def equal(self) -> Bools:
+        mine, theirs = _checksums(self.rows.target), _checksums(self.rows.golden)
+        pairs = zip(self.rows.left.tolist(), self.rows.right.tolist())
+        return np.fromiter((j >= 0 and mine[i] == theirs[j] for i, j in pairs), bool, len(self.rows))
+
+    @cached_property
+    def cells_old(self) -> dict[str, Sequence[Any]]:
+        return self._cells(OLD)
+
+    @cached_property
+    def cells_new(self) -> dict[str, Sequence[Any]]:
+        return self._cells(NEW)
+
+    def _cells(self, generation: str) -> dict[str, Sequence[Any]]:
+        asked = CompareOptions(
+            columns=generation, compat=True, tensor_log=self.options.tensor_log and generation == self.options.generation
+        )
+        pairs = list(zip(self.rows.left.tolist(), self.rows.right.tolist()))
+        found = tensor_metrics(self.rows.target, self.rows.golden, pairs, asked)
+        if found.damaged.any():
+            first = self.rows.target.name[pairs[int(np.argmax(found.damaged))][0]]
+            self.rows.target.say(f"{int(found.damaged.sum()):,} rows have a saved tensor that could not be read, the first is {first}")
+        return {name: found.columns[name] for name in METRICS}
+
+    @cached_property
+    def verdicts(self) -> Verdicts:
+        checks = Checks(self.graph, self.rows, bool(self.options.merge), self.meant)
+        if self.task == "md5":
+            return checks.checksums(self.equal)
+        if self.task == "all":
+            return checks.tensors(self.mine, self.theirs, self.cells_new[ONE_THOUSANDTH], self.cells_new[COSINE])
+        return checks.statistics(self.mine, self.theirs, self.differences[1][:, 3])
+
+    def index_262(self) -> list[float | None]:
+        worst = np.maximum.reduceat(self.verdicts.levels, self.rows.starts) if len(self.rows.nodes) else np.zeros(0, np.int8)
+        return precision.index_262(self.graph, self.rows, worst.tolist(), self.task)
+
+    def index_811(self) -> list[float | None]:
+        if self.task == "md5":
+            numbers = precision.checksums_811(self.rows, self.equal)
+        elif self.task == "all":
+            numbers = precision.tensors_811(self.rows, self.mine, self.cells_old[ONE_THOUSANDTH])
+        else:
+            numbers = precision.statistics_811(self.rows, self.mine, self.differences[1])
+        return precision.index_811(self.graph, self.rows, numbers, self.task)
+
+    def metrics(self) -> RowMetrics:
+        old = self.options.old
+        verdicts = None if old else self.verdicts
+        if self.task == "md5":
+            return RowMetrics(self.rows, old, verdicts, equal=self.equal)
+        if self.task == "all":
+            return RowMetrics(self.rows, old, verdicts, cells=self.cells_old if old else self.cells_new)
+        return RowMetrics(self.rows, old, verdicts, self.differences[0])
+
+
+def _checksums(side: Side) -> list[str | None]:
+    """Checksum or digest of each row; None of a row that is nothing."""
+    if side.mode == DIGEST:
+        found: list[str | None] = [side.facts.get(row, {}).get("digest") for row in range(len(side))]
+        for row in side.values:
+            found[row] = side.checksum(row)
+        return found
+    return [None if dtype is None else side.checksum(row) for row, dtype in enumerate(side.dtype)]

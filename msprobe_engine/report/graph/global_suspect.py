@@ -1,0 +1,231 @@
+"""Where it begins, over all ranks and steps of a run of `msprobe_engine.report.graph.run`, by the diagnosis that the other commands have
+too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from msprobe_engine.align.mapping.user_mapping import Mappings
+from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError
+from msprobe_engine.core.log import one_line
+from msprobe_engine.core.text.sentences import Sentence, one_line_of
+from msprobe_engine.find.difference.rank_walk import Begun
+from msprobe_engine.find.findings import NONE, NONFINITE, NOTHING, OVERFLOW, Diagnosis
+from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.formats.dump.reader import collection_paused
+from msprobe_engine.measure import distances
+from msprobe_engine.report.graph.merge.origins import node_of
+from msprobe_engine.report.graph.nodes.model import Comparison, Graph
+from msprobe_engine.report.graph.source import Job
+
+Key = tuple[int, int]
+"""Step and rank of the target."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A suspect.
+
+    Attributes:
+        names: records that show it, the nearest first; the first one that the graph has is its node.
+        text: a sentence.
+        rank: in whose dump these names stand.
+    """
+
+    names: tuple[str, ...]
+    text: str
+    rank: int
+
+
+@dataclass
+class Suspects:
+    """What was found.
+
+    Attributes:
+        finding: one of `msprobe_engine.find.findings.FINDINGS`; ``unknown`` when it could not be told.
+        headline: the first line of the summary.
+        why: a sentence on the first suspect, "" when there is none.
+        places: step and rank -> the first suspect there.
+        first: the most likely of all.
+        problems: what could not be read or compared.
+    """
+
+    finding: str = NONE
+    headline: str = ""
+    why: str = ""
+    places: dict[Key, Place] = field(default_factory=dict)
+    first: Key | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+def of_two(jobs: Sequence[Job], what: str, mappings: Mappings, known: Mapping[Key, Comparison], problems: Sequence[str] = ()) -> Suspects:
+    """Where two runs part.
+
+    Args:
+        jobs: pairs of dump files.
+        what: the two runs, for messages.
+        mappings: names of the target on the golden side.
+        known: comparisons that are in memory; the others are read and walked again.
+        problems: what could not be read or compared before; the first line counts it.
+    """
+    from msprobe_engine.find.difference.origin import MISSING
+    from msprobe_engine.find.run import over_steps
+
+    def walked(job: Job) -> Begun | None:
+        made = known.get(job.key)
+        return made.begun if made is not None and not job.members else None
+
+    def begun(step: int) -> dict[int, Begun]:
+        return {job.rank: one for job in jobs if job.step == step and (one := walked(job)) is not None}
+
+    def read(step: int, problems: list[str]) -> tuple[dict[int, Side], dict[int, Side]]:
+        target: dict[int, Side] = {}
+        golden: dict[int, Side] = {}
+        fresh: set[int] = set()
+        for job in jobs:
+            one = walked(job)
+            if job.step == step and one is not None:
+                target[job.rank], golden[job.rank] = one.sides
+            elif job.step == step:
+                _read(job.ranks, target, problems)
+                _read(job.golden_ranks if job.members else tuple((job.rank, path) for _, path in job.golden_ranks), golden, problems)
+                fresh.update(rank for rank, _ in job.ranks if rank in target)
+        mappings.apply_all({rank: target[rank] for rank in fresh}, golden)
+        for sides in (target, golden):
+            for rank in [rank for rank, side in sides.items() if not len(side)]:
+                del sides[rank]
+        return target, golden
+
+    of_rank = {(job.step, rank): job.key for job in jobs for rank, _ in job.ranks}
+    found = Suspects()
+    try:
+        with collection_paused():
+            diagnosis = over_steps(sorted({job.step for job in jobs}), read, what, begun=begun)
+    except (NothingCapturedError, DumpFormatError) as error:
+        return Suspects("unknown", Sentence("Nothing could be compared"), problems=[Sentence("no first suspect: {0}", error)])
+    diagnosis.problems = list(dict.fromkeys([*problems, *diagnosis.problems]))
+    found.finding, found.headline, found.problems = diagnosis.finding, diagnosis.headline(), diagnosis.problems
+    for suspect in diagnosis.suspects:
+        row = suspect.tensor
+        names = tuple(name for name in (suspect.record, _record_of_row(row)) if name)
+        why = suspect.why
+        if suspect.kind == MISSING:  # its record is one of the golden run, whose names mean other calls in the target
+            names = names[1:] or names
+            why = Sentence("{0}: {1}", suspect.record, why)
+        key = of_rank.get((suspect.step, suspect.rank), (suspect.step, suspect.rank))
+        found.places.setdefault(key, Place(names, one_line_of(why), suspect.rank))
+        found.first = found.first or key
+        found.why = found.why or one_line_of(suspect.why)
+    return found
+
+
+def _read(files: Iterable[tuple[int, Path]], sides: dict[int, Side], problems: list[str]) -> None:
+    for rank, path in files:
+        try:
+            sides[rank] = read_side(path)
+        except DumpFormatError as error:
+            problems.append(str(error))
+
+
+def of_one(jobs: Iterable[Job], bad: set[Key], problems: Sequence[str] = ()) -> Suspects:
+    """The first NaN or Inf of a run.
+
+    Args:
+        jobs: its dump files.
+        bad: step and rank of those that hold something that is not finite; when there are none, nothing is read.
+        problems: what could not be read before; the first line counts it.
+    """
+    from msprobe_engine.find.nonfinite import first_over_ranks, load, report
+
+    found = Suspects()
+    jobs = list(jobs)
+    of_rank = {(job.step, rank): job.key for job in jobs for rank, _ in job.ranks}
+    for step in sorted({step for step, _ in bad}):
+        traces = {}
+        for rank, path in [file for job in jobs if job.step == step for file in job.ranks]:
+            if path.name == layout.DEBUG:
+                _saved(found, (step, rank), path)
+                continue
+            try:
+                traces[rank] = load.load_rank(step, rank, path.parent, found.problems)
+            except DumpFormatError as error:
+                found.problems.append(str(error))
+        if not traces:
+            if found.first is not None:
+                break
+            continue
+        verdict = first_over_ranks.analyse(traces)
+        findings = [report.finding(verdict, n) for n in range(len(verdict.suspects))]
+        for item in findings:
+            text = one_line_of(Sentence("{0}: {1}", item["what"], item["explanation"]))
+            found.places.setdefault(of_rank[step, item["rank"]], Place((item["op_name"],), text, item["rank"]))
+        if findings:
+            first = findings[0]
+            found.finding = OVERFLOW if first["what"] in ("Inf", "-Inf") else NONFINITE
+            found.first, found.why = of_rank[step, first["rank"]], one_line(str(first["explanation"]))
+            found.headline = report.text(verdict, findings).split("\n")[0]
+            break
+    if found.finding == NONE:
+        unread = list(dict.fromkeys([*problems, *found.problems]))
+        found.headline = Diagnosis(nothing=NOTHING, problems=unread).headline()
+    return found
+
+
+def _saved(found: Suspects, key: Key, path: Path) -> None:
+    """The first value that is not finite among those that were saved one by one (debug.json)."""
+    try:
+        side = read_side(path)
+    except DumpFormatError as error:
+        found.problems.append(str(error))
+        return
+    bad = np.flatnonzero(distances.nonfinite(side, np.arange(len(side))))
+    if not len(bad):
+        return
+    row = int(bad[0])
+    found.places[key] = Place((side.ops[side.op[row]],), Sentence("{0} holds NaN or Inf", side.name[row]), key[1])
+    if found.first is None:
+        found.first, found.finding, found.why = key, NONFINITE, found.places[key].text
+        found.headline = one_line(f"First NaN or Inf: step {key[0]}, rank {key[1]}, saved value {side.ops[side.op[row]]}")
+
+
+def put(made: Graph | Comparison, found: Suspects) -> None:
+    """Note the suspect of a rank in its graph. What a rank shows alone stands where the whole says nothing of it, unless that says that
+    nothing is off."""
+    key = (made.step, made.rank)
+    place = found.places.get(key)
+    if found.finding == NONE:
+        made.suspect, made.suspect_text = None, ""
+    if place is None:
+        return
+    graph = made.target if isinstance(made, Comparison) else made
+    node = next((node for name in place.names if (node := node_of(graph, place.rank, name)) is not None), None)
+    if node is None and isinstance(made, Comparison):  # a call that only the golden run makes
+        node = _beside_missing(made, place.names)
+    if node is not None:
+        made.suspect, made.suspect_text, made.leading = node, place.text, key == found.first
+
+
+def _beside_missing(made: Comparison, names: Sequence[str]) -> int | None:
+    """The target's node where the golden run makes a call that the target does not."""
+    golden = made.golden
+    for name in names:
+        node = golden.index.get(name, -1)
+        while node > 0:
+            if made.partners and made.golden_partners[node] >= 0:
+                return made.golden_partners[node]
+            node = golden.parents[node]
+    return None
+
+
+def _record_of_row(row: str) -> str:
+    """``Functional.linear.0.forward`` of ``Functional.linear.0.forward.output.0``."""
+    for word in (".input", ".output", ".parameters.", ".kwargs"):
+        head, found, _ = row.rpartition(word)
+        if found:
+            return head
+    return row

@@ -1,0 +1,192 @@
+"""Where each rank of a parallel job stands: as the sizes of the groups give it, or as the dumps say it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.report.graph.options import Layout
+
+AXES = ("tp", "cp", "ep", "dp", "pp")
+Place = Mapping[str, int]
+"""Axis -> number along it."""
+_MOST_RANKS = 1_000_000
+
+
+def check(layout: Layout, ranks: Mapping[int, object] | None = None) -> None:
+    """Do the sizes make sense, and are all ranks there?
+
+    Raises:
+        UsageError: they do not, or a rank is missing.
+    """
+    for name in ("rank_size", "tp", "pp", "vpp"):
+        if getattr(layout, name) < 1:
+            raise UsageError(f"--{name} is {getattr(layout, name)}; must be at least 1")
+    if layout.rank_size > _MOST_RANKS:
+        raise UsageError(f"--rank_size {layout.rank_size}: more than {_MOST_RANKS} ranks; no job has as many")
+    if layout.rank_size % (layout.tp * layout.pp):
+        raise UsageError(
+            f"--rank_size {layout.rank_size} is no multiple of --tp {layout.tp} times --pp {layout.pp}: no whole number of models"
+        )
+    if layout.vpp > 1 and layout.pp == 1:
+        raise UsageError(f"--vpp {layout.vpp} with --pp 1: virtual stages need a pipeline; give --vpp 1 or the size of the pipeline")
+    axes(layout)
+    if ranks is not None:
+        missing = sorted(set(range(layout.rank_size)) - set(ranks))
+        other = sorted(set(ranks) - set(range(layout.rank_size)))
+        if missing or other:
+            said = [f"no dump of ranks {_few(missing)}"] * bool(missing) + [f"dumps of ranks {_few(other)} besides"] * bool(other)
+            raise UsageError(
+                f"--rank_size {layout.rank_size}: {', '.join(said)}; to put ranks together all of them are needed, and no others"
+            )
+
+
+def axes(layout: Layout) -> list[str]:
+    """The axes of ``--order``, the fastest first.
+
+    Raises:
+        UsageError: it is no order of them.
+    """
+    found = layout.order.lower().split("-")
+    unknown = [axis for axis in found if axis not in AXES]
+    if unknown or len(set(found)) != len(found):
+        raise UsageError(f"--order {layout.order!r}: must have each of {', '.join(AXES)} at most once, joined by '-', the fastest first")
+    needed = [axis for axis, size in _sizes(layout).items() if size > 1 and axis not in found]
+    if needed:
+        raise UsageError(f"--order {layout.order!r}: lacks {', '.join(needed)}, which has more than one rank")
+    return found
+
+
+def _sizes(layout: Layout) -> dict[str, int]:
+    return {"tp": layout.tp, "cp": 1, "ep": 1, "dp": layout.rank_size // (layout.tp * layout.pp), "pp": layout.pp}
+
+
+def given(layout: Layout) -> dict[int, dict[str, int]]:
+    """The place of every rank, when the groups follow each other in the order that was given."""
+    sizes, found = _sizes(layout), {}
+    for rank in range(layout.rank_size):
+        left, place = rank, dict.fromkeys(AXES, 0)
+        for axis in axes(layout):
+            left, place[axis] = divmod(left, sizes[axis])
+        found[rank] = place
+    return found
+
+
+def told(header: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]] | None:
+    """(place, sizes) as the header of a dump has them; None when it has none."""
+    parallel = header.get("parallel")
+    if not isinstance(parallel, Mapping):
+        return None
+    place, sizes = parallel.get("rank"), parallel.get("size")
+    if not isinstance(place, Mapping) or not isinstance(sizes, Mapping):
+        return None
+    numbers = {axis: value for axis, value in place.items() if type(value) is int and value >= 0}
+    return numbers, {axis: value for axis, value in sizes.items() if type(value) is int and value > 0}
+
+
+def agree(layout: Layout, rank: int, side: Side) -> None:
+    """Does what was given contradict the dump?
+
+    Raises:
+        UsageError: it does.
+    """
+    found = told(side.header)
+    if found is None:
+        return
+    place, sizes = found
+    for axis, value in {**_sizes(layout), "vpp": layout.vpp}.items():
+        if axis in ("tp", "pp", "vpp") and sizes.get(axis, 1) != value:
+            raise UsageError(
+                f"--{axis} {value}: the dump of rank {rank} was made with {sizes.get(axis, 1)} ({side.path}); give that, or --merge auto"
+            )
+    for axis, value in given(layout)[rank].items():
+        if axis in ("tp", "pp") and place.get(axis, 0) != value:
+            raise UsageError(
+                f"--order {layout.order}: puts rank {rank} at place {value} of {axis}; its dump says {place.get(axis, 0)} ({side.path}). "
+                "Give the order of the training, or --merge auto"
+            )
+
+
+def placed(layout: Layout, rank: int, side: Side) -> Side:
+    """The side, with its place in the header as a dump that says it has it."""
+    if told(side.header) is not None:
+        agree(layout, rank, side)
+        return side
+    sizes = _sizes(layout) | ({"vpp": layout.vpp} if layout.vpp > 1 else {})
+    return with_header(side, {**side.header, "parallel": {"rank": given(layout)[rank], "size": sizes}})
+
+
+def inferred(sides: Mapping[int, Side]) -> dict[int, Side]:
+    """Sides that run one model together on the same batch, and do not say how: they hold pieces of the same tensors."""
+    if len(sides) == 1 or any(told(side.header) is not None for side in sides.values()):
+        return dict(sides)
+    size = {"tp": len(sides), "pp": 1}
+    return {
+        rank: with_header(side, {**side.header, "parallel": {"rank": {"tp": place, "pp": 0}, "size": size}})
+        for place, (rank, side) in enumerate(sorted(sides.items()))
+    }
+
+
+def merged_along(side: Side, axis: str) -> Side:
+    """The side of what ranks along an axis have together: it has one rank along it."""
+    found = told(side.header)
+    if found is None:
+        return side
+    place, sizes = found
+    gone = ("tp", "etp") if axis == "tp" else (axis,)
+    parallel = {
+        **side.header["parallel"],
+        "rank": place | {one: 0 for one in gone if one in place},
+        "size": sizes | {one: 1 for one in gone if one in sizes},
+    }
+    return with_header(side, {**side.header, "parallel": parallel})
+
+
+def with_header(side: Side, header: dict[str, Any]) -> Side:
+    """The same columns under another header."""
+    made = replace(side, header=header)
+    for name in ("stacks", "construct", "known_as"):
+        if name in side.__dict__:
+            made.__dict__[name] = side.__dict__[name]
+    if made.known_as is made.ops and side.known_as is not side.ops:
+        made.__dict__["known_as"] = side.known_as
+    return made
+
+
+def groups(sides: Mapping[int, Side], axis: str) -> list[list[int]]:
+    """Ranks that differ in their place along an axis alone, by that place; ranks without one are alone."""
+    found: dict[object, list[int]] = {}
+    for rank, side in sorted(sides.items()):
+        said = told(side.header)
+        if said is None or said[1].get(axis, 1) == 1:
+            found["alone", rank] = [rank]
+        else:
+            others = tuple(sorted((name, value) for name, value in said[0].items() if name in AXES and name != axis))
+            found.setdefault(others, []).append(rank)
+    return sorted(found.values())
+
+
+def models(headers: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
+    """The ranks of each model copy; with expert parallelism, where copies share their experts, all of them are one."""
+    places = {rank: told(header) for rank, header in headers.items()}
+    if any(place is None for place in places.values()):
+        return [[rank] for rank in sorted(headers)]
+    found: dict[int, list[int]] = {}
+    for rank, place in sorted(places.items()):
+        assert place is not None
+        found.setdefault(place[0].get("dp", 0) if place[1].get("ep", 1) == 1 else 0, []).append(rank)
+    return sorted(found.values())
+
+
+def whole_size(headers: Mapping[int, Mapping[str, Any]]) -> int:
+    """How many ranks the dumps say there are; 0 when they do not."""
+    found = next((place for header in headers.values() if (place := told(header)) is not None), None)
+    return 0 if found is None else math.prod(found[1].get(axis, 1) for axis in ("tp", "cp", "dp", "pp"))
+
+
+def _few(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:16])) + (" ..." if len(numbers) > 16 else "")

@@ -1,0 +1,166 @@
+"""Which dump files are put together: of each step one job per copy of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.core import names
+from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.formats.dump.stream import open_records
+from msprobe_engine.report.graph.merge import device_mesh
+from msprobe_engine.report.graph.options import GraphOptions, Layout
+from msprobe_engine.report.graph.source import Job, Jobs
+
+_Members = tuple[tuple[int, Path], ...]
+
+_BLOCKS = 8
+"""Of a file, in which the first module is looked for."""
+
+
+def merged(target: Jobs, golden: Jobs | None, options: GraphOptions) -> Jobs:
+    """Put jobs of single ranks together.
+
+    Args:
+        target, golden: one job per step and rank; golden None: there is one side only.
+        options: says how the ranks belong together, or that the dumps do.
+
+    Raises:
+        DumpFormatError: no rank can be read.
+        UsageError: what was given does not fit the ranks that are there, or no step is on both sides.
+    """
+    found = Jobs(notes=list(target.notes), lost=list(target.lost))
+    given = options.layouts or (None, None)
+    ours = _by_step(target)
+    if golden is None:
+        for step, members in ours.items():
+            found.jobs += [Job(some[0][1], None, step, some[0][0], members=some) for some in _models(members, given[0], found, alone=True)]
+        return _some(found)
+    found.notes += golden.notes
+    found.lost += golden.lost
+    theirs = _by_step(golden)
+    steps = sorted(set(ours) & set(theirs))
+    pairs = [(step, step) for step in steps]
+    if not pairs and len(ours) == len(theirs) == 1:
+        pairs = [(next(iter(ours)), next(iter(theirs)))]
+    if not pairs:
+        raise UsageError(f"graph: no step is on both sides: {sorted(ours)} and {sorted(theirs)}")
+    for name, one, other in (("target", ours, theirs), ("golden run", theirs, ours)):
+        alone = sorted(set(one) - set(other))
+        if alone and steps:
+            found.notes.append(f"steps {', '.join(map(str, alone[:16]))} are of the {name} alone and left out.")
+    for step, golden_step in pairs:
+        found.jobs += _pairs(ours[step], theirs[golden_step], step, golden_step, options, found)
+    return _some(found)
+
+
+def _some(found: Jobs) -> Jobs:
+    if not found.jobs:
+        raise DumpFormatError("graph: no rank can be read; " + "; ".join(found.lost))
+    return found
+
+
+def _pairs(ours: _Members, theirs: _Members, step: int, golden_step: int, options: GraphOptions, found: Jobs) -> list[Job]:
+    given = options.layouts or (None, None)
+    groups = _models(ours, given[0], found), _models(theirs, given[-1], found)
+    if not all(groups):
+        return []
+    whole = tuple(tuple(one for some in side for one in some) for side in groups)
+    across = _cut(whole[0], given[0]) != _cut(whole[1], given[-1]) or len(groups[0]) != len(groups[1])
+    if across and options.layouts and options.match == "exact":  # as the existing tool does it: copy beside copy, by names
+        across = False
+        if len(groups[0]) != len(groups[1]):
+            found.notes.append(
+                f"step {step}: {len(groups[0])} copies of the model against {len(groups[1])}; those that both have are compared."
+            )
+    pairs = [(whole[0], whole[1])] if across else list(zip(*groups))
+    return [Job(a[0][1], b[0][1], step, a[0][0], golden_step, b[0][0], a, b, across) for a, b in pairs]
+
+
+def _by_step(jobs: Jobs) -> dict[int, _Members]:
+    found: dict[int, list[tuple[int, Path]]] = {}
+    for job in jobs.jobs:
+        found.setdefault(job.step, []).append((job.rank, job.target))
+    return {step: tuple(sorted(members)) for step, members in sorted(found.items())}
+
+
+def _models(members: _Members, given: Layout | None, found: Jobs, alone: bool = False) -> list[_Members]:
+    """The ranks of each copy of the model. `alone`: they are not compared with another run, whose shapes say more."""
+    files = dict(members)
+    if given is not None:
+        device_mesh.check(given, files)
+        numbers = device_mesh.given(given)
+        copies = sorted({place["dp"] for place in numbers.values()})
+        return [tuple((rank, files[rank]) for rank in sorted(files) if numbers[rank]["dp"] == copy) for copy in copies]
+    headers: dict[int, Mapping[str, Any]] = {}
+    for rank, path in members:
+        try:
+            headers[rank] = _header(path)
+        except DumpFormatError as error:
+            found.lost.append(f"{error}. Rank {rank} is left out")
+    if not headers:
+        return []
+    for rank in [rank for rank, header in headers.items() if device_mesh.told(header) is None]:
+        if len(headers) > 1 and any(device_mesh.told(header) is not None for header in headers.values()):
+            del headers[rank]
+            found.lost.append(
+                f"{files[rank]}: does not say where rank {rank} stands, as the others do; it is left out. Is the file damaged?"
+            )
+    size = device_mesh.whole_size(headers)
+    if size and size > len(headers):
+        found.lost.append(
+            f"{members[0][1].parent.parent}: has {len(headers)} of the {size} ranks of the job; what the others held is missing"
+        )
+    if not size and len(headers) > 1 and _same_data([files[rank] for rank in headers]):
+        return [tuple((rank, files[rank]) for rank in sorted(headers))]
+    if alone and not size and len(headers) > 1:
+        text = (
+            f"{members[0][1].parent.parent}: the dumps do not say how the job was cut, so each rank is drawn by itself; "
+            "give --rank_size, --tp and --pp to put them together."
+        )
+        if text not in found.notes:
+            found.notes.append(text)
+    return [tuple((rank, files[rank]) for rank in ranks) for ranks in device_mesh.models(headers)]
+
+
+def _same_data(paths: Sequence[Path]) -> bool:
+    """All ranks were given the same batch, so that they run one model together: what the first module takes in says the same. Ranks that
+    have a batch each (data parallelism, sharded or not) are copies of a model. What no module takes in (masks, places) is no batch."""
+    found = set()
+    for path in paths:
+        with open_records(path) as records:
+            firsts = (_batch(name, record) for block in islice(records, _BLOCKS) for name, record in block.items())
+            found.add(next((first for first in firsts if first), ""))
+    return len(found) == 1 and "" not in found
+
+
+def _batch(name: str, record: Any) -> str:
+    """Statistics of the first tensor that the forward call of a module takes in; "" of any other record, and of a tensor of constants."""
+    if not name.startswith(("Module.", "Cell.")) or names.direction(name) != names.FORWARD or not isinstance(record, Mapping):
+        return ""
+    taken = record.get("input_args")
+    for item in taken if isinstance(taken, list) else ():
+        if isinstance(item, Mapping) and item.get("Norm") is not None and item.get("Max") != item.get("Min"):
+            return repr([item.get(key) for key in ("shape", "Max", "Min", "Mean", "Norm")])
+    return ""
+
+
+def _cut(members: _Members, given: Layout | None) -> Any:
+    """What must be the same on both sides for a copy of the model to be compared with a copy of the model."""
+    if given is not None:
+        return replace(given, order="")
+    header = _header(members[0][1])
+    said = device_mesh.told(header)
+    if said is None:
+        return len(members)
+    marks = header["parallel"].get("parameters")
+    sequences = any(isinstance(mark, Mapping) and mark.get("sequence_parallel") for mark in (marks if isinstance(marks, list) else ()))
+    return sorted((axis, size) for axis, size in said[1].items() if size > 1), sequences
+
+
+def _header(path: Path) -> Mapping[str, Any]:
+    with open_records(path) as records:
+        return records.header

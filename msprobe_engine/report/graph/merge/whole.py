@@ -1,0 +1,122 @@
+"""All ranks of a model copy as one side: tensor and context parallel ranks by rows, stages behind each other, experts side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.align.parallel import experts, stages
+from msprobe_engine.align.parallel.merge_records import origin_of
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.report.graph.merge import device_mesh, rows
+
+
+@dataclass
+class Whole:
+    """Attributes:
+    side: of the whole model.
+    notes: record of the side -> sentences on how it was made of several ranks.
+    said: sentences about what was left out, or differs between ranks that should agree.
+    ranks: that were put together.
+    """
+
+    side: Side
+    notes: dict[int, list[str]] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+
+
+_SHOWN = 3
+"""Names in a sentence about many records."""
+
+
+def whole(sides: Mapping[int, Side]) -> Whole:
+    """Put the ranks of one model copy together.
+
+    Args:
+        sides: by rank; their headers say where each stands (`places.placed`). One rank alone is a whole.
+
+    Raises:
+        UsageError: they are stages of a pipeline, and the records do not tell what belongs to which micro batch; or have no statistics.
+    """
+    found = Whole(next(iter(sides.values())), ranks=sorted(sides))
+    notes: dict[int, dict[str, list[str]]] = {}
+    left = dict(sides)
+    for axis in ("tp", "cp"):
+        left = {group[0]: _merged({rank: left[rank] for rank in group}, axis, found, notes) for group in device_mesh.groups(left, axis)}
+    if len(left) > 1:
+        left = _joined(left, found)
+    if len(left) > 1 and experts.groups(left):
+        left = experts.gathered(left)
+        others = sorted(left)[1:]
+        found.said.append(
+            f"ranks {', '.join(map(str, others))}: hold other experts of the same layers, which are shown; their own batch around "
+            "the experts is not"
+        )
+    first = min(left)
+    if len(left) > 1 and not found.said:
+        others = [rank for rank in sorted(left) if rank != first]
+        found.said.append(
+            f"ranks {', '.join(map(str, others))}: the dump does not say how they belong together with rank {first}; not shown"
+        )
+    side = in_order(left[first])
+    found.side = side
+    for op in range(len(side.ops)):
+        rank, name = origin_of(side, op) or (first, side.ops[op])
+        sentences = list(notes.get(rank, {}).get(name, ()))
+        if name != side.ops[op]:
+            sentences.insert(0, Sentence("is {0} of rank {1}", name, rank))
+        elif rank != first:
+            sentences.insert(0, Sentence("is of rank {0}", rank))
+        if sentences:
+            found.notes[op] = sentences
+    return found
+
+
+def _merged(sides: dict[int, Side], axis: str, found: Whole, notes: dict[int, dict[str, list[str]]]) -> Side:
+    if len(sides) == 1:
+        return next(iter(sides.values()))
+    made = rows.merged(sides)
+    first = min(sides)
+    known = notes.setdefault(first, {})
+    for op, sentences in made.notes.items():
+        known.setdefault(made.side.ops[op], []).extend(sentences)
+    _say(made, first, found)
+    return device_mesh.merged_along(made.side, axis)
+
+
+def _say(made: rows.Merged, first: int, found: Whole) -> None:
+    """What of merged ranks differs that should not, and what of them is not shown."""
+    if made.unlike:
+        found.said.append(f"{len(made.unlike):,} tensors differ between ranks that should agree; the first is {made.unlike[0]}")
+    for rank, names in made.lost.items():
+        shown = ", ".join(names[:_SHOWN]) + (" ..." if len(names) > _SHOWN else "")
+        found.said.append(f"rank {rank}: {len(names):,} records have no counterpart on rank {first} and are not shown: {shown}")
+
+
+def _joined(sides: Mapping[int, Side], found: Whole) -> dict[int, Side]:
+    """Stages of a pipeline as one."""
+    told = [place[1] for side in sides.values() if (place := device_mesh.told(side.header)) is not None]
+    interleaved = any(sizes.get("vpp", 1) > 1 for sizes in told)
+    # without virtual stages a number that begins the paths of modules is a name
+    other: Mapping[int, Side] = {0: Side(Path())} if interleaved else sides
+    problems: list[str] = []
+    made = stages.joined(sides, other, problems, found.said)
+    if problems:
+        raise UsageError("; ".join(problems))
+    return made
+
+
+def in_order(side: Side) -> Side:
+    """construct.json names the records in the order in which they stand: graphs are drawn in its order, and where several ranks were woven
+    into one it has those of one rank after the other."""
+    if not side.ops or origin_of(side, 0) is None:
+        return side
+    construct: dict[str, Any] = {name: side.construct[name] for name in side.ops if name in side.construct}
+    construct.update((name, value) for name, value in side.construct.items() if name not in construct)
+    side.__dict__["construct"] = construct
+    return side

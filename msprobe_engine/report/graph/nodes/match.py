@@ -1,0 +1,301 @@
+"""Which nodes of two graphs belong together.
+
+By the rules of the existing tool: the same name below the same names (8.1.1: and the same kinds and shapes of arguments and results);
+fuzzy: modules by their names, and the calls of functions inside of each by name without their number, in order; with a layer mapping what
+the mapping says, and the same name else.
+
+One call more on one side shifts the numbers of all that follow, and these rules then put calls beside each other that are others. Where
+they leave nodes over, the records are matched by structure (`compare.structure`) unless that is not wanted, and what it says counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from msprobe_engine.align.calls.structure import Aligned
+from msprobe_engine.align.frameworks.common_terms import CommonSide
+from msprobe_engine.align.mapping.layer import partners_by_layer
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.measure import factorize
+from msprobe_engine.measure.factorize import Bools
+from msprobe_engine.report.graph.nodes.model import API, ROOT, Graph
+from msprobe_engine.report.graph.nodes.rows import result_rows
+from msprobe_engine.report.graph.options import GraphOptions
+
+_NUMBER = re.compile(r"\.\d+\.")
+_RANK = re.compile(r"_rank\d+")
+
+
+@dataclass
+class Matched:
+    """Attributes:
+    partners: golden node of each target node, -1 for none; several may have the same one (a layer mapping).
+    golden_partners: target node of each golden node, -1; of several the last, level by level.
+    by_structure: target nodes whose partner the rules of the existing tool do not give.
+    """
+
+    partners: list[int]
+    golden_partners: list[int]
+    by_structure: set[int] = field(default_factory=set)
+
+
+def match(target: Graph, golden: Graph, options: GraphOptions, aligned: Callable[[], Aligned] | None = None) -> Matched:
+    """Match the nodes of two graphs.
+
+    Args:
+        target, golden: the graphs.
+        options: `fuzzy`, `layer_mapping`, `match` and `generation` count.
+        aligned: gives which records belong together by structure; asked only when it is needed.
+
+    Raises:
+        UsageError: the layer mapping is none, or a side has no construct.json.
+    """
+    mapped = options.layer_mapping is not None and options.layer_mapping is not False
+    if options.fuzzy:
+        if mapped:
+            target.problems.append(
+                Sentence("fuzzy matching and a layer mapping were asked for: nodes are matched fuzzily, as in the existing tool")
+            )
+        partners = _fuzzy(target, golden, options.old)
+    elif mapped:
+        partners = _by_layer(target, golden, options)
+    else:
+        partners = _by_name(target, golden, options.old)
+    found = Matched(partners, _turned(target, golden, partners))
+    if options.match == "structure" and aligned is not None and _left_over(target, golden, found):
+        _complete(target, golden, found, aligned())
+    return found
+
+
+def match_told(target: Graph, golden: Graph, pairs: Iterable[tuple[int, int]]) -> Matched:
+    """Match the nodes of two graphs whose records are known to belong together.
+
+    Args:
+        pairs: (record of the target, record of the golden side).
+    """
+    partners = [-1] * len(target)
+    partners[ROOT] = ROOT
+    for x, y in pairs:
+        node, other = target.node_of_record[x], golden.node_of_record[y]
+        if node >= 0 and other >= 0:
+            partners[node] = other
+    _without_records(target, golden, partners)
+    return Matched(partners, _turned(target, golden, partners))
+
+
+def _turned(target: Graph, golden: Graph, partners: list[int]) -> list[int]:
+    """Target node of each golden node, -1; of several the last, level by level."""
+    found = [-1] * len(golden)
+    for node in outside_in(target):
+        if partners[node] >= 0:
+            found[partners[node]] = node
+    return found
+
+
+def outside_in(graph: Graph) -> Iterator[int]:
+    """All nodes, level by level from the root."""
+    level = [ROOT]
+    while level:
+        yield from level
+        level = [child for node in level for child in graph.children[node]]
+
+
+def _by_name(target: Graph, golden: Graph, old: bool) -> list[int]:
+    """The same name below the same names."""
+    partners = [-1] * len(target)
+    index, names, parents = golden.index, golden.names, golden.parents
+    for node in outside_in(target):
+        other = index.get(target.names[node], -1)
+        if other < 0:
+            continue
+        above, beside = target.parents[node], parents[other]
+        if above < 0 or beside < 0:
+            alike = above < 0 and beside < 0
+        else:
+            alike = partners[above] == beside and names[beside] == target.names[above]
+        if alike:
+            partners[node] = other
+    if old:  # what encloses a node may itself have other arguments, so these are looked at last
+        unlike = ~_same_arguments(target, golden, partners)
+        for node in np.flatnonzero(unlike).tolist():
+            partners[node] = -1
+    return partners
+
+
+def _fuzzy(target: Graph, golden: Graph, old: bool) -> list[int]:
+    partners = [-1] * len(target)
+    calls = [-1] * len(target)
+    for node in range(len(target)):
+        if target.types[node] != API:
+            partners[node] = golden.index.get(target.names[node], -1)
+            if partners[node] >= 0:
+                counted = dict(_counted(golden, partners[node]))
+                for key, call in _counted(target, node):
+                    calls[call] = counted.get(key, -1)
+    if old:
+        for some in (partners, calls):
+            for node in np.flatnonzero(~_same_shapes(target, golden, some)).tolist():
+                some[node] = -1
+    for node, other in enumerate(calls):
+        if other >= 0 and partners[target.parents[node]] >= 0:
+            partners[node] = other
+    return partners
+
+
+def _counted(graph: Graph, node: int) -> Iterator[tuple[tuple[str, int], int]]:
+    """Calls of functions right inside of a node: (name without numbers and ranks, the how manieth of that name), and the node."""
+    counts: Counter[str] = Counter()
+    for child in graph.children[node]:
+        if graph.types[child] == API:
+            name = _RANK.sub("", _NUMBER.sub(".", graph.names[child]))
+            counts[name] += 1
+            yield (name, counts[name]), child
+
+
+def _by_layer(target: Graph, golden: Graph, options: GraphOptions) -> list[int]:
+    said: dict[str, str] = {}
+    if target.side is not None and golden.side is not None:
+        others = partners_by_layer(target.side, golden.side, options.layer_mapping)
+        said = {name: golden.side.ops[other] if other >= 0 else "" for name, other in zip(target.side.ops, others)}
+    return [golden.index.get(said.get(name, name), -1) for name in target.names]
+
+
+def _same_arguments(target: Graph, golden: Graph, partners: list[int]) -> Bools:
+    """bool (nodes,): inputs and results are as many, of the same kinds and shapes, in their order. True without a partner."""
+    return _alike(target, golden, partners, kinds=True)
+
+
+def _same_shapes(target: Graph, golden: Graph, partners: list[int]) -> Bools:
+    """bool (nodes,): as many inputs and results as both have are of the same shapes. True without a partner."""
+    return _alike(target, golden, partners, kinds=False)
+
+
+def _alike(target: Graph, golden: Graph, partners: list[int], kinds: bool) -> Bools:
+    found = np.ones(len(target), bool)
+    first, second = target.side, golden.side
+    if first is None or second is None:
+        return found
+    other = np.asarray(partners, np.int64)
+    nodes = np.flatnonzero(other >= 0)
+    mine = np.asarray(target.records, np.int64)[nodes]
+    theirs = np.asarray(golden.records, np.int64)[other[nodes]]
+    results = result_rows(first), result_rows(second)
+    known: dict[object, int] = {}
+    words = _words(first, kinds, known), _words(second, kinds, known)
+    for role in (False, True):
+        rows, begins, counts = zip(*(_of_role(side, is_result == role) for side, is_result in zip((first, second), results)))
+        many = np.append(counts[0], 0)[mine], np.append(counts[1], 0)[theirs]  # -1 takes the last one
+        if kinds:
+            found[nodes[many[0] != many[1]]] = False
+        both = np.minimum(*many)
+        left = rows[0][factorize.spread(np.append(begins[0], 0)[mine], both)]
+        right = rows[1][factorize.spread(np.append(begins[1], 0)[theirs], both)]
+        off = words[0][left] != words[1][right]
+        found[np.repeat(nodes, both)[off]] = False
+    return found
+
+
+def _of_role(side: Side, chosen: Bools) -> tuple[factorize.Integers, factorize.Integers, factorize.Integers]:
+    """Chosen rows; where those of each record begin among them, and how many they are."""
+    rows = np.flatnonzero(chosen)
+    counts = np.bincount(np.array(side.op, np.int64)[rows], minlength=len(side.ops))
+    return rows, np.cumsum(counts) - counts, counts
+
+
+def _words(side: Side, kinds: bool, known: dict[object, int]) -> factorize.Integers:
+    """int64 (rows,): a number per shape, and per kind of what is no tensor; `known` is shared by the sides."""
+    shapes = factorize.of_each(side.shape, lambda shape: known.setdefault((type(shape) is list, str(shape)), len(known)), np.int64)
+    if not kinds or not len(side):
+        return shapes
+    dtypes = factorize.of_each(side.dtype, lambda dtype: known.setdefault(dtype, len(known)), np.int64)
+    tensors = ~factorize.mask(side.values, len(side)) & factorize.of_each(side.dtype, lambda dtype: dtype is not None, bool)
+    return np.asarray(shapes * (1 << 31) + np.where(tensors, -1, dtypes))
+
+
+def _left_over(target: Graph, golden: Graph, found: Matched) -> bool:
+    """A node with a record has no partner."""
+    pairs = ((target.records, found.partners), (golden.records, found.golden_partners))
+    return any(record >= 0 and other < 0 for records, partners in pairs for record, other in zip(records, partners))
+
+
+def _complete(target: Graph, golden: Graph, found: Matched, aligned: Aligned) -> None:
+    """Let the structure say which records belong together; nodes it says nothing about keep their partner while nobody else has it."""
+    before = list(found.partners)
+    said, turned = _said(target, golden, aligned)
+    taken = set(said.values())
+    partners = [said.get(node, other if other not in taken else -1) for node, other in enumerate(before)]
+    _without_records(target, golden, partners)
+    found.partners = partners
+    found.golden_partners = _turned(target, golden, partners)
+    for other, node in turned.items():
+        found.golden_partners[other] = node
+    found.by_structure = {node for node, other in enumerate(partners) if other >= 0 and other != before[node]}
+
+
+def _said(target: Graph, golden: Graph, aligned: Aligned) -> tuple[dict[int, int], dict[int, int]]:
+    """Target node -> golden node, and golden node -> target node, by the records. Where several records stand for one (two frameworks),
+    each of them is beside the one whose name they have together."""
+    forward: dict[int, int] = {}
+    backward: dict[int, int] = {}
+    first, second = aligned.target.side, aligned.golden.side
+    for x, y in aligned.structure.pairs:
+        mine, theirs = standing_for(target, first, x), standing_for(golden, second, y)
+        if mine and theirs:
+            forward.update(dict.fromkeys(mine, golden.index.get(second.ops[y], theirs[0])))
+            backward.update(dict.fromkeys(theirs, target.index.get(first.ops[x], mine[0])))
+    return forward, backward
+
+
+def needless(target: Graph, golden: Graph, found: Matched, aligned: Aligned) -> tuple[set[int], set[int]]:
+    """Nodes of both graphs without a partner that need none (`Comparison.needless`)."""
+    sides = (target, aligned.target.side, found.partners), (golden, aligned.golden.side, found.golden_partners)
+    quiet = [
+        {node for op in side.quiet for node in standing_for(graph, side, op) if partners[node] < 0}
+        if isinstance(side, CommonSide)
+        else set()
+        for graph, side, partners in sides
+    ]
+    return quiet[0], quiet[1]
+
+
+def standing_for(graph: Graph, side: Side, op: int) -> tuple[int, ...]:
+    """Nodes of the records that a record stands for; of a side that is no other than the graph's its own."""
+    if side is graph.side:
+        node = graph.node_of_record[op]
+        return (node,) if node >= 0 else ()
+    names = [side.ops[op]]
+    if isinstance(side, CommonSide) and graph.side is not None:
+        names = [graph.side.ops[member] for member in side.members[op]]
+    return tuple(graph.index[name] for name in names if name in graph.index)
+
+
+def _without_records(target: Graph, golden: Graph, partners: list[int]) -> None:
+    """Collections, and modules of which nothing was recorded: beside what most of their children are in, innermost first; those of whose
+    children nothing is known keep what they are beside, while nobody else is."""
+    bare = [node for node in outside_in(target) if target.records[node] < 0 and node != ROOT]
+    taken = {other for node, other in enumerate(partners) if other >= 0 and target.records[node] >= 0}
+    before = {node: partners[node] for node in bare}
+    for node in bare:
+        partners[node] = -1
+    for node in reversed(bare):
+        votes = Counter(
+            above
+            for child in target.children[node]
+            if (other := partners[child]) >= 0
+            and (above := golden.parents[other]) > ROOT
+            and golden.types[above] == target.types[node]
+            and above not in taken
+        )
+        if votes:
+            partners[node] = votes.most_common(1)[0][0]
+            taken.add(partners[node])
+    for node in bare:
+        if partners[node] < 0 <= before[node] and before[node] not in taken:
+            partners[node] = before[node]
+            taken.add(before[node])

@@ -1,0 +1,198 @@
+"""Rows of two graphs whose nodes belong together, beside each other, as columns.
+
+The existing tool sets rows side by side by their place among the arguments, the parameters, the results and the gradients of a call, not
+by their names: an argument given by name on one side only still stands beside its own. What the target has more of stands beside nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.measure import factorize
+from msprobe_engine.measure.factorize import Bools, Integers
+from msprobe_engine.report.graph.nodes.model import Graph
+
+Floats = npt.NDArray[np.float64]
+_ROLES = 8
+"""More than there are roles of rows."""
+
+
+@dataclass
+class PairedRows:
+    """Rows of nodes with a partner, in the order of the target's nodes.
+
+    Attributes:
+        target, golden: the sides.
+        nodes: int64 (m,), nodes of the target that have a partner and at least one row.
+        starts: int64 (m,), position of the first row of each node.
+        left: int64 (n,), rows of the target.
+        right: int64 (n,), the row of the golden side, -1 without one.
+    """
+
+    target: Side
+    golden: Side
+    nodes: Integers
+    starts: Integers
+    left: Integers
+    right: Integers
+
+    def __len__(self) -> int:
+        return len(self.left)
+
+    @cached_property
+    def matched(self) -> Bools:
+        """bool (n,): the row stands beside one of the golden side."""
+        return self.right >= 0
+
+    @cached_property
+    def group(self) -> Integers:
+        """int64 (n,): position of the row's node among `nodes`."""
+        found = np.zeros(len(self), np.int64)
+        found[self.starts[1:]] = 1
+        return np.cumsum(found)
+
+    @cached_property
+    def outputs(self) -> Bools:
+        """bool (n,): the rows that 26.2.0 takes for results: their name holds ``.output.``, and be it in the path of a module."""
+        return _holding(self.target.name, ".output.")[self.left]
+
+    @cached_property
+    def results(self) -> Bools:
+        """bool (n,): `result_rows`, of the target's rows."""
+        return result_rows(self.target)[self.left]
+
+    def largest(self, values: Floats) -> Floats:
+        """float64 (m,): the largest of each node's rows."""
+        return np.maximum.reduceat(values, self.starts) if len(self.nodes) else np.zeros(0)
+
+    def smallest(self, values: Floats) -> Floats:
+        """float64 (m,): the smallest of each node's rows."""
+        return np.minimum.reduceat(values, self.starts) if len(self.nodes) else np.zeros(0)
+
+
+def pair_rows(target: Graph, golden: Graph, partners: Sequence[int]) -> PairedRows:
+    """Put the rows of all nodes with a partner beside each other.
+
+    Args:
+        target, golden: graphs with sides.
+        partners: golden node of each target node, -1 for none.
+    """
+    assert target.side is not None
+    assert golden.side is not None
+    first, second = target.side, golden.side
+    other = np.asarray(partners, np.int64)
+    mine = np.asarray(target.records, np.int64)
+    theirs = np.asarray([*golden.records, -1], np.int64)[other]  # -1 takes the last one
+    begin = factorize.firsts(first)
+    counts = np.where(mine >= 0, np.diff(np.append(begin, begin[-1]))[mine], 0)
+    nodes = np.flatnonzero((other >= 0) & (counts > 0))
+    counts, record, partner = counts[nodes], mine[nodes], theirs[nodes]
+    left = factorize.spread(begin[record], counts)
+    starts = np.cumsum(counts) - counts
+    role = np.frombuffer(bytes(first.role), np.uint8).astype(np.int64)
+    exists = np.repeat(partner, counts) >= 0
+    key = np.where(exists, np.repeat(partner, counts) * _ROLES + role[left], 0)
+    place, begins, many = _places(first)[left], _first_rows(second), np.bincount(_keys(second), minlength=len(second.ops) * _ROLES + 1)
+    right = np.where(exists & (place < many[key]), begins[key] + place, -1)
+    return PairedRows(first, second, nodes, starts, left, right)
+
+
+def told_rows(target: Graph, rows: PairedRows, told: Mapping[int, int]) -> PairedRows:
+    """Put the rows of some nodes beside others than their place says; what these nodes have beside that is left out.
+
+    Args:
+        target: the graph.
+        rows: by their places.
+        told: row of the target -> row of the golden side. A node of which a row is told has no others.
+    """
+    assert target.side is not None
+    nodes = {target.node_of_record[target.side.op[row]] for row in told}
+    right = np.array([told.get(row, -1) for row in range(len(rows.target))], np.int64)
+    said = np.isin(rows.nodes, np.fromiter(nodes, np.int64, len(nodes)))[rows.group]
+    other = np.where(said, right[rows.left], rows.right)
+    kept = ~said | (other >= 0)
+    groups = rows.group[kept]
+    starts = np.flatnonzero(np.diff(groups, prepend=-1))
+    return PairedRows(rows.target, rows.golden, rows.nodes[groups[starts]], starts, rows.left[kept], other[kept])
+
+
+def _keys(side: Side) -> Integers:
+    """int64 (rows,): record and role in one number."""
+    return np.array(side.op, np.int64) * _ROLES + np.frombuffer(bytes(side.role), np.uint8)
+
+
+def _first_rows(side: Side) -> Integers:
+    """int64 (records * roles,): the first row of each role of a record; 0 where there is none."""
+    keys = _keys(side)
+    found = np.zeros(max(len(side.ops), 1) * _ROLES, np.int64)
+    found[keys[::-1]] = np.arange(len(keys))[::-1]
+    return found
+
+
+def _places(side: Side) -> Integers:
+    """int64 (rows,): place of each row among those of its role in its record; rows of one role stand together."""
+    keys = _keys(side)
+    return np.asarray(np.arange(len(keys)) - _first_rows(side)[keys])
+
+
+def result_rows(side: Side) -> Bools:
+    """bool (rows,): rows that the existing tool shows as ``output_data``; what has ``.input.`` in its name, and be it in the path of a
+    module, is shown as input."""
+    return factorize.once((side.name,), lambda: _holding(side.name, ".output.") & ~_holding(side.name, ".input."))
+
+
+def _holding(names: Sequence[str], part: str) -> Bools:
+    return np.fromiter((part in name for name in names), bool, len(names))
+
+
+@dataclass
+class Numbers:
+    """The four statistics of each row of a side as numbers, arguments that are numbers included.
+
+    Attributes:
+        values: float64 (rows, 4); NaN where there is none.
+        known: bool (rows, 4): it is a number (a NaN too, no truth value).
+        some: bool (rows,): Max is not None.
+        bad: bool (rows,): Max or Min is a float and NaN or infinite.
+        bad_text: bool (rows,): the same, text that says so counts too.
+    """
+
+    values: Floats
+    known: Bools
+    some: Bools
+    bad: Bools
+    bad_text: Bools
+
+
+def numbers_of(side: Side) -> Numbers:
+    """The numbers of a side."""
+    values = np.array(side.stats, np.float64) if len(side) else np.zeros((0, 4))
+    known = np.ones(values.shape, bool)
+    some = np.ones(len(values), bool)
+    bad: Bools = np.asarray(~np.isfinite(values[:, :2]).all(1))
+    bad_text = bad.copy()
+    for row, four in side.odd.items():
+        first, second = four[0], four[1]
+        some[row] = first is not None
+        bad[row] = _is_bad(first) or (second is not first and _is_bad(second))
+        bad_text[row] = bad[row] or _says_bad(first) or (second is not first and _says_bad(second))
+        if first is second is four[2] is four[3]:  # an argument: its value stands in place of all four
+            known[row] = type(first) is float or type(first) is int
+        else:
+            known[row] = [type(value) is float or type(value) is int for value in four]
+    values[~known] = np.nan
+    return Numbers(values, known, some, bad, bad_text)
+
+
+def _is_bad(value: object) -> bool:
+    return type(value) is float and value - value != 0
+
+
+def _says_bad(value: object) -> bool:
+    return type(value) is str and value.strip().lower() in ("nan", "inf", "-inf")

@@ -1,0 +1,216 @@
+"""Writer of the page of graphs: one html file with all ranks and steps, which opens without a network.
+
+What is added goes packed to a temporary file at once, so only one pair of graphs is in memory; `finish` streams the page from there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from msprobe_engine.core.errors import SinkError
+from msprobe_engine.core.io.output_files import WholeFile
+from msprobe_engine.core.io.regular_files import explain
+from msprobe_engine.report.graph.nodes.model import Comparison, Graph
+from msprobe_engine.report.graph.page import details, flow
+from msprobe_engine.report.graph.page.folded import both_folded, folded
+from msprobe_engine.report.graph.page.page_data import NONFINITE_OUT, UNMATCHED, Order, columns, stacks
+from msprobe_engine.report.web.page import Packed, Verdict, pack, page
+from msprobe_engine.report.web.sentences import both
+from msprobe_engine.report.web.words import needs_scripts
+
+_VIEWS = ("columns", "store", "path", "layout", "draw", "edges", "minimap", "tools", "gestures", "canvas", "tree")
+_PANELS = ("texts", "compare", "panel", "search", "filters", "details", "worst", "overview", "side", "bar", "status", "address", "split")
+STYLES = ("graph/graph.css", "graph/panels.css")
+SCRIPTS = tuple(f"graph/{name}.js" for name in (*_VIEWS, *_PANELS, "keys", "app"))
+
+
+class PageWriter:
+    """Writes one page.
+
+    Args:
+        path: of the file, replaced when it is there.
+        title: of the page.
+        target: what is shown, as a text.
+        golden: what it is compared with; None: with nothing.
+        first: (step, rank) where the first suspect of all is, which the page shows first.
+
+    Raises:
+        SinkError: nothing can be written beside it.
+    """
+
+    def __init__(self, path: Path, title: str, target: str, golden: str | None = None, *, first: tuple[int, int] | None = None) -> None:
+        self.path = path
+        self.title = title
+        self._about: dict[str, Any] = {"title": title, "target": target, "golden": golden, "comparison": golden is not None, "task": None}
+        self._about["first"] = None if first is None else {"step": first[0], "rank": first[1]}
+        self._pairs: list[dict[str, Any]] = []
+        self._islands: list[tuple[str, int, int]] = []
+        try:
+            self._spool: IO[bytes] = tempfile.TemporaryFile(dir=path.parent, prefix=f".{path.name}.")  # noqa: SIM115 - closed by finish, abort
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def add(self, shown: Graph | Comparison) -> None:
+        """Put the graphs of a rank and step into the page.
+
+        Raises:
+            SinkError: the disk is full.
+        """
+        at = len(self._pairs)
+        if isinstance(shown, Comparison):
+            self._about["task"] = shown.task
+            self._pairs.append(self._comparison(at, shown))
+        else:
+            self._pairs.append(self._alone(at, shown))
+
+    def finish(self) -> list[Path]:
+        """Write the page and return its path.
+
+        Raises:
+            SinkError: it cannot be written; what stood at the path stays.
+        """
+        verdict: Verdict | None = "bad" if any(pair["suspect"] >= 0 for pair in self._pairs) else "good"
+        if self._about["task"] == "structure":
+            verdict = None  # there are no numbers, so nothing is known to be right
+        pieces = page(
+            self.title,
+            kind="graph",
+            body=f'<div id="graph"></div>{needs_scripts()}',
+            styles=STYLES,
+            scripts=SCRIPTS,
+            data=self._data(),
+            verdict=verdict,
+            app=True,
+        )
+        try:
+            with WholeFile(self.path) as whole:
+                whole.file.writelines(pieces)
+        except OSError as error:
+            raise self._failed(error) from error
+        finally:
+            self._spool.close()
+        return [self.path]
+
+    def abort(self) -> None:
+        """Leave nothing behind."""
+        self._spool.close()
+
+    def _failed(self, error: OSError) -> SinkError:
+        return SinkError(f"cannot write {self.path}: {explain(error)}")
+
+    def _data(self) -> Iterator[tuple[str, bytes]]:
+        manifest = {**self._about, "block": details.BLOCK, "pairs": self._pairs}
+        yield "graph-manifest", json.dumps(manifest, separators=(",", ":"), allow_nan=False).encode()
+        # Columns first: a browser shows them while the details still come in.
+        for name, start, length in sorted(self._islands, key=lambda island: not island[0].endswith("-columns")):
+            self._spool.seek(start)
+            yield name, Packed(self._spool.read(length))
+
+    def _keep(self, name: str, content: bytes) -> None:
+        packed = pack(content)
+        try:
+            start = self._spool.seek(0, os.SEEK_END)
+            self._spool.write(packed)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._islands.append((name, start, len(packed)))
+
+    def _alone(self, at: int, graph: Graph) -> dict[str, Any]:
+        graph = folded(graph)
+        order = Order(graph)
+        island, flags = columns(graph, order)
+        self._side(f"graph-{at}-0", graph, order, island, details.blocks(graph, order))
+        return {
+            "step": graph.step,
+            "rank": graph.rank,
+            "nodes": [len(order)],
+            "microSteps": graph.micro_step_count,
+            "suspect": -1 if graph.suspect is None else int(order.places[graph.suspect]),
+            "suspectName": None if graph.suspect is None else graph.names[graph.suspect],
+            "suspectText": both(graph.suspect_text),
+            "worst": None,
+            "unmatched": [0],
+            "nonfinite": int(np.count_nonzero(flags & NONFINITE_OUT)),
+            "problems": [both(one) for one in graph.problems],
+        }
+
+    def _comparison(self, at: int, shown: Comparison) -> dict[str, Any]:
+        shown = both_folded(shown)
+        target, golden = shown.target, shown.golden
+        left, right = Order(target), Order(golden)
+        partners = _partners(shown.partners, left, right)
+        golden_partners = _partners(shown.golden_partners, right, left)
+        structure = _mask(left, shown.by_structure)
+        units = np.asarray(shown.units, np.float64)[left.nodes]
+        index = np.array([np.nan if value is None else value for value in shown.index], np.float64)[left.nodes]
+        sources, their_sources = flow.producers(target), flow.producers(golden)
+        rows = shown.golden_rows
+        if rows is not None:
+            flow.follow_partners(sources, target, golden, their_sources, rows, shown.golden_partners)
+        mine, flags = columns(
+            target,
+            left,
+            producers=sources,
+            partners=partners,
+            units=units,
+            index=index,
+            by_structure=structure,
+            needless=_mask(left, shown.needless[0]),
+        )
+        theirs = np.full(len(right), np.nan)
+        theirs[golden_partners >= 0] = units[golden_partners[golden_partners >= 0]]
+        other, golden_flags = columns(
+            golden, right, producers=their_sources, partners=golden_partners, units=theirs, needless=_mask(right, shown.needless[1])
+        )
+        metrics = shown.metrics if shown.task == "all" else None  # else both sides' rows say it
+        back = _inverse(rows, len(golden.side)) if rows is not None and golden.side is not None else None
+        self._side(f"graph-{at}-0", target, left, mine, details.blocks(target, left, other=golden.side, partner_rows=rows, metrics=metrics))
+        self._side(f"graph-{at}-1", golden, right, other, details.blocks(golden, right, other=target.side, partner_rows=back))
+        suspect = -1 if shown.suspect is None else int(left.places[shown.suspect])
+        largest = float(np.fmax.reduce(units, initial=0.0))
+        return {
+            "step": shown.step,
+            "rank": shown.rank,
+            "nodes": [len(left), len(right)],
+            "microSteps": target.micro_step_count,
+            "suspect": suspect,
+            "suspectName": target.names[shown.suspect] if shown.suspect is not None else None,
+            "suspectText": both(shown.suspect_text),
+            "worst": largest if math.isfinite(largest) else "inf",
+            "unmatched": [int(np.count_nonzero(one & UNMATCHED)) for one in (flags, golden_flags)],
+            "nonfinite": int(np.count_nonzero(flags & NONFINITE_OUT)),
+            "problems": [both(one) for one in (*target.problems, *golden.problems)],
+        }
+
+    def _side(self, name: str, graph: Graph, order: Order, island: bytes, blocks: Iterator[bytes]) -> None:
+        self._keep(f"{name}-columns", island)
+        self._keep(f"{name}-stacks", stacks(graph, order))
+        for number, block in enumerate(blocks):
+            self._keep(f"{name}-details{number}", block)
+
+
+def _partners(partners: list[int], mine: Order, theirs: Order) -> Any:
+    """Per place of one side the place of the partner on the other, -1 without one."""
+    found = np.array(partners, np.int64)[mine.nodes]
+    return np.where(found >= 0, theirs.places[found], -1)
+
+
+def _mask(order: Order, nodes: set[int]) -> Any:
+    found = np.zeros(len(order), bool)
+    found[order.places[list(nodes)]] = True
+    return found
+
+
+def _inverse(rows: Any, count: int) -> Any:
+    found = np.full(count, -1, np.int64)
+    paired = np.flatnonzero(rows >= 0)
+    found[rows[paired]] = paired
+    return found

@@ -1,0 +1,219 @@
+"""``msprobe graph``: graphs of all ranks and steps of a dump, or of two beside each other, made in processes and given to writers."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from msprobe_engine.align.mapping.user_mapping import Mappings
+from msprobe_engine.core.errors import NothingCapturedError, SinkError
+from msprobe_engine.core.io.progress import bar
+from msprobe_engine.report.graph import global_suspect
+from msprobe_engine.report.graph.merge import copies
+from msprobe_engine.report.graph.nodes.model import Comparison, Graph
+from msprobe_engine.report.graph.options import GraphOptions
+from msprobe_engine.report.graph.source import Job, jobs_of
+from msprobe_engine.report.graph.stamps import reserve, waiting_prefix
+from msprobe_engine.report.graph.summary import Result
+from msprobe_engine.report.graph.work import Part, lost, make
+from msprobe_engine.report.graph.writer import MERGED_DUMP, Plan, Writer, open_writer
+from msprobe_engine.report.table.schedule import run_jobs
+from msprobe_engine.report.table_files import output_directory
+
+_BYTES_PER_BYTE = 12
+"""Memory of graphs, per byte of their dump files."""
+
+Progress = Callable[[str], None]
+
+
+def run(
+    target: str | Path,
+    golden: str | Path | None = None,
+    output: str | Path = "./output",
+    options: GraphOptions | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Draw a dump, or two beside each other.
+
+    Args:
+        target: the root of a dump, a step, a rank directory, or a dump.json.
+        golden: a run that is right, of the same kind; None: the target alone.
+        output: directory of the files; made when it is not there.
+        options: None: `GraphOptions()`.
+        progress: is told what has been done, a line each.
+
+    Raises:
+        DumpFormatError: there is no dump at a path.
+        NothingCapturedError: there is, and nothing of it can be drawn.
+        SinkError: the output cannot be written.
+        UsageError: the options do not fit each other or the data.
+    """
+    options = options or GraphOptions()
+    sources = jobs_of(target, golden, options)
+    if sources.merge:
+        options = replace(options, merge="auto")
+    directory = output_directory(output)
+    result = Result(str(target), str(golden or ""), notes=sources.notes, problems=sources.lost)
+    with reserve(directory) as stamp, _Store(directory, sources.jobs, options, stamp) as store:
+        parts = _made(sources.jobs, options, store, progress)
+        for part in parts:
+            result.problems += [problem for problem in part.problems if problem not in result.problems]
+            result.notes += [note for note in part.notes if note not in result.notes]
+        result.notes += copies.unlike(parts)
+        there = [part for part in parts if store.has(part.job.key)]
+        if not there:
+            raise NothingCapturedError(f"{target}: nothing of it can be drawn" + "".join(f"\n  {problem}" for problem in result.problems))
+        found = _suspects([part.job for part in there], there, options, store, result)
+        links = _links(there)
+        plan = Plan(directory, stamp, options, result.target, result.golden, tuple(part.job.key for part in there), found.first)
+        _write(plan, there, store, links, found, result, progress)
+    return result
+
+
+def _made(jobs: Sequence[Job], options: GraphOptions, store: _Store, progress: Progress | None) -> list[Part]:
+    """All parts, by step and rank; what they made is in the store."""
+    done: dict[tuple[int, int], Part] = {}
+    with bar("graph", len(jobs)) as advance:
+        for job, part in run_jobs(jobs, partial(make, options=options), lost, "auto", options.workers, options.memory_mb):
+            if part.made is not None:
+                store.put(job.key, part.made)
+            part.made = None
+            done[job.key] = part
+            advance(job.place)
+            if progress is not None:
+                progress(f"{job.place}: read and drawn")
+    return [done[job.key] for job in jobs]
+
+
+def _suspects(jobs: Sequence[Job], parts: Sequence[Part], options: GraphOptions, store: _Store, result: Result) -> global_suspect.Suspects:
+    if result.golden:
+        mappings = Mappings(layer=options.layer_mapping if options.layer_mapping not in (None, True) else None)
+        found = global_suspect.of_two(jobs, f"{result.target} and {result.golden}", mappings, store.known(), result.problems)
+    else:
+        found = global_suspect.of_one(jobs, {part.job.key for part in parts if part.nonfinite}, result.problems)
+    store.forget_walks()
+    result.finding, result.headline, result.why = found.finding, found.headline, found.why
+    result.problems += [problem for problem in found.problems if problem not in result.problems]
+    return found
+
+
+def _links(parts: Sequence[Part]) -> dict[tuple[int, int], tuple[Any, ...]]:
+    """Step and rank -> links of the target's nodes and, with two sides, of the golden ones."""
+    from msprobe_engine.report.graph.nodes import links
+
+    found: dict[tuple[int, int], tuple[Any, ...]] = {}
+    for step in sorted({part.job.step for part in parts}):
+        ranks = [part for part in parts if part.job.step == step and part.calls]
+        if len(ranks) < 2:
+            continue
+        sides = [links.link({part.job.rank: part.calls[side] for part in ranks}) for side in range(len(ranks[0].calls))]
+        for part in ranks:
+            found[part.job.key] = tuple(of_ranks.get(part.job.rank, {}) for of_ranks in sides)
+    return found
+
+
+def _write(
+    plan: Plan,
+    parts: Sequence[Part],
+    store: _Store,
+    links: dict[tuple[int, int], tuple[Any, ...]],
+    found: global_suspect.Suspects,
+    result: Result,
+    progress: Progress | None,
+) -> None:
+    writers: list[Writer] = []
+    try:
+        for mode in (MERGED_DUMP,) if plan.options.file_type == "json" else dict.fromkeys(plan.options.formats):
+            writers.append(open_writer(mode, plan))
+        with bar("write", len(parts)) as advance:
+            for part in parts:
+                made = store.take(part.job.key)
+                graphs = (made.target, made.golden) if isinstance(made, Comparison) else (made,)
+                for graph, linked in zip(graphs, links.get(part.job.key, ())):
+                    graph.links = linked
+                global_suspect.put(made, found)
+                result.count(part.job.key, made)
+                for writer in writers:
+                    writer.add(made)
+                advance(part.job.place)
+                if progress is not None:
+                    progress(f"{part.job.place}: written")
+        for writer in writers:
+            result.files += writer.finish()
+    except BaseException:
+        for writer in writers:
+            writer.abort()
+        raise
+
+
+class _Store:
+    """Graphs between their making and their writing, which has to wait until all ranks of a step have told their communication calls. In
+    memory while they are small, else in a directory of its own that only this user can enter."""
+
+    def __init__(self, output: Path, jobs: Sequence[Job], options: GraphOptions, stamp: str) -> None:
+        self._prefix = waiting_prefix(stamp)
+        self._in_memory = sum(job.size for job in jobs) * _BYTES_PER_BYTE < options.memory_mb << 20 or len(jobs) == 1
+        self._made: dict[tuple[int, int], Graph | Comparison | None] = {}
+        self._output = output
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> _Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._made.clear()
+        if self._directory is not None:
+            self._directory.cleanup()
+
+    def put(self, key: tuple[int, int], made: Graph | Comparison) -> None:
+        """Keep one.
+
+        Raises:
+            SinkError: the disk is full.
+        """
+        if self._in_memory:
+            self._made[key] = made
+            return
+        self._made[key] = None
+        try:
+            with self._open(key, "xb") as file:
+                pickle.dump(made, file, pickle.HIGHEST_PROTOCOL)
+        except OSError as error:
+            raise SinkError(f"{self._output}: cannot keep the graphs of {key} ({error.strerror or error}); is the disk full?") from error
+
+    def has(self, key: tuple[int, int]) -> bool:
+        """It was put."""
+        return key in self._made
+
+    def take(self, key: tuple[int, int]) -> Graph | Comparison:
+        """Hand one over; it is not kept any longer."""
+        made = self._made.pop(key)
+        if made is not None:
+            return made
+        with self._open(key, "rb") as file:
+            kept: Graph | Comparison = pickle.load(file)  # our own, from a directory that nobody else can write
+        os.unlink(file.name)
+        return kept
+
+    def known(self) -> dict[tuple[int, int], Comparison]:
+        """Comparisons that are in memory."""
+        return {key: made for key, made in self._made.items() if isinstance(made, Comparison)}
+
+    def forget_walks(self) -> None:
+        """What the diagnosis has made is not needed any longer."""
+        for made in self.known().values():
+            made.begun = None
+
+    @contextmanager
+    def _open(self, key: tuple[int, int], mode: str) -> Iterator[IO[bytes]]:
+        if self._directory is None:
+            self._directory = tempfile.TemporaryDirectory(dir=self._output, prefix=self._prefix)  # mode 0700
+        with open(Path(self._directory.name) / f"{key[0]}_{key[1]}", mode) as file:
+            yield file

@@ -1,0 +1,208 @@
+"""Which dump files become a graph: of one path every step and rank, of two those that both have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from msprobe_engine.align.sources import MIXED, Sources, pair_paths
+from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.find.nonfinite.load import numbered
+from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.completeness import missing_ranks, missing_steps
+from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
+from msprobe_engine.report.graph.options import GraphOptions
+
+_CUT = (
+    "The runs are cut over their ranks in different ways: what all ranks make together is compared, as with --merge auto; --match exact "
+    "compares ranks by their numbers."
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One graph to be made, or two beside each other.
+
+    Attributes:
+        target: dump.json or debug.json.
+        golden: that of the golden run; None: there is one side only.
+        step, rank: of the target; 0 where its path does not say.
+        golden_step, golden_rank: of the golden run.
+        members, golden_members: rank and file of all ranks that are put together, the first of which `target` (`golden`) is; empty: this
+            one alone.
+        across: the two sides were cut over their ranks in different ways.
+    """
+
+    target: Path
+    golden: Path | None
+    step: int
+    rank: int
+    golden_step: int = 0
+    golden_rank: int = 0
+    members: tuple[tuple[int, Path], ...] = ()
+    golden_members: tuple[tuple[int, Path], ...] = ()
+    across: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files; 0 of those that are not there."""
+        files = [path for _, path in (*self.ranks, *self.golden_ranks)]
+        return sum(os.path.getsize(path) for path in files if path.is_file())
+
+    @property
+    def ranks(self) -> tuple[tuple[int, Path], ...]:
+        """Rank and file of all that the target is made of."""
+        return self.members or ((self.rank, self.target),)
+
+    @property
+    def golden_ranks(self) -> tuple[tuple[int, Path], ...]:
+        """The same of the golden run; empty without one."""
+        return self.golden_members or (((self.golden_rank, self.golden),) if self.golden is not None else ())
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Step and rank, unique within a run."""
+        return self.step, self.rank
+
+    @property
+    def place(self) -> str:
+        """For messages."""
+        if len(self.members) > 1:
+            return f"step {self.step}, ranks {', '.join(str(rank) for rank, _ in self.members)}"
+        return f"step {self.step}, rank {self.rank}"
+
+
+@dataclass
+class Jobs:
+    """What is to be made.
+
+    Attributes:
+        jobs: by step and rank, each pair of these once.
+        notes: what is left out on purpose, and why, one sentence each.
+        lost: sentences about data that was asked for and is not there.
+        merge: ranks are put together although nobody asked for it: the two runs are cut over their ranks in different ways.
+    """
+
+    jobs: list[Job] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    merge: bool = False
+
+
+def jobs_of(target: str | Path, golden: str | Path | None, options: GraphOptions) -> Jobs:
+    """Find the dump files.
+
+    Args:
+        target: the root of a dump, a step, a rank directory, or a dump.json (debug.json).
+        golden: the run that is right, of the same kind; None: the target alone.
+        options: which steps and ranks.
+
+    Raises:
+        DumpFormatError: there is no dump at a path.
+        UsageError: nothing is left of it.
+    """
+    if options.merge:
+        from msprobe_engine.report.graph.merge.jobs import merged
+
+        return merged(_alone(Path(target), options), _alone(Path(golden), options) if golden else None, options)
+    found = _pairs(target, golden, options) if golden else _alone(Path(target), options)
+    if golden and found.merge:
+        whole = jobs_of(target, golden, replace(options, merge="auto"))
+        whole.merge = True
+        whole.notes.append(_CUT)
+        return whole
+    found.jobs.sort(key=lambda job: job.key)
+    once: dict[tuple[int, int], Job] = {}
+    for job in found.jobs:
+        if job.key in once:
+            found.notes.append(f"{job.target}: left out, {once[job.key].target} is of the same step and rank; name it itself to see it.")
+        else:
+            once[job.key] = job
+    found.jobs = list(once.values())
+    return found
+
+
+def _pairs(target: str | Path, golden: str | Path, options: GraphOptions) -> Jobs:
+    sources: Sources = pair_paths(target, golden, options.steps, options.ranks)
+    found = Jobs(notes=sources.notes, lost=sources.lost)
+    if options.match == "structure" and not options.ranks:
+        from msprobe_engine.report.table.layout_tables import as_wholes
+
+        cut = Sources(sources.tasks)
+        as_wholes(cut)
+        found.merge = any(task.whole for task in cut.tasks)
+    for task in sources.tasks:
+        step = task.step or 0
+        where = task.golden.resolve().parent
+        golden_step, golden_rank = layout.step_of(where.parent.name), layout.rank_of(where.name)
+        rank = task.rank or 0
+        found.jobs.append(
+            Job(
+                task.target,
+                task.golden,
+                step,
+                rank,
+                step if golden_step is None else golden_step,
+                rank if golden_rank is None else golden_rank,
+            )
+        )
+    return found
+
+
+def _alone(target: Path, options: GraphOptions) -> Jobs:
+    found = Jobs()
+    if target.suffix == ".json" and target.name not in (layout.DUMP, layout.DEBUG) and target.is_file():
+        raise DumpFormatError(f"{target}: is no dump.json and no debug.json; give one of these, or the directory that holds it")
+    dump = _opened(target, found)
+    seen: set[int] = set()
+    for step in dump.steps:
+        if options.steps and step not in options.steps:
+            continue
+        found.lost += missing_ranks(dump, step, options.ranks)
+        ranks = dict(numbered(dump, step))
+        seen |= ranks.keys()
+        for rank, directory in ranks.items():
+            if options.ranks and rank not in options.ranks:
+                continue
+            file = _file(directory, target.name)
+            found.jobs.append(Job(file, None, step, rank))
+    found.lost += missing_steps(dump, options.steps)
+    _say_missing(found, dump, options, seen)
+    if not found.jobs:
+        raise UsageError(f"{target}: nothing is left to draw. {' '.join(found.lost + found.notes)}")
+    return found
+
+
+def _opened(target: Path, found: Jobs) -> DumpDirectory:
+    """The dump at a path; of a mixed dump the part with a hierarchy."""
+    try:
+        return open_dump(target)
+    except DumpFormatError:
+        for folder in _mixed(target):
+            try:
+                opened = open_dump(target / folder)
+            except DumpFormatError:
+                continue
+            found.notes.append(f"{target}: is a mixed dump; the graph is that of {target / folder}.")
+            return opened
+        raise
+
+
+def _mixed(target: Path) -> Iterator[str]:
+    yield from (name for name in reversed(MIXED) if (target / name).is_dir())
+
+
+def _file(directory: Path, asked: str) -> Path:
+    if asked == layout.DEBUG:
+        return directory / layout.DEBUG
+    has_dump = any((directory / name).exists() for name in (layout.DUMP, layout.FRAME_LOG, layout.MARKER))
+    return directory / (layout.DUMP if has_dump else layout.DEBUG)
+
+
+def _say_missing(found: Jobs, dump: DumpDirectory, options: GraphOptions, ranks: set[int]) -> None:
+    for word, asked, there in (("steps", options.steps, set(dump.steps)), ("ranks", options.ranks, ranks)):
+        missing = sorted(asked - there)
+        if missing:
+            found.lost.append(f"{dump.root}: {word} {', '.join(map(str, missing[:16]))} were asked for and are not there.")

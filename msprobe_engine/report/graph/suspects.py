@@ -1,0 +1,142 @@
+"""Where the difference between two graphs begins, and how far their nodes are apart in multiples of round-off; both from the diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.calls.structure import Aligned, Structure
+from msprobe_engine.align.frameworks.common_terms import CommonSide
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.difference import explain
+from msprobe_engine.find.difference.divergence import Divergence, diverge
+from msprobe_engine.find.difference.rank_walk import Begun, begin
+from msprobe_engine.find.difference.walk import Walker
+from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS_GRAD
+from msprobe_engine.measure import factorize
+from msprobe_engine.measure.distances import EPS, limit
+from msprobe_engine.measure.segments import Spans
+from msprobe_engine.report.graph.nodes.match import outside_in, standing_for
+from msprobe_engine.report.graph.nodes.model import Graph
+from msprobe_engine.report.graph.nodes.rows import Floats
+
+_EXACT = limit(EPS["float64"], 1)
+"""Round-off of calls in which everything is an integer: none, so any difference is many units; not infinitely many, which says NaN."""
+
+
+@dataclass
+class Measured:
+    """Attributes:
+    units: float64 per target node: the largest difference of its results (gradients, of gradients) in multiples of what round-off
+        explains in one call of its dtype and size (float64 where all are integers, which nothing rounds); NaN: nothing could be compared,
+        inf: NaN or Inf on one side only, or another shape.
+        Nodes without a record (collections, modules of which nothing was recorded, the root) have what is worst inside of them.
+    suspect: target node where the difference begins, None without one.
+    text: a sentence on it.
+    begun: the walk through both sides, for a diagnosis over all ranks.
+    """
+
+    units: Floats
+    suspect: int | None = None
+    text: str = ""
+    begun: Begun | None = None
+
+
+def measured(target: Graph, golden: Graph, partners: Sequence[int], aligned: Aligned) -> Measured:
+    """Measure two graphs.
+
+    Args:
+        partners: golden node of each target node, -1 for none.
+        aligned: their records by structure; the search for the first difference goes by these.
+    """
+    first, second = target.side, golden.side
+    assert first is not None
+    assert second is not None
+    begun = begin(first, second, aligned)
+    units = np.full(len(target), np.nan)
+    done = _by_walker(units, target, golden, partners, begun.walker)
+    rest = [node for node, other in enumerate(partners) if other >= 0 and node not in done]
+    _directly(units, target, golden, partners, rest)
+    _containers(units, target)
+    found = _with_suspect(units, target, diverge({0: first}, {0: second}, begun={0: begun}))
+    found.begun = begun
+    return found
+
+
+def measured_by(target: Graph, golden: Graph, partners: Sequence[int], told: Divergence) -> Measured:
+    """Measure two graphs whose divergence is known. `partners`: as it has the records beside each other."""
+    units = np.full(len(target), np.nan)
+    for walker in told.walkers.values():
+        _by_walker(units, target, golden, partners, walker)
+    _containers(units, target)
+    return _with_suspect(units, target, told)
+
+
+def _with_suspect(units: Floats, target: Graph, found: Divergence) -> Measured:
+    if not found.origins:
+        return Measured(units)
+    rank, origin = found.origins[0]
+    walker = found.walkers[rank]
+    one = explain.suspect(target.step, target.rank, origin, walker)
+    node = target.index.get(walker.side.ops[origin.op])
+    where = Sentence(" ({0})", one.source) if one.source else ""
+    return Measured(units, node, Sentence("{0}: {1}{2}", one.record, one.why, where))
+
+
+def rows_in_common(walker: Walker) -> dict[int, int]:
+    """Row of the target's file -> row of the golden file, of two frameworks: rows that mean the same. What one side has as several tensors
+    is not among them."""
+    mine, theirs = walker.side, walker.golden.side
+    if not isinstance(mine, CommonSide) or not isinstance(theirs, CommonSide):
+        return {}
+    pairs = ((mine.rows_before[x], theirs.rows_before[y]) for x, y in walker.rows)
+    return {one[0]: other[0] for one, other in pairs if len(one) == len(other) == 1}
+
+
+def _by_walker(units: Floats, target: Graph, golden: Graph, partners: Sequence[int], walker: Walker) -> set[int]:
+    """Fill in nodes whose records the walk has beside each other; returns them."""
+    done: set[int] = set()
+    for (x, y), value in zip(walker.structure.pairs, _units(walker).tolist()):
+        theirs = standing_for(golden, walker.golden.side, y)
+        for node in standing_for(target, walker.side, x):
+            if partners[node] in theirs:
+                units[node] = value
+                done.add(node)
+    return done
+
+
+def _directly(units: Floats, target: Graph, golden: Graph, partners: Sequence[int], nodes: Sequence[int]) -> None:
+    """Fill in nodes that are beside others than the structure says."""
+    first, second = target.side, golden.side
+    assert first is not None
+    assert second is not None
+    pairs = [(target.records[node], golden.records[partners[node]], node) for node in nodes]
+    pairs = [pair for pair in pairs if pair[0] >= 0 and pair[1] >= 0]
+    if pairs:
+        walker = Walker(Tree(first), Tree(second), Structure([(x, y) for x, y, _ in pairs]))
+        units[[node for _, _, node in pairs]] = _units(walker)
+
+
+def _containers(units: Floats, target: Graph) -> None:
+    """Nodes without a record of their own have what is worst inside of them."""
+    for node in reversed(list(outside_in(target))):
+        if target.records[node] < 0 and target.children[node]:
+            units[node] = np.fmax.reduce(units[target.children[node]])
+
+
+def _units(walker: Walker) -> Floats:
+    """float64, one per pair of records."""
+    m, rows = walker.measured, factorize.columns(walker.rows)[0]
+    role = np.frombuffer(bytes(walker.side.role), np.uint8)[rows]
+    out = (role == OUTPUT) | (role == PARAMETERS_GRAD)
+    sums = Spans(walker.starts)
+    largest = sums.largest(np.where(out & m.known, m.distance, 0.0))[0]
+    limits = np.asarray(walker.limits, np.float64)
+    limits = np.where(limits > 0, limits, _EXACT)
+    with np.errstate(all="ignore"):
+        units = np.where(largest == 0, 0.0, largest / limits)
+    units[~sums.any(out & m.known)] = np.nan
+    return units

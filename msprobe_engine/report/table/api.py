@@ -1,0 +1,221 @@
+"""Comparisons as functions: this project's own, and under the names and with the arguments of versions 8.1.1 and 26.2.0."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from msprobe_engine.align.mapping.user_mapping import Mappings
+from msprobe_engine.align.sources import Sources, Task, add_calibration, pair_paths
+from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError, UsageError
+from msprobe_engine.core.io.progress import bar
+from msprobe_engine.find.difference.calibration import Floats, movements
+from msprobe_engine.find.difference.rank_walk import Begun
+from msprobe_engine.find.findings import Diagnosis
+from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.formats.dump.reader import collection_paused
+from msprobe_engine.measure.options import CompareOptions
+from msprobe_engine.report.table.rank_table import Result, compare_guarded
+from msprobe_engine.report.table.schedule import Manifest, run_tasks
+from msprobe_engine.report.table.summary import Comparison
+from msprobe_engine.report.table_files import check_format, output_directory
+
+
+def compare_dumps(
+    target: str | Path,
+    golden: str | Path,
+    output: str | Path = "./output",
+    options: CompareOptions | None = None,
+    *,
+    stack: str | Path | None = None,
+    scheduler: str = "",
+    diagnose: bool = True,
+    suffix: str = "",
+) -> Comparison:
+    """Compare two dumps: tables of every step and rank, where the difference begins, and a summary as json.
+
+    An interrupted comparison goes on where it stopped when it is called again with the same arguments.
+
+    Args:
+        target, golden: see `msprobe_engine.align.sources`.
+        output: directory of the results; made when it is not there.
+        options: None: `CompareOptions()`.
+        stack: stack.json of the target, where it does not lie beside its dump.json.
+        scheduler: address of a Dask scheduler (``tcp://host:8786``); "": this machine.
+        diagnose: say where the difference begins.
+        suffix: at the end of the tables' names.
+
+    Raises:
+        DumpFormatError: there is no dump at a path.
+        MissingExtraError: a format or the cluster needs a package that is not here.
+        SinkError: the output cannot be written.
+        UsageError: the arguments do not fit each other or the data.
+    """
+    options = options or CompareOptions()
+    for mode in options.formats:
+        check_format(mode)
+    _check_files(options)
+    sources = pair_paths(target, golden, options.steps, options.ranks, stack)
+    if not (options.compat or options.ranks or options.calibration or options.consistent_check):
+        from msprobe_engine.report.table.layout_tables import as_wholes
+
+        as_wholes(sources)
+    if suffix:
+        sources.tasks = [replace(task, stem=f"{task.stem}{_safe_suffix(suffix)}") for task in sources.tasks]
+    directory = output_directory(output)
+    if options.calibration:
+        add_calibration(sources, options.calibration)
+    found = Comparison(str(target), str(golden), options.columns, options.compat, notes=sources.notes, problems=sources.lost)
+    manifest = Manifest(directory, _fingerprint(sources, options))
+    try:
+        return _compared(found, sources, options, directory, manifest, scheduler, diagnose)
+    finally:
+        manifest.release()
+
+
+def _check_files(options: CompareOptions) -> None:
+    """What is wrong with metrics and matrices is said before the work, and also when nothing has use for them."""
+    if options.metrics or options.postprocess is not None:
+        from msprobe_engine.measure.tensors.mode import plugin_names
+        from msprobe_engine.measure.tensors.postprocess import Postprocess
+
+        plugin_names(options)
+        Postprocess(options.postprocess)
+
+
+def _compared(
+    found: Comparison, sources: Sources, options: CompareOptions, directory: Path, manifest: Manifest, scheduler: str, diagnose: bool
+) -> Comparison:
+    keep = diagnose and sum(task.size for task in sources.tasks) * _KEPT < options.memory_mb << 20
+    results = _results(sources, options, directory, manifest, keep, scheduler)
+    found.results = [results[task.key] for task in sources.tasks]
+    if diagnose:
+        with collection_paused():
+            _diagnose(found, sources, results, not options.steps and not options.ranks, Mappings.of(options))
+    for result in found.results:
+        result.begun = None
+    found.write(directory / f"compare_summary_{manifest.stamp}.json")
+    if not found.all_problems:
+        manifest.remove()
+    return found
+
+
+_KEPT = 1
+"""Memory of the columns of both sides, per byte of their dump files."""
+
+
+def _results(
+    sources: Sources, options: CompareOptions, directory: Path, manifest: Manifest, keep: bool, scheduler: str
+) -> dict[str, Result]:
+    results = {task.key: done for task in sources.tasks if (done := manifest.done(task)) is not None}
+    if results:
+        sources.notes.append(f"{len(results)} of {len(sources.tasks)} tables are those of an earlier try that was interrupted.")
+    left = [task for task in sources.tasks if task.key not in results]
+    work = partial(
+        compare_guarded, options=options, output=os.fspath(directory.resolve() if scheduler else directory), stamp=manifest.stamp, keep=keep
+    )
+    kind = "dask" if scheduler else options.scheduler
+    with bar("compare", len(left)) as advance, collection_paused():
+        for task, result in run_tasks(left, work, kind, options.workers, options.memory_mb, scheduler):
+            results[task.key] = result
+            manifest.note(task, result)
+            advance(task.place)
+    return results
+
+
+def _fingerprint(sources: Sources, options: CompareOptions) -> str:
+    told = repr((options, [(str(task.target.resolve()), str(task.golden.resolve()), task.key) for task in sources.tasks]))
+    return hashlib.sha256(told.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result], all_of_it: bool, mappings: Mappings) -> None:
+    """Where the difference begins. Runs with other numbers of ranks are read whole: they may be cut differently."""
+    from msprobe_engine.find.nonfinite.one_side import note_later, only_here
+    from msprobe_engine.find.run import over_steps
+
+    steps = sorted({task.step or 0 for task in sources.tasks})
+    whole = any(task.whole for task in sources.tasks) or (sources.lost and all_of_it and not Path(found.target).is_file())
+    sides = partial(_whole_steps, found, sources.tasks, mappings) if whole else partial(_sides, sources.tasks, results, mappings)
+    try:
+        moved = partial(_movements, sources.tasks) if any(task.calibration for task in sources.tasks) else None
+        begun = partial(_begun, sources.tasks, results)
+        found.diagnosis = over_steps(steps, sides, f"{found.target} and {found.golden}", moved, begun)
+        if all_of_it:
+            only_here(found.diagnosis, Path(found.target), Path(found.golden))
+            note_later(found.diagnosis, Path(found.target), Path(found.golden))
+    except (NothingCapturedError, DumpFormatError) as error:
+        if not found.all_problems:
+            found.problems.append(f"no diagnosis: {error}")
+    if found.diagnosis is not None:
+        found.diagnosis = _with_problems(found.diagnosis, found)
+
+
+def _with_problems(diagnosis: Diagnosis, found: Comparison) -> Diagnosis:
+    diagnosis.problems = list(dict.fromkeys([*found.all_problems, *diagnosis.problems]))
+    return diagnosis
+
+
+def _sides(
+    tasks: list[Task], results: Mapping[str, Result], mappings: Mappings, step: int, problems: list[str]
+) -> tuple[dict[int, Side], dict[int, Side]]:
+    """The ranks of a step: those that the tasks handed back, else read again."""
+    target: dict[int, Side] = {}
+    golden: dict[int, Side] = {}
+    for rank, task in _ranks(tasks, step):
+        try:
+            begun = results[task.key].begun
+            both = begun.sides if begun is not None else (read_side(task.target), read_side(task.golden))
+            if begun is None:
+                mappings.apply(*both)
+            if len(both[0]) and len(both[1]):
+                target[rank], golden[rank] = both
+        except DumpFormatError as error:
+            problems.append(str(error))
+    return target, golden
+
+
+def _begun(tasks: list[Task], results: Mapping[str, Result], step: int) -> dict[int, Begun]:
+    return {rank: begun for rank, task in _ranks(tasks, step) if (begun := results[task.key].begun) is not None}
+
+
+def _ranks(tasks: list[Task], step: int) -> list[tuple[int, Task]]:
+    of_step = (task for task in tasks if (task.step or 0) == step)
+    return [(number if task.rank is None else task.rank, task) for number, task in enumerate(of_step)]
+
+
+def _movements(tasks: list[Task], step: int, golden: Mapping[int, Side], problems: list[str]) -> dict[int, Floats]:
+    """What round-off moves each row of the golden ranks of a step."""
+    found = {}
+    for rank, task in _ranks(tasks, step):
+        if rank in golden and task.calibration:
+            try:
+                found[rank] = movements(golden[rank], [read_side(path) for path in task.calibration])
+            except DumpFormatError as error:
+                problems.append(str(error))
+    return found
+
+
+def _whole_steps(
+    found: Comparison, tasks: list[Task], mappings: Mappings, step: int, problems: list[str]
+) -> tuple[dict[int, Side], dict[int, Side]]:
+    """All ranks of a step of both runs."""
+    from msprobe_engine.find.nonfinite.load import read_step
+    from msprobe_engine.formats.dump.layout import step_of
+    from msprobe_engine.formats.dump.reader import open_dump
+
+    task = next(task for task in tasks if (task.step or 0) == step)
+    golden_step = step_of(task.golden.resolve().parent.parent.name)
+    one, two = open_dump(found.target), open_dump(found.golden)
+    target, golden = read_step(one, step, problems), read_step(two, step if golden_step is None else golden_step, problems)
+    mappings.apply_all(target, golden)
+    return target, golden
+
+
+def _safe_suffix(suffix: str) -> str:
+    if not isinstance(suffix, str) or len(suffix) > 100 or not all(c.isalnum() or c in "._-" for c in suffix):
+        raise UsageError(f"suffix {str(suffix)[:120]!r}: letters, digits, '.', '_' and '-' are allowed, at most 100")
+    return suffix

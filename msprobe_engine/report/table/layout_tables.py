@@ -1,0 +1,119 @@
+"""Tables of runs with different layouts: one per step, of what the ranks of each side make together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from msprobe_engine.align.calls.match import Matching
+from msprobe_engine.align.mapping.user_mapping import Mappings, lost
+from msprobe_engine.align.parallel.join_stages_and_experts import together
+from msprobe_engine.align.parallel.micro_batches import cut
+from msprobe_engine.align.parallel.unshard import Joiner
+from msprobe_engine.align.sources import Sources, Task
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.find.difference import layouts
+from msprobe_engine.find.nonfinite.load import read_step
+from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.formats.dump.stream import open_records
+from msprobe_engine.measure import distances
+
+
+def as_wholes(sources: Sources) -> None:
+    """Where the runs are of different layouts, put one task per step in place of one per rank. What a dump says of its layout decides; of
+    runs with other numbers of ranks their shapes do."""
+    tasks = [task for task in sources.tasks if task.rank is not None and task.target.name == task.golden.name == layout.DUMP]
+    if not tasks or tasks != sources.tasks or not _differ(tasks[0]):
+        return
+    firsts: dict[str, Task] = {}
+    for task in tasks:
+        firsts.setdefault(task.folder, task)
+    sources.tasks = [replace(task, rank=None, stem="compare_result_whole", whole=True) for task in firsts.values()]
+    sources.lost[:] = [text for text in sources.lost if "ranks only in the" not in text]
+    sources.notes[:] = [text for text in sources.notes if " ranks against " not in text]
+    sources.notes.append(
+        "The runs are of different layouts: tables compare what all ranks of a step make together. Rows that cannot be put together, and "
+        "calls that one layout makes alone, are left out; the diagnosis counts them."
+    )
+
+
+def _differ(task: Task) -> bool:
+    try:
+        sizes = [_sizes(path) for path in (task.target, task.golden)]
+        if all(sizes):
+            return any(sizes[0].get(axis, 1) != sizes[1].get(axis, 1) for axis in ("tp", "pp", "dp", "cp", "ep", "vpp"))
+        ranks = [_ranks(path) for path in (task.target, task.golden)]
+        if len(ranks[0]) == len(ranks[1]):
+            return False
+        a, b = _sides(task)
+        a, b, other = together(a, b, [], [])
+        return bool(other) or layouts.differ(a, b)
+    except DumpFormatError:
+        return False
+
+
+def _sizes(path: Path) -> Mapping[str, int]:
+    with open_records(path) as records:
+        parallel = records.header.get("parallel")
+    sizes = parallel.get("size") if isinstance(parallel, Mapping) else None
+    return sizes if isinstance(sizes, Mapping) else {}
+
+
+def _step(path: Path) -> Path:
+    return path.resolve().parent.parent
+
+
+def _ranks(path: Path) -> list[int | str]:
+    dump = open_dump(_step(path))
+    return list(dump.ranks(dump.steps[0]))
+
+
+def _sides(task: Task) -> tuple[Mapping[int, Side], Mapping[int, Side]]:
+    found = []
+    for path in (task.target, task.golden):
+        dump, problems = open_dump(_step(path)), list[str]()
+        sides = read_step(dump, dump.steps[0], problems)
+        if problems:
+            raise DumpFormatError("; ".join(problems))
+        found.append(sides)
+    return found[0], found[1]
+
+
+def read_whole(task: Task, mappings: Mappings, problems: list[str]) -> tuple[Side, Side, Matching]:
+    """Both wholes of a step, and which rows belong together: those that could be put together.
+
+    Args:
+        task: of which all ranks are read.
+        mappings: of the user.
+        problems: where to say what could not be used.
+
+    Raises:
+        DumpFormatError: a rank cannot be read, or a side is empty.
+    """
+    target, golden = _sides(task)
+    if not target or not golden:
+        raise DumpFormatError(f"{task.target if not target else task.golden}: no record in it; nothing to compare")
+    mappings.apply_all(target, golden)
+    ranks = target
+    target, golden, _ = together(target, golden, [], [])
+    problems += lost(ranks, target)
+    ours, theirs = cut(target, golden), cut(golden, target)
+    turn = len(theirs) > len(ours)  # as the diagnosis does it
+    joiner = Joiner(theirs, ours) if turn else Joiner(ours, theirs)
+    whole = joiner.join_turned() if turn else joiner.join()
+    rows, _ = distances.paired_rows(whole.target, whole.golden, whole.structure.pairs)
+    left_out = {*whole.skipped, *of_groups(whole.target)}
+    kept = np.array([pair for pair in rows if pair[0] not in left_out], np.int64).reshape(-1, 2)
+    records = np.array(whole.target.op, np.int64), np.array(whole.golden.op, np.int64)
+    return whole.target, whole.golden, Matching(kept[:, 0], kept[:, 1], {}, records)
+
+
+def of_groups(side: Side) -> Iterator[int]:
+    """Arguments of calls that are given a process group: the group, and switches for what is done with it."""
+    for op in {side.op[row] for row, dtype in enumerate(side.dtype) if dtype == "torch.ProcessGroup"}:
+        yield from (row for row in side.rows(op) if row in side.values)

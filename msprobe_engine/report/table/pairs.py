@@ -1,0 +1,348 @@
+"""The table of one rank of one step: what two sides say about the rows that belong together, in blocks of whole records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.find.difference.row_attribution import Settled
+from msprobe_engine.find.verdicts import rows as verdict
+from msprobe_engine.find.verdicts import version_262, version_811
+from msprobe_engine.find.verdicts.colours import RED, YELLOW, Highlight
+from msprobe_engine.formats.dump.dump_table import DEBUG, DIGEST, INPUT, MD5, STATISTICS, STRUCTURE, TENSOR, Side
+from msprobe_engine.measure import columns as c
+from msprobe_engine.measure import distances, factorize, missing_statistics, redacted_rows
+from msprobe_engine.measure.checksums import checksums
+from msprobe_engine.measure.columns import BLOCK_ROWS, UNMATCHED, Block, columns
+from msprobe_engine.measure.options import CompareOptions
+from msprobe_engine.measure.statistics_mode import Shown, Statistics, differences
+from msprobe_engine.measure.tensors.mode import TensorRows, metrics, plugin_names
+
+Rows = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+_LEVELS = {True: ("", "Warning", "Warning"), False: ("pass", "warning", "error")}
+_COLOURS = ("", YELLOW, RED)
+
+
+class Matched(Protocol):
+    """Which rows belong together: int64, one item per row of the table, -1 where a side has none. `messages`: row of the table -> what
+    the matching has to say about it."""
+
+    target: Rows
+    golden: Rows
+    messages: dict[int, str]
+
+
+def compare_pair(
+    target: Side,
+    golden: Side,
+    matching: Matched,
+    options: CompareOptions,
+    moved: Floats | None = None,
+    known: Settled | None = None,
+) -> Iterator[Block]:
+    """Compare one rank of one step.
+
+    Args:
+        target, golden: both sides.
+        matching: what belongs together, in the order of the table.
+        moved: float64 (rows of the golden side), what round-off moves each row (`compare.calibrate.movements`), for our verdicts.
+        known: what the diagnosis says of the rows of the table, where it comes first (two frameworks); for our verdicts.
+
+    Yields:
+        Blocks of at most `BLOCK_ROWS` rows (more only when one record has more), columns in the order of `columns`.
+
+    Raises:
+        DumpFormatError: the sides hold things that cannot be compared.
+        UsageError: a metric or mapping of the options cannot be used.
+    """
+    return _Table(target, golden, matching, options, moved, known).blocks()
+
+
+def common_mode(target: Side, golden: Side, compat: bool) -> str:
+    """What two sides can be compared by. Without `compat` sides of different kinds are compared by the statistics that both hold.
+
+    Raises:
+        DumpFormatError: by nothing.
+    """
+    modes = {target.mode, golden.mode}
+    if modes == {STRUCTURE} and not compat:
+        return STATISTICS
+    if len(modes) == 1 and modes != {STRUCTURE}:
+        return target.mode
+    if not compat and STRUCTURE not in modes and _holds_statistics(target) and _holds_statistics(golden):
+        return STATISTICS
+    raise DumpFormatError(
+        f"{target.path} holds {target.mode}, {golden.path} holds {golden.mode}; both need to hold the same of "
+        f"{STATISTICS}, {MD5}, {DIGEST}, {TENSOR}. Dump both sides with the same task and summary_mode"
+    )
+
+
+def _holds_statistics(side: Side) -> bool:
+    """Also dumps with checksums do, but those with nothing else (xor)."""
+    return not len(side.numbers) or bool(np.isfinite(side.stats).any())
+
+
+class _Table:
+    def __init__(
+        self, target: Side, golden: Side, matching: Matched, options: CompareOptions, moved: Floats | None, known: Settled | None
+    ) -> None:
+        self.moved, self.known = moved, known
+        self.target, self.golden, self.options, self.matching = target, golden, options, matching
+        self.mode = common_mode(target, golden, options.compat)
+        self.old = options.old
+        self.rows, self.others = np.asarray(matching.target, np.int64), np.asarray(matching.golden, np.int64)
+        mine = np.frombuffer(target.op, np.int64) if len(target) else np.zeros(1, np.int64)
+        other = np.frombuffer(golden.op, np.int64) if len(golden) else np.zeros(1, np.int64)
+        self.record = np.where(self.rows >= 0, mine[self.rows], other[self.others] + len(target.ops))
+        self.stack = bool(target.stacks) if options.stack is None else options.stack
+        self.columns = columns(options.columns, self.mode, self.stack, plugin_names(options) if self.mode == TENSOR else ())
+        if self.mode not in (MD5, DIGEST):
+            self._mine, self._other = Statistics(target, self.rows), Statistics(golden, self.others)
+        nothing = "None" if self.old else UNMATCHED
+        self._words = [
+            (_texts(side.dtype, nothing), _texts(side.shape, nothing), _texts(side.requires_grad, UNMATCHED, str_of=None))
+            for side in (target, golden)
+        ]
+        self._tensors: TensorRows | None = None
+        self._judged: verdict.Judged | None = None
+        self.stacked: set[int] = set()
+        self._damaged = 0
+        self._first_damaged = ""
+        if self.mode != TENSOR and (options.metrics or options.postprocess is not None):
+            target.say(f"metrics and matrices are for saved tensors; {target.path} and its counterpart are compared by {self.mode}")
+
+    def blocks(self) -> Iterator[Block]:
+        yield from self._blocks()
+        if self._damaged:
+            self.target.say(f"{self._damaged:,} rows have a saved tensor that could not be read, the first is {self._first_damaged}")
+
+    def _blocks(self) -> Iterator[Block]:
+        n = len(self.rows)
+        if not n:
+            return
+        if not self.options.compat:
+            if self.mode == TENSOR:
+                self._tensors = self._measure(slice(0, n))
+            distance = self._tensors.distance if self._tensors is not None else self._bitwise()
+            if self.known is not None:
+                known = self.known.distance
+                distance = known if distance is None else np.where(np.isnan(known), distance, known)
+            begins = None if self.known is None else self.known.begins
+            judge = verdict.Judge(self.target, self.golden, self.rows, self.others, self.record, distance, self.moved, begins)
+            self._judged = judge.run()
+            self._say_one_sided(judge.one_sided)
+            if self._tensors is not None:
+                for at in np.flatnonzero(self._tensors.damaged).tolist():
+                    self._judged.set(at, verdict.WARNING, "")  # Err_message has the reason
+            for at, text in self.matching.messages.items():
+                self._judged.said[at] = "; ".join(part for part in (self._judged.said.get(at, ""), text) if part)
+        elif self.mode == STATISTICS:
+            both = np.stack((self.rows, self.others), axis=1)[(self.rows >= 0) & (self.others >= 0)]
+            self._say_one_sided(distances.distances(self.target, self.golden, both).one_sided)
+        else:
+            both = np.stack((self.rows, self.others), axis=1)[(self.rows >= 0) & (self.others >= 0)]
+            one_sided = distances.distances(self.target, self.golden, both).one_sided
+            one_sided[:, : missing_statistics.REDACTED] = False  # the table of checksums shows what a side lacks
+            self._say_one_sided(one_sided)
+        ends = np.append(np.flatnonzero(np.diff(self.record)) + 1, n)
+        start = 0
+        while start < n:
+            at = int(np.searchsorted(ends, start + BLOCK_ROWS, "right")) - 1
+            end = int(ends[at]) if at >= 0 and ends[at] > start else int(ends[np.searchsorted(ends, start, "right")])
+            yield self._block(slice(start, end))
+            start = end
+
+    def _say_one_sided(self, one_sided: npt.NDArray[np.bool_]) -> None:
+        alone = (self.others < 0, self.rows < 0)
+        if self._judged is not None:  # of two frameworks some rows need no partner
+            alone = (alone[0] & (self._judged.level > 0), alone[1] & (self._judged.level > 0))
+        rows = (self.rows[alone[0]].tolist(), self.others[alone[1]].tolist())
+        rows = missing_statistics.with_content(self.target, self.golden, *rows)
+        for sentence in missing_statistics.sentences(self.target, self.golden, one_sided, *rows):
+            self.target.say(sentence)
+
+    def _bitwise(self) -> Floats | None:
+        """Checksums know no round-off: 0 or inf, NaN where a side has none."""
+        if self.mode not in (MD5, DIGEST):
+            return None
+        both = zip(checksums(self.target, self.rows, self.mode), checksums(self.golden, self.others, self.mode))
+        found = (np.nan if UNMATCHED in pair else 0.0 if pair[0] == pair[1] else np.inf for pair in both)
+        distance = np.fromiter(found, np.float64, len(self.rows))
+        paired = np.flatnonzero((self.rows >= 0) & (self.others >= 0))
+        _, other_keys = redacted_rows.of_other_keys(self.target, self.golden, self.rows[paired], self.others[paired])
+        distance[paired[other_keys]] = np.nan
+        return distance
+
+    def _measure(self, part: slice) -> TensorRows:
+        found = metrics(self.target, self.golden, list(zip(self.rows[part].tolist(), self.others[part].tolist())), self.options)
+        damaged = np.flatnonzero(found.damaged)
+        if len(damaged) and not self._damaged:
+            at = int(damaged[0])
+            self._first_damaged = f"{self.target.name[self.rows[part][at]]}: {found.columns[c.MESSAGE][at]}"
+        self._damaged += len(damaged)
+        return found
+
+    def _block(self, part: slice) -> Block:
+        rows, others = self.rows[part], self.others[part]
+        matched = (rows >= 0) & (others >= 0)
+        cells: Block = {}
+        for name, side, where in ((c.TARGET_NAME, self.target, rows), (c.GOLDEN_NAME, self.golden, others)):
+            cells[name] = [side.name[row] if row >= 0 else UNMATCHED for row in where.tolist()]
+        for at, where in enumerate((rows, others)):
+            for name, column in zip((c.NAMES[2 + at], c.NAMES[4 + at], (c.TARGET_GRAD, c.GOLDEN_GRAD)[at]), self._words[at]):
+                cells[name] = column[where].tolist()
+        cells[c.GRAD_EQUAL] = [a == b for a, b in zip(cells[c.TARGET_GRAD], cells[c.GOLDEN_GRAD])]
+        if self.mode in (MD5, DIGEST):
+            self._checksums(cells, part, matched)
+        elif self.mode == TENSOR:
+            self._tensor(cells, part)
+        else:
+            self._statistics(cells, part, matched)
+        if self.stack:
+            cells[c.STACK] = self._stacks(part)
+        if self._judged is not None:
+            self._ours(cells, part)
+        made: Block = {name: cells[name] for name in self.columns}
+        if c.COLOUR in cells:
+            made[c.COLOUR] = cells[c.COLOUR]
+        return made
+
+    def _shown(self, part: slice) -> tuple[Shown, Shown]:
+        return self._mine.show(self.rows[part]), self._other.show(self.others[part])
+
+    def _statistics(self, cells: Block, part: slice, matched: npt.NDArray[np.bool_]) -> None:
+        mine, other = self._shown(part)
+        found = differences(mine, other, matched, self.old, not self.options.compat)
+        cells.update(found.columns)
+        if self._judged is not None:
+            return
+        if self.old:
+            _fill(cells, matched)
+            cells[c.RESULT], cells[c.MESSAGE] = version_811.statistics(matched, found.suspect)
+            self._highlight(cells, part, False)
+        else:
+            table = self._for_checks(cells, part, mine, other)
+            table.norm, table.norm_cells = found.norm, found.columns[c.RELATIVE[3]]
+            cells[c.RESULT], cells[c.MESSAGE] = version_262.Checks(table).statistics()
+
+    def _tensor(self, cells: Block, part: slice) -> None:
+        mine, other = self._shown(part)
+        cells.update(zip((*c.TARGET_STATS, *c.GOLDEN_STATS), (*mine.cells, *other.cells)))
+        found = self._tensors
+        if found is None:
+            cells.update(self._measure(part).columns)
+        else:
+            cells.update((name, column[part]) for name, column in found.columns.items())
+        files = zip(_files(self.target, self.rows[part]), _files(self.golden, self.others[part]))
+        cells[c.DATA_NAME] = [str(list(pair)) for pair in files]
+        if self._judged is not None:
+            return
+        if self.old:
+            _fill(cells, (self.rows[part] >= 0) & (self.others[part] >= 0))
+            if self.options.fuzzy:
+                _say_fuzzy(cells)
+            cells[c.ACCURACY] = [version_811.accuracy(a, b) for a, b in zip(cells[c.COSINE], cells[c.MAX_ABS])]
+            self._highlight(cells, part, True)
+        else:
+            table = self._for_checks(cells, part, mine, other)
+            table.thousandth, table.cosine = cells[c.ONE_THOUSANDTH], cells[c.COSINE]
+            cells[c.RESULT], cells[c.MESSAGE] = version_262.Checks(table).tensors()
+
+    def _checksums(self, cells: Block, part: slice, matched: npt.NDArray[np.bool_]) -> None:
+        a = cells[c.TARGET_MD5] = checksums(self.target, self.rows[part], self.mode)
+        b = cells[c.GOLDEN_MD5] = checksums(self.golden, self.others[part], self.mode)
+        if self._judged is not None:
+            return
+        if self.old:
+            cells[c.RESULT] = version_811.checksums(matched, a, b)
+        else:
+            table = version_262.Table(self.record[part], cells[c.TARGET_NAME], cells[c.GOLDEN_NAME], checksums=(a, b))
+            cells[c.RESULT], cells[c.MESSAGE] = version_262.Checks(table).checksums()
+
+    def _for_checks(self, cells: Block, part: slice, mine: Shown, other: Shown) -> version_262.Table:
+        names = (*c.NAMES, c.TARGET_GRAD, c.GOLDEN_GRAD, c.TARGET_STATS[0], c.GOLDEN_STATS[0])
+        table = version_262.Table(self.record[part], *(cells[name] for name in names))
+        table.bad, table.golden_bad = mine.bad, other.bad
+        return table
+
+    def _roles(self, part: slice) -> list[int]:
+        return [self.target.role[row] if row >= 0 else INPUT for row in self.rows[part].tolist()]
+
+    def _highlight(self, cells: Block, part: slice, tensors: bool) -> None:
+        roles = self._roles(part)
+        if DEBUG in roles:
+            return
+        cells[c.COLOUR], cells[c.MESSAGE] = Highlight(cells, self.record[part], roles, tensors).run(cells[c.MESSAGE])
+
+    def _ours(self, cells: Block, part: slice) -> None:
+        assert self._judged is not None
+        levels = self._judged.level[part].tolist()
+        said = [self._judged.said.get(at, "") for at in range(part.start, part.stop)]
+        if self.mode == TENSOR:
+            said = [_joined(text, more) for text, more in zip(said, cells[c.MESSAGE])]
+        cells[c.MESSAGE] = said
+        if not self.old:
+            cells[c.RESULT] = [_LEVELS[False][level] for level in levels]
+            return
+        matched = [a != UNMATCHED and b != UNMATCHED for a, b in zip(cells[c.TARGET_NAME], cells[c.GOLDEN_NAME])]
+        if self.mode in (MD5, DIGEST):
+            words = (version_811.PASS, version_811.DIFFERENT, version_811.DIFFERENT)
+            cells[c.RESULT] = [words[level] if m else UNMATCHED for m, level in zip(matched, levels)]
+            return
+        cells[c.RESULT] = [_LEVELS[True][level] if m else UNMATCHED for m, level in zip(matched, levels)]
+        cells[c.ACCURACY] = [("No" if level else "Yes") if m else "Unmatched" for m, level in zip(matched, levels)]
+        cells[c.COLOUR] = [_COLOURS[level] for level in levels]
+
+    def _stacks(self, part: slice) -> list[str]:
+        """On the first row of each record."""
+        rows, records = self.rows[part], self.record[part]
+        found = [UNMATCHED] * len(rows)
+        before = -1 if part.start == 0 else int(self.record[part.start - 1])
+        stacks, ops = self.target.stacks, self.target.ops
+        words: dict[int, str] = {}  # calls of one place share their lines
+        for at in np.flatnonzero((rows >= 0) & (np.diff(records, prepend=before) != 0)).tolist():
+            lines = stacks.get(ops[records[at]])
+            if lines is not None:
+                text = words.get(id(lines))
+                if text is None:
+                    text = words[id(lines)] = str(lines)
+                found[at] = text
+        return found
+
+
+def _joined(text: str, more: str) -> str:
+    """Both sentences, without the parts of the second that the first has."""
+    return "; ".join([*([text] if text else []), *(part for part in more.split("; ") if part and part not in text)])
+
+
+def _say_fuzzy(cells: Block) -> None:
+    for at, (a, b) in enumerate(zip(cells[c.TARGET_NAME], cells[c.GOLDEN_NAME])):
+        if a != b and b != UNMATCHED:
+            cells[c.MESSAGE][at] += f" {version_811.FUZZY}"
+
+
+def _fill(cells: Block, matched: npt.NDArray[np.bool_]) -> None:
+    """8.1.1 has no ``None`` in the statistics of rows that nothing matches."""
+    for name in c.TARGET_STATS:
+        column = cells[name]
+        for at in np.flatnonzero(~matched).tolist():
+            if column[at] == "None":
+                column[at] = UNMATCHED
+
+
+def _texts(values: Sequence[Any], nothing: str, str_of: Callable[[Any], Any] | None = str) -> npt.NDArray[np.object_]:
+    """Cells of dtypes, shapes or flags, by row; the last one stands for a row that is not there. Equal objects are put into words once."""
+    numbers, objects = factorize.numbered(values)
+    words = np.empty(len(objects) + 1, object)
+    words[:-1] = [nothing if item is None else str_of(item) if str_of else item for item in objects]
+    words[-1] = UNMATCHED
+    return np.asarray(words[np.append(numbers, len(objects))])
+
+
+def _files(side: Side, rows: Rows) -> list[str]:
+    return [UNMATCHED if row < 0 else side.data_name[row] or "-1" for row in rows.tolist()]

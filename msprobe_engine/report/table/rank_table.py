@@ -1,0 +1,254 @@
+"""One rank of one step, compared: reads both sides, writes the table, and says in numbers what is in it. Runs in any process."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from msprobe_engine.align.calls.structure import Aligned
+from msprobe_engine.align.mapping.user_mapping import Mappings
+from msprobe_engine.align.sources import Task
+from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError, ProbeError
+from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.find.difference.rank_walk import Begun, begin
+from msprobe_engine.find.verdicts.advisor import Advisor
+from msprobe_engine.find.verdicts.colours import RED
+from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.formats.dump.reader import collection_paused
+from msprobe_engine.measure import factorize
+from msprobe_engine.measure.columns import ACCURACY, COLOUR, GOLDEN_NAME, RESULT, TARGET_NAME, UNMATCHED, Block
+from msprobe_engine.measure.options import CompareOptions
+from msprobe_engine.report.table_files import Table, open_table, unwritable
+
+MOST_NAMES = 20
+"""Unmatched rows that the summary names, per side and rank."""
+
+
+@dataclass
+class Result:
+    """What one task came to.
+
+    Attributes:
+        key: of the task.
+        files: what was written.
+        rows: of the table.
+        verdicts: verdict -> rows; the empty text is a verdict of 8.1.1, shown as ``blank``.
+        wrong: rows where a difference begins or, with the existing tool's verdicts, that it fails; they make the exit code 1.
+        only_target, only_golden: rows that the other side has not.
+        names: the first of those, by side.
+        first: name of the first row that is off, in table order, "" when there is none.
+        problems: what went wrong; the other tasks go on.
+        begun: both sides, for the diagnosis, and what has been done of it; None when that was not to be kept.
+    """
+
+    key: str
+    files: list[str] = field(default_factory=list)
+    rows: int = 0
+    verdicts: dict[str, int] = field(default_factory=dict)
+    wrong: int = 0
+    only_target: int = 0
+    only_golden: int = 0
+    names: dict[str, list[str]] = field(default_factory=lambda: {"target": [], "golden": []})
+    first: str = ""
+    problems: list[str] = field(default_factory=list)
+    begun: Begun | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """All but what was begun."""
+        kept = Result(**{**self.__dict__, "begun": None})
+        found = asdict(kept)
+        del found["begun"]
+        return found
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Result:
+        """Back from `as_json`."""
+        return cls(**document)
+
+
+WRONG = frozenset(("error", "No", "Different"))
+"""Verdicts of rows that are not explained by others."""
+
+EXPLAINED = "pass"
+"""Verdict of a row without a partner, where it needs none."""
+
+OFF = frozenset(("error", "warning", "No", "Warning", "Different", "Unmatched", "unmatched"))
+"""Verdicts of rows that are off, in the words of both generations."""
+
+
+@np.errstate(all="ignore")  # the numbers of a dump may be anything
+def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, keep: bool) -> Result:
+    """Compare one pair of files. Errors of the data are in the result; those of the caller or the disk are raised.
+
+    Args:
+        task: the pair.
+        options: of the comparison.
+        output: directory of the results; the task's folder is made below it.
+        stamp: time in the names of the files.
+        keep: begin the diagnosis, and hand the sides back.
+
+    Raises:
+        SinkError: a table cannot be written.
+        UsageError: the options do not fit the data.
+    """
+    found = Result(task.key)
+    if task.whole:
+        return _compare_whole(found, task, options, Path(output), stamp)
+    try:
+        target, golden = read_side(task.target), read_side(task.golden)
+        if task.stack is not None:
+            target.__dict__["stacks"] = _stacks(task.stack, target)
+    except DumpFormatError as error:
+        found.problems.append(str(error))
+        return found
+    if not (len(target) and len(golden)):
+        bare = [side.path for side in (target, golden) if side.ops and not len(side)]
+        found.problems += [f"{path}: no tensor and no argument in its records; nothing to compare" for path in bare]
+        found.problems += [*target.problems, *golden.problems]
+        return found
+    Mappings.of(options).apply(target, golden)
+    aligned: Aligned | None = None
+    begun: Begun | None = None
+    try:
+        blocks, aligned, begun = _blocks(task, target, golden, options)
+        _write(found, task, options, Path(output), stamp, blocks)
+    except (DumpFormatError, NothingCapturedError) as error:
+        found.problems.append(f"{task.place}: {error}")
+    if keep and not task.calibration:  # what is begun counts in what the dtypes say
+        found.begun = begun or begin(target, golden, aligned)
+    found.problems += [*target.problems, *golden.problems]
+    return found
+
+
+def _compare_whole(found: Result, task: Task, options: CompareOptions, output: Path, stamp: str) -> Result:
+    """What all ranks of a step make together, of runs with different layouts."""
+    from msprobe_engine.report.table.layout_tables import read_whole
+    from msprobe_engine.report.table.pairs import compare_pair
+
+    try:
+        target, golden, matching = read_whole(task, Mappings.of(options), found.problems)
+        _write(found, task, options, output, stamp, compare_pair(target, golden, matching, options))
+    except (DumpFormatError, NothingCapturedError) as error:
+        found.problems.append(f"{task.place}: {error}")
+    return found
+
+
+def _blocks(task: Task, target: Side, golden: Side, options: CompareOptions) -> tuple[Iterator[Block], Aligned | None, Begun | None]:
+    """Blocks of the table, and what else is known by then: how the records are aligned, and a diagnosis."""
+    from msprobe_engine.align.calls.match import match
+    from msprobe_engine.align.frameworks.common_terms import in_common
+    from msprobe_engine.find.difference.calibration import movements
+    from msprobe_engine.find.difference.row_attribution import settled
+    from msprobe_engine.report.table.pairs import compare_pair
+
+    if options.consistent_check:
+        from msprobe_engine.align.calls.training_and_inference import align
+
+        return compare_pair(*align(target, golden, options.backend), options), None, None
+    matching = match(target, golden, options)
+    moved = movements(golden, [read_side(path) for path in task.calibration]) if task.calibration else None
+    if matching.sides is not None:
+        begun = begin(target, golden, matching.aligned)
+        first, second = matching.sides
+        moved = None if moved is None else in_common(moved, second)
+        known = None if task.calibration else settled(begun, matching.target, matching.golden)
+        return compare_pair(first, second, matching, options, moved, known), matching.aligned, begun
+    return compare_pair(target, golden, matching, options, moved), None if task.calibration else matching.aligned, None
+
+
+def _stacks(path: Path, target: Side) -> dict[str, list[str]]:
+    """Of a stack.json that lies elsewhere; what is wrong with it is a problem of `target`."""
+    other = Side(path)
+    if path.name != "stack.json":
+        raise DumpFormatError(f"{path}: is no stack.json")
+    stacks = other.stacks
+    for problem in other.problems:
+        target.say(problem)
+    return stacks
+
+
+def _write(found: Result, task: Task, options: CompareOptions, output: Path, stamp: str, blocks: Iterator[Block]) -> None:
+    tables: list[Table] = []
+    advisor = Advisor() if options.advisor else None
+    try:
+        for block in blocks:
+            if not tables:
+                columns = [name for name in block if name != COLOUR]
+                path = output / task.folder / (f"{task.stem}_{stamp}" if task.stamped else task.stem)
+                for mode in dict.fromkeys(options.formats):
+                    tables.append(open_table(path, columns, mode, options.compat, f"{task.place}: {task.target}"))
+            for table in tables:
+                table.write(block)
+            _count(found, block, not options.compat)
+            if advisor is not None:
+                advisor.see(block)
+        for table in tables:
+            table.close()
+    except BaseException:
+        for table in tables:
+            table.abort()
+        raise
+    found.files = [os.fspath(path) for table in tables for path in table.files]
+    if advisor is not None and tables:
+        path = output / task.folder / f"{task.stem.replace('compare_result', 'advisor')}_{stamp}.txt"
+        try:
+            write_file(path, [advisor.text().encode("utf-8", "backslashreplace")])
+        except OSError as error:
+            raise unwritable(path, error) from error
+        found.files.append(os.fspath(path))
+    if not tables:
+        found.problems.append(f"{task.place}: no row of {task.target} could be put into a table")
+
+
+def _count(found: Result, block: Block, explained: bool) -> None:
+    """`explained`: rows without a partner that pass need none, and are not counted as rows of one side."""
+    names, others = block[TARGET_NAME], block[GOLDEN_NAME]
+    rows = len(names)
+    found.rows += rows
+    column: Any = block.get(RESULT, block.get(ACCURACY, ()))
+    verdicts: list[Any] = column.tolist() if isinstance(column, np.ndarray) else list(column)
+    for verdict, number in Counter(verdicts).items():
+        word = str(verdict or "blank").split("\n")[0] if verdict is not None else "blank"
+        found.verdicts[word] = found.verdicts.get(word, 0) + number
+    # the words of 8.1.1 have one level, the colour of the row has both
+    found.wrong += list(block[COLOUR]).count(RED) if COLOUR in block else sum(verdict in WRONG for verdict in verdicts)
+    known = [verdict == EXPLAINED for verdict in verdicts] if explained else [False] * rows
+    found.only_target += _alone(found.names["target"], names, others, known)
+    found.only_golden += _alone(found.names["golden"], others, names, known)
+    if not found.first and OFF & found.verdicts.keys():
+        found.first = next((_name(names[i], others[i]) for i, verdict in enumerate(verdicts) if verdict in OFF), "")
+
+
+def _alone(known: list[str], names: Sequence[Any], others: Sequence[Any], explained: Sequence[bool]) -> int:
+    """Rows of `names` that have no partner and are not explained; the first few are added to `known`."""
+    alone = [i for i, other in enumerate(others) if other == UNMATCHED and not explained[i]]
+    if alone and len(known) < MOST_NAMES:
+        known += [str(names[i]) for i in alone[: MOST_NAMES - len(known)]]
+    return len(alone)
+
+
+def _name(name: Any, other: Any) -> str:
+    return str(other if name == UNMATCHED else name)
+
+
+def compare_guarded(task: Task, options: CompareOptions, output: str, stamp: str, keep: bool) -> Result:
+    """`compare_task`; a fault of this tool in one pair does not take the others with it."""
+    try:
+        with collection_paused(), factorize.remembered():  # the columns of a million rows are no garbage
+            return compare_task(task, options, output, stamp, keep)
+    except ProbeError:
+        raise
+    except Exception as error:
+        return failed(task, error)
+
+
+def failed(task: Task, error: BaseException) -> Result:
+    """The result of a task that could not be done."""
+    text = str(error) if isinstance(error, ProbeError) else f"unexpected {type(error).__name__}: {error}"
+    return Result(task.key, problems=[f"{task.place}: {text}"])

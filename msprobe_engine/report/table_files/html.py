@@ -1,0 +1,100 @@
+"""A table as one html file that is searched and sorted in the browser without a network.
+
+Its size is bounded: of long tables the rows that are not ``pass`` come first in what is kept, then the others, up to `MOST_ROWS`; the
+page says how many rows the whole table has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from msprobe_engine.core.io.safe_cells import utf8
+from msprobe_engine.measure.columns import COLOUR
+from msprobe_engine.report.table_files import Block
+from msprobe_engine.report.table_files.tablefile import TableFile
+from msprobe_engine.report.web.markup import Html, paragraph, tiles
+from msprobe_engine.report.web.page import Verdict, page
+from msprobe_engine.report.web.words import needs_scripts, words
+
+MOST_ROWS = 20_000
+_LONGEST = 2_000
+"""Characters of a cell."""
+_VERDICTS = ("Result", "Accuracy Reached or Not")
+_TONES: tuple[Verdict, ...] = ("bad", "warn", "good")
+_GOOD = frozenset(("pass", "Yes", "", None, "N/A"))
+
+
+class HtmlTable:
+    """See `msprobe_engine.report.table_files.Table`."""
+
+    def __init__(self, path: Path, columns: Sequence[str], title: str, most_rows: int = MOST_ROWS) -> None:
+        self.files = [path]
+        self._columns = [name for name in columns if name != COLOUR]
+        self._verdict = next((i for i, name in enumerate(self._columns) if name in _VERDICTS), None)
+        self._title = title
+        self._most = most_rows
+        self._file = TableFile(path)
+        self._bad: list[tuple[int, list[Any]]] = []
+        self._good: list[tuple[int, list[Any]]] = []
+        self._rows = 0
+        self._verdicts: Counter[str] = Counter()
+
+    def write(self, block: Block) -> None:
+        """Take rows, while there is room."""
+        columns = [c.tolist() if isinstance(c, np.ndarray) else c for c in (block[name] for name in self._columns)]
+        for row in zip(*columns):
+            if self._verdict is not None:
+                self._verdicts[str(row[self._verdict])] += 1
+            bad = self._verdict is not None and row[self._verdict] not in _GOOD
+            kept = self._bad if bad else self._good
+            if len(kept) < self._most:
+                kept.append((self._rows, [_cell(cell) for cell in row]))
+            self._rows += 1
+
+    def close(self) -> None:
+        """Write the page."""
+        kept = sorted([*self._bad, *self._good[: max(0, self._most - len(self._bad))]], key=lambda item: item[0])
+        shown, rows = f"{len(kept):,}", f"{self._rows:,}"
+        note = words("table", "rows", rows) if len(kept) == self._rows else words("table", "rows_left_out", rows, shown)
+        data = {"columns": self._columns, "verdict": self._verdict, "rows": [row for _, row in kept]}
+        island = json.dumps(data, ensure_ascii=True, separators=(",", ":")).encode()
+        for piece in page(
+            self._title,
+            kind="table",
+            body=self._tiles() + paragraph(note, soft=True) + needs_scripts(),
+            scripts=("table.js",),
+            sections=("table",),
+            data=[("table", island)],
+            verdict=min(map(_tone, self._verdicts), key=_TONES.index, default=None),
+            wide=True,
+        ):
+            self._file.write(piece)
+        self._file.close()
+
+    def _tiles(self) -> Html:
+        """How many rows have which verdict, the worst first."""
+        order = sorted((value for value in self._verdicts if value), key=lambda value: (_TONES.index(_tone(value)), value))
+        return tiles((_cell(value), f"{self._verdicts[value]:,}", "" if _tone(value) == "good" else _tone(value)) for value in order)
+
+    def abort(self) -> None:
+        """Leave nothing behind."""
+        self._file.abort()
+
+
+def _tone(verdict: str) -> Verdict:
+    return "bad" if verdict in ("error", "No", "Warning", "Different") else "warn" if verdict == "warning" else "good"
+
+
+def _cell(cell: Any) -> Any:
+    if cell is None or isinstance(cell, bool):
+        return "" if cell is None else str(cell)
+    if isinstance(cell, (int, float)):
+        return cell if cell - cell == 0 and abs(cell) < 2**53 else str(cell)
+    text = utf8(str(cell))
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."

@@ -1,0 +1,100 @@
+"""What the records of a dump are called on a trends page.
+
+Calls of functions are numbered through a step in a dump, so one call more in any module shifts the numbers of all behind it, and rows of
+two runs, or of two steps of one, would not be the same calls. Here a call is named after the module it runs in, and numbered within it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from msprobe_engine.find.nonfinite.trace import module_path
+from msprobe_engine.formats.dump.parsed import StepDump
+from msprobe_engine.formats.monitor.convert.dump2db import place_of
+from msprobe_engine.report.trends.pairing import depth, unwrapped
+
+OPTIMIZER = "optimizer"
+"""Metric of the calls behind the last backward call, outside of all modules: the optimizer's. A dump calls them forward calls."""
+
+
+class Call(NamedTuple):
+    """A record of a dump."""
+
+    metric: str
+    """``forward``, ``backward``, ``recompute``, ``parameters_grad`` or `OPTIMIZER`."""
+    name: str
+    """``layers.3.mlp: Functional.linear``, ``Module.layers.3.mlp.MLP``."""
+    number: int
+    """Of the calls with this name in this micro step, from 0."""
+    micro: int
+    """Micro step: which call of its module at the top of the model this is a part of."""
+
+
+def wrappers(dump: StepDump) -> int | None:
+    """How often all modules of a dump have ``module.`` in front; None without any."""
+    modules = {*map(module_path, dump.entries), *(module_path(parent) for parent in dump.construct.values() if parent)} - {""}
+    return min((depth(f"{path}.") for path in modules), default=None)
+
+
+def calls_of(dump: StepDump, times: int = 0) -> dict[str, Call]:
+    """All records of one rank and step that belong to a pass, by their names in the dump.
+
+    Args:
+        times: how many ``module.`` are taken off the front of the names of modules. What ran in the wrapped module itself has no module
+            then, and is numbered with what ran outside of it: a dump of the bare model does not tell them apart.
+    """
+    recomputed = {name for name, entry in dump.entries.items() if entry.tags.get("is_recompute")}
+    micro_of_root = _micro_steps(dump.construct, recomputed)
+    updates = _updates(dump)
+    found: list[tuple[str, Call]] = []
+    for name in dump.entries:
+        place = place_of(name, name in recomputed)
+        if place is None:
+            continue
+        metric, prefix, number = place
+        metric = OPTIMIZER if name in updates else metric
+        # a backward call is where its forward call is: the same row of another metric
+        node = name.replace(".backward", ".forward")
+        node = node if node in dump.construct else name
+        micro = micro_of_root.get(_root(dump.construct, node), 0)
+        if module_path(name):
+            prefix = unwrapped(prefix, times)
+        elif module := module_path(dump.construct.get(node) or ""):
+            module = unwrapped(f"{module}.", times).rstrip(".")
+            prefix, micro = (f"{module}: {prefix}", micro) if module else (prefix, 0)
+        found.append((name, Call(metric, prefix, number, micro)))
+    numbers: dict[tuple[str, str, int], set[int]] = {}
+    for _, call in found:
+        numbers.setdefault((call.metric, call.name, call.micro), set()).add(call.number)
+    ranks = {group: {number: i for i, number in enumerate(sorted(members))} for group, members in numbers.items()}
+    return {name: call._replace(number=ranks[call.metric, call.name, call.micro][call.number]) for name, call in found}
+
+
+def _updates(dump: StepDump) -> set[str]:
+    """Calls behind everything of the model; none in a step without a backward pass."""
+    names = list(dump.entries)
+    if not any(".backward" in name for name in names):
+        return set()
+    last = max((i for i, name in enumerate(names) if ".backward" in name or module_path(name) or dump.construct.get(name)), default=-1)
+    return set(names[last + 1 :])
+
+
+def _micro_steps(construct: Mapping[str, str | None], recomputed: set[str]) -> dict[str, int]:
+    """Micro step of each forward call of a module at the top. One model may have several such modules, each called once in a micro step."""
+    calls: dict[tuple[str, bool], list[tuple[int, str]]] = {}
+    for name, parent in construct.items():
+        head, _, number = name.rpartition(".")
+        if parent is None and head.endswith(".forward") and number.isdigit():
+            calls.setdefault((head, name in recomputed), []).append((int(number), name))
+    return {name: i for members in calls.values() for i, (_, name) in enumerate(sorted(members))}
+
+
+def _root(construct: Mapping[str, str | None], node: str) -> str:
+    """The forward call at the top that a node is inside of."""
+    for _ in range(len(construct) + 1):  # a damaged file may go round in circles
+        parent = construct.get(node)
+        if not parent:
+            break
+        node = parent.replace(".backward", ".forward")
+    return node

@@ -1,0 +1,236 @@
+"""Reads one or two runs into one grid, in two passes: what there is, then the numbers. Memory is that of the page and one table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.records import FAMILIES
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.formats.monitor.series import Floats, Integers
+from msprobe_engine.report.trends import findings
+from msprobe_engine.report.trends.bins import Extremes, distinct
+from msprobe_engine.report.trends.dumps import DumpSource
+from msprobe_engine.report.trends.model import Grid, Metric, RunTrend, Trends
+from msprobe_engine.report.trends.order import Order, in_order
+from msprobe_engine.report.trends.pairing import paired
+from msprobe_engine.report.trends.plan import Plan, plan
+from msprobe_engine.report.trends.source import ABSMAX, DUMPED, SCALARS, Both, Part, Progress, Source, Target, said
+
+NUMBERS = 12_000_000
+"""Numbers a page holds unless asked otherwise: about 30 to 50 MB."""
+_FIRST = ("norm", ABSMAX, "max", "min", "mean")
+
+
+@dataclass
+class _Seen:
+    """What the first pass finds in a metric."""
+
+    targets: Order[Target] = field(default_factory=Order)
+    statistics: dict[str, None] = field(default_factory=dict)
+
+
+def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0, progress: Progress = lambda _: None) -> Trends:
+    """Everything of one or two runs, in a grid of at most about `numbers` cells.
+
+    Args:
+        shift: added to the steps of the second run.
+        progress: told what is read next.
+
+    Raises:
+        UsageError: there is nothing to show.
+    """
+    seen: list[dict[str, _Seen]] = []
+    steps: list[npt.NDArray[np.int64]] = []
+    runs: list[RunTrend] = []
+    doubled = False
+    _unwrap(sources)
+    for number, source in enumerate(sources):
+        run = RunTrend(_name(source, sources), str(source.path), source.kinds, [])
+        dump = _dump_of(source)
+        run.unwrapped = dump is not None and dump.unwrap > 0
+        mine: list[npt.NDArray[np.int64]] = []
+        seen.append({})
+        for rank in source.ranks:
+            for part in source.parts(rank, progress):
+                doubled = doubled or _repeats(part)
+                found = seen[-1].setdefault(part.metric, _Seen())
+                found.targets.add(part.targets)
+                found.statistics.update(dict.fromkeys(part.values))
+                mine.append(distinct(part.steps))
+                run.rows += len(part.ids)
+                if not run.ranks or run.ranks[-1] != rank:
+                    run.ranks.append(rank)
+        if not mine:
+            what = "nothing to show: no numbers of what was asked for (ranks, steps, metrics, targets)"
+            raise UsageError(f"{source.path}: {what}{said(source.problems)}")
+        own = np.unique(np.concatenate(mine)) + (shift if number else 0)
+        run.steps = (len(own), int(own[0]), int(own[-1]))
+        steps.append(own)
+        runs.append(run)
+    joined = _joined(seen, runs)
+    if len(runs) == 2:
+        _apart_by_themselves(runs, steps)
+    metrics = {name: _metric(name, joined[name]) for name in sorted(joined, key=_place)}
+    rows = sum(len(m.targets) * len(m.statistics) for m in metrics.values()) * len(sources)
+    ranks = np.array(sorted({rank for run in runs for rank in run.ranks}), np.int64)
+    how = plan(np.unique(np.concatenate(steps)), ranks, rows, numbers, doubled)
+    trends = Trends(how, metrics, runs, shift)
+    for number, (source, run) in enumerate(zip(sources, runs)):
+        _fill(trends, run, source, shift if number else 0, progress)
+        run.stand_out = findings.stand_out(trends, run)
+    if len(runs) > 1:
+        trends.apart, trends.limit, trends.compared = findings.apart(trends)
+    return trends
+
+
+def _dump_of(source: Source) -> DumpSource | None:
+    """The dump of a run, alone or beside files of the monitor."""
+    parts = source.sources if isinstance(source, Both) else [source]
+    return next((part for part in parts if isinstance(part, DumpSource)), None)
+
+
+def _unwrap(sources: Sequence[Source]) -> None:
+    """Of two dumps, one of a wrapped model and one of the bare one, have the first name its calls as the second does."""
+    dumps = [_dump_of(source) for source in sources]
+    depths = [dump.wrappers() if dump is not None and len(dumps) == 2 else None for dump in dumps]
+    for dump, depth in zip(dumps, depths):
+        least = min((other for other in depths if other is not None), default=None)
+        if dump is not None and depth is not None and least is not None and None not in depths:
+            dump.unwrap = depth - least
+
+
+def _joined(seen: Sequence[dict[str, _Seen]], runs: Sequence[RunTrend]) -> dict[str, _Seen]:
+    """Rows of all runs by metric; what does not match between two runs is put among their problems."""
+    if len(seen) == 2:
+        for of, run, names in zip(seen, runs, paired(*({name: list(found.targets) for name, found in of.items()} for of in seen))):
+            run.names = names.of
+            run.unwrapped = run.unwrapped or names.unwrapped
+            for metric in {metric for metric, _ in names.of}:
+                rows, of[metric].targets = of[metric].targets, Order()
+                of[metric].targets.add(names.of.get((metric, row), row) for row in rows)
+            if run.unwrapped:
+                text = "'module.' taken off the front of the names of {0}, so that its rows are those of the other run"
+                run.problems[Sentence(text, run.name)] = 1
+            if names.unsharded:
+                text = "'FSDP' taken off the class names of {0}; parameters and their gradients in its dump are pieces that one rank holds"
+                run.problems[Sentence(text, run.name)] = 1
+        rows_of = [{(name, target): None for name, found in of.items() for target in found.targets} for of in seen]
+        for run, mine, other in zip(runs, rows_of, reversed(rows_of)):
+            if only := [row for row in mine if row not in other]:
+                metric, first = only[0]
+                text = "rows only in {0}: {1}, the first: {2} ({3})"
+                run.problems[Sentence(text, run.name, f"{len(only):,}", first.shown, metric)] = 1
+    joined: dict[str, _Seen] = {}
+    for of in seen:
+        for name, found in of.items():
+            both = joined.setdefault(name, _Seen())
+            both.targets.add(found.targets)
+            both.statistics.update(found.statistics)
+    return joined
+
+
+def _apart_by_themselves(runs: Sequence[RunTrend], steps: Sequence[npt.NDArray[np.int64]]) -> None:
+    """Say what makes numbers of two runs differ, or keeps them from being compared, whatever the model does."""
+    common = len(np.intersect1d(steps[0], steps[1]))
+    for run, own in zip(runs, steps):
+        if common < len(own):
+            run.problems[Sentence("steps only in {0}: {1} of {2}", run.name, f"{len(own) - common:,}", f"{len(own):,}")] = 1
+    one, other = (len(run.ranks) for run in runs)
+    if one != other:
+        text = "ranks: {1} in {0}, {2} in the other run; activations and calls are of a rank's own part of the batch, and may differ so"
+        runs[0].problems[Sentence(text, runs[0].name, one, other)] = 1
+
+
+def _name(source: Source, sources: Sequence[Source]) -> str:
+    """The directory of a run; with the one above it where that alone says little, or the same of both runs."""
+    path = source.path.resolve()
+    plain = path.name in ("dump", "jsonl", "monitor", "trend") or path.suffix == ".db"
+    if plain or any(other is not source and other.path.resolve().name == path.name for other in sources):
+        return f"{path.parent.name}/{path.name}"
+    return path.name
+
+
+def _repeats(part: Part) -> bool:
+    """Whether a target has several rows in a step."""
+    ids, steps = part.ids, part.steps
+    same = ids[1:] == ids[:-1]
+    if bool((same & (steps[1:] == steps[:-1])).any()):
+        return True
+    if bool(((ids[1:] > ids[:-1]) | (same & (steps[1:] > steps[:-1]))).all()):
+        return False
+    order = np.lexsort((steps, ids))
+    return bool(((ids[order][1:] == ids[order][:-1]) & (steps[order][1:] == steps[order][:-1])).any())
+
+
+def _place(metric: str) -> tuple[int, str]:
+    """Numbers of the steps first, then families in the order of the monitor, then passes of dumps."""
+    if metric == SCALARS:
+        return -1, ""
+    order = (*FAMILIES, "forward", "backward", "recompute", "parameters_grad", "optimizer")
+    family = metric.partition(",")[0]
+    return order.index(family) if family in order else len(order), metric
+
+
+def _metric(name: str, seen: _Seen) -> Metric:
+    """Records of a dump stay in the order in which they ran; those of the monitor are put into that of the model."""
+    statistics = sorted(seen.statistics, key=lambda s: _FIRST.index(s) if s in _FIRST else len(_FIRST))
+    return Metric(name, list(seen.targets) if name in DUMPED else in_order(list(seen.targets)), statistics)
+
+
+def _fill(trends: Trends, run: RunTrend, source: Source, shift: int, progress: Progress) -> None:
+    how = trends.plan
+    index = {name: {target: i for i, target in enumerate(m.targets)} for name, m in trends.metrics.items()}
+    gathered = findings.Gathered()
+    late = 0
+    for rank in source.ranks:
+        for part in source.parts(rank, progress):
+            if run.names:
+                part = replace(part, targets=[run.names.get((part.metric, target), target) for target in part.targets])
+            places = index.get(part.metric, {})
+            rows = np.array([places.get(target, -1) for target in part.targets], np.int64)[part.ids]
+            steps = part.steps + shift
+            known = (rows >= 0) & (steps >= how.fine.first[0]) & (steps <= how.fine.last[-1])
+            if not known.all():  # a run that is still going has written more since it was first read
+                late += int((~known).sum())
+                part, rows, steps = _only(part, known), rows[known], steps[known]
+            fine = how.fine.place(steps)
+            group = int(how.ranks.place(np.array([rank]))[0])
+            flat = (rows * len(how.ranks) + group) * len(how.coarse) + fine // how.factor
+            for statistic, values in part.values.items():
+                grid = run.grids.get((part.metric, statistic))
+                if grid is None:
+                    grid = run.grids[part.metric, statistic] = _grid(how, len(places))
+                mask = part.there.get(statistic)
+                if mask is None:
+                    _add(grid, rows, fine, flat, values)
+                else:
+                    _add(grid, rows[mask], fine[mask], flat[mask], values[mask])
+            gathered.add(part, rows, steps)
+    run.nonfinite, run.nonfinite_count = gathered.first()
+    run.problems |= source.problems
+    if late:
+        run.problems[Sentence("rows written while the page was made, not in it; make it again to see them")] = late
+
+
+def _only(part: Part, rows: npt.NDArray[np.bool_]) -> Part:
+    """Some rows of a part."""
+    values = {name: column[rows] for name, column in part.values.items()}
+    return replace(
+        part, ids=part.ids[rows], steps=part.steps[rows], values=values, there={name: mask[rows] for name, mask in part.there.items()}
+    )
+
+
+def _grid(how: Plan, targets: int) -> Grid:
+    overview = Extremes((targets, len(how.fine))) if how.overview else None
+    return Grid(overview, Extremes((targets, len(how.ranks), len(how.coarse))))
+
+
+def _add(grid: Grid, rows: Integers, fine: Integers, flat: Integers, values: Floats) -> None:
+    grid.cube.add(flat, values)
+    if grid.overview is not None:
+        grid.overview.add(rows * grid.overview.high.shape[1] + fine, values)

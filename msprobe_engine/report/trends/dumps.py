@@ -1,0 +1,151 @@
+"""Dumps of several steps as the source of a trends page. Metrics are those of `msprobe_engine.formats.monitor.convert.dump2db`."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from array import array
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.formats.dump.completeness import missing_ranks, missing_records, missing_steps
+from msprobe_engine.formats.dump.layout import DUMP
+from msprobe_engine.formats.dump.parsed import DumpedTensor
+from msprobe_engine.formats.dump.reader import DumpDirectory
+from msprobe_engine.formats.monitor.convert.dump2db import ranks_of
+from msprobe_engine.formats.monitor.series import Ids
+from msprobe_engine.report.trends.calls import calls_of, wrappers
+from msprobe_engine.report.trends.findings import moment_of
+from msprobe_engine.report.trends.order import Order
+from msprobe_engine.report.trends.source import Part, Progress, Target, Wanted, with_absmax
+
+KEPT_ROWS = 1_000_000
+"""Rows of all ranks that stay in memory between the two passes over a run, about 100 MB; the files of further ranks are read twice."""
+STATISTICS = ("norm", "max", "min", "mean")
+_BACKWARDS = ("backward", "parameters_grad")
+"""Metrics that a dump has from the end of the model to its beginning; the rows of a page are in the order of the model."""
+_COUNTS = {"nans": "nan_count", "infs": "inf_count"}
+
+
+class DumpSource:
+    """The statistics of a dump; every step of a rank is one file, read when its rank is asked for.
+
+    Attributes:
+        unwrap: how many ``module.`` are taken off the names of modules; to be set before anything is read.
+    """
+
+    def __init__(self, dump: DumpDirectory, wanted: Wanted, path: Path) -> None:
+        self.path = path
+        self.kinds: tuple[str, ...] = ("dump",)
+        self._wanted = wanted
+        self._dump = dump
+        steps = [step for step in dump.steps if wanted.steps is None or step in wanted.steps]
+        self._places = [(step, rank, name) for step in steps for rank, name in ranks_of(dump, step)]
+        self.ranks = sorted({rank for _, rank, _ in self._places if wanted.ranks is None or rank in wanted.ranks})
+        missing = [*missing_steps(dump, wanted.steps or ()), *(sentence for step in steps for sentence in missing_ranks(dump, step))]
+        self._problems: dict[str, int] = dict.fromkeys(missing, 1)
+        self._kept: dict[int, list[Part]] = {}
+        self._room = KEPT_ROWS
+        self._told: set[int] = set()
+        self.unwrap = 0
+
+    @property
+    def left_out(self) -> int:
+        return len(self._problems)
+
+    def wrappers(self) -> int | None:
+        """How often all modules have ``module.`` in front, by the first file that can be read; None: no file, or no module in it."""
+        for step, _, name in self._places:
+            with contextlib.suppress(DumpFormatError, UsageError):
+                return wrappers(self._dump.load(step, name))
+        return None
+
+    @property
+    def problems(self) -> Mapping[str, int]:
+        return self._problems
+
+    def pieces(self) -> int:
+        return sum(rank in self.ranks for _, rank, _ in self._places)
+
+    def parts(self, rank: int, progress: Progress) -> Iterator[Part]:
+        """Rows of a rank, metric by metric."""
+        parts = self._kept.get(rank)
+        if parts is None:
+            parts = self._made(rank, progress)
+            count = sum(len(part.ids) for part in parts)
+            if count <= self._room:
+                self._kept[rank] = parts
+                self._room -= count
+        yield from parts
+
+    def _made(self, rank: int, progress: Progress) -> list[Part]:
+        rows: dict[str, _Rows] = {}
+        for step, of, name in self._places:
+            if of == rank:
+                if rank not in self._told:  # `pieces` counts one reading
+                    progress(f"step {step} rank {rank}")
+                self._read(step, rank, name, rows)
+        self._told.add(rank)
+        made = (found.part(rank, metric) for metric, found in rows.items())
+        return [part for each in made if (part := self._wanted.cut(each)) is not None]
+
+    def _read(self, step: int, rank: int, name: int | str, rows: dict[str, _Rows]) -> None:
+        try:
+            dump = self._dump.load(step, name)
+        except (DumpFormatError, UsageError) as error:
+            self._problems[f"step {step} rank {rank}: {error}"] = 1
+            return
+        missing = missing_records(dump.directory / DUMP, dump.header, len(dump.entries), recovered=dump.recovered)
+        self._problems |= dict.fromkeys(missing, 1)
+        calls = calls_of(dump, self.unwrap)
+        seen: dict[str, list[str]] = {}
+        entries = [(entry, call) for entry in dump.entries.values() if (call := calls.get(entry.name)) is not None]
+        when = dict(zip((entry.name for entry, _ in entries), moment_of(call.metric for _, call in entries)))
+        ahead = [one for one in entries if one[1].metric not in _BACKWARDS]
+        back = [one for one in entries if one[1].metric in _BACKWARDS]
+        for entry, call in (*ahead, *reversed(back)):
+            found = rows.setdefault(call.metric, _Rows())
+            tensors = list(entry.tensors())
+            for where, tensor in reversed(tensors) if call.metric in _BACKWARDS else tensors:
+                if tensor.max is not None or tensor.norm is not None:
+                    target = f"{call.name}.{where}" + (f" #{call.number}" if call.number else "")
+                    target += f" [micro {call.micro}]" if self._wanted.micro_steps else ""
+                    found.add(target, step, tensor, when[entry.name])
+                    seen.setdefault(call.metric, []).append(target)
+        for metric, targets in seen.items():
+            rows[metric].order.add(targets)
+
+
+class _Rows:
+    """Rows of one metric while they are read, as columns of numbers."""
+
+    def __init__(self) -> None:
+        self.names = Ids()
+        self.order: Order[str] = Order()
+        self.ids = array("q")
+        self.steps = array("q")
+        self.when = array("q")
+        self.columns = {name: array("d") for name in (*STATISTICS, *_COUNTS)}
+        self.there = {name: bytearray() for name in self.columns}
+
+    def add(self, name: str, step: int, tensor: DumpedTensor, when: int) -> None:
+        self.ids.append(self.names[name])
+        self.steps.append(step)
+        self.when.append(when)
+        for statistic in self.columns:
+            value = getattr(tensor, _COUNTS.get(statistic, statistic))
+            self.columns[statistic].append(math.nan if value is None else value)
+            self.there[statistic].append(value is not None)
+
+    def part(self, rank: int, metric: str) -> Part:
+        """The rows as a part; a statistic that no row has is left out, one that the file does not have in a row is missing there."""
+        masks = {name: np.frombuffer(mask, bool) for name, mask in self.there.items()}
+        values = {name: np.frombuffer(column, np.float64) for name, column in self.columns.items() if masks[name].any()}
+        there = {name: masks[name] for name in values if not masks[name].all()}
+        places = {name: i for i, name in enumerate(self.order)}  # a call that a later step alone makes stands where it ran
+        ids = np.array([places[name] for name in self.names], np.int64)[np.frombuffer(self.ids, np.int64)]
+        targets, steps = [Target(name) for name in places], np.frombuffer(self.steps, np.int64)
+        return Part(rank, metric, targets, ids, steps, *with_absmax(values, there), np.frombuffer(self.when, np.int64))

@@ -1,0 +1,223 @@
+"""What stands out: numbers that are not finite, targets that leave their own median, ranks and runs that go apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.report.trends.bins import Extremes
+from msprobe_engine.report.trends.model import Grid, NonFinite, RunTrend, StandOut, Trends
+from msprobe_engine.report.trends.source import ABSMAX, DUMPED, SCALARS, VALUE, Part
+
+KEPT = 200
+"""Findings of a kind that a page lists."""
+NOTABLE = 3.0
+"""Factor from which a target stands out."""
+APART, APART_EXACT = 1e-3, 1e-6
+"""Relative difference from which two runs are apart: the second where they agree to it in their first common step, so that nothing but
+what came later can have made a difference; the first where other devices or orders of sums make some from the beginning."""
+_BEGINNING = 20
+"""The first of so many parts of a run is not looked at for jumps: optimizers and losses begin far from where they stay."""
+_LEADING = ("norm", ABSMAX, VALUE, "max")
+_FILLING = ("exp_avg", "exp_avg_sq", "opt_state", "param_origin", "param_updated")
+"""Families whose tensors begin at zero, or may, and fill: that they are small in the first steps is no news in any run."""
+_MOMENTS = ("param_origin", "actv", "forward", "recompute", "actv_grad", "backward", "grad_unreduced", "parameters_grad", "grad_reduced")
+"""Families in the order in which a step makes them; all others come later, the numbers of the steps last."""
+_CALLS = 1 << 40
+"""More than a step has."""
+Numbers = npt.NDArray[np.float64]
+
+
+class Gathered:
+    """Targets with NaN or Inf while a run is read."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, str, int], NonFinite] = {}
+
+    def add(self, part: Part, rows: npt.NDArray[np.int64], steps: npt.NDArray[np.int64]) -> None:
+        """Take a part; `rows`: target of each row, `steps`: on the axis of the page."""
+        masks: dict[str, npt.NDArray[np.bool_]] = {}
+        for statistic, values in part.values.items():
+            if statistic != ABSMAX:
+                mask = values > 0 if statistic in ("nans", "infs") else ~np.isfinite(values)
+                there = part.there.get(statistic)
+                mask = mask if there is None else mask & there
+                if mask.any():
+                    masks[statistic] = mask
+        if not masks:
+            return
+        bad, nan = np.zeros(len(rows), bool), np.zeros(len(rows), bool)
+        for statistic, mask in masks.items():
+            bad |= mask
+            nan |= mask & (np.isnan(part.values[statistic]) | (statistic == "nans"))
+        at = np.flatnonzero(bad)
+        order = at[np.lexsort((steps[at], rows[at]))]
+        targets, begins, counts = np.unique(rows[order], return_index=True, return_counts=True)
+        for target, begin, count in zip(targets.tolist(), begins.tolist(), counts.tolist()):
+            mine = order[begin : begin + count]
+            i = int(mine[0])
+            when = int(part.order[mine[steps[mine] == steps[i]]].min()) if len(part.order) else -1
+            shown = tuple(statistic for statistic, mask in masks.items() if mask[i])
+            last, many = int(steps[mine[-1]]), len(np.unique(steps[mine]))
+            place = int(steps[i]), part.metric, target
+            old = self._found.get(place)
+            if old is not None:
+                ranks = old.ranks if part.rank in old.ranks else (*old.ranks, part.rank)
+                self._found[place] = old._replace(
+                    ranks=ranks, last=max(last, old.last), steps=max(many, old.steps), order=min(when, old.order)
+                )
+            else:
+                kind = "NaN" if nan[i] else "Inf"
+                self._found[place] = NonFinite(int(steps[i]), (part.rank,), part.metric, target, kind, shown, last, many, when)
+
+    def first(self) -> tuple[list[NonFinite], int]:
+        """The earliest, and how many there are."""
+        return sorted(self._found.values(), key=lambda one: _moment(one.step, one.metric, one.target, one.order))[:KEPT], len(self._found)
+
+
+def over_ranks(grid: Grid) -> Extremes:
+    """Extremes over the ranks, [targets, columns], as fine as the page has them."""
+    if grid.overview is not None:
+        return grid.overview
+    out = Extremes((0,))
+    out.high, out.low = grid.cube.high.max(1), grid.cube.low.min(1)
+    return out
+
+
+def _leading(trends: Trends) -> Iterable[tuple[str, str]]:
+    """The one statistic of each metric that is looked at for jumps."""
+    for metric in trends.metrics.values():
+        found = next((s for s in _LEADING if s in metric.statistics), None)
+        if found is not None:
+            yield metric.name, found
+
+
+def stand_out(trends: Trends, run: RunTrend) -> list[StandOut]:
+    """Targets with the largest factor between a column and their own median, or between ranks that usually agree better."""
+    found: list[StandOut] = []
+    steps = trends.plan.fine.first
+    for metric, statistic in _leading(trends):
+        grid = run.grids.get((metric, statistic))
+        if grid is None or metric == SCALARS:
+            continue
+        both = over_ranks(grid)
+        logs = _logs(both.high)
+        usable = np.isfinite(logs).sum(1) >= 3
+        far = np.nan_to_num(logs - _median(logs)[:, None], nan=0.0)
+        if metric.partition(",")[0] in _FILLING:
+            far = np.maximum(far, 0.0)
+        if metric in DUMPED:
+            far = _without_filling(far)
+        far[~usable] = 0.0
+        far[:, : far.shape[1] // _BEGINNING] = 0.0
+        found += _top(far, metric, statistic, steps, "jump", "fall")
+        if len(run.ranks) > 1:
+            width = logs - _logs(both.low)
+            usual = np.maximum(_median(width), 0.0)[:, None]
+            found += _top(np.nan_to_num(width - usual, nan=0.0, posinf=0.0, neginf=0.0), metric, statistic, steps, "ranks", "ranks")
+    found.sort(key=lambda one: -one.factor)
+    return found[:KEPT]
+
+
+def _without_filling(far: Numbers) -> Numbers:
+    """A dump has counters and moments of the optimizer, and parameters that began at zero, among all others: of its rows a fall is only
+    what lies behind a column above the median."""
+    return np.where(np.logical_or.accumulate(far > 0, axis=1), far, 0.0)
+
+
+def _top(far: Numbers, metric: str, statistic: str, steps: npt.NDArray[np.int64], up: str, down: str) -> list[StandOut]:
+    if not far.size:
+        return []
+    at = np.abs(far).argmax(1)
+    best = far[np.arange(len(far)), at]
+    chosen = np.flatnonzero(np.abs(best) >= np.log10(NOTABLE))
+    chosen = chosen[np.argsort(-np.abs(best[chosen]), kind="stable")][:KEPT]
+    return [
+        StandOut(up if best[i] > 0 else down, int(steps[at[i]]), metric, statistic, i, float(10 ** min(abs(best[i]), 300)))
+        for i in chosen.tolist()
+    ]
+
+
+def _logs(values: Numbers) -> Numbers:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        out: Numbers = np.log10(np.where(np.isfinite(values) & (values > 0), values, np.nan))
+    return out
+
+
+def _median(values: Numbers) -> Numbers:
+    """Of every row, 0 where there is nothing."""
+    out = np.zeros(len(values))
+    some = np.isfinite(values).any(1)
+    out[some] = np.nanmedian(values[some], axis=1)
+    return out
+
+
+def apart(trends: Trends) -> tuple[list[StandOut], float, int]:
+    """Where two runs go apart: per target the first column in which they differ by more than a limit, in the order of a run; the limit;
+    how many targets have a column in common."""
+    one, two = trends.runs
+    steps = trends.plan.fine.first
+    differences: list[tuple[str, str, Numbers]] = []
+    for metric, statistic in _leading(trends):
+        a, b = one.grids.get((metric, statistic)), two.grids.get((metric, statistic))
+        if a is None or b is None:
+            continue
+        x, y = over_ranks(a), over_ranks(b)
+        far = np.maximum(_relative(x.high, y.high), _relative(x.low, y.low))
+        far[x.missing | y.missing] = np.nan
+        if metric == SCALARS:
+            far[[i for i, target in enumerate(trends.metrics[metric].targets) if target.name.endswith("seconds")]] = np.nan
+        differences.append((metric, statistic, far))
+    limit = APART_EXACT if _begins_equal([far for _, _, far in differences]) else APART
+    found: list[StandOut] = []
+    for metric, statistic, far in differences:
+        hit = far > limit
+        for i in np.flatnonzero(hit.any(1)).tolist():
+            column = int(hit[i].argmax())
+            found.append(StandOut("runs", int(steps[column]), metric, statistic, i, float(min(far[i, column], 1e300))))
+    found.sort(key=lambda one: _moment(one.step, one.metric, one.target))
+    return found[:KEPT], limit, sum(int(np.isfinite(far).any(1).sum()) for _, _, far in differences)
+
+
+def _begins_equal(differences: list[Numbers]) -> bool:
+    """Whether two runs agree in the first column that both have."""
+    common = [np.flatnonzero(np.isfinite(far).any(0))[:1] for far in differences]
+    first = min((int(columns[0]) for columns in common if len(columns)), default=None)
+    return first is not None and all(not (far[:, first] > APART_EXACT).any() for far in differences)
+
+
+def moment_of(metrics: Iterable[str]) -> list[int]:
+    """When the calls of a step were made, of those in the order in which a dump has them. Numbers of calls ascend, and lie where those of
+    `_MOMENTS` do: a call of an optimizer between two backward passes comes behind the first one, whatever its metric."""
+    found, latest = [], 0
+    for number, metric in enumerate(metrics):
+        latest = max(latest, _place(metric))
+        found.append(latest * _CALLS + number)
+    return found
+
+
+def _place(metric: str) -> int:
+    family = metric.partition(",")[0]
+    return _MOMENTS.index(family) if family in _MOMENTS else len(_MOMENTS) + (metric == SCALARS)
+
+
+def _moment(step: int, metric: str, target: int, order: int = -1) -> tuple[int, int, int]:
+    """When in the run a number was made: of two layers the one that is computed first comes first."""
+    if order >= 0:
+        return step, *divmod(order, _CALLS)
+    place = _place(metric)
+    backwards = 3 < place < len(_MOMENTS)
+    return step, place, -target if backwards else target
+
+
+def _relative(a: Numbers, b: Numbers) -> Numbers:
+    """Difference against the larger of both; 2 where only one of them is finite, 0 where both are the same kind of not finite."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        out = np.abs(a - b) / np.maximum(np.abs(a), np.abs(b))
+    out = np.where(a == b, 0.0, out)
+    odd = np.isfinite(a) != np.isfinite(b)
+    same = ~np.isfinite(a) & ~np.isfinite(b)
+    differ = same & ~((np.isnan(a) & np.isnan(b)) | (a == b))
+    return np.where(odd | differ, 2.0, np.where(same, 0.0, out))

@@ -1,0 +1,100 @@
+"""Which rows of two runs are the same: rows of one name, where what a wrapper puts into the names of one run does not count: the
+``module.`` of data parallelism, and the class names of FSDP2."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from msprobe_engine.report.trends.source import DUMPED, SCALARS, Target
+
+_WRAPPER = re.compile(r"((?:Module|Cell)\.)?module\.")
+_WRAPPERS = re.compile(r"((?:Module|Cell)\.)?((?:module\.)+)")
+_NO_MODULE = re.compile(r"(?!Module\.|Cell\.)[A-Z][A-Za-z]*\.")
+"""A function in a dump that ran outside of all modules: `Functional.relu.0`."""
+_SHARDED = re.compile(r"(Module\.(?:[^:]*\.)?)FSDP([A-Za-z_]\w*\.[^:]*)")
+"""A module in a dump whose class was made by ``fully_shard``: `Module.layers.0.FSDPBlock.output.0`."""
+
+Rows = Mapping[str, Sequence[Target]]
+"""Metric to its rows."""
+
+
+class Names(NamedTuple):
+    """The rows of a run that have other names in the other run.
+
+    Attributes:
+        of: metric and row in the files of this run to the row of both.
+        unwrapped: whether ``module.`` was taken off.
+        unsharded: whether ``FSDP`` was taken off class names.
+    """
+
+    of: dict[tuple[str, Target], Target]
+    unwrapped: bool
+    unsharded: bool
+
+
+def paired(one: Rows, other: Rows) -> tuple[Names, Names]:
+    """Names under which the rows of two runs are the same."""
+    depths: dict[bool, tuple[int, int]] = {}
+    for dumped in (False, True):  # a run may have both: the monitor has taken wrappers off its names, dumps never do
+        mine, theirs = ({name: rows for name, rows in side.items() if (name in DUMPED) == dumped} for side in (one, other))
+        depths[dumped] = wrapped(mine, theirs)
+    plain = []
+    for i, side in enumerate((one, other)):
+        plain.append({m: {row: renamed(row, depths[m in DUMPED][i]) for row in rows} for m, rows in side.items() if m != SCALARS})
+    first, second = (_named(plain[i], plain[1 - i], any(pair[i] for pair in depths.values())) for i in (0, 1))
+    return first, second
+
+
+def _named(mine: Mapping[str, dict[Target, Target]], others: Mapping[str, dict[Target, Target]], unwrapped: bool) -> Names:
+    names: dict[tuple[str, Target], Target] = {}
+    unsharded = False
+    for metric, rows in mine.items():
+        theirs, own = set(others.get(metric, {}).values()), set(rows.values())
+        for row, plain in rows.items():
+            found = _SHARDED.fullmatch(plain.name)
+            other = plain._replace(name=found[1] + found[2]) if found else plain
+            if other != plain and other in theirs and other not in own and plain not in theirs:
+                plain, unsharded = other, True
+            if plain != row:
+                names[metric, row] = plain
+    return Names(names, unwrapped, unsharded)
+
+
+def wrapped(one: Rows, other: Rows) -> tuple[int, int]:
+    """How often ``module.`` is to be taken off the names of each run: as often as all rows of it have it in front more often than all rows
+    of the other. Data parallel wrappers put it there. Numbers of the steps and functions outside of modules have no say."""
+    names = _of_modules(one), _of_modules(other)
+    if not all(names):
+        return 0, 0
+    mine, theirs = (min(map(depth, side)) for side in names)
+    return max(mine - theirs, 0), max(theirs - mine, 0)
+
+
+def renamed(target: Target, times: int) -> Target:
+    """The row without the outermost wrappers in its name, as many as `times` says."""
+    return target._replace(name=unwrapped(target.name, times))
+
+
+def unwrapped(name: str, times: int) -> str:
+    """A name without its outermost ``module.``, taken off so many times."""
+    for _ in range(times):
+        if _WRAPPER.match(name):
+            name = _WRAPPER.sub(r"\1", name, count=1)
+    return name
+
+
+def outside(name: str) -> bool:
+    """Whether a row of a dump is a function that ran outside of all modules: of the loss, of the optimizer."""
+    return _NO_MODULE.match(name) is not None
+
+
+def depth(name: str) -> int:
+    """How often a name has ``module.`` in front."""
+    found = _WRAPPERS.match(name)
+    return len(found[2]) // len("module.") if found else 0
+
+
+def _of_modules(rows: Rows) -> list[str]:
+    return [t.name for metric, targets in rows.items() if metric != SCALARS for t in targets if not outside(t.name)]

@@ -1,0 +1,87 @@
+"""What a page holds, in a few lines for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msprobe_engine.report.trends.findings import KEPT
+from msprobe_engine.report.trends.model import RunTrend, StandOut, Trends
+
+_SHOWN = 5
+
+
+def lines(trends: Trends) -> Iterator[str]:
+    """Runs, how finely they are shown, what stands out first."""
+    for run in trends.runs:
+        count, first, last = run.steps
+        read = f"{run.rows:,} rows from {', '.join(run.kinds)}"
+        yield f"{run.name}: {_many(len(run.ranks), 'rank')}, {_many(count, 'step')} ({first} to {last}), {read}"
+    yield kept(trends)
+    for run in trends.runs:
+        yield from _nonfinite(trends, run)
+    if len(trends.runs) > 1:
+        yield from _found(trends, trends.apart, f"runs apart by more than {trends.limit:g}")
+        if not trends.compared:
+            yield "the runs have no numbers in common: nothing was compared (--shift moves the steps of the second)"
+        elif not trends.apart:
+            yield f"the runs agree: no relative difference above {trends.limit:g} in {_many(trends.compared, 'row')}"
+    for run in trends.runs:
+        yield from _found(trends, run.stand_out, f"{run.name}: stand out")
+        for what, count in list(run.problems.items())[:_SHOWN]:
+            yield f"note: {what}" + (f" ({count})" if count > 1 else "")
+        if len(run.problems) > _SHOWN:
+            yield f"and {len(run.problems) - _SHOWN} more; the page lists them"
+
+
+def kept(trends: Trends) -> str:
+    """How finely the page shows its numbers."""
+    plan = trends.plan
+    targets = sum(len(metric.targets) for metric in trends.metrics.values())
+    text = f"{_many(targets, 'target')} of {_many(len(trends.metrics), 'metric')}; "
+    if plan.fine.single and plan.ranks.single and plan.factor == 1:
+        return f"{text}every step and rank is kept"
+    text += f"{plan.fine.of} steps in {len(plan.fine)} columns"
+    if plan.overview:
+        text += f", per rank in {len(plan.coarse)}"
+    if not plan.ranks.single:
+        text += f", {plan.ranks.of} ranks in {len(plan.ranks)} groups"
+    return f"{text}; of each the largest and the smallest number are kept (--size, --target, --step for more)"
+
+
+def _nonfinite(trends: Trends, run: RunTrend) -> Iterator[str]:
+    if run.nonfinite_count:
+        yield f"{run.name}: NaN or Inf in {_many(run.nonfinite_count, 'target')}, first:"
+    for one in run.nonfinite[:_SHOWN]:
+        target = trends.metrics[one.metric].targets[one.target].shown
+        ranks = f"rank{'s' if len(one.ranks) > 1 else ''} {runs_of(one.ranks)}"
+        yield f"  {one.kind} at step {one.step} {ranks}: {target} ({one.metric}: {', '.join(one.statistics)})"
+
+
+def _found(trends: Trends, found: list[StandOut], headline: str) -> Iterator[str]:
+    if found:
+        yield f"{headline}: {len(found)}{' or more' if len(found) >= KEPT else ''}, first:"
+    for one in found[:_SHOWN]:
+        target = trends.metrics[one.metric].targets[one.target].shown
+        words = {"jump": "{0:g} times its median", "fall": "1/{0:g} of its median", "ranks": "ranks {0:g} times further apart than usual"}
+        apart = "only one of them is finite" if one.factor >= 2 else "relative difference {0:.2g}"
+        text = words.get(one.what, apart).format(one.factor)
+        yield f"  step {one.step}: {target} ({one.metric}, {one.statistic}): {text}"
+
+
+def runs_of(numbers: Iterable[int]) -> str:
+    """Numbers as ranges.
+
+    >>> runs_of([0, 1, 2, 5])
+    '0-2,5'
+    """
+    out: list[list[int]] = []
+    for number in sorted(numbers):
+        if out and out[-1][1] == number - 1:
+            out[-1][1] = number
+        else:
+            out.append([number, number])
+    return ",".join(f"{a}-{b}" if b > a else str(a) for a, b in out)
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
