@@ -1,0 +1,1 @@
+"""What belongs to what: calls, parameters, frameworks, parallel layouts."""

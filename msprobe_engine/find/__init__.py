@@ -1,0 +1,1 @@
+"""Conclusions: where a difference or a NaN comes from, and what was compared."""

@@ -1,1 +1,1 @@
-"""Comparisons of what two runs wrote."""
+"""How far two rows, tensors or stored tensors are apart."""

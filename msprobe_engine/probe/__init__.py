@@ -1,0 +1,1 @@
+"""The live half: from observations to frames, rules, sinks and incidents."""

@@ -1,0 +1,1 @@
+"""Findings as text, tables, JSON and pages."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-_SOURCES = ("msprobe_engine/_*.c", "msprobe_integrations/common/_*.c")
+_SOURCES = ("msprobe_engine/native/_*.c", "msprobe_integrations/common/_*.c")
 _FLAGS = ("-O3", "-std=gnu11", "-pthread", "-shared", "-fPIC")
 
 

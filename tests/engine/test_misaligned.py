@@ -57,7 +57,7 @@ def test_text_is_made_of_numbers_at_any_address() -> None:
 
 def _build(directory: Path, compiler: str) -> str:
     """All C modules with sanitizers; the error of the compiler, empty when there is none."""
-    for source in [*(ROOT / "msprobe_engine").glob("_*.c"), *(ROOT / "msprobe_integrations" / "common").glob("_*.c")]:
+    for source in [*(ROOT / "msprobe_engine" / "native").glob("_*.c"), *(ROOT / "msprobe_integrations" / "common").glob("_*.c")]:
         target = directory / f"{source.stem}{sysconfig.get_config_var('EXT_SUFFIX')}"
         include = f"-I{sysconfig.get_paths()['include']}"
         command = [compiler, "-shared", "-fPIC", "-std=gnu11", "-pthread", *SANITIZERS, include, str(source), "-o", str(target), "-lm"]

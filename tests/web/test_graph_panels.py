@@ -418,7 +418,7 @@ def test_every_word_is_there_in_both_languages(show: Open) -> None:
 
 def test_every_word_that_scripts_name_is_in_the_texts() -> None:
     """Keys that the panels ask for by name exist, and each has English and Chinese."""
-    folder = Path(__file__).parents[2] / "msprobe_engine" / "web" / "graph"
+    folder = Path(__file__).parents[2] / "msprobe_engine" / "report" / "web" / "graph"
     texts = (folder / "texts.js").read_text(encoding="utf-8")
     known = set(re.findall(r'^  ([a-z_]+): \["[^"]+", "[^"]+"\],$', texts, re.MULTILINE))
     lines = [line for line in texts.splitlines() if re.match(r"  [a-z_]+: ", line)]

@@ -1,0 +1,1 @@
+"""Is a result right? Our verdict, and the existing tool's."""

@@ -1,0 +1,1 @@
+"""Which calls and rows of two dumps belong together."""

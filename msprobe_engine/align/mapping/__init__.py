@@ -1,0 +1,1 @@
+"""What the user says of names: mapping files."""

@@ -1,0 +1,1 @@
+"""Writes the pack of a run: one zip, by all its ranks."""

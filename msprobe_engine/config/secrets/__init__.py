@@ -1,0 +1,1 @@
+"""What looks like a password, key or token is masked."""

@@ -1,0 +1,1 @@
+"""Values, common names and derived quantities of settings."""

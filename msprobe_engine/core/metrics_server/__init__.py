@@ -1,0 +1,1 @@
+"""Metrics over HTTP for Prometheus, bounded in connections, time and size."""

@@ -1,0 +1,1 @@
+"""Which process of which launch this is."""

@@ -1,0 +1,1 @@
+"""Do collectives give what was put into them, and do copies agree?"""

@@ -1,0 +1,1 @@
+"""What differs between what two runs were started with."""

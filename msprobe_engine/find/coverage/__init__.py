@@ -1,0 +1,1 @@
+"""What of two dumps was compared."""

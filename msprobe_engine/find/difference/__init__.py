@@ -1,0 +1,1 @@
+"""Where a difference between two runs begins, and which call makes it."""

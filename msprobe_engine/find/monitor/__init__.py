@@ -1,0 +1,1 @@
+"""What monitor output says of one run, or of two."""

@@ -1,0 +1,1 @@
+"""Where the first NaN or Inf was born."""

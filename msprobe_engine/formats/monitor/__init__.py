@@ -1,0 +1,1 @@
+"""Files of a monitored run, read; and the trend data base."""

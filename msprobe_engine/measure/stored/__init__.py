@@ -1,0 +1,1 @@
+"""How far apart tensors of checkpoints are, block by block."""

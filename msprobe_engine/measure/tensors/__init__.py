@@ -1,0 +1,1 @@
+"""How far apart saved tensors are."""

@@ -1,0 +1,1 @@
+"""What is normal, learnt from healthy runs."""

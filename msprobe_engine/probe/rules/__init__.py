@@ -1,0 +1,1 @@
+"""What looks at frames and raises alerts; the rules themselves are in `builtin`."""

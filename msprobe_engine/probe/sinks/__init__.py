@@ -1,0 +1,1 @@
+"""Where frames go: files, TensorBoard, Prometheus."""

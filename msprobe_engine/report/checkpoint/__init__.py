@@ -1,0 +1,1 @@
+"""A comparison of checkpoints as text, files and a page."""

@@ -1,0 +1,1 @@
+"""A comparison of packs as text, tables and a page."""

@@ -147,15 +147,15 @@ def test_nobody_else_opens_outputs() -> None:
         r"|\bopen\([^)\n]*[\"'][wax]b?[\"']|(?<!report_files)\.write_(text|bytes)\("
     )
     known = {
-        "accuracy/online/authority.py",  # the directory of keys is for its owner alone
-        "accuracy/online/shared_directory.py",  # the folder that a server of the same group removes from
+        "accuracy/online/certificates/authority.py",  # the directory of keys is for its owner alone
+        "accuracy/online/directory/client.py",  # the folder that a server of the same group removes from
         "accuracy/precheck/worker.py",  # standard output
         "core/io/output_files.py",
         "core/io/regular_files.py",
-        "dump/disk.py",  # measures a disk
-        "monitor/hot.py",  # a settings file keeps its own mode
+        "formats/dump/writing/disk.py",  # measures a disk
+        "probe/hot_settings.py",  # a settings file keeps its own mode
         "msprobe_integrations/reliance.py",  # makes a page of this repository
-        "rules/document.py",  # the same
+        "probe/rules/document.py",  # the same
         "workflow/doctor.py",  # a file that the user names, asked before the checks
     }
     found = {}

@@ -1,0 +1,1 @@
+"""What a benchmark host has received and not checked yet."""

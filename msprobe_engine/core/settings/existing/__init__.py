@@ -1,0 +1,1 @@
+"""Settings files of the existing tool."""

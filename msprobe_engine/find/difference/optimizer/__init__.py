@@ -1,0 +1,1 @@
+"""Differences in and behind the update."""

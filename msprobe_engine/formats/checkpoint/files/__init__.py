@@ -1,0 +1,1 @@
+"""Files of whole tensors, and what trainers leave beside them."""

@@ -1,0 +1,1 @@
+"""A dump as Python objects."""

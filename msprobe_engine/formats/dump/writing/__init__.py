@@ -1,0 +1,1 @@
+"""Writes dumps while the training runs."""

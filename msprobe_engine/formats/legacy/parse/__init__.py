@@ -1,0 +1,1 @@
+"""The existing tool's ``parse``: tensors of other writers as .pt and .npy."""

@@ -1,0 +1,1 @@
+"""Monitor files and dumps as TensorBoard events and trend data bases."""

@@ -1,0 +1,1 @@
+"""Sinks that stand in front of dump files."""

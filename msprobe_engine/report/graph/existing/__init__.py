@@ -1,0 +1,1 @@
+"""Numbers, verdicts and files as the existing tool's graphs have them."""

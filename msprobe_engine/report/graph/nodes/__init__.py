@@ -1,0 +1,1 @@
+"""A dump as a hierarchy of nodes, and two of them matched."""

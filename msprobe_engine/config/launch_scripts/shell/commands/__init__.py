@@ -1,0 +1,1 @@
+"""Commands of the shell whose effect or output is known without running them."""
