@@ -24,7 +24,8 @@ def test_a_wheel_is_built_with_and_without_a_compiler(kind: str, request: pytest
         entry_points = archive.read(next(n for n in names if n.endswith("entry_points.txt"))).decode()
     assert {"msprobe/py.typed", "msprobe_engine/core/settings/load.py", "msprobe_integrations/torch/__init__.py"} <= set(names)
     assert {"msprobe_autoload.pth", "msprobe_integrations/autoload/bootstrap/sitecustomize.py"} <= set(names)
-    pages = {str(path.relative_to(ROOT)) for path in (ROOT / "msprobe_engine/report/web").rglob("*.*") if path.suffix in (".css", ".js", ".json")}
+    web = (ROOT / "msprobe_engine/report/web").rglob("*.*")
+    pages = {str(path.relative_to(ROOT)) for path in web if path.suffix in (".css", ".js", ".json")}
     assert {"msprobe_engine/report/web/kit.css", "msprobe_engine/report/web/kit_texts.json"} <= pages <= set(names)
     assert "msprobe = msprobe_engine.cli.main:main" in entry_points
     assert not any(n.startswith(("tests/", "benchmarks/", "examples/")) for n in names)

@@ -40,8 +40,8 @@ def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
     mp_size = max(head.number("mp_world_size") or 1, max(parts) + 1)
     if mp_size * dp_size > _MOST_RANKS:
         raise DumpFormatError(
-            f"{path}: its files say that {mp_size} model parallel times {dp_size} data parallel ranks saved it; no job has so many, they
-            are " "damaged"
+            f"{path}: its files say that {mp_size} model parallel times {dp_size} data parallel ranks saved it; no job has so many, "
+            "they are damaged"
         )
     reading.problems += missing(path, files, mp_size, dp_size, stage)
     reading.problems += left_over(path, files, dp_size, stage)
