@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.record_rows import INPUT, OUTPUT, PARAMETERS
 from msprobe_engine.report.graph.nodes.model import API, MODULE, Comparison, Graph, Link
 
@@ -41,7 +41,7 @@ class Model:
     """
 
     def __init__(self, layers: int, noise: float = 0.0, fault: int = -1, nan: bool = False, rank: int = 0) -> None:
-        self.side = Side(Path("dump.json"), {"framework": "pytorch", "task": "statistics"})
+        self.side = DumpTable(Path("dump.json"), {"framework": "pytorch", "task": "statistics"})
         self.graph = Graph(0, rank, self.side)
         self.random = np.random.default_rng(7)
         self.noise = np.random.default_rng(11 + rank)

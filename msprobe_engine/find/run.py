@@ -16,7 +16,7 @@ from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.text.sentences import Sentence, joined
 from msprobe_engine.find import config_and_checkpoint, detect, findings, run_directory, saved_variables
 from msprobe_engine.find.coverage import renames, two_frameworks
-from msprobe_engine.find.coverage.common_records import both_hold, not_compared, say_one_sided, strangers
+from msprobe_engine.find.coverage.common_records import are_unrelated, count_not_compared, restrict_to_common, say_one_sided
 from msprobe_engine.find.difference import calibration as calibrate
 from msprobe_engine.find.difference import call_facts, explain, layouts, output_arity
 from msprobe_engine.find.difference.calibration import Floats
@@ -26,23 +26,23 @@ from msprobe_engine.find.difference.optimizer.placed_suspects import placed
 from msprobe_engine.find.difference.optimizer.updated_parameters import name_parameters
 from msprobe_engine.find.difference.optimizer.updates import note_update
 from msprobe_engine.find.difference.origin import ARGUMENT
-from msprobe_engine.find.difference.rank_walk import Begun
+from msprobe_engine.find.difference.rank_walk import RankWalk
 from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.monitor.monitored import diagnose_monitor, diagnose_two_monitors
 from msprobe_engine.find.nonfinite import incident_samples
 from msprobe_engine.find.nonfinite.load import read_step
-from msprobe_engine.find.nonfinite.one_side import SAME, SAME_BESIDE_NAN, SAME_IN_COMMON, note_later, only_here
+from msprobe_engine.find.nonfinite.one_side import SAME, SAME_BESIDE_NAN, SAME_IN_COMMON, add_later_nonfinite, add_nonfinite_of_one_side
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_steps, steps_on_one_side
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.measure import distances, dump_dialects
 
 MOST_SUSPECTS = 20
 
-Movements = Callable[[int, Mapping[int, Side], list[str]], Mapping[int, Floats]]
-AlreadyBegun = Callable[[int], Mapping[int, Begun]]
-BothSides = Callable[[int, list[str]], tuple[Mapping[int, Side], Mapping[int, Side]]]
+Movements = Callable[[int, Mapping[int, DumpTable], list[str]], Mapping[int, Floats]]
+AlreadyBegun = Callable[[int], Mapping[int, RankWalk]]
+BothSides = Callable[[int, list[str]], tuple[Mapping[int, DumpTable], Mapping[int, DumpTable]]]
 
 
 def diagnose(
@@ -105,8 +105,8 @@ def _one_kind(target: Path, golden: Path | None, calibration: Sequence[Path], ma
 
         return diagnose_alone(target)
     found = _pair(target, golden, calibration, mappings)
-    only_here(found, target, golden)
-    note_later(found, target, golden)
+    add_nonfinite_of_one_side(found, target, golden)
+    add_later_nonfinite(found, target, golden)
     return found
 
 
@@ -121,17 +121,17 @@ def _pair(target: Path, golden: Path, calibration: Sequence[Path], mappings: Map
             f"{target} has steps {first.steps[:8]}, {golden} has {second.steps[:8]}: none in common; dump the same steps of both runs"
         )
 
-    def sides(step: int, problems: list[str]) -> tuple[dict[int, Side], dict[int, Side]]:
+    def sides(step: int, problems: list[str]) -> tuple[dict[int, DumpTable], dict[int, DumpTable]]:
         ours, theirs = read_step(first, step, problems), read_step(second, step if step in second.steps else second.steps[0], problems)
         if mappings:
             mappings.apply_all(ours, theirs)
         return ours, theirs
 
-    def moved(step: int, right: Mapping[int, Side], problems: list[str]) -> dict[int, Floats]:
+    def moved(step: int, right: Mapping[int, DumpTable], problems: list[str]) -> dict[int, Floats]:
         there = step if step in second.steps else second.steps[0]
         return calibrate.of_ranks(right, [read_step(dump, there, problems) for dump in further if there in dump.steps])
 
-    found = over_steps(steps, sides, f"{target} and {golden}", moved if further else None)
+    found = compare_steps(steps, sides, f"{target} and {golden}", moved if further else None)
     found.problems += missing_steps(first) + missing_steps(second) + steps_on_one_side(first, second)
     if steps[0] not in second.steps:
         found.evidence.append(f"Step {steps[0]} was compared with step {second.steps[0]} of the golden run: each has one step only.")
@@ -141,7 +141,7 @@ def _pair(target: Path, golden: Path, calibration: Sequence[Path], mappings: Map
 
 
 @np.errstate(all="ignore")  # the numbers of a dump may be anything
-def over_steps(
+def compare_steps(
     steps: Sequence[int], sides: BothSides, what: str, moved: Movements | None = None, begun: AlreadyBegun | None = None
 ) -> Diagnosis:
     """Step after step until something is off.
@@ -156,7 +156,7 @@ def over_steps(
     Raises:
         NothingCapturedError: no record could be compared.
     """
-    way = _Way(moved, begun)
+    way = _StepLoop(moved, begun)
     with bar("diagnose", len(steps)) as advance:
         for step in steps:
             a, b = sides(step, way.found.problems)
@@ -172,7 +172,7 @@ def over_steps(
     return way.conclusion(what)
 
 
-class _Way:
+class _StepLoop:
     """What is known of two runs after some of their steps.
 
     Attributes:
@@ -197,19 +197,19 @@ class _Way:
         """Something is off: later steps only show what follows from it."""
         return bool(self.found.suspects) or (self.before is not None and bool(self.before.origins))
 
-    def saved_values(self, step: int, a: Mapping[int, Side], b: Mapping[int, Side]) -> None:
+    def saved_values(self, step: int, a: Mapping[int, DumpTable], b: Mapping[int, DumpTable]) -> None:
         """A step that holds nothing but what ``save()`` was given."""
         self._records += saved_variables.differing(self.found, step, a, b)
         self._ranks |= a.keys() & b.keys()
         self.found.problems += [problem for side in (*a.values(), *b.values()) for problem in side.problems]
 
-    def step(self, step: int, a: Mapping[int, Side], b: Mapping[int, Side]) -> None:
+    def step(self, step: int, a: Mapping[int, DumpTable], b: Mapping[int, DumpTable]) -> None:
         """The next step, of all ranks."""
         found = self.found
         sides_of_both = [*a.values(), *b.values()]
         self._recorded += sum(len(side.ops) for side in a.values())
         whole = a
-        a, b = both_hold(a, b, found.evidence)
+        a, b = restrict_to_common(a, b, found.evidence)
         found.unseen = found.unseen or whole is not a
         right, joined_stages, other_layout = b, False, False
         if not _one_program(a, b) and not _two_frameworks(a, b):
@@ -230,9 +230,9 @@ class _Way:
         self._judge(step, previous, self.before)
         found.problems += [problem for side in sides_of_both for problem in side.problems if problem not in found.problems]
 
-    def _note(self, step: int, a: Mapping[int, Side], walked: Divergence) -> None:
+    def _note(self, step: int, a: Mapping[int, DumpTable], walked: Divergence) -> None:
         self._records += sum(walk.compared for walk in walked.walks.values())
-        self._hidden += not_compared(walked)
+        self._hidden += count_not_compared(walked)
         self._one_sided = say_one_sided(walked) or self._one_sided
         self._ranks |= set(walked.walks)
         _note_structure(self.found, walked)
@@ -254,7 +254,7 @@ class _Way:
             self._facts += [one for rank, walker in alike.items() for one in not_updated.differing(walker, step, rank)]
 
     def _judge(self, step: int, previous: Divergence | None, walked: Divergence) -> None:
-        if walked.origins and strangers(walked, self.found):
+        if walked.origins and are_unrelated(walked, self.found):
             self.found.finding, self.found.renamed, self.found.mapping = findings.STRUCTURE, {}, {}
         elif walked.origins:
             _say(self.found, step, walked)
@@ -297,8 +297,8 @@ class _Way:
             self._nothing_off(before)
         if before is not None and (found.suspects or not before.origins):
             found.evidence += layouts.said(before)
-        renames.say(found)
-        two_frameworks.say(found)
+        renames.report_renames(found)
+        two_frameworks.report_coverage(found)
         if before is not None and before.noise:
             template = "Products carry noise of up to {0}: one of the runs computes them with fewer bits (TF32); that is accepted."
             found.evidence.append(Sentence(template, f"{before.noise / 4:.1e}"))
@@ -327,7 +327,7 @@ def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
             ("target", walker.side, structure.only_target, walker.golden.side),
             ("golden", walker.golden.side, structure.only_golden, walker.side),
         ):
-            told = dump_dialects.both_record(side, other)
+            told = dump_dialects.recorded_by_both(side, other)
             both = walker.target.has_modules == walker.golden.has_modules  # else one side was compiled or dumped at another level
             known = found.unmatched.setdefault(word, [])
             new = [side.ops[i] for i in records if told[i] and (both or not names.is_module(side.ops[i]))]
@@ -337,23 +337,23 @@ def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
         if rank not in divergence.wholes:
             for word, places in zip(("target", "golden"), output_arity.on_one_side(walker)):
                 found.unmatched[word] += [name for name in places[:100] if name not in found.unmatched[word]]
-    renames.note(found, divergence)
-    two_frameworks.note(found, divergence)
+    renames.add_renames(found, divergence)
+    two_frameworks.add_coverage(found, divergence)
 
 
-def _one_program(target: Mapping[int, Side], golden: Mapping[int, Side]) -> bool:
+def _one_program(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> bool:
     """The same ranks make the same calls with tensors of the same shapes: nothing is cut in another way."""
     if target.keys() != golden.keys():
         return False
     return all(side.ops == golden[rank].ops and side.shape == golden[rank].shape for rank, side in target.items())
 
 
-def _two_frameworks(target: Mapping[int, Side], golden: Mapping[int, Side]) -> bool:
+def _two_frameworks(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> bool:
     """The runs are of two frameworks and of as many ranks: their calls differ in shapes, not in how they are cut."""
     return target.keys() == golden.keys() and any(crossed(side, golden[rank]) for rank, side in target.items())
 
 
-def _nonfinite_alone(target: Mapping[int, Side], divergence: Divergence) -> bool:
+def _nonfinite_alone(target: Mapping[int, DumpTable], divergence: Divergence) -> bool:
     """A rank of the target has NaN or Inf in rows that nothing was held against."""
     for rank, side in target.items():
         rows = np.ones(len(side), bool)

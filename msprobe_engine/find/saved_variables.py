@@ -18,7 +18,7 @@ from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.nonfinite.load import numbered, read_step
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_steps
-from msprobe_engine.formats.dump.dump_table import DEBUG, Side
+from msprobe_engine.formats.dump.dump_table import DEBUG, DumpTable
 from msprobe_engine.formats.dump.reader import DumpDirectory
 from msprobe_engine.measure import distances
 
@@ -26,13 +26,13 @@ _STATISTICS = ("Max", "Min", "Mean", "Norm")
 _MOST = 20
 
 
-def only_saved(*sides: Mapping[int, Side]) -> bool:
+def only_saved(*sides: Mapping[int, DumpTable]) -> bool:
     """All that was dumped are single saved variables."""
     found = [side for some in sides for side in some.values()]
     return any(len(side) for side in found) and all(set(side.role) <= {DEBUG} for side in found)
 
 
-def order(side: Side) -> list[int]:
+def order(side: DumpTable) -> list[int]:
     """Rows in the order in which their variables came to be."""
     place = {name: at for at, name in enumerate(side.ops)}
 
@@ -47,7 +47,7 @@ def order(side: Side) -> list[int]:
     return sorted(range(len(side)), key=key)
 
 
-def differing(found: Diagnosis, step: int, target: Mapping[int, Side], golden: Mapping[int, Side]) -> int:
+def differing(found: Diagnosis, step: int, target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> int:
     """Put the variables of a step that differ into `found`, and the names that only one side has. Returns how many rows were compared.
 
     Any number of calls may lie between two variables, so `GROWTH` times the round-off of one call is accepted.
@@ -92,7 +92,7 @@ def differing(found: Diagnosis, step: int, target: Mapping[int, Side], golden: M
     return compared
 
 
-def _called(side: Side) -> list[str]:
+def _called(side: DumpTable) -> list[str]:
     """What the rows are called on the golden side: their names, until a mapping has said others."""
     if side.known_as is side.ops:
         return side.name
@@ -103,7 +103,7 @@ def _called(side: Side) -> list[str]:
     return found
 
 
-def nonfinite(found: Diagnosis, step: int, sides: Mapping[int, Side]) -> bool:
+def nonfinite(found: Diagnosis, step: int, sides: Mapping[int, DumpTable]) -> bool:
     """Put the variables of a step that hold NaN or Inf into `found`. Returns whether there are any."""
     suspects: list[tuple[int, Suspect]] = []
     for rank, side in sorted(sides.items()):
@@ -152,7 +152,15 @@ def _finding(first: Suspect) -> str:
 
 
 def _suspect(
-    step: int, rank: int, side: Side, row: int, golden: Side | None, other: int, distance: float | None, limit: float | None, bad: bool
+    step: int,
+    rank: int,
+    side: DumpTable,
+    row: int,
+    golden: DumpTable | None,
+    other: int,
+    distance: float | None,
+    limit: float | None,
+    bad: bool,
 ) -> Suspect:
     name = side.name[row]
     kind, why = "saved value", ""

@@ -18,7 +18,7 @@ from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.find.saved_variables import saved_alone
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.reader import MOST_BYTES, open_dump
 
 MOST_STEPS = 8
@@ -123,7 +123,7 @@ class _Ranks:
     evidence: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def look(self, step: int, sides: Mapping[int, Side]) -> None:
+    def look(self, step: int, sides: Mapping[int, DumpTable]) -> None:
         """Check one step."""
         self.several = self.several or len(sides) > 1
         if self.finding:
@@ -138,7 +138,7 @@ class _Ranks:
             self._hold_replicas(step, sides)
         self.problems += [problem for side in sides.values() for problem in side.problems]
 
-    def _hold_replicas(self, step: int, sides: Mapping[int, Side]) -> None:
+    def _hold_replicas(self, step: int, sides: Mapping[int, DumpTable]) -> None:
         """Parameters of ranks that hold copies; where that is not known, whether they have parted."""
         table = replicas.parameters(sides)
         odd: list[replicas.Odd] = []

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.formats.dump.dump_table import DIGEST, Side
+from msprobe_engine.formats.dump.dump_table import DIGEST, DumpTable
 from msprobe_engine.measure.columns import UNMATCHED
 
 NO_VALUE = "00000000"
 """Of an argument that the file has no value of (a memory format): the CRC-32 of an empty text."""
 
 
-def checksums(side: Side, rows: npt.NDArray[np.int64], mode: str) -> list[str]:
+def checksums(side: DumpTable, rows: npt.NDArray[np.int64], mode: str) -> list[str]:
     """One cell per row (-1: not there). A tensor without a checksum, and None, give ``N/A``; of other arguments see
-    `Side.checksum`."""
+    `DumpTable.checksum`."""
     cells = []
     for row in rows.tolist():
         if row < 0:

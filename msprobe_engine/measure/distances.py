@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.measure import dump_dialects, factorize, missing_statistics, redacted_rows
 from msprobe_engine.measure import nonfinite_rows as infinite
 from msprobe_engine.measure.comparable_dtypes import kind_of
@@ -109,7 +109,7 @@ class Distances:
     one_sided: Bools
 
 
-def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | factorize.Integers) -> Distances:
+def distances(target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, int]] | factorize.Integers) -> Distances:
     """Measure pairs of rows (row of the target, row of the golden side); int64 (n, 2) or a sequence of pairs."""
     left, right = factorize.columns(rows)
     n = len(left)
@@ -163,7 +163,7 @@ def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | fact
     distance[compared & ~same & (~known | (distance < REARRANGED))] = np.inf
     distance[hidden & compared & ~same] = np.inf  # their statistics are coarse, and how far apart they are is not known
     known |= compared
-    apart = dump_dialects.unlike(target, golden, left, right)
+    apart = dump_dialects.find_incomparable(target, golden, left, right)
     distance[apart], known[apart] = 0.0, False
     blank = (other_keys | (hidden & ~plain & ~compared)) & ~shape  # equal means of two batches do not make them the same
     distance[blank], known[blank] = 0.0, False
@@ -178,14 +178,14 @@ def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | fact
     return Distances(distance, np.nan_to_num(extremes), np.nan_to_num(norm), bad_a, bad_b, argument, shape, dtype, known, one_sided)
 
 
-def _other_dtypes(target: Side, golden: Side, left: factorize.Integers, right: factorize.Integers) -> Bools:
+def _other_dtypes(target: DumpTable, golden: DumpTable, left: factorize.Integers, right: factorize.Integers) -> Bools:
     """Dtypes differ; those of two frameworks by what they are, and integers of any width are alike there."""
     if target.framework == golden.framework:
         return factorize.unequal(target.dtype, golden.dtype, left, right)
     return factorize.unequal_by(kind_of, target.dtype, golden.dtype, left, right)
 
 
-def nonfinite(side: Side, rows: Sequence[int] | factorize.Integers) -> Bools:
+def nonfinite(side: DumpTable, rows: Sequence[int] | factorize.Integers) -> Bools:
     """Which rows hold NaN or Inf."""
     chosen = np.asarray(rows, np.int64)
     return _bad(side, chosen, side.stats[chosen])
@@ -195,7 +195,7 @@ def _ratio(difference: Floats, scale: Floats) -> Floats:
     return np.asarray(np.where(difference == 0, 0.0, difference / scale))
 
 
-def _bad(side: Side, rows: npt.NDArray[np.int64], stats: Floats) -> Bools:
+def _bad(side: DumpTable, rows: npt.NDArray[np.int64], stats: Floats) -> Bools:
     """NaN or Inf, from the counts where the file has them, else from the extremes (a missing number is no NaN)."""
     infinite: Bools = np.asarray(np.isinf(stats[:, :2]).any(1))
     nan: Bools = np.asarray(np.isnan(stats[:, :2]).any(1))
@@ -209,7 +209,7 @@ def _bad(side: Side, rows: npt.NDArray[np.int64], stats: Floats) -> Bools:
     return found
 
 
-def nans(side: Side, rows: factorize.Integers, stats: Floats) -> Bools:
+def nans(side: DumpTable, rows: factorize.Integers, stats: Floats) -> Bools:
     """Which rows hold NaN, of rows that hold NaN or Inf. Without counts extremes tell: those of a tensor with a NaN are NaN."""
     found: Bools = np.asarray(np.isnan(stats[:, :2]).any(1))
     counted = [row for row, n in side.nans.items() if n]
@@ -220,7 +220,7 @@ def _is_nan(value: Any) -> bool:
     return (isinstance(value, float) and math.isnan(value)) or (isinstance(value, str) and value.lower() == "nan")
 
 
-def _argument(target: Side, golden: Side, i: int, j: int) -> tuple[float, bool]:
+def _argument(target: DumpTable, golden: DumpTable, i: int, j: int) -> tuple[float, bool]:
     """(distance, differs) of an argument that is no tensor on at least one side."""
     kind = target.dtype[i]
     if kind in _IGNORED or golden.dtype[j] in _IGNORED:
@@ -245,7 +245,7 @@ def _device(text: str) -> bool:
     return text.partition(":")[0] in ("cpu", "cuda", "npu", "xpu", "mps", "meta")
 
 
-def _same_content(target: Side, golden: Side, left: factorize.Integers, right: factorize.Integers) -> tuple[Bools, Bools]:
+def _same_content(target: DumpTable, golden: DumpTable, left: factorize.Integers, right: factorize.Integers) -> tuple[Bools, Bools]:
     """By checksum, else by digest: where both sides have one of a kind, and where they are equal."""
     compared, same = np.zeros(len(left), bool), np.zeros(len(left), bool)
     for read in (_digests, _checksums):  # a checksum counts more
@@ -258,11 +258,11 @@ def _same_content(target: Side, golden: Side, left: factorize.Integers, right: f
     return compared, same
 
 
-def _checksums(side: Side) -> npt.NDArray[np.object_] | None:
+def _checksums(side: DumpTable) -> npt.NDArray[np.object_] | None:
     return np.array(side.md5, object) if any(side.md5) else None
 
 
-def _digests(side: Side) -> npt.NDArray[np.object_] | None:
+def _digests(side: DumpTable) -> npt.NDArray[np.object_] | None:
     found = np.full(len(side), None, object)
     some = False
     for row, facts in side.facts.items():
@@ -271,7 +271,7 @@ def _digests(side: Side) -> npt.NDArray[np.object_] | None:
     return found if some else None
 
 
-def paired_rows(target: Side, golden: Side, ops: Iterable[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[int]]:
+def paired_rows(target: DumpTable, golden: DumpTable, ops: Iterable[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[int]]:
     """Rows of matched records that belong together, and the position of the first of each record pair (with the end at the end).
 
     Rows belong together by role and place (``input.0``, ``output.1.weight``); places that only one side has are left out.
@@ -290,7 +290,7 @@ def paired_rows(target: Side, golden: Side, ops: Iterable[tuple[int, int]]) -> t
     return found, [*begins, len(found)]
 
 
-def _by_place(target: Side, golden: Side, x: int, y: int) -> list[tuple[int, int]]:
+def _by_place(target: DumpTable, golden: DumpTable, x: int, y: int) -> list[tuple[int, int]]:
     cut, other = len(target.ops[x]), len(golden.ops[y])
     places = {(golden.role[j], golden.places.get(j, golden.name[j][other:])): j for j in golden.rows(y)}
     found = ((i, places.get((target.role[i], target.places.get(i, target.name[i][cut:])), -1)) for i in target.rows(x))

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core import names
-from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS_GRAD, Side
+from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import factorize
 from msprobe_engine.measure.factorize import Integers
 
@@ -30,7 +30,7 @@ _WIDE = frozenset(("int64", "long", "int32", "int", "uint64", "uint32", "float64
 """Dtypes that float32 does not hold."""
 
 
-def recorder(side: Side) -> str:
+def recorder(side: DumpTable) -> str:
     """Who wrote a dump: `OURS` (its header says how NaN and Inf are told, or what stands in place of statistics), `OLD` (every record says
     whether it is a recomputation) or `NEW`."""
     if not _KEYS.isdisjoint(side.header):
@@ -38,12 +38,12 @@ def recorder(side: Side) -> str:
     return OLD if any(tags.get("is_recompute") is False for tags in side.tags.values()) else NEW
 
 
-def differ(one: Side, two: Side) -> bool:
+def differ(one: DumpTable, two: DumpTable) -> bool:
     """Two tools have written them: the last bits of their statistics say nothing."""
     return recorder(one) != recorder(two)
 
 
-def rounded(side: Side) -> Bools:
+def rounded(side: DumpTable) -> Bools:
     """bool (rows,): where the numbers of a file are those of the tensor in float32. 8.1.1 writes four floats for such tensors, 26.2.0 has
     no mean and no norm of them."""
     if "nonfinite_counts" in side.header:
@@ -60,7 +60,7 @@ def as_float32(stats: npt.NDArray[np.float64], rows: Bools) -> npt.NDArray[np.fl
     return found
 
 
-def unlike(target: Side, golden: Side, left: Integers, right: Integers) -> Bools:
+def find_incomparable(target: DumpTable, golden: DumpTable, left: Integers, right: Integers) -> Bools:
     """bool (pairs of rows,): where both recorders put something else into one place."""
     found = np.zeros(len(left), bool)
     one, two = recorder(target), recorder(golden)
@@ -78,7 +78,7 @@ def unlike(target: Side, golden: Side, left: Integers, right: Integers) -> Bools
     return found
 
 
-def both_record(side: Side, other: Side) -> Bools:
+def recorded_by_both(side: DumpTable, other: DumpTable) -> Bools:
     """bool (records of `side`,): calls of which one can tell that the other side does not make them, because its recorder knows the
     function: it has a call of it, or the recorders are the same."""
     if recorder(side) == recorder(other):

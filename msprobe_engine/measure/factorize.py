@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 
 T = TypeVar("T")
 Integers = npt.NDArray[np.int64]
@@ -95,7 +95,7 @@ def columns(pairs: Sequence[tuple[int, int]] | Integers) -> tuple[Integers, Inte
     return both[:, 0], both[:, 1]
 
 
-def firsts(side: Side) -> Integers:
+def firsts(side: DumpTable) -> Integers:
     """int64 (records + 1,): first row of each record, and the number of rows."""
     return np.array(side.first, np.int64)
 
@@ -107,7 +107,7 @@ def spread(starts: Integers, counts: Integers) -> Integers:
     return np.asarray(np.repeat(starts - ends + counts, counts) + np.arange(total))
 
 
-def paired(target: Side, golden: Side, ops: Integers) -> tuple[Integers, Integers, Integers, Bools]:
+def paired(target: DumpTable, golden: DumpTable, ops: Integers) -> tuple[Integers, Integers, Integers, Bools]:
     """Rows of matched records, where both have the same places (``.input.0``, ``.output.1``) in the same order.
 
     Args:
@@ -132,12 +132,12 @@ def paired(target: Side, golden: Side, ops: Integers) -> tuple[Integers, Integer
     return left, right, np.concatenate(([0], np.cumsum(counts))), apart
 
 
-def _places_of_both(target: Side, golden: Side) -> tuple[Integers, Integers]:
+def _places_of_both(target: DumpTable, golden: DumpTable) -> tuple[Integers, Integers]:
     known: dict[str, int] = {}
     return _places(target, known), _places(golden, known)
 
 
-def _places(side: Side, known: dict[str, int]) -> Integers:
+def _places(side: DumpTable, known: dict[str, int]) -> Integers:
     """int64 (rows,): a number per text behind the record's name; `known` is shared by the sides."""
     cuts = np.array(list(map(len, side.ops)) or [0], np.int64)[np.array(side.op, np.int64)].tolist() if len(side) else []
     number = known.setdefault

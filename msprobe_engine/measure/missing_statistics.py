@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.formats.dump.dump_table import STRUCTURE, TENSOR, Side
+from msprobe_engine.formats.dump.dump_table import STRUCTURE, TENSOR, DumpTable
 from msprobe_engine.formats.dump.record_rows import is_number
 from msprobe_engine.formats.tensors.dtypes import is_not_float
 from msprobe_engine.measure import dump_dialects, factorize
@@ -33,7 +33,9 @@ _NO_TYPE = str(type(None))
 UNSEARCHED = "{0}: {1} records have a tensor without numbers, which was not searched for NaN and Inf; the first is {2}"
 
 
-def on_one_side(target: Side, golden: Side, left: factorize.Integers, right: factorize.Integers, elements: factorize.Integers) -> Bools:
+def on_one_side(
+    target: DumpTable, golden: DumpTable, left: factorize.Integers, right: factorize.Integers, elements: factorize.Integers
+) -> Bools:
     """Which of `WHAT` only one side has.
 
     Args:
@@ -67,7 +69,12 @@ def on_one_side(target: Side, golden: Side, left: factorize.Integers, right: fac
 
 
 def half_finite(
-    target: Side, golden: Side, left: factorize.Integers, right: factorize.Integers, a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]
+    target: DumpTable,
+    golden: DumpTable,
+    left: factorize.Integers,
+    right: factorize.Integers,
+    a: npt.NDArray[np.float64],
+    b: npt.NDArray[np.float64],
 ) -> Bools:
     """Which pairs of rows have a mean or a norm that is NaN or Inf on one side and a finite number on the other. Two recorders or
     frameworks do not sum alike.
@@ -81,7 +88,9 @@ def half_finite(
     return np.asarray((unlike & ~_missing(target)[left, 2:] & ~_missing(golden)[right, 2:]).any(1))
 
 
-def alone(target: Side, golden: Side, pairs: Sequence[tuple[int, int]], rows: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+def alone(
+    target: DumpTable, golden: DumpTable, pairs: Sequence[tuple[int, int]], rows: Sequence[tuple[int, int]]
+) -> tuple[list[int], list[int]]:
     """Rows of matched records that have no partner, of both sides, as `with_content` has them.
 
     Args:
@@ -97,7 +106,9 @@ def alone(target: Side, golden: Side, pairs: Sequence[tuple[int, int]], rows: Se
     return with_content(target, golden, found[0], found[1])
 
 
-def with_content(target: Side, golden: Side, only_target: Iterable[int], only_golden: Iterable[int]) -> tuple[list[int], list[int]]:
+def with_content(
+    target: DumpTable, golden: DumpTable, only_target: Iterable[int], only_golden: Iterable[int]
+) -> tuple[list[int], list[int]]:
     """Of rows without a partner those whose loss is one: nulls hold nothing, and two recorders or frameworks have rules of their own of
     what they write."""
     if dump_dialects.differ(target, golden) or target.framework != golden.framework:
@@ -106,7 +117,9 @@ def with_content(target: Side, golden: Side, only_target: Iterable[int], only_go
     return [row for row in only_target if not left[row]], [row for row in only_golden if not right[row]]
 
 
-def expects_numbers(target: Side, golden: Side, left: factorize.Integers, right: factorize.Integers, elements: factorize.Integers) -> Bools:
+def expects_numbers(
+    target: DumpTable, golden: DumpTable, left: factorize.Integers, right: factorize.Integers, elements: factorize.Integers
+) -> Bools:
     """Which pairs of rows are tensors with elements that somebody has written, in dumps that have numbers."""
     if STRUCTURE in (target.mode, golden.mode) or dump_dialects.differ(target, golden) or target.framework != golden.framework:
         return np.zeros(len(left), bool)
@@ -114,7 +127,7 @@ def expects_numbers(target: Side, golden: Side, left: factorize.Integers, right:
     return np.asarray(tensors & (elements > 0) & ~_unwritten(target)[left] & ~_unwritten(golden)[right])
 
 
-def say_unsearched(side: Side) -> None:
+def say_unsearched(side: DumpTable) -> None:
     """Say which records of one dump have a tensor with elements whose Max or Min is no number: nobody can tell whether it holds NaN."""
     if side.mode == STRUCTURE or not side.odd:
         return
@@ -125,7 +138,7 @@ def say_unsearched(side: Side) -> None:
         side.say(Sentence(UNSEARCHED, side.path, f"{len(ops):,}", side.ops[next(iter(ops))][:120]))
 
 
-def _empty(side: Side) -> Bools:
+def _empty(side: DumpTable) -> Bools:
     """bool (rows,): nulls."""
     found = np.fromiter((dtype is None for dtype in side.dtype), bool, len(side))
     found[[row for row, value in side.values.items() if value is None]] = True
@@ -142,7 +155,7 @@ def words(row: Bools) -> str:
 
 
 def sentences(
-    target: Side, golden: Side, found: Bools, only_target: Sequence[int] = (), only_golden: Sequence[int] = ()
+    target: DumpTable, golden: DumpTable, found: Bools, only_target: Sequence[int] = (), only_golden: Sequence[int] = ()
 ) -> Iterator[Sentence]:
     """How many rows lack what, and what the dumps hold where that is not the same; nothing where all is on both sides.
 
@@ -184,7 +197,7 @@ def sentences(
             yield Sentence(template, target.path, golden.path, f"{count:,}", what)
 
 
-def _missing(side: Side) -> Bools:
+def _missing(side: DumpTable) -> Bools:
     """bool (rows, 4): no number, not even NaN."""
     found = np.zeros((len(side), 4), bool)
     for row, four in side.odd.items():
@@ -196,5 +209,5 @@ def _without(column: Sequence[Any]) -> Bools:
     return np.fromiter((not value and value != [] for value in column), bool, len(column))
 
 
-def _unwritten(side: Side) -> Bools:
+def _unwritten(side: DumpTable) -> Bools:
     return factorize.mask([row for row, facts in side.facts.items() if not _NO_VALUES.isdisjoint(facts)], len(side))

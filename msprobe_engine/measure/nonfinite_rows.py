@@ -12,14 +12,14 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.measure.factorize import Bools, Integers
 
 Floats = npt.NDArray[np.float64]
 
 
 def compared(
-    target: Side, golden: Side, left: Integers, right: Integers, a: Floats, b: Floats, floating: Bools
+    target: DumpTable, golden: DumpTable, left: Integers, right: Integers, a: Floats, b: Floats, floating: Bools
 ) -> tuple[Floats, Bools, Bools]:
     """Compare rows that hold NaN or Inf on both sides.
 
@@ -51,7 +51,7 @@ def compared(
     return distance, known, np.asarray((unlike & np.isinf(x) & np.isfinite(y)).any(1))
 
 
-def _largest(side: Side, floating: Bools) -> Floats:
+def _largest(side: DumpTable, floating: Bools) -> Floats:
     """float64 (rows,): the largest finite extreme of a tensor of floating point in the record of each row."""
     with np.errstate(all="ignore"):
         extremes = np.abs(side.stats[:, :2])

@@ -12,16 +12,16 @@ import numpy as np
 
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.formats.dump.dump_table import TENSOR, Side
+from msprobe_engine.formats.dump.dump_table import TENSOR, DumpTable
 from msprobe_engine.formats.tensors.blocks import check_dumped, open_elements
 from msprobe_engine.measure import distances
 from msprobe_engine.measure.distances import Distances
-from msprobe_engine.measure.tensors.metrics import Figures, Taken, threads
+from msprobe_engine.measure.tensors.metrics import Figures, TensorDiff, threads
 
 _BATCH = 4096
 
 
-def refine(found: Distances, target: Side, golden: Side, rows: Sequence[tuple[int, int]], workers: int = 0) -> int:
+def refine(found: Distances, target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, int]], workers: int = 0) -> int:
     """Put the distance of the elements in place of that of the statistics, for pairs whose tensors are saved and of equal shape.
 
     Tensors that cannot be read, or are not of the shape and type that the dump says, keep the distance they have; `target.problems` says
@@ -62,7 +62,7 @@ def refine(found: Distances, target: Side, golden: Side, rows: Sequence[tuple[in
     return done
 
 
-def _nan_on_one_side(target: Side, golden: Side, i: int, j: int) -> bool:
+def _nan_on_one_side(target: DumpTable, golden: DumpTable, i: int, j: int) -> bool:
     """Of two rows that hold NaN or Inf."""
     one, two = (distances.nans(side, np.array([row]), side.stats[[row]]) for side, row in ((target, i), (golden, j)))
     return bool(one[0] != two[0]) and all(bool(distances.nonfinite(side, [row])[0]) for side, row in ((target, i), (golden, j)))
@@ -73,7 +73,7 @@ def _batches(at: Sequence[int]) -> Iterator[Sequence[int]]:
         yield at[start : start + _BATCH]
 
 
-def _figures(target: Side, golden: Side, i: int, j: int) -> Figures | str | None:
+def _figures(target: DumpTable, golden: DumpTable, i: int, j: int) -> Figures | str | None:
     """None: shapes that do not fit; a text: why a file could not be read."""
     try:
         with open_elements(target.files, target.data_name[i]) as x, open_elements(golden.files, golden.data_name[j]) as y:
@@ -81,7 +81,7 @@ def _figures(target: Side, golden: Side, i: int, j: int) -> Figures | str | None
             check_dumped(y, golden.data_name[j], golden.shape[j], golden.dtype[j])
             if x.shape != y.shape:
                 return None
-            figures = Taken(x, y, None).run()
+            figures = TensorDiff(x, y, None).run()
     except (DumpFormatError, UsageError) as error:
         return f"{target.name[i]}: {error}"
     if figures.apart and figures.bad_left and figures.bad_right:

@@ -12,7 +12,7 @@ from msprobe_engine.measure.factorize import Bools, Integers
 
 
 @dataclass
-class Records:
+class RecordSums:
     """Of each pair of records; positions are of pairs of rows, -1: none.
 
     Attributes:
@@ -44,7 +44,7 @@ class Records:
         return np.asarray((self.inner > 0) | (self.outer > 0) | (self.bad_out >= 0))
 
 
-class Spans:
+class SegmentReduce:
     """Reduces values of pairs of rows to one per pair of records; `starts` as `measure.paired_rows` gives them."""
 
     def __init__(self, starts: Sequence[int]) -> None:

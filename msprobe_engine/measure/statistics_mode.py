@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.number_text import texts
 from msprobe_engine.measure.columns import DIFFERENCES, GOLDEN_STATS, RELATIVE, TARGET_STATS, UNMATCHED
 
@@ -64,7 +64,7 @@ class Statistics:
             the existing tool holds a column of nothing but numbers as floats.
     """
 
-    def __init__(self, side: Side, rows: Rows) -> None:
+    def __init__(self, side: DumpTable, rows: Rows) -> None:
         self._side = side
         self._stats = side.stats
         self._odd = np.zeros(len(side) + 1, bool)  # the last one stands for "not there"

@@ -10,17 +10,17 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.formats.dump.dump_table import OUTPUT, Side
+from msprobe_engine.formats.dump.dump_table import OUTPUT, DumpTable
 from msprobe_engine.measure import distances, factorize
-from msprobe_engine.measure.segments import Spans
+from msprobe_engine.measure.segments import SegmentReduce
 
 SHAPES: list[Any] = [[], [1], [2, 3], [2, 4], "(2, 3)", None]
 PLACES = (".input.0", ".input.1", ".output.0", ".parameters.weight")
 
 
-def _side(records: list[list[str]], name: str) -> Side:
+def _side(records: list[list[str]], name: str) -> DumpTable:
     """Records with rows at these places."""
-    side = Side(Path(name))
+    side = DumpTable(Path(name))
     for number, places in enumerate(records):
         side.ops.append(f"{name}.{number}.forward")
         for place in places:
@@ -66,7 +66,7 @@ def test_spans_reduce_per_record(groups: list[list[float]]) -> None:
     """The largest value of each record and the first row that has it; 0 and -1 where there is none above 0."""
     values = np.array([value for group in groups for value in group])
     starts = [0, *accumulate(map(len, groups))]
-    largest, where = Spans(starts).largest(values)
+    largest, where = SegmentReduce(starts).largest(values)
     assert largest.tolist() == [max(group, default=0.0) for group in groups]
     expected = [start + group.index(max(group)) if group and max(group) > 0 else -1 for start, group in zip(starts, groups)]
     assert where.tolist() == expected

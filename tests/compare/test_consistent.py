@@ -11,7 +11,7 @@ import torch
 
 from msprobe_engine.align.calls.training_and_inference import align
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.measure.columns import GOLDEN_NAME, MAX_ABS, RESULT, TARGET_NAME, UNMATCHED
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.pairs import compare_pair
@@ -21,7 +21,7 @@ X = torch.randn(7, 8)
 Q, K, V = (torch.randn(4, 8) for _ in range(3))
 
 
-def dumped(root: Path, calls: Iterable[tuple[str, dict[str, list[torch.Tensor]]]]) -> Side:
+def dumped(root: Path, calls: Iterable[tuple[str, dict[str, list[torch.Tensor]]]]) -> DumpTable:
     folder = root / "dump_tensor_data"
     folder.mkdir(parents=True)
     data = {}
@@ -47,7 +47,7 @@ def linear(name: str, weight: torch.Tensor, x: torch.Tensor) -> tuple[str, dict[
 
 
 @pytest.fixture
-def sides(tmp_path: Path) -> tuple[Side, Side]:
+def sides(tmp_path: Path) -> tuple[DumpTable, DumpTable]:
     path = "Module._fsdp_wrapped_module.model.layers.1._fsdp_wrapped_module.self_attn"
     training = [linear(f"{path}.{part}_proj.Linear.forward.3", weight, X[None]) for part, weight in (("q", Q), ("k", K), ("v", V))]
     training.append((f"{path}.rotary.Rotary.forward.0", {"input_args": [X[None]], "output": [X[None]]}))
@@ -59,7 +59,7 @@ def sides(tmp_path: Path) -> tuple[Side, Side]:
 
 
 @pytest.mark.parametrize("compat", [True, False])
-def test_query_key_and_value_are_compared_as_one(sides: tuple[Side, Side], compat: bool) -> None:
+def test_query_key_and_value_are_compared_as_one(sides: tuple[DumpTable, DumpTable], compat: bool) -> None:
     """Weights and results of three modules are those of the one; the shared input is taken once; only the first forward pass counts."""
     options = CompareOptions(compat=compat, consistent_check=True, backend="fsdp")
     (block,) = compare_pair(*align(*sides, "fsdp"), options)
@@ -75,7 +75,7 @@ def test_query_key_and_value_are_compared_as_one(sides: tuple[Side, Side], compa
     assert not any("backward" in a or "forward.4" in a for a, _ in alone)
 
 
-def test_a_wrong_part_is_off(sides: tuple[Side, Side]) -> None:
+def test_a_wrong_part_is_off(sides: tuple[DumpTable, DumpTable]) -> None:
     """One part that differs makes the joined row an error."""
     target, golden = sides
     name = next(name for name in target.data_name if "k_proj" in name and "parameters" in name)
@@ -95,7 +95,7 @@ def test_megatron_names(tmp_path: Path) -> None:
     assert set(block[RESULT]) == {"pass"}
 
 
-def test_a_backend_is_needed(sides: tuple[Side, Side]) -> None:
+def test_a_backend_is_needed(sides: tuple[DumpTable, DumpTable]) -> None:
     """Without one the names cannot be told."""
     with pytest.raises(UsageError, match="--backend"):
         align(*sides, None)

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.align.parallel import experts, merge_records, optimizer_loops, stages
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 
 
-def side_of(records: list[tuple[str, str | None]], header: dict[str, object] | None = None) -> Side:
+def side_of(records: list[tuple[str, str | None]], header: dict[str, object] | None = None) -> DumpTable:
     """A rank with records that have no rows; (name, record around it)."""
-    side = Side(Path("dump.json"), header=header or {})
+    side = DumpTable(Path("dump.json"), header=header or {})
     side.ops = [name for name, _ in records]
     side.first = array("q", [0] * (len(records) + 1))
     side.__dict__["construct"], side.__dict__["stacks"] = dict(records), {name: [f"line of {name}"] for name, _ in records}

@@ -15,7 +15,7 @@ from msprobe_engine.align.calls.match import FUZZY_MESSAGE, match
 from msprobe_engine.align.calls.match_fuzzy import joined, without_call
 from msprobe_engine.align.calls.row_names import Keys
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.mapping_file import save_mapping
 from msprobe_engine.measure.options import NEW, OLD, CompareOptions
 
@@ -24,7 +24,7 @@ MIX = next((FIXTURES / "8.1.1/mix").glob("step0/*/dump.json"))
 NAMES = st.lists(st.sampled_from([f"F.{a}.{n}.forward.input.0" for a in "ab" for n in range(2)]), max_size=9)
 
 
-def edited(directory: Path, *changes: tuple[str, str]) -> Side:
+def edited(directory: Path, *changes: tuple[str, str]) -> DumpTable:
     """A copy of a real dump with texts of its three files replaced."""
     directory.mkdir()
     for name in ("dump.json", "stack.json", "construct.json"):
@@ -35,7 +35,7 @@ def edited(directory: Path, *changes: tuple[str, str]) -> Side:
     return read_side(directory / "dump.json")
 
 
-def mindspore(directory: Path, *changes: tuple[str, str]) -> Side:
+def mindspore(directory: Path, *changes: tuple[str, str]) -> DumpTable:
     return edited(
         directory,
         ("Module.", "Cell."), ("Functional.linear", "Functional.dense"), ("Torch.relu", "Mint.relu"), ("torch.float32", "Float32"),
@@ -43,7 +43,7 @@ def mindspore(directory: Path, *changes: tuple[str, str]) -> Side:
     )  # fmt: skip
 
 
-def matched(a: Side, b: Side, **options: Any) -> int:
+def matched(a: DumpTable, b: DumpTable, **options: Any) -> int:
     found = match(a, b, CompareOptions(**options))
     return int(((found.target >= 0) & (found.golden >= 0)).sum())
 
@@ -63,7 +63,7 @@ def test_shape_and_dtype(tmp_path: Path, columns: str) -> None:
     assert len(lost) == (3 if columns == OLD else 1)
 
 
-def _columns(a: Side, b: Side, columns: str) -> tuple[list[int], list[int]]:
+def _columns(a: DumpTable, b: DumpTable, columns: str) -> tuple[list[int], list[int]]:
     found = match(a, b, CompareOptions(columns=columns, compat=True))
     assert found.target.tolist() == list(range(len(a)))
     return found.target.tolist(), found.golden.tolist()

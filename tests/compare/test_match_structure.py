@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from msprobe_engine.align.calls.match import Matching, match
 from msprobe_engine.align.calls.structure import match_structure
-from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.mapping_file import save_mapping
 from msprobe_engine.measure.options import CompareOptions
 
@@ -23,7 +23,7 @@ def tensor(*shape: int, value: float = 1.0, dtype: str = "torch.float32") -> dic
     return {"type": "torch.Tensor", "dtype": dtype, "shape": list(shape), "Max": value, "Min": -value, "Mean": 0.0, "Norm": value}
 
 
-def side(directory: Path, records: dict[str, Any], construct: dict[str, str | None] | None = None, framework: str = "pytorch") -> Side:
+def side(directory: Path, records: dict[str, Any], construct: dict[str, str | None] | None = None, framework: str = "pytorch") -> DumpTable:
     directory.mkdir(parents=True, exist_ok=True)
     document = {"task": "statistics", "level": "mix", "framework": framework, "dump_data_dir": None, "data": records}
     (directory / "dump.json").write_text(json.dumps(document))
@@ -49,11 +49,11 @@ def calls(sequence: list[tuple[str, int]], backward: list[int] | None = None) ->
     return records
 
 
-def names(a: Side, b: Side, found: Matching) -> list[tuple[str, str]]:
+def names(a: DumpTable, b: DumpTable, found: Matching) -> list[tuple[str, str]]:
     return [(a.name[i] if i >= 0 else "", b.name[j] if j >= 0 else "") for i, j in zip(found.target, found.golden)]
 
 
-def whole(a: Side, b: Side, found: Matching) -> None:
+def whole(a: DumpTable, b: DumpTable, found: Matching) -> None:
     """Every row of both sides is in the table once."""
     assert sorted(i for i in found.target.tolist() if i >= 0) == list(range(len(a)))
     assert sorted(j for j in found.golden.tolist() if j >= 0) == list(range(len(b)))

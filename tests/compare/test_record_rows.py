@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msprobe_engine.formats.dump import record_rows
-from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.record_rows import RowReader
 
 number = st.floats(allow_nan=True, allow_infinity=True)
@@ -65,7 +65,7 @@ names = st.sampled_from(
 )
 
 
-def columns(reader: RowReader, side: Side) -> str:
+def columns(reader: RowReader, side: DumpTable) -> str:
     """All that was read, as one text; NaN equals NaN there."""
     return repr([(field.name, getattr(side, field.name)) for field in fields(side)] + [reader.left_out, reader.first_left_out])
 
@@ -80,7 +80,7 @@ def _built() -> None:
 @given(st.lists(st.dictionaries(names, record, max_size=5), max_size=3))
 def test_the_same_rows(blocks: list[dict[str, Any]]) -> None:
     """Tensors, arguments, nested and damaged nodes, gradients, single saves and collectives: every column is the same, in order."""
-    plain, fast = Side(Path("a")), Side(Path("a"))
+    plain, fast = DumpTable(Path("a")), DumpTable(Path("a"))
     slowly, quickly = RowReader(plain), RowReader(fast)
     for block in blocks:
         for name, one in block.items():
@@ -89,7 +89,7 @@ def test_the_same_rows(blocks: list[dict[str, Any]]) -> None:
     assert columns(quickly, fast) == columns(slowly, plain)
 
 
-@pytest.mark.parametrize("wrong", [[], ({}, None, Side(Path("a")), {}, 1), ({}, None, None, {}), ([], None, Side(Path("a")), {})])
+@pytest.mark.parametrize("wrong", [[], ({}, None, DumpTable(Path("a")), {}, 1), ({}, None, None, {}), ([], None, DumpTable(Path("a")), {})])
 def test_wrong_arguments(wrong: Any) -> None:
     """What is no block of records and no side is an error, not a crash."""
     rows = importlib.import_module("msprobe_engine.native._siderows")
@@ -99,7 +99,7 @@ def test_wrong_arguments(wrong: Any) -> None:
 
 def test_an_error_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception of the part in Python comes through."""
-    side = Side(Path("a"))
+    side = DumpTable(Path("a"))
     reader = RowReader(side)
 
     def broken(*_: Any) -> None:

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from msprobe_engine.align.calls.match import match
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.formats.dump.dump_table import Side, read_side
-from msprobe_engine.formats.tensors.blocks import Held
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.tensors.blocks import InMemoryTensor
 from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_engine.measure.columns import COSINE, EUCLID, MAX_ABS, MAX_REL, MESSAGE, ONE_THOUSANDTH, RESULT
 from msprobe_engine.measure.options import CompareOptions
-from msprobe_engine.measure.tensors.metrics import BLOCK, Taken
+from msprobe_engine.measure.tensors.metrics import BLOCK, TensorDiff
 from msprobe_engine.measure.tensors.mode import Measured, Pair, TensorMode, metrics, plugin_names
 from msprobe_engine.measure.tensors.postprocess import Postprocess
 from msprobe_engine.report.table.pairs import compare_pair
@@ -124,7 +124,10 @@ def test_figures_do_not_depend_on_where_blocks_end(values: list[tuple[float, flo
     """Equal elements put before others move them to another block and change no maximum, no count and no sum of differences."""
     a, b = (np.array(side, np.float32) for side in zip(*values))
     pad = np.ones(before, np.float32)
-    small, large = (Taken(Held(x, "float32"), Held(y, "float32"), None).run() for x, y in ((a, b), (np.append(pad, a), np.append(pad, b))))
+    small, large = (
+        TensorDiff(InMemoryTensor(x, "float32"), InMemoryTensor(y, "float32"), None).run()
+        for x, y in ((a, b), (np.append(pad, a), np.append(pad, b)))
+    )
     assert large.apart == small.apart
     assert large.worst == small.worst
     assert large.relative == small.relative
@@ -140,7 +143,7 @@ def test_figures_do_not_depend_on_where_blocks_end(values: list[tuple[float, flo
         assert small.worst == np.abs(a[both].astype(np.float64) - b[both]).max(initial=0.0)
 
 
-def sides(root: Path, tensors: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> tuple[Side, Side]:
+def sides(root: Path, tensors: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> tuple[DumpTable, DumpTable]:
     found = []
     for which, side in enumerate(("target", "golden")):
         folder = root / side / "dump_tensor_data"

@@ -12,7 +12,7 @@ import pytest
 
 from msprobe_engine.align.calls.match import match
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.measure.columns import COLOUR, GOLDEN_NAME, MESSAGE, RESULT, TARGET_NAME, UNMATCHED
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.pairs import common_mode, compare_pair
@@ -29,7 +29,7 @@ def tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def _table(target: Side, golden: Side, **options: Any) -> list[dict[str, Any]]:
+def _table(target: DumpTable, golden: DumpTable, **options: Any) -> list[dict[str, Any]]:
     asked = CompareOptions(workers=1, **options)
     blocks = compare_pair(target, golden, match(target, golden, asked), asked)
     return [dict(zip(block, row)) for block in blocks for row in zip(*block.values())]
@@ -86,7 +86,7 @@ def test_columns_of_8_1_1_say_it_in_their_words(tensors: Path) -> None:
     assert seen["No", "red"] == sum(row[RESULT] == "error" for row in _table(target, golden))
 
 
-def _dump(path: Path, *, scale: float = 1.0, dtype: str = "torch.float32", md5: str = "", task: str = "statistics") -> Side:
+def _dump(path: Path, *, scale: float = 1.0, dtype: str = "torch.float32", md5: str = "", task: str = "statistics") -> DumpTable:
     """Two products one after the other; the result of the first is off by `scale`."""
 
     def item(value: float, checksum: str = "0") -> dict[str, Any]:

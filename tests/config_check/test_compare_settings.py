@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.config.settings.side import Setting, Side
+from msprobe_engine.config.settings.side import PackSettings, Setting
 from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY
 from msprobe_engine.find.config.compare_settings import Settled, compare_settings
 from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, Difference
@@ -73,8 +73,8 @@ DEEPSPEED: dict[str, Any] = {
 }
 
 
-def _side(values: Mapping[str, Any], **more: Any) -> Side:
-    return Side([Setting(name, value) for name, value in values.items()], **more)
+def _side(values: Mapping[str, Any], **more: Any) -> PackSettings:
+    return PackSettings([Setting(name, value) for name, value in values.items()], **more)
 
 
 def _compare(a: Mapping[str, Any], b: Mapping[str, Any], **more: Any) -> Settled:
@@ -261,7 +261,7 @@ def test_data_types_are_compared_by_meaning() -> None:
 
 def test_null_of_the_existing_tool_says_nothing() -> None:
     """Its dynamic file has null for what JSON cannot hold, which is counted and is no difference."""
-    a = Side([Setting("params_dtype", None), Setting("lr", 1e-4)], opaque=True)
+    a = PackSettings([Setting("params_dtype", None), Setting("lr", 1e-4)], opaque=True)
     found = compare_settings(a, _side({"params_dtype": "torch.bfloat16", "lr": 1e-4}), "file")
     assert not found.differences
     assert any("null" in note for note in found.notes)

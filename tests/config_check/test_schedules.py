@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from msprobe_engine.config.settings.schedules import Schedule, schedule
-from msprobe_engine.config.settings.side import Setting, Side
+from msprobe_engine.config.settings.side import PackSettings, Setting
 from msprobe_engine.find.config.compare_settings import compare_settings
 
 STEPS, PEAK = 50, 3e-4
@@ -35,7 +35,7 @@ def _function(package: str, file: str, name: str) -> Callable[..., Any]:
 
 
 def _schedule(framework: str, **settings: Any) -> Schedule:
-    found = schedule(Side([Setting(name.replace("__", "."), value, framework=framework) for name, value in settings.items()]))
+    found = schedule(PackSettings([Setting(name.replace("__", "."), value, framework=framework) for name, value in settings.items()]))
     assert found is not None
     return found
 
@@ -85,7 +85,7 @@ def test_torchtitan(style: str, ratio: float | None) -> None:
 
 def test_schedules_set_alike_and_computed_otherwise() -> None:
     """Linear warm-up over ten updates begins at zero in Transformers and at a tenth in torchtitan: that is told, with the rates."""
-    a = Side(
+    a = PackSettings(
         [
             Setting(n, v, framework="transformers")
             for n, v in (
@@ -99,7 +99,7 @@ def test_schedules_set_alike_and_computed_otherwise() -> None:
         ]
     )
     names = (("optimizer.lr", PEAK), ("lr_scheduler.decay_type", "linear"), ("training.steps", STEPS), ("lr_scheduler.warmup_steps", 10))
-    b = Side([Setting(n, v, framework="torchtitan") for n, v in names])
+    b = PackSettings([Setting(n, v, framework="torchtitan") for n, v in names])
     found = compare_settings(a, b, "file")
     rates = [one for one in found.differences if one.name.startswith("rate of update")]
     assert [(one.name, one.bench, one.cmp) for one in rates] == [("rate of update 1", "0", "3e-05")]
@@ -108,13 +108,13 @@ def test_schedules_set_alike_and_computed_otherwise() -> None:
 
 def test_the_same_rates_of_two_frameworks_are_no_difference() -> None:
     """Megatron's and the Trainer's cosine over the same updates give the same rates."""
-    a = Side(
+    a = PackSettings(
         [
             Setting(n, v, framework="transformers")
             for n, v in (("learning_rate", PEAK), ("lr_scheduler_type", "cosine"), ("max_steps", STEPS), ("warmup_steps", 5))
         ]
     )
     names = (("lr", PEAK), ("min_lr", 0.0), ("lr_decay_style", "cosine"), ("train_iters", STEPS), ("lr_warmup_fraction", 0.1))
-    found = compare_settings(a, Side([Setting(n, v, framework="megatron") for n, v in names]), "file")
+    found = compare_settings(a, PackSettings([Setting(n, v, framework="megatron") for n, v in names]), "file")
     assert len([name for name in found.derived if name.startswith("learning_rate of update")]) == 4
     assert all(equal for name, (_, _, equal) in found.derived.items() if name.startswith("learning_rate of update"))

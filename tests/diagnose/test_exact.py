@@ -11,8 +11,8 @@ import torch
 
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Matcher
-from msprobe_engine.find.difference.walk import Walker
-from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.find.difference.walk import DifferenceWalk
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.measure import distances
 from msprobe_engine.measure.saved_tensors import refine
 
@@ -24,7 +24,7 @@ def leaf(tensor: torch.Tensor, name: str, folder: Path) -> dict[str, object]:
     return {**shown, **numbers, "data_name": f"{name}.pt"}
 
 
-def dumped(root: Path, order: list[int]) -> Side:
+def dumped(root: Path, order: list[int]) -> DumpTable:
     """A product whose weight has its rows in this order, and a call after it."""
     folder = root / "dump_tensor_data"
     folder.mkdir(parents=True)
@@ -42,16 +42,16 @@ def dumped(root: Path, order: list[int]) -> Side:
 
 
 @pytest.fixture
-def sides(tmp_path: Path) -> tuple[Side, Side]:
+def sides(tmp_path: Path) -> tuple[DumpTable, DumpTable]:
     return dumped(tmp_path / "target", [3, 4, 5, 0, 1, 2]), dumped(tmp_path / "golden", [0, 1, 2, 3, 4, 5])
 
 
-def walker(target: Side, golden: Side) -> Walker:
+def walker(target: DumpTable, golden: DumpTable) -> DifferenceWalk:
     a, b = Tree(target), Tree(golden)
-    return Walker(a, b, Matcher(a, b).run())
+    return DifferenceWalk(a, b, Matcher(a, b).run())
 
 
-def test_swapped_rows_of_a_weight_are_found_where_they_enter(sides: tuple[Side, Side]) -> None:
+def test_swapped_rows_of_a_weight_are_found_where_they_enter(sides: tuple[DumpTable, DumpTable]) -> None:
     """Maximum, minimum, mean and norm of a permuted weight and of its product are the same; the elements say which record got it."""
     target, golden = sides
     found = walker(target, golden)
@@ -61,14 +61,14 @@ def test_swapped_rows_of_a_weight_are_found_where_they_enter(sides: tuple[Side, 
     assert first.distance > 0.1
 
 
-def test_statistics_alone_see_nothing(sides: tuple[Side, Side]) -> None:
+def test_statistics_alone_see_nothing(sides: tuple[DumpTable, DumpTable]) -> None:
     """The premise of the test above: by their statistics the two dumps are the same."""
     target, golden = sides
     rows = [(i, i) for i in range(len(target))]
     assert not distances.distances(target, golden, rows).distance.any()
 
 
-def test_tensors_that_cannot_be_read_keep_their_distance(sides: tuple[Side, Side]) -> None:
+def test_tensors_that_cannot_be_read_keep_their_distance(sides: tuple[DumpTable, DumpTable]) -> None:
     """Missing and damaged files, and files of another shape, change nothing."""
     target, golden = sides
     folder = target.path.parent / "dump_tensor_data"
@@ -83,7 +83,7 @@ def test_tensors_that_cannot_be_read_keep_their_distance(sides: tuple[Side, Side
     np.testing.assert_array_equal(found.distance, before)
 
 
-def test_nan_is_told_from_difference(sides: tuple[Side, Side]) -> None:
+def test_nan_is_told_from_difference(sides: tuple[DumpTable, DumpTable]) -> None:
     """NaN on one side only is an infinite distance; at places of both sides it is none."""
     target, golden = sides
     name = target.data_name[0]

@@ -20,7 +20,7 @@ from msprobe_engine.align.calls.match import match
 from msprobe_engine.align.parallel.unshard import _snapped
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.run import diagnose
-from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.measure.columns import MESSAGE, RESULT, TARGET_NAME
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.pairs import compare_pair
@@ -120,11 +120,11 @@ def _found(dumps: Path, level: str, fault: str, *further: str) -> Diagnosis:
         return diagnose(dumps / level / fault, dumps / level / "golden", calibration=[dumps / level / name for name in further])
 
 
-def _side(path: Path) -> Side:
+def _side(path: Path) -> DumpTable:
     return read_side(next(path.glob("step0/*/dump.json")))
 
 
-def _table(target: Side, golden: Side) -> list[dict[str, Any]]:
+def _table(target: DumpTable, golden: DumpTable) -> list[dict[str, Any]]:
     asked = CompareOptions(workers=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -169,7 +169,7 @@ def test_a_parameter_that_the_optimizer_left_out(dumps: Path) -> None:
     assert not found.next
 
 
-def _of(path: Path, *rows: tuple[float, float, int, int]) -> Side:
+def _of(path: Path, *rows: tuple[float, float, int, int]) -> DumpTable:
     """One call that gives out tensors of these (Max, Min, count of NaN, count of Inf), and takes in one of ones."""
     known = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [4, 4], "requires_grad": False}
     given = []

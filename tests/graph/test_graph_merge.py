@@ -19,12 +19,12 @@ from msprobe_engine.align.parallel.merge_records import origin_of
 from msprobe_engine.align.parallel.run_pieces import LooseTree
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.measure import distances
 from msprobe_engine.report.graph.merge import device_mesh
 from msprobe_engine.report.graph.merge.make import merged
 from msprobe_engine.report.graph.merge.origins import node_of
-from msprobe_engine.report.graph.merge.whole import Whole, whole
+from msprobe_engine.report.graph.merge.whole import MergedRanks, whole
 from msprobe_engine.report.graph.merge.write_back import construct_of, dump_of, stacks_of
 from msprobe_engine.report.graph.nodes.build import build
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph
@@ -72,11 +72,11 @@ def made(dumps: Callable[[str], Path], name: str) -> tuple[list[Graph | Comparis
     return found, outcome(case).pairs
 
 
-def sides(place: Path) -> dict[int, Side]:
+def sides(place: Path) -> dict[int, DumpTable]:
     return {int(path.parent.name[4:]): read_side(path) for path in sorted(place.glob("rank*/dump.json"))}
 
 
-def one_whole(place: Path) -> Whole:
+def one_whole(place: Path) -> MergedRanks:
     return whole(sides(place))
 
 
@@ -350,7 +350,7 @@ def test_ranks_with_a_batch_each_are_no_model(dumps: Callable[[str], Path], tmp_
 )
 def test_places_of_ranks(layout: Layout, expected: dict[int, tuple[int, int, int]]) -> None:
     """Places follow each other in the order that was given, the fastest first."""
-    found = device_mesh.given(layout)
+    found = device_mesh.mesh_of_layout(layout)
     assert {rank: tuple(found[rank][axis] for axis in ("tp", "dp", "pp")) for rank in expected} == expected
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from graph_samples import Sample, page_of, ranks
 
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, Side
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
 from msprobe_engine.report.graph.nodes.model import API, MODULE, Comparison, Graph
 from msprobe_engine.report.graph.page import flow, page_data
 from msprobe_engine.report.graph.page.page import PageWriter
@@ -312,9 +312,9 @@ def test_the_small_map_moves_the_view(opened: Open, compared: Path) -> None:
     assert page.evaluate("Graph.store.selection.node") == 1
 
 
-def chain(nan_from: int, calls: int = 5) -> tuple[Graph, Side]:
+def chain(nan_from: int, calls: int = 5) -> tuple[Graph, DumpTable]:
     """Calls that each take the output of the one before; from one on all outputs are NaN. Call 2 gives a value that only call 4 takes."""
-    side = Side(Path("dump.json"), {"framework": "pytorch", "task": "statistics"})
+    side = DumpTable(Path("dump.json"), {"framework": "pytorch", "task": "statistics"})
     graph = Graph(0, 0, side)
     outputs: list[float] = []
     for i in range(calls):

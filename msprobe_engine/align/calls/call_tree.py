@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from msprobe_engine.core import names
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS_GRAD, Side
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import factorize
 from msprobe_engine.measure.comparable_dtypes import plain
 
@@ -56,10 +56,10 @@ class Tree:
 
     Args:
         side: without construct.json all records are children of the root, in the order of the file.
-        names: what the records are taken for, one per record; None: what a mapping of the side says (`Side.known_as`).
+        names: what the records are taken for, one per record; None: what a mapping of the side says (`DumpTable.known_as`).
     """
 
-    def __init__(self, side: Side, names: list[str] | None = None) -> None:
+    def __init__(self, side: DumpTable, names: list[str] | None = None) -> None:
         self.side = side
         self.names = side.known_as if names is None else names
         self.index = {name: i for i, name in enumerate(side.ops)}

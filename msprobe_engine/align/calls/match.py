@@ -24,7 +24,7 @@ from msprobe_engine.align.mapping.cell import CellMapping
 from msprobe_engine.align.mapping.data import DataMapping
 from msprobe_engine.align.mapping.layer import rows_by_layer
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.measure.comparable_dtypes import comparable
 from msprobe_engine.measure.options import CompareOptions
 
@@ -60,7 +60,7 @@ class Matching:
         return len(self.target)
 
     @property
-    def sides(self) -> tuple[Side, Side] | None:
+    def sides(self) -> tuple[DumpTable, DumpTable] | None:
         """The sides that the rows are of, when they are not those that were given: two frameworks are compared in common terms."""
         return (self.aligned.target.side, self.aligned.golden.side) if self.common and self.aligned is not None else None
 
@@ -71,7 +71,7 @@ class Matching:
         return _records(*self.records, self.target, self.golden)
 
 
-def match(target: Side, golden: Side, options: CompareOptions) -> Matching:
+def match(target: DumpTable, golden: DumpTable, options: CompareOptions) -> Matching:
     """Match two sides.
 
     Raises:
@@ -99,7 +99,9 @@ def match(target: Side, golden: Side, options: CompareOptions) -> Matching:
     return Matching(np.array(pairs.target, np.int64), np.array(pairs.golden, np.int64), messages, records, renamed, layers, aligned)
 
 
-def _in_common(target: Side, golden: Side, cell: CellMapping | None, api: ApiMapping | None, data: DataMapping | None) -> Matching:
+def _in_common(
+    target: DumpTable, golden: DumpTable, cell: CellMapping | None, api: ApiMapping | None, data: DataMapping | None
+) -> Matching:
     """Of two frameworks."""
     names, places = match_structure.taken_for(target, golden, cell, api)
     if names is not None:
@@ -114,7 +116,7 @@ def _in_common(target: Side, golden: Side, cell: CellMapping | None, api: ApiMap
     )
 
 
-def _by_name(target: Side, golden: Side, keys: Keys, mapped: bool, cross: bool, options: CompareOptions) -> Pairs:
+def _by_name(target: DumpTable, golden: DumpTable, keys: Keys, mapped: bool, cross: bool, options: CompareOptions) -> Pairs:
     """Rows joined by name; what is left of the golden side is kept without `compat`."""
     if mapped:
         pairs = match_exact.joined(keys, keep_order=True)

@@ -13,14 +13,14 @@ from msprobe_engine.align.frameworks.common_terms import several
 from msprobe_engine.align.mapping.api import ApiMapping, functions
 from msprobe_engine.align.mapping.cell import CellMapping
 from msprobe_engine.align.mapping.data import DataMapping, module_place
-from msprobe_engine.formats.dump.dump_table import INPUT, Side
+from msprobe_engine.formats.dump.dump_table import INPUT, DumpTable
 from msprobe_engine.measure import factorize
 
 BY_PLACE = "One side was given this argument by position, the other by name."
 
 
 def match_rows(
-    target: Side, golden: Side, cell: CellMapping | None, api: ApiMapping | None, data: DataMapping | None, layered: bool
+    target: DumpTable, golden: DumpTable, cell: CellMapping | None, api: ApiMapping | None, data: DataMapping | None, layered: bool
 ) -> tuple[Pairs, dict[str, str], Aligned | None]:
     """Match.
 
@@ -80,7 +80,7 @@ def aligned_rows(aligned: Aligned, data: DataMapping | None) -> Pairs:
     return pairs.with_rest(_in_order(golden, aligned.golden))
 
 
-def _rows(target: Side, golden: Side, ops: factorize.Integers, places: dict[int, str] | None, fixed: dict[int, int]) -> Pairs:
+def _rows(target: DumpTable, golden: DumpTable, ops: factorize.Integers, places: dict[int, str] | None, fixed: dict[int, int]) -> Pairs:
     """Rows of all records in their order; `ops` has -1 for those that nothing matches."""
     simple = ops[:, 1] >= 0 if not places and not fixed else np.zeros(len(ops), bool)
     left, right, starts, apart = factorize.paired(target, golden, ops[simple])
@@ -116,14 +116,14 @@ def execution_order(tree: Tree) -> list[int]:
     return [op for _, _, op in sorted(keys)]
 
 
-def _in_order(side: Side, tree: Tree) -> factorize.Integers:
+def _in_order(side: DumpTable, tree: Tree) -> factorize.Integers:
     order = np.array(execution_order(tree), np.int64)
     first = factorize.firsts(side)
     return factorize.spread(first[order], first[order + 1] - first[order])
 
 
 def taken_for(
-    target: Side, golden: Side, cell: CellMapping | None, api: ApiMapping | None
+    target: DumpTable, golden: DumpTable, cell: CellMapping | None, api: ApiMapping | None
 ) -> tuple[list[str] | None, dict[int, str] | None]:
     """Names of the target's records on the golden side (None: their own), and places of the rows that an api mapping moves."""
     if api is not None:
@@ -141,7 +141,7 @@ def taken_for(
     return (None if cell is None else [cell.record_name(name) for name in target.ops]), None
 
 
-def _fixed(target: Side, golden: Side, data: DataMapping | None) -> dict[int, int]:
+def _fixed(target: DumpTable, golden: DumpTable, data: DataMapping | None) -> dict[int, int]:
     """Rows of the target that a data mapping names -> their rows of the golden side, -1 when that has no such row."""
     if data is None:
         return {}
@@ -156,8 +156,8 @@ def _fixed(target: Side, golden: Side, data: DataMapping | None) -> dict[int, in
 
 def _record(
     pairs: Pairs,
-    target: Side,
-    golden: Side,
+    target: DumpTable,
+    golden: DumpTable,
     op: int,
     match: int,
     places: dict[int, str] | None,
@@ -183,7 +183,7 @@ def _record(
         pairs.add(row, by_place.get(row, found[row]), BY_PLACE if row in by_place else "")
 
 
-def _arguments(target: Side, golden: Side, first: Sequence[int], second: Sequence[int]) -> dict[int, int]:
+def _arguments(target: DumpTable, golden: DumpTable, first: Sequence[int], second: Sequence[int]) -> dict[int, int]:
     """Inputs that are left on both sides, when they are as many and of the same shapes in the same order: the same arguments, given by
     position on one side and by name on the other."""
     mine = [row for row in first if target.role[row] == INPUT]

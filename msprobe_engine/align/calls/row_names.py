@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msprobe_engine.align.mapping.api import ApiMapping
 from msprobe_engine.align.mapping.cell import CellMapping
 from msprobe_engine.align.mapping.data import DataMapping
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.measure.options import CompareOptions
 
 
@@ -23,7 +23,12 @@ class Keys:
 
 
 def keys_of(
-    target: Side, golden: Side, api: ApiMapping | None, cell: CellMapping | None, data: DataMapping | None, options: CompareOptions
+    target: DumpTable,
+    golden: DumpTable,
+    api: ApiMapping | None,
+    cell: CellMapping | None,
+    data: DataMapping | None,
+    options: CompareOptions,
 ) -> Keys:
     """Keys by name.
 
@@ -47,7 +52,7 @@ def keys_of(
     return Keys(names, [second[j] for j in golden_rows], rows, golden_rows)
 
 
-def _known(side: Side, options: CompareOptions) -> Sequence[int]:
+def _known(side: DumpTable, options: CompareOptions) -> Sequence[int]:
     """All rows; with ``compat`` 26.2.0 leaves out records whose name says no direction."""
     if options.old or not options.compat or side.path.name == "debug.json":
         return range(len(side))
@@ -55,7 +60,7 @@ def _known(side: Side, options: CompareOptions) -> Sequence[int]:
     return [i for i in range(len(side)) if keep[side.op[i]]]
 
 
-def renumbered(side: Side) -> list[str]:
+def renumbered(side: DumpTable) -> list[str]:
     """Row names with backward calls counted in the order of the file, by function or module."""
     names = list(side.name)
     counts: dict[str, int] = {}

@@ -15,7 +15,7 @@ import numpy as np
 
 from msprobe_engine.align.calls.call_tree import ROOT, Tree
 from msprobe_engine.align.calls.longest_common import align, gaps
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, Side
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
 
 NEAR = 1e-3
 """Largest and smallest element and norm of two tensors that are the same but for round-off, in parts of the largest of them."""
@@ -46,7 +46,7 @@ class Aligned:
     structure: Structure
 
 
-def match_structure(target: Side, golden: Side) -> Structure:
+def match_structure(target: DumpTable, golden: DumpTable) -> Structure:
     """Match two sides; see the module's text."""
     return Matcher(Tree(target), Tree(golden)).run()
 
@@ -331,6 +331,6 @@ class Matcher:
                     self._pair(i, others.pop())
 
 
-def _gives(side: Side, op: int) -> bool:
+def _gives(side: DumpTable, op: int) -> bool:
     """The call has a tensor for a result."""
     return any(side.role[row] == OUTPUT and isinstance(side.shape[row], list) for row in side.rows(op))

@@ -16,7 +16,7 @@ import numpy as np
 
 from msprobe_engine.align.calls.match import Matching
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.record_rows import INPUT, PARAMETERS, Value
 from msprobe_engine.measure.tensors.mode import JOINED
 
@@ -54,7 +54,7 @@ class _Key(NamedTuple):
     place: str
 
 
-def align(target: Side, golden: Side, backend: str | None) -> tuple[Side, Side, Matching]:
+def align(target: DumpTable, golden: DumpTable, backend: str | None) -> tuple[DumpTable, DumpTable, Matching]:
     """Both sides with the rows that can be compared, and which belong together; target: the training.
 
     Rows of several modules that the other side has in one are one row: its names and data names are joined by ``;``.
@@ -97,7 +97,7 @@ def _in_between(
     return found
 
 
-def _keys(side: Side, backend: str, training: bool) -> dict[_Key, list[int]]:
+def _keys(side: DumpTable, backend: str, training: bool) -> dict[_Key, list[int]]:
     """Rows by key, in the order of the file; several rows when modules are to be joined."""
     found: dict[_Key, list[int]] = {}
     calls: dict[str, int] = {}
@@ -132,9 +132,9 @@ def _module(path: str, backend: str, training: bool) -> str:
 class _Copy:
     """A side with some rows of another, in another order, some of them joined."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: DumpTable) -> None:
         self._from = side
-        self.made = Side(side.path, dict(side.header))
+        self.made = DumpTable(side.path, dict(side.header))
         self.made.recovered = side.recovered
         self._last = -1
 
@@ -172,7 +172,7 @@ class _Copy:
             made.values[row] = side.values[rows[0]]
         return row
 
-    def close(self) -> Side:
+    def close(self) -> DumpTable:
         """The side, when all rows are there."""
         if self.made.ops:
             self.made.first.append(len(self.made.name))
@@ -189,7 +189,7 @@ def _shape(shapes: Sequence[Any], axis: int) -> Any:
     return short[0]
 
 
-def _four(side: Side, rows: Iterable[int]) -> tuple[Value, Value, Value, Value]:
+def _four(side: DumpTable, rows: Iterable[int]) -> tuple[Value, Value, Value, Value]:
     """Max, Min, Mean, Norm of tensors joined."""
     known = [(side.four(row), _count(side.shape[row])) for row in rows]
     if len(known) == 1:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from msprobe_engine.align.calls.call_tree import ROOT, Tree
 from msprobe_engine.align.calls.structure import NEAR
 from msprobe_engine.align.frameworks import vocabulary
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 
 _DIGITS = 3
 Floats = npt.NDArray[np.float64]
@@ -22,11 +22,11 @@ class Terms:
     """The records of one side.
 
     Args:
-        side: its names may have been changed by a mapping (`Side.known_as`); then they are names of the other side.
+        side: its names may have been changed by a mapping (`DumpTable.known_as`); then they are names of the other side.
         other: framework of the other side.
     """
 
-    def __init__(self, side: Side, other: str) -> None:
+    def __init__(self, side: DumpTable, other: str) -> None:
         self.side, self.tree = side, Tree(side)
         self.stats = side.stats
         own, theirs = vocabulary.vocabulary(side.framework), vocabulary.vocabulary(other)

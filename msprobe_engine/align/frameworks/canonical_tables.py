@@ -14,7 +14,7 @@ from msprobe_engine.align.frameworks.common_terms import CommonSide, CommonTree
 from msprobe_engine.align.frameworks.groups import Grouped, Grouping
 from msprobe_engine.align.frameworks.row_pairs import Joined, rows_of
 from msprobe_engine.align.parallel.micro_batches import add_rows, begin
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 
 _WORDS = {INPUT: ".input", PARAMETERS: ".parameters", OUTPUT: ".output", PARAMETERS_GRAD: ".gradient"}
 _INNER = "goes from one call to the next within what {} does at once"
@@ -42,7 +42,7 @@ class _Record:
     quiet: str = ""
 
 
-def aligned(target: Side, golden: Side) -> Aligned:
+def aligned(target: DumpTable, golden: DumpTable) -> Aligned:
     """Align two sides of different frameworks; the trees of the result have sides of their own (`CommonSide`)."""
     first, second = Terms(target, golden.framework), Terms(golden, target.framework)
     grouped = Grouping(first, second).run()
@@ -123,7 +123,7 @@ def _why(terms: Terms, record: _Record, row: int) -> str:
     return _INNER.format(record.partner) if len(record.ops) > 1 else _ALONE.format(_ROLES.get(side.role[row], "value"))
 
 
-def _add(made: CommonSide, side: Side, rows: tuple[int, ...]) -> None:
+def _add(made: CommonSide, side: DumpTable, rows: tuple[int, ...]) -> None:
     """Add a row to the last record: one of the file, or what several make together."""
     if len(rows) == 1:
         add_rows(made, side, range(rows[0], rows[0] + 1))

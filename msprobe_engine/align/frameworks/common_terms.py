@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.align.calls.call_tree import Producers, Tree
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, Side
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass
-class CommonSide(Side):
-    """One record per call or group of calls. Names are those of the file; the places of its rows (`Side.places`) are the same ones on both
-    sides.
+class CommonSide(DumpTable):
+    """One record per call or group of calls. Names are those of the file; the places of its rows (`DumpTable.places`) are the same ones on
+    both sides.
 
     Attributes:
         told: row -> why it has no partner and needs none.
@@ -34,7 +34,7 @@ class CommonSide(Side):
     members: list[tuple[int, ...]] = field(default_factory=list)
 
 
-def several(side: Side, op: int) -> bool:
+def several(side: DumpTable, op: int) -> bool:
     """A record stands for several of its file."""
     return isinstance(side, CommonSide) and len(side.members[op]) > 1
 
@@ -77,7 +77,7 @@ class CommonTree(Tree):
         return (int(np.prod(self.side.shape[row])), *known)
 
 
-def in_common(values: Floats, side: Side) -> Floats:
+def in_common(values: Floats, side: DumpTable) -> Floats:
     """float64, one value per row of a file -> one per row of the side: of a row that several make the largest. A side of one framework
     has the rows of its file."""
     if not isinstance(side, CommonSide):

@@ -21,7 +21,7 @@ from typing import Any
 
 from msprobe_engine.align.mapping.api_equivalents import in_pytorch
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.mapping_file import read_mapping
 
 _KINDS = {
@@ -69,7 +69,7 @@ class ApiMapping:
         entry = self._entry(name, known)
         return self._renamed(name) if entry is None else name.replace(entry.target, entry.golden, 1)
 
-    def row_names(self, names: Sequence[str], records: Sequence[str], golden: Side) -> list[str]:
+    def row_names(self, names: Sequence[str], records: Sequence[str], golden: DumpTable) -> list[str]:
         """What rows are called on the golden side, one per row; a row that an entry does not list gets a name that matches nothing.
 
         Args:
@@ -113,7 +113,7 @@ def function_of(name: str) -> str:
     return ".".join(name.split(".", 2)[:2])
 
 
-def functions(side: Side) -> frozenset[str]:
+def functions(side: DumpTable) -> frozenset[str]:
     """`function_of` all records of a side."""
     return frozenset(function_of(name) for name in side.ops)
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.mapping_file import read_mapping, texts
 
 TOP = "TopLayer"
@@ -38,7 +38,7 @@ _DIGITS = re.compile(r"\d+")
 Rules = Mapping[str, Mapping[str, list[tuple[str, str, int]]]]
 
 
-def rows_by_layer(target: Side, golden: Side, source: Any) -> dict[str, str]:
+def rows_by_layer(target: DumpTable, golden: DumpTable, source: Any) -> dict[str, str]:
     """Row name of the target -> row name of the golden side, or ``N/A``; a data mapping. Arguments and errors as `partners_by_layer`."""
     found: dict[str, str] = {}
     for op, other in enumerate(partners_by_layer(target, golden, source)):
@@ -46,7 +46,7 @@ def rows_by_layer(target: Side, golden: Side, source: Any) -> dict[str, str]:
     return found
 
 
-def partners_by_layer(target: Side, golden: Side, source: Any) -> list[int]:
+def partners_by_layer(target: DumpTable, golden: DumpTable, source: Any) -> list[int]:
     """Record of the golden side that belongs to each record of the target, -1 for none.
 
     Args:
@@ -76,7 +76,7 @@ def partners_by_layer(target: Side, golden: Side, source: Any) -> list[int]:
     return found
 
 
-def _rows(found: dict[str, str], target: Side, golden: Side, op: int, other: int) -> None:
+def _rows(found: dict[str, str], target: DumpTable, golden: DumpTable, op: int, other: int) -> None:
     by_place = {}
     if other >= 0:
         cut = len(golden.ops[other])
@@ -109,7 +109,7 @@ class _Layers:
         states: ``forward``, ``backward``, ``parameters_grad``.
     """
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: DumpTable) -> None:
         self._side = side
         self.scopes: list[str] = []
         self.states: list[str] = []

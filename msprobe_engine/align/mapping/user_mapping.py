@@ -15,7 +15,7 @@ from msprobe_engine.align.mapping.api import ApiMapping
 from msprobe_engine.align.mapping.cell import CellMapping
 from msprobe_engine.align.mapping.data import DataMapping, module_place
 from msprobe_engine.align.mapping.layer import rows_by_layer
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.measure.options import CompareOptions
 
 _UNMAPPED = "the mapping is not used where pipeline stages or experts are put together: names are taken as they are there"
@@ -44,9 +44,9 @@ class Mappings:
     def __bool__(self) -> bool:
         return bool(self.data or self.cell or self.api or self.layer)
 
-    def apply(self, target: Side, golden: Side) -> None:
-        """Let the records of the target be taken for what they are called on the golden side (`Side.known_as`), and
-        rows for what stands at their places there (`Side.places`).
+    def apply(self, target: DumpTable, golden: DumpTable) -> None:
+        """Let the records of the target be taken for what they are called on the golden side (`DumpTable.known_as`), and
+        rows for what stands at their places there (`DumpTable.places`).
 
         Raises:
             UsageError: a mapping cannot be read or is none, or a layer mapping is given and a side has no construct.json.
@@ -61,7 +61,7 @@ class Mappings:
             _by_rows(names, places, target, golden, data)
         target.__dict__["known_as"], target.__dict__["places"] = names, places
 
-    def apply_all(self, target: Mapping[int, Side], golden: Mapping[int, Side]) -> None:
+    def apply_all(self, target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> None:
         """`apply` to all ranks; one that the golden run has not is held against its first rank.
 
         Raises:
@@ -71,13 +71,13 @@ class Mappings:
             self.apply(side, golden.get(rank, golden[min(golden)]))
 
 
-def lost(before: Mapping[int, Side], after: Mapping[int, Side]) -> list[str]:
+def lost(before: Mapping[int, DumpTable], after: Mapping[int, DumpTable]) -> list[str]:
     """A sentence when sides that a mapping was applied to were put together into some that know nothing of it."""
     mapped = any(side.known_as is not side.ops for side in before.values())
     return [_UNMAPPED] if mapped and not any(side.known_as is not side.ops for side in after.values()) else []
 
 
-def _by_rows(names: list[str], places: dict[int, str], target: Side, golden: Side, data: DataMapping) -> None:
+def _by_rows(names: list[str], places: dict[int, str], target: DumpTable, golden: DumpTable, data: DataMapping) -> None:
     """A record whose rows belong to those of a golden record is that record, and the rows have their places there."""
     owner = {name: golden.op[row] for row, name in enumerate(golden.name)}
     for op, record in enumerate(target.ops):

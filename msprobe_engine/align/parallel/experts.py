@@ -18,10 +18,10 @@ import numpy as np
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.parallel import micro_batches as pieces
 from msprobe_engine.align.parallel import parameter_owner
-from msprobe_engine.align.parallel.merge_records import Source, Weaver
+from msprobe_engine.align.parallel.merge_records import RecordMerger, Source
 from msprobe_engine.align.parallel.merge_statistics import Floats
 from msprobe_engine.core import names
-from msprobe_engine.formats.dump.dump_table import OUTPUT, Side
+from msprobe_engine.formats.dump.dump_table import OUTPUT, DumpTable
 
 EXPERT = re.compile(r"(?P<before>(?:^|.*\.)(?:local_experts|deepspeed_experts|experts))\.(?P<number>\d+)(?=\.|$)")
 """Paths of experts and of what is inside of them, as Megatron, DeepSpeed and most models name them."""
@@ -37,7 +37,7 @@ Place = tuple[str, str, int]
 _UPDATE: Place = ("", "update", 0)
 
 
-def experts_of(side: Side) -> int:
+def experts_of(side: DumpTable) -> int:
     """How many experts the layers of a rank have at most; 0 without any."""
     numbers: dict[str, set[int]] = {}
     for name in side.ops:
@@ -47,7 +47,7 @@ def experts_of(side: Side) -> int:
     return max(map(len, numbers.values()), default=0)
 
 
-def groups(sides: Mapping[int, Side]) -> list[list[int]]:
+def groups(sides: Mapping[int, DumpTable]) -> list[list[int]]:
     """Ranks that hold the experts of one model together, by their place among them; empty without such groups."""
     if not all(experts_of(side) for side in sides.values()):
         return []
@@ -66,7 +66,7 @@ def groups(sides: Mapping[int, Side]) -> list[list[int]]:
     return sorted(some for some in found.values() if len(some) > 1)
 
 
-def _place(side: Side) -> tuple[int, tuple[Any, ...]] | None:
+def _place(side: DumpTable) -> tuple[int, tuple[Any, ...]] | None:
     """(place among the experts, place in the dimensions that do not cut the batch) as the header says."""
     parallel = side.header.get("parallel")
     rank = parallel.get("rank") if isinstance(parallel, dict) else None
@@ -75,7 +75,7 @@ def _place(side: Side) -> tuple[int, tuple[Any, ...]] | None:
     return rank["ep"], tuple(sorted((key, value) for key, value in rank.items() if key in ("tp", "pp", "cp")))
 
 
-def _exchange(side: Side) -> tuple[int, ...]:
+def _exchange(side: DumpTable) -> tuple[int, ...]:
     """The ranks of the largest group that tokens are exchanged in: of collectives around experts."""
     around = {found["before"] for name in side.ops if (found := EXPERT.match(_path(name)))}
     tree = Tree(side)
@@ -90,7 +90,7 @@ def _exchange(side: Side) -> tuple[int, ...]:
     return best
 
 
-def gathered(sides: Mapping[int, Side]) -> dict[int, Side]:
+def gathered(sides: Mapping[int, DumpTable]) -> dict[int, DumpTable]:
     """The ranks of a run, with the records of all experts of a group on its first rank."""
     found = dict(sides)
     for group in groups(sides):
@@ -136,7 +136,7 @@ def _path(name: str) -> str:
     return parsed.path if isinstance(parsed, (names.ModuleName, names.ParametersGradName)) else ""
 
 
-def _woven(group: Sequence[int], trees: Sequence[Tree], moves: Sequence[Mapping[Place, list[int]]], starts: Sequence[int]) -> Side:
+def _woven(group: Sequence[int], trees: Sequence[Tree], moves: Sequence[Mapping[Place, list[int]]], starts: Sequence[int]) -> DumpTable:
     """The first rank of a group with the experts of the others behind its own; in the backward pass before them."""
 
     def renumbered(start: int, path: str) -> str:
@@ -147,7 +147,7 @@ def _woven(group: Sequence[int], trees: Sequence[Tree], moves: Sequence[Mapping[
         Source(rank, rank, tree.side, lambda path, start=start: renumbered(start, path))  # type: ignore[misc]
         for rank, tree, start in zip(group, trees, starts)
     ]
-    weaver = Weaver(sources, _Others())
+    weaver = RecordMerger(sources, _Others())
     before: dict[int, list[tuple[int, int]]] = {}  # record of the first rank -> (source, record) to stand before it
     for place in {place for some in moves for place in some}:
         own = moves[0].get(place, [])
@@ -191,7 +191,7 @@ def around(tree: Tree) -> set[int]:
     return out
 
 
-def _note_lists(side: Side) -> None:
+def _note_lists(side: DumpTable) -> None:
     """Lists of groups of tokens in the calls around experts."""
     tree = Tree(side)
     for op in around(tree):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from msprobe_engine.align.parallel import experts, stages
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 
 
 def together(
-    target: Mapping[int, Side], golden: Mapping[int, Side], problems: list[str], notes: list[str]
-) -> tuple[Mapping[int, Side], Mapping[int, Side], bool]:
+    target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable], problems: list[str], notes: list[str]
+) -> tuple[Mapping[int, DumpTable], Mapping[int, DumpTable], bool]:
     """Both runs with one rank per pipeline, where they are not cut into the same stages. The last item: something was put together.
 
     Args:

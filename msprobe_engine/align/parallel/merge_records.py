@@ -8,13 +8,13 @@ from typing import Any
 
 from msprobe_engine.align.parallel import micro_batches
 from msprobe_engine.core import names
-from msprobe_engine.formats.dump.dump_table import OUTPUT, Side
+from msprobe_engine.formats.dump.dump_table import OUTPUT, DumpTable
 
 ORIGIN = "origin"
 """Key among a record's tags: ``{"rank": ..., "record": ...}``, where it was dumped and under which name."""
 
 
-def origin_of(side: Side, op: int) -> tuple[int, str] | None:
+def origin_of(side: DumpTable, op: int) -> tuple[int, str] | None:
     """(rank, name) that a record has in its dump, where it was put together with others; None of any other record."""
     origin = side.tags.get(op, {}).get(ORIGIN)
     return (origin["rank"], origin["record"]) if origin else None
@@ -33,11 +33,11 @@ class Source:
 
     rank: int
     counter: int
-    side: Side
+    side: DumpTable
     path: Callable[[str], str]
 
 
-class Weaver:
+class RecordMerger:
     """Puts records of several sources into one side, in any order.
 
     Args:
@@ -48,14 +48,14 @@ class Weaver:
     def __init__(self, sources: Sequence[Source], across: Container[str] = ()) -> None:
         self._sources, self._across = sources, across
         first = sources[0].side
-        self._side = Side(first.path, header=first.header, recovered=any(source.side.recovered for source in sources))
+        self._side = DumpTable(first.path, header=first.header, recovered=any(source.side.recovered for source in sources))
         for source in sources:
             for problem in source.side.problems:
                 self._side.say(problem)
         self._numbers: dict[tuple[object, ...], int] = {}
         self._next: dict[tuple[str, ...], int] = {}
 
-    def put(self, at: int, op: int, name: str, begun: tuple[Side, int] | None = None, backward: bool = False) -> None:
+    def put(self, at: int, op: int, name: str, begun: tuple[DumpTable, int] | None = None, backward: bool = False) -> None:
         """Add a record at the end.
 
         Args:
@@ -105,7 +105,7 @@ class Weaver:
             self._next[kind] = self._numbers[key] + 1
         return self._numbers[key]
 
-    def finished(self, owns: Callable[[int, str], bool], around: Mapping[str, str] | None = None) -> Side:
+    def finished(self, owns: Callable[[int, str], bool], around: Mapping[str, str] | None = None) -> DumpTable:
         """The side, with call stacks and places in the tree under the new names.
 
         Args:
@@ -132,6 +132,6 @@ class Weaver:
         return side
 
 
-def _first_output(side: Side, op: int) -> int:
+def _first_output(side: DumpTable, op: int) -> int:
     rows = side.rows(op)
     return next((row for row in rows if side.role[row] == OUTPUT), rows.stop)

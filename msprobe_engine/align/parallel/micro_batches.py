@@ -15,7 +15,7 @@ from typing import TypeVar
 from msprobe_engine.align.calls.call_tree import Kind, Tree
 from msprobe_engine.align.parallel import pipeline_schedule
 from msprobe_engine.core.names import forward_twin
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 
 T = TypeVar("T")
 
@@ -32,10 +32,10 @@ class Piece:
 
     rank: int
     micro: int
-    side: Side
+    side: DumpTable
 
 
-def cut(sides: Mapping[int, Side], other: Mapping[int, Side]) -> list[Piece]:
+def cut(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable]) -> list[Piece]:
     """All pieces of a step, by rank and micro batch. `other`: the run that says how many calls make one micro batch."""
     reference = _counts(other[min(other)])
     theirs = pipeline_schedule.passes(other[min(other)])
@@ -74,12 +74,12 @@ def last_backward(tree: Tree) -> int:
     return last
 
 
-def _counts(side: Side) -> Counter[Kind]:
+def _counts(side: DumpTable) -> Counter[Kind]:
     kinds = Tree(side).kinds
     return Counter(kind for op, kind in enumerate(kinds) if not side.tags.get(op, {}).get("is_recompute"))
 
 
-def _parts(side: Side, reference: Mapping[Kind, int], n: int) -> list[list[int]]:
+def _parts(side: DumpTable, reference: Mapping[Kind, int], n: int) -> list[list[int]]:
     tree = Tree(side)
     told = pipeline_schedule.segments(tree, pipeline_schedule.whole) if tree.has_modules else None
     micros = pipeline_schedule.count(told) if told else 0
@@ -116,7 +116,9 @@ def _parts(side: Side, reference: Mapping[Kind, int], n: int) -> list[list[int]]
     return parts
 
 
-def _first_calls(side: Side, kinds: Sequence[Kind], reference: Mapping[Kind, int], counts: Mapping[Kind, int], n: int) -> dict[int, int]:
+def _first_calls(
+    side: DumpTable, kinds: Sequence[Kind], reference: Mapping[Kind, int], counts: Mapping[Kind, int], n: int
+) -> dict[int, int]:
     """Record -> the micro batch of the call that encloses it; of records inside of repeated modules."""
     index = {name: i for i, name in enumerate(side.ops)}
     number: dict[int, int] = {}
@@ -133,9 +135,9 @@ def _first_calls(side: Side, kinds: Sequence[Kind], reference: Mapping[Kind, int
     return found
 
 
-def subset(side: Side, ops: Iterable[int]) -> Side:
+def subset(side: DumpTable, ops: Iterable[int]) -> DumpTable:
     """A side of some of the records, in their order."""
-    part = Side(side.path, header=side.header, recovered=side.recovered)
+    part = DumpTable(side.path, header=side.header, recovered=side.recovered)
     part.__dict__["stacks"], part.__dict__["construct"] = side.stacks, side.construct
     chosen = list(ops)
     for op in chosen:
@@ -145,13 +147,13 @@ def subset(side: Side, ops: Iterable[int]) -> Side:
     return part
 
 
-def append(part: Side, side: Side, op: int) -> None:
+def append(part: DumpTable, side: DumpTable, op: int) -> None:
     """Add a record of another side at the end."""
     begin(part, side, op)
     add_rows(part, side, side.rows(op))
 
 
-def begin(part: Side, side: Side, op: int) -> None:
+def begin(part: DumpTable, side: DumpTable, op: int) -> None:
     """Add a record of another side at the end, without its rows."""
     at = len(part.ops)
     part.ops.append(side.ops[op])
@@ -162,7 +164,7 @@ def begin(part: Side, side: Side, op: int) -> None:
     part.first.append(part.first[-1])
 
 
-def add_rows(part: Side, side: Side, rows: range) -> None:
+def add_rows(part: DumpTable, side: DumpTable, rows: range) -> None:
     """Add rows of another side to the last record."""
     start = len(part.name)
     part.op.extend(array("q", [len(part.ops) - 1]) * len(rows))

@@ -1,4 +1,4 @@
-"""What runs of different layouts come to: a `Whole`, with the reasons why some of its rows cannot be compared."""
+"""What runs of different layouts come to: a `GlobalTensors`, with the reasons why some of its rows cannot be compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from msprobe_engine.align.calls.call_tree import Producers
 from msprobe_engine.align.calls.structure import Structure
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 
 AGREES = 1e-3
 """Closer than this a replica is taken for the right one when replicas disagree."""
@@ -42,7 +42,7 @@ IN_PLACE = re.compile(r"__setitem__|__i(?!nvert)\w+__|[a-z]\w*[a-z]_")
 
 
 @dataclass
-class Whole:
+class GlobalTensors:
     """Attributes:
     target, golden: sides of the whole; records are those of the first piece of each.
     structure: which record belongs to which.
@@ -54,8 +54,8 @@ class Whole:
     factor: of all gradients of the pieces; 1.0 when there is none.
     """
 
-    target: Side
-    golden: Side
+    target: DumpTable
+    golden: DumpTable
     structure: Structure
     producers: Producers
     made_of: dict[int, int] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Whole:
     rank: dict[int, int] = field(default_factory=dict)
     factor: float = 1.0
 
-    def turned(self, partners: Mapping[int, int], producers: Producers) -> Whole:
+    def turned(self, partners: Mapping[int, int], producers: Producers) -> GlobalTensors:
         """The same with the sides changed over. `partners`: row of the target -> row of the golden side."""
         structure = Structure(
             sorted((b, a) for a, b in self.structure.pairs),
@@ -74,7 +74,7 @@ class Whole:
         )
         made_of = {partners[row]: n for row, n in self.made_of.items()}
         skipped = {partners[row]: why for row, why in self.skipped.items()}
-        return Whole(self.golden, self.target, structure, producers, made_of, skipped, factor=1 / self.factor)
+        return GlobalTensors(self.golden, self.target, structure, producers, made_of, skipped, factor=1 / self.factor)
 
     def reasons(self) -> Counter[str]:
         """How many rows were not compared, by reason."""
@@ -104,7 +104,7 @@ class Call:
     buffer: bool = False
 
 
-def copy(side: Side) -> Side:
+def copy(side: DumpTable) -> DumpTable:
     """A side whose rows can be replaced."""
     copied = dataclasses.replace(
         side,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Structure
-from msprobe_engine.formats.dump.dump_table import PARAMETERS, PARAMETERS_GRAD, Side
+from msprobe_engine.formats.dump.dump_table import PARAMETERS, PARAMETERS_GRAD, DumpTable
 
 Owner = tuple[str, str]
 """(path of the module, name of the parameter)."""
@@ -22,7 +22,7 @@ Mark = tuple[bytes, tuple[int, ...]]
 """What a tensor is known by: its statistics and its shape."""
 
 
-def mark(side: Side, row: int) -> Mark | None:
+def mark(side: DumpTable, row: int) -> Mark | None:
     """What a tensor is known by; None of single numbers, of zeros and of what has no statistics."""
     shape = side.shape[row]
     if not isinstance(shape, list) or math.prod(shape) < 2 or not side.numbers[4 * row + 3] > 0:
@@ -59,11 +59,11 @@ def _is_update(tree: Tree, op: int) -> bool:
     return _in_place(kind[2]) or not any(len(tree.kinds[above]) == 4 for above in tree.above(op))
 
 
-def _marks(side: Side, op: int) -> list[Mark]:
+def _marks(side: DumpTable, op: int) -> list[Mark]:
     return [one for one in (mark(side, row) for row in side.rows(op)) if one is not None]
 
 
-def _named(side: Side, op: int, path: str, known: dict[Mark, Owner | None]) -> None:
+def _named(side: DumpTable, op: int, path: str, known: dict[Mark, Owner | None]) -> None:
     """What the record of a module shows by name. Equal tensors of two parameters tell nothing."""
     start = len(side.ops[op]) + 1
     for row in side.rows(op):

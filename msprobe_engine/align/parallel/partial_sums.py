@@ -14,7 +14,7 @@ from msprobe_engine.align.calls.structure import Matcher
 from msprobe_engine.align.parallel import expected_differences, experts, merge_statistics, parameter_owner, placements
 from msprobe_engine.align.parallel.merge_statistics import Floats
 from msprobe_engine.align.parallel.micro_batches import ADDING, Piece, last_backward
-from msprobe_engine.align.parallel.outcome import AGREES, IN_PLACE, LOCAL, PART, PASSING, Call, Whole
+from msprobe_engine.align.parallel.outcome import AGREES, IN_PLACE, LOCAL, PART, PASSING, Call, GlobalTensors
 from msprobe_engine.align.parallel.run_pieces import Run
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD
 from msprobe_engine.measure import distances
@@ -22,7 +22,7 @@ from msprobe_engine.measure import distances
 _Mark = tuple[tuple[str, int], bytes]
 
 
-class Flow:
+class PartialSumTracker:
     """Follows the target's tensors, record by record.
 
     Args:
@@ -50,7 +50,7 @@ class Flow:
         self._first_backward = next((op for op, kind in enumerate(self._a.tree.kinds) if kind[0] == "backward"), len(first.ops))
         self._last_backward = last_backward(self._a.tree)
 
-    def begin(self, whole: Whole) -> None:
+    def begin(self, whole: GlobalTensors) -> None:
         """Forget what was seen. `whole`: what the rows are put into."""
         self._whole = whole
         self._parts: dict[bytes, int] = {}

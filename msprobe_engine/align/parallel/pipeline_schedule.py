@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from msprobe_engine.align.calls.call_tree import ROOT, Tree
 from msprobe_engine.core.names import forward_twin
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 
 FORWARD, BACKWARD = 0, 1
 Segment = tuple[int, int, int]
@@ -41,7 +41,7 @@ def count(told: Sequence[Segment]) -> int:
     return len({segment[0] for segment in told if segment != TAIL})
 
 
-def passes(side: Side) -> int:
+def passes(side: DumpTable) -> int:
     """The number of micro batches of a dump with modules; 1 when it does not tell."""
     tree = Tree(side)
     return max(1, count(segments(tree, whole) or ())) if tree.has_modules else 1

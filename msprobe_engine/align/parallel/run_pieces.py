@@ -14,7 +14,7 @@ from msprobe_engine.align.calls.structure import Matcher
 from msprobe_engine.align.parallel import parameter_owner
 from msprobe_engine.align.parallel.merge_statistics import Floats
 from msprobe_engine.align.parallel.micro_batches import Piece, last_backward
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.measure import distances
 
 
@@ -61,7 +61,7 @@ class Run:
         self.micro = 1 + max(piece.micro for piece in self.pieces)
         self._stats = [piece.side.stats for piece in self.pieces]
 
-    def _beside(self, side: Side) -> dict[int, int]:
+    def _beside(self, side: DumpTable) -> dict[int, int]:
         tree = LooseTree(side)
         mine, theirs = updates(self.tree), updates(tree)
         other = {kind for kind in mine if mine[kind] != theirs[kind]}  # a rank leaves the norms of replicas to another
@@ -98,7 +98,7 @@ class Run:
                 found.append(self.pieces[at].side.values[there])
         return found
 
-    def count(self, row: int, which: Callable[[Side], Mapping[int, int]]) -> int:
+    def count(self, row: int, which: Callable[[DumpTable], Mapping[int, int]]) -> int:
         """Sum of the counts (of NaN, of Inf) of all pieces."""
         total = 0
         for at, rows in enumerate(self.rows):
@@ -112,5 +112,5 @@ def updates(tree: Tree) -> Counter[Kind]:
     return Counter(tree.kinds[last_backward(tree) + 1 :])
 
 
-def _alike(first: Side, second: Side) -> bool:
+def _alike(first: DumpTable, second: DumpTable) -> bool:
     return first.ops == second.ops and first.name == second.name

@@ -18,10 +18,10 @@ from typing import Any
 
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.parallel import optimizer_loops, pipeline_schedule, tied_embeddings
-from msprobe_engine.align.parallel.merge_records import Source, Weaver
+from msprobe_engine.align.parallel.merge_records import RecordMerger, Source
 from msprobe_engine.align.parallel.pipeline_schedule import BACKWARD, TAIL, Segment
 from msprobe_engine.core import names
-from msprobe_engine.formats.dump.dump_table import OUTPUT, Side
+from msprobe_engine.formats.dump.dump_table import OUTPUT, DumpTable
 
 BLIND: Segment = (-1, 0, 0)
 """Passes that are no training."""
@@ -65,7 +65,7 @@ class Stage:
         return path
 
 
-def pipelines(sides: Mapping[int, Side]) -> list[list[int]]:
+def pipelines(sides: Mapping[int, DumpTable]) -> list[list[int]]:
     """The ranks of each pipeline from its first stage to its last, by their first ranks; empty when there is none."""
     places = {rank: _place(side) for rank, side in sides.items()}
     if all(place is not None for place in places.values()):
@@ -78,12 +78,12 @@ def pipelines(sides: Mapping[int, Side]) -> list[list[int]]:
     return sorted(some for some in found if len(some) > 1)
 
 
-def signature(sides: Mapping[int, Side], other: Mapping[int, Side]) -> list[tuple[int, ...]]:
+def signature(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable]) -> list[tuple[int, ...]]:
     """What must agree for two runs to be cut into the same stages: the ranks of each pipeline, with the number of chunks."""
     return [(*some, chunks(sides[some[0]], other[min(other)])) for some in pipelines(sides)]
 
 
-def chunks(side: Side, other: Side) -> int:
+def chunks(side: DumpTable, other: DumpTable) -> int:
     """How many chunks of the model a rank has: a list of models was dumped, so all paths begin with a number; 1 for any other dump."""
     heads, others = _heads(side), _heads(other)
     if heads and all(head.isdecimal() for head in heads):
@@ -93,7 +93,7 @@ def chunks(side: Side, other: Side) -> int:
     return 1
 
 
-def joined(sides: Mapping[int, Side], other: Mapping[int, Side], problems: list[str], notes: list[str]) -> dict[int, Side]:
+def joined(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable], problems: list[str], notes: list[str]) -> dict[int, DumpTable]:
     """Each pipeline as one side, under its lowest rank; ranks of none as they are.
 
     Args:
@@ -122,7 +122,7 @@ def joined(sides: Mapping[int, Side], other: Mapping[int, Side], problems: list[
     return dict(sorted(found.items()))
 
 
-def _place(side: Side) -> tuple[int, tuple[Any, ...]] | None:
+def _place(side: DumpTable) -> tuple[int, tuple[Any, ...]] | None:
     """(stage, place in all other dimensions) as the header says."""
     parallel = side.header.get("parallel")
     rank = parallel.get("rank") if isinstance(parallel, dict) else None
@@ -131,7 +131,7 @@ def _place(side: Side) -> tuple[int, tuple[Any, ...]] | None:
     return rank["pp"], tuple(sorted((key, value) for key, value in rank.items() if key != "pp" and isinstance(value, int)))
 
 
-def _by_messages(sides: Mapping[int, Side]) -> list[list[int]]:
+def _by_messages(sides: Mapping[int, DumpTable]) -> list[list[int]]:
     """Ranks that send messages to each other, when one of them only sends in its first call: the first stage."""
     peers: dict[int, set[int]] = {}
     begins: dict[int, int] = {}
@@ -159,7 +159,7 @@ def _by_messages(sides: Mapping[int, Side]) -> list[list[int]]:
     return found
 
 
-def _messages(side: Side) -> Iterator[tuple[int, bool, int]]:
+def _messages(side: DumpTable) -> Iterator[tuple[int, bool, int]]:
     """(record, is it sent, peer) of every message of a rank."""
     for op in side.collectives:
         call = side.ops[op].split(".")[1].removeprefix("c10d_")
@@ -173,7 +173,7 @@ def _messages(side: Side) -> Iterator[tuple[int, bool, int]]:
                 yield op, call.endswith("send"), peer
 
 
-def _peer(side: Side, op: int) -> int | None:
+def _peer(side: DumpTable, op: int) -> int | None:
     """The rank that one message goes to or comes from: as the tags have it, or the arguments, by number or by place in the group."""
     tags = side.tags.get(op, {}).get("tags")
     if isinstance(tags, dict) and isinstance(tags.get("peer"), int):
@@ -190,13 +190,13 @@ def _peer(side: Side, op: int) -> int | None:
     return None
 
 
-def _heads(side: Side) -> set[str]:
+def _heads(side: DumpTable) -> set[str]:
     """First parts of the paths of all modules."""
     parsed = (names.parse(name) for name in side.ops if name.startswith(("Module.", "Cell.")))
     return {one.path.partition(".")[0] for one in parsed if isinstance(one, names.ModuleName)}
 
 
-def _stages(sides: Mapping[int, Side], chunks: int) -> list[Stage] | None:
+def _stages(sides: Mapping[int, DumpTable], chunks: int) -> list[Stage] | None:
     """All stages in the order of the model; None when records of one cannot be told apart."""
     found = []
     trees = {rank: Tree(side) for rank, side in sides.items()}
@@ -219,7 +219,7 @@ def _stages(sides: Mapping[int, Side], chunks: int) -> list[Stage] | None:
     return found
 
 
-def _blind(side: Side, told: Sequence[Segment]) -> int:
+def _blind(side: DumpTable, told: Sequence[Segment]) -> int:
     """How many passes a later stage makes before anything is sent to it: torch finds the shapes of what stages exchange with such passes,
     in its first step, with numbers that mean nothing."""
     for op in side.collectives:
@@ -262,8 +262,8 @@ class Joint:
         self.stages = stages
         self._across = self._containers()
         sources = [Source(stage.rank, stage.rank, stage.tree.side, stage.path) for stage in stages]
-        self._weaver = Weaver(sources, self._across)
-        self._open: dict[str, tuple[Side, int]] = {}  # name of a record across stages -> where it began
+        self._weaver = RecordMerger(sources, self._across)
+        self._open: dict[str, tuple[DumpTable, int]] = {}  # name of a record across stages -> where it began
         self._around: dict[str, str] = {}  # record -> the backward call of a module across stages that goes on around it
         self._within = ""
         for at, ops in self._order():

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 
 from msprobe_engine.align.parallel.parameter_owner import Mark
 from msprobe_engine.align.parallel.parameter_owner import mark as known_by
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS_GRAD, Side
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS_GRAD, DumpTable
 
 SHARE = "share"
 """Key among the facts of a row: it is part of a sum over stages of a pipeline that is still to come."""
 
 
-def mark(side: Side, ranks: set[int]) -> None:
+def mark(side: DumpTable, ranks: set[int]) -> None:
     """Put `SHARE` among the facts of all such rows.
 
     Args:
@@ -32,12 +32,12 @@ def mark(side: Side, ranks: set[int]) -> None:
                     break
 
 
-def _over_stages(side: Side, op: int, ranks: set[int]) -> bool:
+def _over_stages(side: DumpTable, op: int, ranks: set[int]) -> bool:
     groups = [side.facts.get(row, {}).get("group_ranks") for row in side.rows(op)]
     return any(isinstance(group, list) and len(ranks & set(group)) > 1 for group in groups)
 
 
-def _back(side: Side, end: int, first: Mark) -> None:
+def _back(side: DumpTable, end: int, first: Mark) -> None:
     """Mark what the tensor was added up from."""
     rank = _rank(side, end)
     marks = {first}
@@ -56,10 +56,10 @@ def _adds(name: str) -> bool:
     return name.startswith(("Tensor.", "Torch.")) and name.endswith(".forward")
 
 
-def _rank(side: Side, op: int) -> int:
+def _rank(side: DumpTable, op: int) -> int:
     return int(side.tags.get(op, {}).get("origin", {}).get("rank", -1))
 
 
-def _note(side: Side, rows: Iterator[int]) -> None:
+def _note(side: DumpTable, rows: Iterator[int]) -> None:
     for row in rows:
         side.facts[row] = {**side.facts.get(row, {}), SHARE: True}

@@ -30,29 +30,29 @@ from msprobe_engine.align.parallel.outcome import (  # fmt: skip
     UNCLEAR,
     UPDATE,
     Call,
-    Whole,
+    GlobalTensors,
     copy,
 )
-from msprobe_engine.align.parallel.partial_sums import Flow
+from msprobe_engine.align.parallel.partial_sums import PartialSumTracker
 from msprobe_engine.align.parallel.run_pieces import Run
 from msprobe_engine.align.parallel.tied_embeddings import SHARE
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import distances
 
 
-class Joiner(Flow):
-    """Makes a `Whole` of the pieces of both sides."""
+class Unsharder(PartialSumTracker):
+    """Makes a `GlobalTensors` of the pieces of both sides."""
 
-    def join(self, factors: bool = True) -> Whole:
+    def join(self, factors: bool = True) -> GlobalTensors:
         """Build both wholes. `factors`: look for a common factor of the gradients and take it out."""
-        self.begin(Whole(copy(self._a.first), copy(self._b.first), self._structure, self._producers))
+        self.begin(GlobalTensors(copy(self._a.first), copy(self._b.first), self._structure, self._producers))
         self._whole.factor = self._factor() if factors else 1.0
         self._note_running()
         for at, (op, _) in enumerate(self._structure.pairs):
             self._record(op, self._rows[self._starts[at] : self._starts[at + 1]])
         return self._whole
 
-    def join_turned(self, factors: bool = True) -> Whole:
+    def join_turned(self, factors: bool = True) -> GlobalTensors:
         """As `join`, with the second run as the target."""
         return self.join(factors).turned(self._partners, Tree(self._b.first).producers)
 
@@ -304,7 +304,7 @@ class Joiner(Flow):
         return self._times.get(twin) if partner is not None and self._b.first.shape[partner] == self._b.first.shape[j] else None
 
     @staticmethod
-    def _put(side: Side, row: int, value: Floats, shape: list[int], need: int, run: Run, anyway: bool = False) -> None:
+    def _put(side: DumpTable, row: int, value: Floats, shape: list[int], need: int, run: Run, anyway: bool = False) -> None:
         if need == 1 and len(run.pieces) == 1 and not anyway:
             return
         span = slice(4 * row, 4 * row + 4)
@@ -348,9 +348,9 @@ def _snapped(value: Floats, golden: Floats) -> Floats:
         return np.asarray(np.where(np.abs(value - golden) <= ROUNDING * np.abs(golden), golden, value))
 
 
-def _nans(side: Side) -> Mapping[int, int]:
+def _nans(side: DumpTable) -> Mapping[int, int]:
     return side.nans
 
 
-def _infs(side: Side) -> Mapping[int, int]:
+def _infs(side: DumpTable) -> Mapping[int, int]:
     return side.infs

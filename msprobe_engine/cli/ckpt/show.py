@@ -28,10 +28,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the listing; 2 when the checkpoint is damaged."""
     import json
 
-    from msprobe_engine.find.checkpoint.diff import Options, Side
+    from msprobe_engine.find.checkpoint.diff import OpenedCheckpoint, Options
     from msprobe_engine.report.checkpoint.show import listing, text
 
-    checkpoint = Side(args.path, Options(trust=args.trust)).checkpoint
+    checkpoint = OpenedCheckpoint(args.path, Options(trust=args.trust)).checkpoint
     if args.json:
         print(json.dumps(listing(checkpoint), indent=1, allow_nan=False))
     else:

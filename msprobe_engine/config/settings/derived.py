@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable
 
 from msprobe_engine.config.settings.normalize import Several
-from msprobe_engine.config.settings.side import DERIVED, Quantity, Side
+from msprobe_engine.config.settings.side import DERIVED, PackSettings, Quantity
 
 _OF_FLAGS = ("megatron", "transformers", "deepspeed")
 """Without a flag for it, they compute in float32."""
 
 
-def quantity(side: Side, name: str) -> Quantity | None:
+def quantity(side: PackSettings, name: str) -> Quantity | None:
     """A term of one side: said, or computed of other settings. Defaults of the framework count in what is computed, not by themselves."""
     made = _RULES.get(name)
     if made is None:
@@ -36,7 +36,7 @@ def _whole(value: float) -> float | int:
     return int(value) if float(value).is_integer() else value
 
 
-def _positive(side: Side, name: str, default: bool = False) -> float | int | None:
+def _positive(side: PackSettings, name: str, default: bool = False) -> float | int | None:
     """A number above zero; frameworks write -1 or 0 for "not said"."""
     value = side.number(name, default=default)
     return value if value is not None and value > 0 else None
@@ -47,11 +47,11 @@ def _computed(value: float, text: str, names: tuple[str, ...]) -> Quantity:
     return Quantity(value, f"{value} ({text})", names, DERIVED)
 
 
-def _names(side: Side, *terms: str) -> tuple[str, ...]:
+def _names(side: PackSettings, *terms: str) -> tuple[str, ...]:
     return tuple(name for term in terms if (said := side.said(term)) is not None for name in said.names)
 
 
-def _world_size(side: Side) -> Quantity | None:
+def _world_size(side: PackSettings) -> Quantity | None:
     said = side.said("world_size")
     if said is not None:
         return said
@@ -61,7 +61,7 @@ def _world_size(side: Side) -> Quantity | None:
     return None if side.world_size is None else Quantity(side.world_size, str(side.world_size), ("ranks of the job",), DERIVED)
 
 
-def _data_parallel(side: Side) -> Quantity | None:
+def _data_parallel(side: PackSettings) -> Quantity | None:
     said = side.said("data_parallel")
     if said is not None and isinstance(said.value, int) and said.value > 0:
         return said
@@ -76,7 +76,7 @@ def _data_parallel(side: Side) -> Quantity | None:
     return _computed(world.value / cut, text, (*world.names, *_names(side, *parts)))
 
 
-def _global_batch(side: Side) -> Quantity | None:
+def _global_batch(side: PackSettings) -> Quantity | None:
     said = side.said("global_batch_size")
     if said is not None and isinstance(said.value, int) and said.value > 0:
         return said
@@ -92,7 +92,7 @@ def _global_batch(side: Side) -> Quantity | None:
     )
 
 
-def _accumulation(side: Side) -> Quantity | None:
+def _accumulation(side: PackSettings) -> Quantity | None:
     said = side.said("gradient_accumulation")
     if said is not None:
         return said
@@ -103,21 +103,21 @@ def _accumulation(side: Side) -> Quantity | None:
     return _computed(count, f"{total.value} / {micro} / {parallel.value}", (*total.names, *_names(side, "micro_batch_size")))
 
 
-def _train_steps(side: Side) -> Quantity | None:
+def _train_steps(side: PackSettings) -> Quantity | None:
     said = side.said("train_steps")
     if said is not None and isinstance(said.value, int) and said.value > 0:
         return said
     return _of_samples(side, "train_samples")
 
 
-def _of_samples(side: Side, name: str) -> Quantity | None:
+def _of_samples(side: PackSettings, name: str) -> Quantity | None:
     samples, total = _positive(side, name), _global_batch(side)
     if samples is None or total is None:
         return None
     return _computed(samples // total.value, f"{samples} samples / {total.value}", (*_names(side, name), *total.names))
 
 
-def _decay_steps(side: Side) -> Quantity | None:
+def _decay_steps(side: PackSettings) -> Quantity | None:
     said = side.said("decay_steps")
     if said is not None:
         return said
@@ -133,7 +133,7 @@ def _decay_steps(side: Side) -> Quantity | None:
     return Quantity(steps.value, f"{steps.value} (all steps)", steps.names, DERIVED)
 
 
-def _warmup_steps(side: Side) -> Quantity | None:
+def _warmup_steps(side: PackSettings) -> Quantity | None:
     said = side.said("warmup_steps")
     steps = said.value if said is not None else 0
     if said is not None and isinstance(steps, int) and steps > 0:
@@ -151,7 +151,7 @@ def _warmup_steps(side: Side) -> Quantity | None:
     return said if share is None else None
 
 
-def _min_lr(side: Side) -> Quantity | None:
+def _min_lr(side: PackSettings) -> Quantity | None:
     said = side.said("min_lr")
     if said is not None:
         return said
@@ -161,14 +161,14 @@ def _min_lr(side: Side) -> Quantity | None:
     return _computed(share * rate, f"{share} x {rate}", _names(side, "min_lr_ratio", "learning_rate"))
 
 
-def _kv_heads(side: Side) -> Quantity | None:
+def _kv_heads(side: PackSettings) -> Quantity | None:
     heads, said, grouped = side.said("attention_heads"), side.said("kv_heads"), side.said("grouped_query_attention")
     if said is not None and not (grouped is not None and grouped.value is False):
         return said
     return None if heads is None else Quantity(heads.value, f"{heads.value} (as many as heads)", heads.names, DERIVED)
 
 
-def _head_dim(side: Side) -> Quantity | None:
+def _head_dim(side: PackSettings) -> Quantity | None:
     said = side.said("head_dim")
     if said is not None:
         return said
@@ -178,7 +178,7 @@ def _head_dim(side: Side) -> Quantity | None:
     return _computed(hidden / heads, f"{hidden} / {heads} heads", _names(side, "hidden_size", "attention_heads"))
 
 
-def _padded_vocab(side: Side) -> Quantity | None:
+def _padded_vocab(side: PackSettings) -> Quantity | None:
     said = side.said("padded_vocab")
     if said is not None:
         return said
@@ -194,7 +194,7 @@ def _padded_vocab(side: Side) -> Quantity | None:
     return _computed(math.ceil(rows / multiple) * multiple, text, _names(side, "vocab_size", "vocab_padding", "tensor_parallel"))
 
 
-def _compute_dtype(side: Side) -> Quantity | None:
+def _compute_dtype(side: PackSettings) -> Quantity | None:
     said = side.said("compute_dtype")
     for term, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
         flag = side.said(term)
@@ -207,8 +207,8 @@ def _compute_dtype(side: Side) -> Quantity | None:
     return None
 
 
-def _in_fp32(term: str, flag: str) -> Callable[[Side], Quantity | None]:
-    def made(side: Side) -> Quantity | None:
+def _in_fp32(term: str, flag: str) -> Callable[[PackSettings], Quantity | None]:
+    def made(side: PackSettings) -> Quantity | None:
         said, switch = side.said(term), side.said(flag)
         if said is not None or switch is None:
             return said
@@ -219,7 +219,7 @@ def _in_fp32(term: str, flag: str) -> Callable[[Side], Quantity | None]:
     return made
 
 
-def _activation(side: Side) -> Quantity | None:
+def _activation(side: PackSettings) -> Quantity | None:
     said = side.said("activation")
     if said is not None or "megatron" not in side.frameworks:
         return said
@@ -230,7 +230,7 @@ def _activation(side: Side) -> Quantity | None:
     return Quantity("gelu", "gelu (no other is asked for)", (), DERIVED)
 
 
-_RULES: dict[str, Callable[[Side], Quantity | None]] = {
+_RULES: dict[str, Callable[[PackSettings], Quantity | None]] = {
     "world_size": _world_size,
     "data_parallel": _data_parallel,
     "global_batch_size": _global_batch,

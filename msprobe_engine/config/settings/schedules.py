@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from msprobe_engine.config.settings import derived
-from msprobe_engine.config.settings.side import Side
+from msprobe_engine.config.settings.side import PackSettings
 
 TERMS = frozenset(
     (
@@ -49,7 +49,7 @@ class _Shape:
     style: str
 
 
-def schedule(side: Side) -> Schedule | None:
+def schedule(side: PackSettings) -> Schedule | None:
     """The schedule of one side; None: something of it is not known, or it is of a kind that is not computed here."""
     framework = next((name for name in _RATES if name in side.frameworks), "")
     shape = _shape(side, framework)
@@ -67,7 +67,7 @@ def points(a: Schedule, b: Schedule) -> dict[str, int]:
     return {name: at for name, at in found.items() if 1 <= at <= end}
 
 
-def _shape(side: Side, framework: str) -> _Shape | None:
+def _shape(side: PackSettings, framework: str) -> _Shape | None:
     style = side.said("lr_schedule") or side.default(side.terms["lr_schedule"])
     peak, warm = side.number("learning_rate"), derived.quantity(side, "warmup_steps")
     end = derived.quantity(side, "decay_steps") or derived.quantity(side, "train_steps")
@@ -83,7 +83,7 @@ def _shape(side: Side, framework: str) -> _Shape | None:
     return _Shape(peak, floor, first, warmup, steps, style.value)
 
 
-def _megatron(s: _Shape, _: Side) -> Callable[[int], float] | None:
+def _megatron(s: _Shape, _: PackSettings) -> Callable[[int], float] | None:
     if s.style not in ("linear", "cosine", "constant", "inversesqrt"):
         return None
 
@@ -104,7 +104,7 @@ def _megatron(s: _Shape, _: Side) -> Callable[[int], float] | None:
     return rate
 
 
-def _transformers(s: _Shape, side: Side) -> Callable[[int], float] | None:
+def _transformers(s: _Shape, side: PackSettings) -> Callable[[int], float] | None:
     others = [name for name in side.settings if name.startswith("lr_scheduler_kwargs.") and not name.endswith(("min_lr", "min_lr_rate"))]
     if s.style not in ("linear", "cosine", "constant", "cosinewithminlr") or others or (s.low and s.style == "linear"):
         return None
@@ -124,7 +124,7 @@ def _transformers(s: _Shape, side: Side) -> Callable[[int], float] | None:
     return rate
 
 
-def _torchtitan(s: _Shape, side: Side) -> Callable[[int], float] | None:
+def _torchtitan(s: _Shape, side: PackSettings) -> Callable[[int], float] | None:
     ratio = side.number("decay_ratio")
     said, steps = side.number("decay_steps"), derived.quantity(side, "train_steps")  # total_steps of the schedule, else all of the training
     total = said if said is not None else steps.value if steps is not None else None
@@ -148,7 +148,7 @@ def _torchtitan(s: _Shape, side: Side) -> Callable[[int], float] | None:
     return rate
 
 
-_RATES: dict[str, Callable[[_Shape, Side], Callable[[int], float] | None]] = {
+_RATES: dict[str, Callable[[_Shape, PackSettings], Callable[[int], float] | None]] = {
     "megatron": _megatron,
     "transformers": _transformers,
     "torchtitan": _torchtitan,

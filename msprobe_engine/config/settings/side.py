@@ -62,7 +62,7 @@ class Quantity:
     how: str = SET
 
 
-class Side:
+class PackSettings:
     """Settings of one run.
 
     Args:

@@ -72,7 +72,7 @@ class Options:
     resume: bool = True
 
 
-class Side:
+class OpenedCheckpoint:
     """One of the two: a checkpoint, or the manifest of one."""
 
     def __init__(self, path: Path, options: Options) -> None:
@@ -110,7 +110,7 @@ def diff(path_a: Path | str, path_b: Path | str, options: Options | None = None)
     options = options or Options()
     begin = time.monotonic()
     how = plan(options.memory_mb, options.workers, options.atol, options.rtol)
-    a, b = Side(Path(path_a), options), Side(Path(path_b), options)
+    a, b = OpenedCheckpoint(Path(path_a), options), OpenedCheckpoint(Path(path_b), options)
     if a.digests is None and b.digests is None:
         a.checkpoint, b.checkpoint = as_the_other(a.checkpoint, b.checkpoint), as_the_other(b.checkpoint, a.checkpoint)
     mapping = read_mapping(options.mapping) if options.mapping is not None else None
@@ -156,7 +156,9 @@ def _files(checkpoint: Checkpoint, tensors: Iterable[StoredTensor]) -> set[Path]
     return {*checkpoint.files, *(box.file for tensor in tensors for box in (*tensor.boxes, *tensor.copies))}
 
 
-def _tensors(out: Result, a: Side, b: Side, pairs: Sequence[Pair], how: Plan, options: Options, files: dict[str, Stamp]) -> None:
+def _tensors(
+    out: Result, a: OpenedCheckpoint, b: OpenedCheckpoint, pairs: Sequence[Pair], how: Plan, options: Options, files: dict[str, Stamp]
+) -> None:
     """Fill in the results of all pairs."""
     known: dict[int, TensorResult] = {}
     if options.quick:
@@ -204,11 +206,16 @@ def _by_crc(pairs: Sequence[Pair]) -> dict[int, TensorResult]:
 
 
 def _by_digest(
-    a: Side, b: Side, pairs: Sequence[Pair], how: Plan, told: Callable[[int, TensorResult], None], known: dict[int, TensorResult]
+    a: OpenedCheckpoint,
+    b: OpenedCheckpoint,
+    pairs: Sequence[Pair],
+    how: Plan,
+    told: Callable[[int, TensorResult], None],
+    known: dict[int, TensorResult],
 ) -> tuple[list[TensorResult], int]:
     """Compare where one side or both are manifests: every tensor of the other side is read once."""
     results: dict[int, TensorResult] = dict(known)
-    wanted: dict[str, tuple[int, Side, StoredTensor]] = {}
+    wanted: dict[str, tuple[int, OpenedCheckpoint, StoredTensor]] = {}
     for number, pair in enumerate(pairs):
         if number in results:
             continue
@@ -238,7 +245,7 @@ def _by_digest(
     return [results[number] for number in range(len(pairs))], nbytes
 
 
-def _no_digest(a: Side, b: Side, pair: Pair) -> str:
+def _no_digest(a: OpenedCheckpoint, b: OpenedCheckpoint, pair: Pair) -> str:
     """Why the digests of a pair say nothing, "" when they do."""
     for letter, side, tensor in (("A", a, pair.a), ("B", b, pair.b)):
         if side.digests is not None and side.digest(tensor) is None:
@@ -267,7 +274,7 @@ def digest_checkpoint(path: Path | str, options: Options | None = None) -> tuple
         the checkpoint, the digests in the order of its tensors, and how many bytes were read.
     """
     options = options or Options()
-    side = Side(Path(path), options)
+    side = OpenedCheckpoint(Path(path), options)
     how = plan(options.memory_mb, options.workers)
     tensors: Iterable[tuple[str, StoredTensor]] = side.checkpoint.tensors.items()
     with bar("reading", len(side.checkpoint.tensors)) as advance:

@@ -18,7 +18,7 @@ from typing import Any
 from msprobe_engine.core.operator_traits import normal_op
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.findings import Diagnosis
-from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS, Side
+from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS, DumpTable
 from msprobe_engine.formats.dump.record_rows import is_number
 from msprobe_engine.measure import distances
 
@@ -41,7 +41,7 @@ class Odd:
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
-def parameters(sides: Mapping[int, Side]) -> dict[str, dict[int, Row]]:
+def parameters(sides: Mapping[int, DumpTable]) -> dict[str, dict[int, Row]]:
     """Parameter rows of the first forward call of each module: row name -> rank -> shape, statistics, checksum."""
     table: dict[str, dict[int, Row]] = {}
     for rank, side in sides.items():
@@ -55,7 +55,7 @@ def parameters(sides: Mapping[int, Side]) -> dict[str, dict[int, Row]]:
     return table
 
 
-def _parameter_rows(side: Side) -> list[int]:
+def _parameter_rows(side: DumpTable) -> list[int]:
     """Rows of parameters, each of the first forward call of its module."""
     first: dict[str, int] = {}
     for row, role in enumerate(side.role):
@@ -64,7 +64,7 @@ def _parameter_rows(side: Side) -> list[int]:
     return list(first.values())
 
 
-def summing_groups(sides: Mapping[int, Side]) -> list[tuple[int, ...]]:
+def summing_groups(sides: Mapping[int, DumpTable]) -> list[tuple[int, ...]]:
     """Groups of ranks that all-reduce flat buffers of as many elements as each of them trains, as DDP does with its buckets.
 
     Such ranks hold all parameters alike. Parts are not summed over the ranks that hold them, and activations are not flat.

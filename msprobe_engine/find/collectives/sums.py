@@ -18,7 +18,7 @@ from msprobe_engine.find.difference import cross_rank
 from msprobe_engine.find.difference.explain import module_around, stack_of
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.nonfinite.report import own_line
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, Side
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
 from msprobe_engine.formats.dump.record_rows import is_number
 from msprobe_engine.measure import distances
 
@@ -30,7 +30,7 @@ _SLACK = 64
 class Wrong:
     """One collective that is not right on one rank."""
 
-    side: Side
+    side: DumpTable
     op: int
     rank: int
     why: str
@@ -51,7 +51,7 @@ class Checked:
     wrong: list[Wrong] = field(default_factory=list)
 
 
-def check(sides: Mapping[int, Side]) -> Checked:
+def check(sides: Mapping[int, DumpTable]) -> Checked:
     """Check all collectives of a step."""
     found = Checked()
     for link in sorted(cross_rank.linked(sides).links, key=lambda link: min((op for _, op in link.members), default=0)):
@@ -64,7 +64,7 @@ def check(sides: Mapping[int, Side]) -> Checked:
     return found
 
 
-def _check(link: Link, sides: Mapping[int, Side]) -> list[Wrong] | None:
+def _check(link: Link, sides: Mapping[int, DumpTable]) -> list[Wrong] | None:
     """None: nothing about it can be checked."""
     op = normal_op(link.op)
     if op not in _SAME_EVERYWHERE:
@@ -109,11 +109,11 @@ def _check(link: Link, sides: Mapping[int, Side]) -> list[Wrong] | None:
     return wrong
 
 
-def _tensors(side: Side, op: int, role: int) -> list[int]:
+def _tensors(side: DumpTable, op: int, role: int) -> list[int]:
     return [r for r in side.rows(op) if side.role[r] == role and isinstance(side.shape[r], list) and r not in side.values and side.dtype[r]]
 
 
-def _expected(link: Link, sides: Mapping[int, Side], ins: Mapping[int, Sequence[int]]) -> tuple[float, float] | None:
+def _expected(link: Link, sides: Mapping[int, DumpTable], ins: Mapping[int, Sequence[int]]) -> tuple[float, float] | None:
     """(mean of the result, tolerance); None when the dump does not say enough."""
     rank, op = link.members[0]
     how = reduction_of(sides[rank].collectives.get(op, {}))
@@ -132,7 +132,7 @@ def _expected(link: Link, sides: Mapping[int, Side], ins: Mapping[int, Sequence[
     return means / share, _SLACK * eps * spread / share
 
 
-def _agrees(side: Side, row: int, reference: tuple[float, float]) -> bool:
+def _agrees(side: DumpTable, row: int, reference: tuple[float, float]) -> bool:
     mean = side.four(row)[2]
     return not isinstance(mean, float) or not math.isfinite(mean) or abs(mean - reference[0]) <= reference[1]
 
@@ -140,7 +140,7 @@ def _agrees(side: Side, row: int, reference: tuple[float, float]) -> bool:
 def _right(
     groups: Mapping[tuple[object, ...], list[int]],
     reference: tuple[float, float] | None,
-    sides: Mapping[int, Side],
+    sides: Mapping[int, DumpTable],
     outs: Mapping[int, Sequence[int]],
 ) -> tuple[object, ...] | None:
     """The result that agrees with what was put in, else that of the majority; None when nothing tells."""

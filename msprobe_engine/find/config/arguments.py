@@ -18,7 +18,7 @@ from msprobe_engine.config.launch_scripts.arguments import is_option, read_optio
 from msprobe_engine.config.launch_scripts.shell.values import Known, Place, Text, shown
 from msprobe_engine.config.settings import normalize
 from msprobe_engine.config.settings.aliases import key
-from msprobe_engine.config.settings.side import Setting, Side
+from msprobe_engine.config.settings.side import PackSettings, Setting
 from msprobe_engine.config.severity import HARMLESS
 from msprobe_engine.find.config import by_rank
 from msprobe_engine.find.config.compare_settings import compare_settings
@@ -54,7 +54,7 @@ class ComparedArguments:
 def compare_arguments(
     bench: Mapping[int, Mapping[str, Any]],
     cmp: Mapping[int, Mapping[str, Any]],
-    settings: tuple[Mapping[int, Side], Mapping[int, Side]],
+    settings: tuple[Mapping[int, PackSettings], Mapping[int, PackSettings]],
     reported: Sequence[Difference],
     own_files: tuple[Collection[str], Collection[str]] = ((), ()),
 ) -> ComparedArguments:
@@ -71,9 +71,9 @@ def compare_arguments(
     names = {key(name) for one in reported if one.matters for name in (one.bench_name, one.cmp_name)}
     terms = {one.term for one in reported if one.matters and one.term}
     for ranks, mine, theirs in by_rank.pairs(bench, cmp, lambda program: [_script(program), program.get("arguments")]):
-        a, b = Side(read_arguments(mine.get("arguments"))), Side(read_arguments(theirs.get("arguments")))
+        a, b = PackSettings(read_arguments(mine.get("arguments"))), PackSettings(read_arguments(theirs.get("arguments")))
         title = " / ".join(dict.fromkeys((_script(mine), _script(theirs))))
-        resolved = (settings[0].get(ranks[0]) or Side(()), settings[1].get(ranks[0]) or Side(()))
+        resolved = (settings[0].get(ranks[0]) or PackSettings(()), settings[1].get(ranks[0]) or PackSettings(()))
         differences = compare_settings(a, b, f"{title} arguments").differences
         for one in differences:
             given = {key(name) for name in (one.bench_name, one.cmp_name)} & {*a.settings, *b.settings}
@@ -105,7 +105,7 @@ def read_arguments(arguments: Any) -> list[Setting]:
     return [Setting(name, values[0] if len(values) == 1 else values, FLAG) for name, values in found.values()]
 
 
-def with_arguments(resolved: Side, program: Mapping[str, Any]) -> Side:
+def with_arguments(resolved: PackSettings, program: Mapping[str, Any]) -> PackSettings:
     """Settings of a run and, for the comparison with a launch script that has them all, the arguments that are in none of these."""
     said = {alias.term.name for name in resolved.settings for alias in resolved.aliases(name) if not alias.term.group}
     flags = {key(one.where) for one in resolved.settings.values() if one.origin == FLAG}
@@ -117,7 +117,7 @@ def with_arguments(resolved: Side, program: Mapping[str, Any]) -> Side:
         and not one.name.startswith(POSITIONAL)
         and not said & {alias.term.name for alias in resolved.terms.aliases(one.name)}
     ]
-    side = Side([*resolved.settings.values(), *more], world_size=resolved.world_size, versions=resolved.versions)
+    side = PackSettings([*resolved.settings.values(), *more], world_size=resolved.world_size, versions=resolved.versions)
     side.masked |= resolved.masked
     return side
 
@@ -136,14 +136,14 @@ def _script(program: Mapping[str, Any]) -> str:
     return os.path.basename(str(program.get("script", "")))
 
 
-def _is_resolved(name: str, arguments: tuple[Side, Side], resolved: tuple[Side, Side]) -> bool:
+def _is_resolved(name: str, arguments: tuple[PackSettings, PackSettings], resolved: tuple[PackSettings, PackSettings]) -> bool:
     """Do settings of both sides hold what this argument says, or what is taken without it?"""
     given = [_settings_of(side.settings[name], name, known) if name in side.settings else None for side, known in zip(arguments, resolved)]
     names = set().union(*(one for one in given if one))
     return all(bool(names & set(known.settings)) if one is None else bool(one) for one, known in zip(given, resolved))
 
 
-def _settings_of(argument: Setting, name: str, resolved: Side) -> set[str]:
+def _settings_of(argument: Setting, name: str, resolved: PackSettings) -> set[str]:
     """Names of the settings that hold the value of an argument."""
     value = normalize.plain(argument.value)
     terms = {alias.term.name: alias for alias in resolved.terms.aliases(name) if not alias.term.group}
@@ -161,7 +161,7 @@ def _settings_of(argument: Setting, name: str, resolved: Side) -> set[str]:
     }
 
 
-def _row(one: Difference, title: str, a: Side, b: Side, own_files: tuple[Collection[str], Collection[str]]) -> Difference:
+def _row(one: Difference, title: str, a: PackSettings, b: PackSettings, own_files: tuple[Collection[str], Collection[str]]) -> Difference:
     """Under the name of the program, with the option as it is typed."""
     of_sides = ((one.bench_name, a), (one.cmp_name, b))
     names = [f"{title} arguments: {_typed(name)}" if key(name) in side.settings else "" for name, side in of_sides]

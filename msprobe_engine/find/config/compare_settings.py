@@ -17,7 +17,7 @@ from difflib import SequenceMatcher
 from msprobe_engine.config.settings import derived as derive
 from msprobe_engine.config.settings import normalize, schedules
 from msprobe_engine.config.settings.aliases import Term
-from msprobe_engine.config.settings.side import DEFAULT, DERIVED, NOT_KNOWN, Quantity, Setting, Side, last_parts
+from msprobe_engine.config.settings.side import DEFAULT, DERIVED, NOT_KNOWN, PackSettings, Quantity, Setting, last_parts
 from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY
 from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, SETTINGS, Difference
 
@@ -50,7 +50,7 @@ class Settled:
     compared: int = 0
 
 
-def compare_settings(bench: Side, cmp: Side, file: str, content: Mapping[str, bool] | None = None) -> Settled:
+def compare_settings(bench: PackSettings, cmp: PackSettings, file: str, content: Mapping[str, bool] | None = None) -> Settled:
     """Compare the settings of two runs.
 
     Args:
@@ -62,7 +62,7 @@ def compare_settings(bench: Side, cmp: Side, file: str, content: Mapping[str, bo
 
 
 class _Comparison:
-    def __init__(self, bench: Side, cmp: Side, file: str, content: Mapping[str, bool]) -> None:
+    def __init__(self, bench: PackSettings, cmp: PackSettings, file: str, content: Mapping[str, bool]) -> None:
         self.bench, self.cmp, self.file, self.content = bench, cmp, file, content
         self.terms = bench.terms
         self.out = Settled()
@@ -154,7 +154,7 @@ class _Comparison:
         """Null of a format that cannot hold the value says nothing about a text or an object."""
         return (x is None and self.bench.opaque and isinstance(y, str)) or (y is None and self.cmp.opaque and isinstance(x, str))
 
-    def _drop_floats(self, left: dict[str, Setting], other: Side) -> None:
+    def _drop_floats(self, left: dict[str, Setting], other: PackSettings) -> None:
         """Numbers of settings files that the other side's collector may have lost say nothing when they are missing there."""
         for name in [name for name, one in left.items() if other.no_floats and isinstance(one.value, float)]:
             self.dropped.append(left.pop(name).name)
@@ -197,7 +197,7 @@ class _Comparison:
             self.quantities[name] = derive.quantity(self.bench, name), derive.quantity(self.cmp, name)
         return self.quantities[name]
 
-    def _default(self, term: Term, side: Side, other: Side) -> Quantity | None:
+    def _default(self, term: Term, side: PackSettings, other: PackSettings) -> Quantity | None:
         """What a side takes that says nothing; where its framework is not known, but it is the other's, what that one takes; where
         neither is known, the other's value if all frameworks that have its name for it take that."""
         found = side.default(term)
@@ -320,7 +320,7 @@ class _Comparison:
                 shown = normalize.shown(a.value), normalize.shown(b.value)
                 self._row(a.name, b.name, *shown, severity, why, term, f"similarity:{ratio:.3f}", _places(a, b))
 
-    def _alone(self, name: str, one: Setting, side: Side, other: Side) -> None:
+    def _alone(self, name: str, one: Setting, side: PackSettings, other: PackSettings) -> None:
         if normalize.is_unset(one.value) or normalize.plain(one.value) == "auto":
             return
         if other.opaque and one.framework and one.origin == "default":

@@ -12,7 +12,7 @@ from msprobe_engine.config.pack.writer import Pack
 from msprobe_engine.config.secrets.masking import cleaned
 from msprobe_engine.config.secrets.names import judged_name
 from msprobe_engine.config.settings.normalize import Several
-from msprobe_engine.config.settings.side import NOT_KNOWN, Setting, Side
+from msprobe_engine.config.settings.side import NOT_KNOWN, PackSettings, Setting
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.log import one_line
 from msprobe_engine.find.config import completeness
@@ -94,7 +94,7 @@ class PackSide:
             found.append(DYNAMIC_FILE)
         return tuple(found)
 
-    def settings(self, file: str, by_rank: bool) -> dict[int, Side]:
+    def settings(self, file: str, by_rank: bool) -> dict[int, PackSettings]:
         """The settings of a file: by rank where both packs know them so, else one for all ranks."""
         if file == STATIC_FILE:
             found = self._static()
@@ -102,8 +102,8 @@ class PackSide:
             return {NO_RANK: self._side(found, no_floats=not self.pack.ours and not floats)}
         ranks = self.pack.by_rank("hyperparameters")
         if ranks and (by_rank or entries.DYNAMIC not in self.pack):
-            sides: dict[int, Side] = {}
-            known: dict[str, Side] = {}
+            sides: dict[int, PackSettings] = {}
+            known: dict[str, PackSettings] = {}
             for rank, name in ranks.items() if by_rank else list(ranks.items())[:1]:
                 entry = {name: one for name, one in self.mapping(name).items() if name.rpartition(".")[2] not in OF_RANK}
                 text = json.dumps(entry, sort_keys=True, default=str)  # most ranks have the same
@@ -120,8 +120,8 @@ class PackSide:
         """Were they collected rank by rank?"""
         return bool(self.pack.by_rank("hyperparameters"))
 
-    def _side(self, settings: list[Setting], opaque: bool = False, no_floats: bool = False) -> Side:
-        return Side(settings, world_size=self.world_size, versions=self.versions, opaque=opaque, no_floats=no_floats)
+    def _side(self, settings: list[Setting], opaque: bool = False, no_floats: bool = False) -> PackSettings:
+        return PackSettings(settings, world_size=self.world_size, versions=self.versions, opaque=opaque, no_floats=no_floats)
 
     def _static(self) -> list[Setting]:
         values = self.static.get("values")

@@ -10,7 +10,7 @@ from typing import Any
 
 from msprobe_engine.config.collect.resolved import CODE, DEFAULT
 from msprobe_engine.config.pack.writer import Pack, read_pack
-from msprobe_engine.config.settings.side import Side
+from msprobe_engine.config.settings.side import PackSettings
 from msprobe_engine.config.severity import ERROR, MAY, WARNING
 from msprobe_engine.find.config import completeness
 from msprobe_engine.find.config import difference as d
@@ -153,7 +153,7 @@ class _Work:
             sheet.differences += merged(found, tuple(both))
         return sheet
 
-    def _comparable(self, differences: list[Difference], file: str, bench: Side, cmp: Side) -> list[Difference]:
+    def _comparable(self, differences: list[Difference], file: str, bench: PackSettings, cmp: PackSettings) -> list[Difference]:
         """Of a run's settings against a script's: without those that no script says, because the program sets them.
 
         Args:
@@ -227,11 +227,11 @@ class _Work:
                 sheet.differences.append(Difference(d.SYSTEM, *names, "", "", MAY, why, ranks=tuple(sorted(ranks)), level=ERROR))
 
 
-def _for_every_rank(script: dict[int, Side], run: PackSide) -> tuple[dict[int, Side], dict[int, Side]]:
+def _for_every_rank(script: dict[int, PackSettings], run: PackSide) -> tuple[dict[int, PackSettings], dict[int, PackSettings]]:
     """Settings of scripts, which are one for all, beside those that each rank of a run has resolved or was started with."""
     programs = _programs(run)
-    known: dict[tuple[int, str], Side] = {}
-    ranks: dict[int, Side] = {}
+    known: dict[tuple[int, str], PackSettings] = {}
+    ranks: dict[int, PackSettings] = {}
     for rank, side in run.settings(DYNAMIC_FILE, True).items():
         program = programs.get(rank, {})
         at = id(side), repr(program.get("arguments"))

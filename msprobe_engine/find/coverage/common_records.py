@@ -11,11 +11,11 @@ from msprobe_engine.core import names
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference.divergence import Divergence
 from msprobe_engine.find.findings import Diagnosis
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.record_rows import COMMUNICATION
 from msprobe_engine.measure import missing_statistics
 
-Sides = Mapping[int, Side]
+Sides = Mapping[int, DumpTable]
 
 _FEWEST = 3
 """Of so many calls at least one has a partner in two runs of one program."""
@@ -23,7 +23,7 @@ _FEWEST = 3
 _MODULE, _FUNCTION, _COLLECTIVE = "modules", "functions", "collectives"
 
 
-def both_hold(target: Sides, golden: Sides, evidence: list[str]) -> tuple[Sides, Sides]:
+def restrict_to_common(target: Sides, golden: Sides, evidence: list[str]) -> tuple[Sides, Sides]:
     """The sides without what the other one leaves out; the same objects where nothing is left out.
 
     Args:
@@ -52,7 +52,7 @@ def both_hold(target: Sides, golden: Sides, evidence: list[str]) -> tuple[Sides,
     return target, golden
 
 
-def strangers(found: Divergence, diagnosis: Diagnosis) -> bool:
+def are_unrelated(found: Divergence, diagnosis: Diagnosis) -> bool:
     """The runs are of different programs: most calls have no partner, and what has one differs. Says so in the evidence, and how much
     differs."""
     matched = sum(len(structure.pairs) for structure in found.structures.values())
@@ -73,7 +73,7 @@ def strangers(found: Divergence, diagnosis: Diagnosis) -> bool:
     return True
 
 
-def not_compared(found: Divergence) -> int:
+def count_not_compared(found: Divergence) -> int:
     """Pairs of rows of a step with NaN or Inf on both sides and nothing finite beside them that could be compared."""
     measured = (walker.measured for walker in found.walkers.values())
     return sum(int((m.bad_target & m.bad_golden & ~m.known).sum()) for m in measured)
@@ -126,6 +126,6 @@ def _family(name: str) -> str:
     return _COLLECTIVE if name.startswith(COMMUNICATION) else _FUNCTION
 
 
-def _matched(target: Side, golden: Side) -> tuple[Side, Side]:
+def _matched(target: DumpTable, golden: DumpTable) -> tuple[DumpTable, DumpTable]:
     pairs = match_structure(target, golden).pairs
     return subset(target, sorted(i for i, _ in pairs)), subset(golden, sorted(j for _, j in pairs))

@@ -18,14 +18,14 @@ FILE = "cell_mapping.yaml"
 _SHOWN = 3
 
 
-def note(found: Diagnosis, divergence: Divergence) -> None:
+def add_renames(found: Diagnosis, divergence: Divergence) -> None:
     """Add the pairs of names of a step to `found.mapping`."""
     for rank, walker in divergence.walkers.items():
         if rank not in divergence.wholes and divergence.structures[rank].renamed:
             found.mapping |= proposed(walker.target, walker.golden, divergence.structures[rank])
 
 
-def say(found: Diagnosis) -> None:
+def report_renames(found: Diagnosis) -> None:
     """Add to the evidence how many names differ, and the first of them. Calls of modules whose class has another name too are missing on
     neither side: when no others are, none is."""
     if found.mapping:

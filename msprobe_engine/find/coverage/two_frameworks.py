@@ -19,7 +19,7 @@ from msprobe_engine.formats.dump.dump_table import OUTPUT
 
 if TYPE_CHECKING:
     from msprobe_engine.find.difference.divergence import Divergence
-    from msprobe_engine.find.difference.walk import Walker
+    from msprobe_engine.find.difference.walk import DifferenceWalk
     from msprobe_engine.find.findings import Diagnosis
 
 FILE = "api_mapping.yaml"
@@ -32,7 +32,7 @@ _LIKE = 0.4
 """Names that have less in common are not proposed for each other."""
 
 
-def note(found: Diagnosis, divergence: Divergence) -> None:
+def add_coverage(found: Diagnosis, divergence: Divergence) -> None:
     """Count what a step has aligned, and look for functions that may belong together."""
     for walker in divergence.walkers.values():
         sides = walker.side, walker.golden.side
@@ -55,7 +55,7 @@ def _of_module(name: str) -> bool:
     return isinstance(names.parse(name), (names.ModuleName, names.ParametersGradName))
 
 
-def _alike(walker: Walker) -> Iterator[tuple[str, str]]:
+def _alike(walker: DifferenceWalk) -> Iterator[tuple[str, str]]:
     """Functions that were aligned by their numbers or sizes and not by what they mean; and, of those without a partner, the ones that give
     results of one size under names that have something in common."""
     first, second = Terms(walker.side, walker.golden.side.framework), Terms(walker.golden.side, walker.side.framework)
@@ -81,7 +81,7 @@ def _in_common(one: str, two: str) -> float:
     return SequenceMatcher(None, one, two).ratio()
 
 
-def say(found: Diagnosis) -> None:
+def report_coverage(found: Diagnosis) -> None:
     """Add to the evidence how much was aligned."""
     if found.aligned:
         ours, theirs = (_share(found.aligned[word]) for word in ("target", "golden"))

@@ -23,13 +23,13 @@ from msprobe_engine.find.difference.origin import (
     RESULT,
     TAKEN,
     UNUSED,
-    Origin,
+    DifferenceOrigin,
 )
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, Side
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
 from msprobe_engine.measure import distances
 
 if TYPE_CHECKING:
-    from msprobe_engine.find.difference.walk import Walker
+    from msprobe_engine.find.difference.walk import DifferenceWalk
 
 _VIEWS = frozenset((
     "view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "detach", "alias",
@@ -51,7 +51,7 @@ _FAR, _FARTHEST = 8, 2000
 """Calls to go back through when elements have changed places: from one to the next, and in all."""
 
 
-def unmatched(walker: Walker, origin: Origin) -> None:
+def unmatched(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
     """What takes in the output of a call that only one side has: that call is the origin."""
     if origin.kind not in (TAKEN, RESULT):
         return
@@ -83,7 +83,7 @@ def unmatched(walker: Walker, origin: Origin) -> None:
         _own_code(walker, origin)
 
 
-def without_gradient(walker: Walker, origin: Origin) -> None:
+def without_gradient(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
     """A gradient that is missing, or lacks a part: the first tensor that requires a gradient on one side only is to blame, or the call
     that only this run makes and that cut it off (``detach``)."""
     if origin.kind not in (RESULT, TAKEN, GRADIENT, MISSING) or not _is_backward(walker.target, origin.op):
@@ -117,7 +117,7 @@ def _below(tree: Tree, op: int) -> bool:
     return bool(tree.children.get(op))
 
 
-def _rearranged(walker: Walker, origin: Origin) -> None:
+def _rearranged(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
     """The same numbers went in and others came out, though the call was made alike: elements that go in have changed places.
 
     Statistics do not see that. The last call behind them that only one side makes, or makes with another argument, did it.
@@ -155,7 +155,7 @@ def _rearranged(walker: Walker, origin: Origin) -> None:
             todo += [(r, max(far, further)) for r in walker.side.rows(source) if walker.side.role[r] == INPUT]
 
 
-def _hands_on(walker: Walker, op: int) -> bool:
+def _hands_on(walker: DifferenceWalk, op: int) -> bool:
     """What a call gives out are the elements it was given: the extremes are among those that went in."""
     side = walker.side
     if _api(side, op) not in _VIEWS | _IN_ORDER:
@@ -163,7 +163,7 @@ def _hands_on(walker: Walker, op: int) -> bool:
     return not walker.is_off(op)
 
 
-def _lost_before(walker: Walker, op: int) -> int | None:
+def _lost_before(walker: DifferenceWalk, op: int) -> int | None:
     """A call of the golden side only, that changes the order of elements and whose output goes into the partner of this call."""
     at = walker.position(op)
     golden = walker.golden
@@ -174,7 +174,7 @@ def _lost_before(walker: Walker, op: int) -> int | None:
     return None
 
 
-def _same_output(walker: Walker, row: int, before: int) -> int | None:
+def _same_output(walker: DifferenceWalk, row: int, before: int) -> int | None:
     """The last call of the target only that gave out a tensor with the numbers of this row. Where it hands on what it was given, it is no
     producer: the numbers were there before."""
     side = walker.side
@@ -184,14 +184,14 @@ def _same_output(walker: Walker, row: int, before: int) -> int | None:
     return None
 
 
-def _api(side: Side, op: int) -> str | None:
+def _api(side: DumpTable, op: int) -> str | None:
     """Name of the function of a forward record; None of a module or a backward record."""
     parts = side.ops[op].split(".")
     called = len(parts) >= 4 and parts[-1] == "forward" and parts[-2].isdecimal() and parts[0] not in ("Module", "Cell")
     return parts[-3] if called else None
 
 
-def _unused(walker: Walker, origin: Origin, lost: int) -> None:
+def _unused(walker: DifferenceWalk, origin: DifferenceOrigin, lost: int) -> None:
     """What the golden side takes in comes out of a collective, maybe divided afterwards; here it ran too and is right, and nothing uses
     it."""
     golden = walker.golden
@@ -208,13 +208,13 @@ def _unused(walker: Walker, origin: Origin, lost: int) -> None:
         lost = sources[0]
 
 
-def _takes_rearranged(walker: Walker, op: int) -> bool:
+def _takes_rearranged(walker: DifferenceWalk, op: int) -> bool:
     """What goes in are the same numbers in another order: their mean, a sum in another order, is off by a rounding unit of float64."""
     role, distance = walker.side.role, walker.measured.distance
     return any(0 < distance[at] < distances.REARRANGED and role[walker.rows[at][0]] == INPUT for at in walker.span_of(op))
 
 
-def _own_code(walker: Walker, origin: Origin) -> None:
+def _own_code(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
     """Where only modules are recorded, the code of a module itself is not: it made what a module in it takes in, if what it takes in
     itself is the same on both sides."""
     tree = walker.target
@@ -227,7 +227,7 @@ def _own_code(walker: Walker, origin: Origin) -> None:
         origin.kind = origin.kind if origin.kind == GRADLESS else INSIDE
 
 
-def for_own_use(walker: Walker, op: int, other: int) -> bool:
+def for_own_use(walker: DifferenceWalk, op: int, other: int) -> bool:
     """A view of what both sides have, or a constant, that only calls of one side take in: that is another way to write what those
     calls do, and what lies behind them tells whether it comes to the same. Their backward calls go with them."""
     tree, golden = walker.target, walker.golden
@@ -243,14 +243,14 @@ def for_own_use(walker: Walker, op: int, other: int) -> bool:
     return bool(mine or theirs) and walker.extra.issuperset(mine) and walker.missing.issuperset(theirs)
 
 
-def _uses(walker: Walker, op: int, call: int) -> bool:
+def _uses(walker: DifferenceWalk, op: int, call: int) -> bool:
     """Something that a call gave out goes into a record, at whatever place."""
     side = walker.side
     given = {side.stats[row].tobytes() for row in side.rows(call) if side.role[row] == OUTPUT}
     return any(side.role[row] == INPUT and side.stats[row].tobytes() in given for row in side.rows(op))
 
 
-def _missing_gradient(walker: Walker, origin: Origin) -> None:
+def _missing_gradient(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
     """A sum of gradients that no record has: the backward calls that are missing just before it did not add their part."""
     run = origin.partner
     while run - 1 >= 0 and run - 1 in walker.missing:
@@ -259,7 +259,7 @@ def _missing_gradient(walker: Walker, origin: Origin) -> None:
         origin.partner, origin.kind = run, MISSING
 
 
-def _first_extra(walker: Walker, source: int, origin: Origin) -> int:
+def _first_extra(walker: DifferenceWalk, source: int, origin: DifferenceOrigin) -> int:
     """The first of a chain of calls that only the target has; where NaN or Inf comes out of it, the first that gives some."""
     at = walker.pair_of(origin.row)
     if at < 0 or not walker.measured.bad_target[at] or walker.measured.bad_golden[at]:
@@ -273,18 +273,18 @@ def _first_extra(walker: Walker, source: int, origin: Origin) -> int:
         source = more[0]
 
 
-def _forward(walker: Walker, op: int) -> int:
+def _forward(walker: DifferenceWalk, op: int) -> int:
     """Of a backward call that only the target has, its forward call, when only the target has that too and that came before."""
     twin = walker.target.index.get(forward_twin(walker.side.ops[op]), op)
     return twin if twin in walker.extra else op
 
 
-def _gives_nonfinite(side: Side, op: int) -> bool:
+def _gives_nonfinite(side: DumpTable, op: int) -> bool:
     rows = [row for row in side.rows(op) if side.role[row] == OUTPUT and row not in side.values]
     return bool(rows) and bool(distances.nonfinite(side, rows).any())
 
 
-def _writer(walker: Walker, origin: Origin) -> int | None:
+def _writer(walker: DifferenceWalk, origin: DifferenceOrigin) -> int | None:
     """A call that only the target has, and that got what the golden side goes on with: it has written into it, or one that writes into
     the part of it that it gave out."""
     golden, side = walker.golden.side, walker.side
@@ -298,7 +298,7 @@ def _writer(walker: Walker, origin: Origin) -> int | None:
     return None
 
 
-def _writes(walker: Walker, op: int, end: int) -> int:
+def _writes(walker: DifferenceWalk, op: int, end: int) -> int:
     """The call in place behind a chain of views that begins with `op`; `op` when there is none."""
     if (_api(walker.side, op) or "") not in _VIEWS:
         return op

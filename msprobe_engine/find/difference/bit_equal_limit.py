@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from msprobe_engine.formats.dump.dump_table import OUTPUT
 from msprobe_engine.measure import distances
-from msprobe_engine.measure.segments import Records
+from msprobe_engine.measure.segments import RecordSums
 
 if TYPE_CHECKING:
-    from msprobe_engine.find.difference.walk import Walker
+    from msprobe_engine.find.difference.walk import DifferenceWalk
 
 AVERAGED = 6.0
 """Round-off of the norm of n elements, in units of their type over sqrt(n): products summed in another order show up to 1.5."""
@@ -25,13 +25,13 @@ MANY = 256
 _UNITS = (distances.EPS["bfloat16"], distances.EPS["float16"])
 
 
-def limit(walker: Walker, at: int, records: Records, known: float) -> float:
+def bit_equal_limit(walker: DifferenceWalk, at: int, records: RecordSums, known: float) -> float:
     """The limit of the first pair of records in which something differs.
 
     Args:
         at: position of the pair.
-        known: its limit where differences came before, as `Walker.limits` has it; given back for other types, modules whose calls are
-            there too, the backward pass, and behind calls that only one side has.
+        known: its limit where differences came before, as `DifferenceWalk.limits` has it; given back for other types, modules whose calls
+            are there too, the backward pass, and behind calls that only one side has.
     """
     (op, other), unit = walker.structure.pairs[at], known / 4
     leaf = not walker.target.children.get(op) and not walker.golden.children.get(other) and walker.target.kinds[op][0] == "forward"

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Matcher
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.measure import distances, saved_tensors
 
 Floats = npt.NDArray[np.float64]
@@ -23,7 +23,7 @@ NEIGHBOURS = 8
 """A record may hardly have moved by chance. It is held to move at least as far as half of so many records before and behind it do."""
 
 
-def movements(golden: Side, others: Sequence[Side]) -> Floats:
+def movements(golden: DumpTable, others: Sequence[DumpTable]) -> Floats:
     """float64 (rows of `golden`): the distance (`measure`) that is round-off in each row, at least half a unit of its dtype.
 
     Args:
@@ -52,7 +52,7 @@ def _around(moved: Floats) -> Floats:
     return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(wide, 2 * NEIGHBOURS + 1), axis=1))
 
 
-def of_ranks(golden: Mapping[int, Side], dumps: Sequence[Mapping[int, Side]]) -> dict[int, Floats]:
+def of_ranks(golden: Mapping[int, DumpTable], dumps: Sequence[Mapping[int, DumpTable]]) -> dict[int, Floats]:
     """`movements` of every rank that at least one of the dumps has."""
     found = {}
     for rank, side in golden.items():

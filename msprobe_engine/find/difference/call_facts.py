@@ -17,11 +17,11 @@ from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.collectives.links import group_of, reduction_of
 from msprobe_engine.find.difference import explain
-from msprobe_engine.find.difference.origin import ARGUMENT, DTYPE, GRAD_FLAG, GROUP, REDUCTION, SHAPE, Origin
-from msprobe_engine.find.difference.walk import Walker
+from msprobe_engine.find.difference.origin import ARGUMENT, DTYPE, GRAD_FLAG, GROUP, REDUCTION, SHAPE, DifferenceOrigin
+from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.measure import dump_dialects, factorize
 from msprobe_engine.measure.distances import Distances
 
@@ -29,7 +29,7 @@ Bools = npt.NDArray[np.bool_]
 _MOST = 20
 
 
-def differing(walker: Walker, step: int, rank: int) -> list[Suspect]:
+def differing(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
     """The first records of a rank of which one side says something else, in the order of the file; of two frameworks none."""
     if crossed(walker.side, walker.golden.side):
         return []
@@ -44,12 +44,12 @@ def other_dtypes(found: Distances) -> Bools:
     return differ if 2 * int(differ.sum()) <= int((~found.argument).sum()) else np.zeros(len(differ), bool)
 
 
-def one_sided_collectives(walker: Walker) -> list[str]:
+def one_sided_collectives(walker: DifferenceWalk) -> list[str]:
     """Names of collectives of which only one side says its ranks or its reduction."""
     return [walker.side.ops[op] for op, values in _collectives(walker) if any((one is None) != (two is None) for one, two in values)]
 
 
-def _of_rows(walker: Walker) -> Iterator[tuple[Origin, Sentence]]:
+def _of_rows(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentence]]:
     side, golden, m = walker.side, walker.golden.side, walker.measured
     left, right = factorize.columns(walker.rows)
     unlike = dump_dialects.differ(side, golden)
@@ -68,7 +68,7 @@ def _of_rows(walker: Walker) -> Iterator[tuple[Origin, Sentence]]:
             yield _origin(side.op[row], golden.op[other], kind, row, other), _why(kind, side, row, golden, other)
 
 
-def _why(kind: str, side: Side, row: int, golden: Side, other: int) -> Sentence:
+def _why(kind: str, side: DumpTable, row: int, golden: DumpTable, other: int) -> Sentence:
     place = explain.place_of(side, row)
     if kind == ARGUMENT:
         values = repr(side.values.get(row)), repr(golden.values.get(other))
@@ -82,7 +82,7 @@ def _why(kind: str, side: Side, row: int, golden: Side, other: int) -> Sentence:
     return Sentence("{0} has dtype {1}, on the golden side {2}; no number shows it", place, side.dtype[row], golden.dtype[other])
 
 
-def _of_collectives(walker: Walker) -> Iterator[tuple[Origin, Sentence]]:
+def _of_collectives(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentence]]:
     back = dict(walker.structure.pairs)
     for op, (group, reduction) in _collectives(walker):
         for kind, (one, two) in ((GROUP, group), (REDUCTION, reduction)):
@@ -98,7 +98,7 @@ def _of_collectives(walker: Walker) -> Iterator[tuple[Origin, Sentence]]:
 Values = tuple[tuple[tuple[int, ...] | None, tuple[int, ...] | None], tuple[str | None, str | None]]
 
 
-def _collectives(walker: Walker) -> Iterator[tuple[int, Values]]:
+def _collectives(walker: DifferenceWalk) -> Iterator[tuple[int, Values]]:
     """Matched collectives: what both sides say of the ranks, counted from the own one (another part of a cluster is no other group), and of
     the reduction."""
     side, golden = walker.side, walker.golden.side
@@ -114,8 +114,8 @@ def _collectives(walker: Walker) -> Iterator[tuple[int, Values]]:
         yield op, ((from_own[0], from_own[1]), (reduction_of(record), reduction_of(golden_record)))
 
 
-def _origin(op: int, partner: int, kind: str, row: int, other: int) -> Origin:
-    return Origin(op, partner, kind, row, other, 0.0, 0.0, 0.0)
+def _origin(op: int, partner: int, kind: str, row: int, other: int) -> DifferenceOrigin:
+    return DifferenceOrigin(op, partner, kind, row, other, 0.0, 0.0, 0.0)
 
 
 def _sign(flag: bool | None) -> int:

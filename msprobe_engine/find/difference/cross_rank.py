@@ -7,16 +7,16 @@ from typing import Any, TypeVar
 
 from msprobe_engine.find.collectives import links
 from msprobe_engine.find.collectives.links import Links
-from msprobe_engine.find.difference.origin import Origin
-from msprobe_engine.find.difference.walk import Walker
+from msprobe_engine.find.difference.origin import DifferenceOrigin
+from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.nonfinite import trace
 from msprobe_engine.find.nonfinite.flags import Call, Trace
-from msprobe_engine.formats.dump.dump_table import INPUT, Side
+from msprobe_engine.formats.dump.dump_table import INPUT, DumpTable
 
 T = TypeVar("T")
 
 
-def linked(sides: Mapping[int, Side]) -> Links:
+def linked(sides: Mapping[int, DumpTable]) -> Links:
     """The collectives and messages of all ranks of one step; call indices are record indices."""
     return links.match(
         {rank: traced(rank, ((op, side.ops[op], one) for op, one in side.collectives.items())) for rank, side in sides.items()}
@@ -33,7 +33,7 @@ def traced(rank: int, records: Iterable[tuple[int, str, Mapping[str, Any]]]) -> 
     return Trace(0, rank, calls)
 
 
-def foreign(walkers: Mapping[int, Walker], found: Links) -> dict[int, dict[int, float]]:
+def peer_distance(walkers: Mapping[int, DifferenceWalk], found: Links) -> dict[int, dict[int, float]]:
     """Rank -> record of a collective -> largest distance of what other ranks put into it."""
     out: dict[int, dict[int, float]] = {rank: {} for rank in walkers}
     for link in found.links:
@@ -46,14 +46,14 @@ def foreign(walkers: Mapping[int, Walker], found: Links) -> dict[int, dict[int, 
     return out
 
 
-def taken_in(walker: Walker, op: int) -> float:
+def taken_in(walker: DifferenceWalk, op: int) -> float:
     """Largest distance of the tensors that a record takes in; 0 when nothing of them was measured."""
     m, role = walker.measured, walker.side.role
     tensors = (at for at in walker.span_of(op) if role[walker.rows[at][0]] == INPUT and not m.argument[at])
     return max((float(m.distance[at]) for at in tensors), default=0.0)
 
 
-def earliest(origins: Mapping[int, Sequence[Origin]], found: Links) -> list[tuple[int, Origin]]:
+def first_in_time(origins: Mapping[int, Sequence[DifferenceOrigin]], found: Links) -> list[tuple[int, DifferenceOrigin]]:
     """(rank, origin), first the one that no other rank's first origin comes before; among equals the earlier call, then the larger."""
     firsts = {rank: some[0] for rank, some in origins.items() if some}
     preceded: dict[int, int] = dict.fromkeys(firsts, 0)

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from msprobe_engine.align.calls.alignment import align_sides
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.align.frameworks.common_terms import in_common
-from msprobe_engine.align.parallel.outcome import Whole
+from msprobe_engine.align.parallel.outcome import GlobalTensors
 from msprobe_engine.find.collectives.links import Links
 from msprobe_engine.find.difference import cross_rank
 from msprobe_engine.find.difference.calibration import Floats
-from msprobe_engine.find.difference.origin import GRADIENT, RESULT, Origin
-from msprobe_engine.find.difference.rank_walk import Begun, of_rank
-from msprobe_engine.find.difference.walk import Walk, Walker
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.find.difference.origin import GRADIENT, RESULT, DifferenceOrigin
+from msprobe_engine.find.difference.rank_walk import RankWalk, reuse_walk
+from msprobe_engine.find.difference.walk import DifferenceWalk, Walk
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.measure import distances as measure
 
 PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv", "einsum", "dot", "attention", "gemm")
@@ -38,21 +38,21 @@ class Divergence:
         links: collectives of the target.
     """
 
-    origins: list[tuple[int, Origin]] = field(default_factory=list)
+    origins: list[tuple[int, DifferenceOrigin]] = field(default_factory=list)
     walks: dict[int, Walk] = field(default_factory=dict)
     structures: dict[int, Structure] = field(default_factory=dict)
-    walkers: dict[int, Walker] = field(default_factory=dict)
-    wholes: dict[int, Whole] = field(default_factory=dict)
+    walkers: dict[int, DifferenceWalk] = field(default_factory=dict)
+    wholes: dict[int, GlobalTensors] = field(default_factory=dict)
     noise: float = 0.0
     links: Links = field(default_factory=Links)
 
 
 def diverge(
-    target: Mapping[int, Side],
-    golden: Mapping[int, Side],
+    target: Mapping[int, DumpTable],
+    golden: Mapping[int, DumpTable],
     before: Divergence | None = None,
     moved: Mapping[int, Floats] | None = None,
-    begun: Mapping[int, Begun] | None = None,
+    begun: Mapping[int, RankWalk] | None = None,
 ) -> Divergence:
     """Compare the ranks that both sides have.
 
@@ -65,22 +65,22 @@ def diverge(
     found = Divergence(noise=before.noise if before else 0.0)
     walked: dict[int, Walk] = {}
     for rank in sorted(target.keys() & golden.keys()):
-        known = of_rank(begun or {}, rank, target[rank], golden[rank])
+        known = reuse_walk(begun or {}, rank, target[rank], golden[rank])
         if known is not None:
             found.walkers[rank], walked[rank] = known.walker, known.walk
         else:
             pair = align_sides(target[rank], golden[rank])
-            found.walkers[rank] = Walker(pair.target, pair.golden, pair.structure)
+            found.walkers[rank] = DifferenceWalk(pair.target, pair.golden, pair.structure)
         found.structures[rank] = found.walkers[rank].structure
         if moved and rank in moved:
             found.walkers[rank].calibrate(in_common(moved[rank], found.walkers[rank].golden.side))
     found.links = cross_rank.linked({rank: walker.side for rank, walker in found.walkers.items()})
-    for rank, distances in cross_rank.foreign(found.walkers, found.links).items():
+    for rank, distances in cross_rank.peer_distance(found.walkers, found.links).items():
         found.walkers[rank].foreign = distances
-    return settle(found, before, walked)
+    return settle_origins(found, before, walked)
 
 
-def settle(found: Divergence, before: Divergence | None, walked: Mapping[int, Walk] | None = None) -> Divergence:
+def settle_origins(found: Divergence, before: Divergence | None, walked: Mapping[int, Walk] | None = None) -> Divergence:
     """Walk all walkers until the level of noise stays as it is; `walked` has the walks of those that nothing from outside has touched."""
     accepted = max((walk.largest for walk in before.walks.values()), default=0.0) if before else 0.0
     for rank, walker in found.walkers.items():
@@ -94,13 +94,13 @@ def settle(found: Divergence, before: Divergence | None, walked: Mapping[int, Wa
             cancelled = walker.cancelled.parameters or walker.cancelled.vectors
             untouched = not (found.noise or accepted or walker.calibrated or cancelled or any(walker.foreign.values()))
             found.walks[rank] = known if known is not None and untouched else walker.walk(found.noise, accepted)
-        found.origins = cross_rank.earliest({rank: walk.origins for rank, walk in found.walks.items()}, found.links)
+        found.origins = cross_rank.first_in_time({rank: walk.origins for rank, walk in found.walks.items()}, found.links)
         level = _noise(found)
         if level <= found.noise:
             break
         found.noise = level
     if not found.origins:  # a number that differs is a finding, whatever comes of it
-        found.origins = cross_rank.earliest({rank: walk.aside for rank, walk in found.walks.items()}, found.links)
+        found.origins = cross_rank.first_in_time({rank: walk.aside for rank, walk in found.walks.items()}, found.links)
     return found
 
 

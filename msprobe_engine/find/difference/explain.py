@@ -13,18 +13,18 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
 from msprobe_engine.find.difference import origin as origins
 from msprobe_engine.find.difference.divergence import Divergence
-from msprobe_engine.find.difference.origin import Origin
-from msprobe_engine.find.difference.walk import CALIBRATED, Walker
+from msprobe_engine.find.difference.origin import DifferenceOrigin
+from msprobe_engine.find.difference.walk import CALIBRATED, DifferenceWalk
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.nonfinite.report import own_line
 from msprobe_engine.find.nonfinite.trace import module_path
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, Side
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
 from msprobe_engine.measure import distances, factorize, missing_statistics
 
 _STATISTICS = ("Max", "Min", "Mean", "Norm")
 
 
-def suspect(step: int, rank: int, origin: Origin, walker: Walker) -> Suspect:
+def suspect(step: int, rank: int, origin: DifferenceOrigin, walker: DifferenceWalk) -> Suspect:
     """The suspect of an origin."""
     side, golden = walker.side, walker.golden.side
     missing = origin.kind == origins.MISSING
@@ -47,12 +47,12 @@ def suspect(step: int, rank: int, origin: Origin, walker: Walker) -> Suspect:
     )
 
 
-def stack_of(side: Side, record: str) -> list[str]:
+def stack_of(side: DumpTable, record: str) -> list[str]:
     """Call stack of a record; of a backward record that of its forward call."""
     return list(side.stacks.get(record) or side.stacks.get(forward_twin(record)) or [])
 
 
-def module_of(walker: Walker, origin: Origin) -> str:
+def module_of(walker: DifferenceWalk, origin: DifferenceOrigin) -> str:
     """Path of the innermost module around the record."""
     tree, op = (walker.golden, origin.partner) if origin.kind == origins.MISSING else (walker.target, origin.op)
     record = tree.side.ops[op]
@@ -60,7 +60,7 @@ def module_of(walker: Walker, origin: Origin) -> str:
     return _innermost(names)
 
 
-def module_around(side: Side, record: str) -> str:
+def module_around(side: DumpTable, record: str) -> str:
     """Path of the innermost module around a record, as construct.json has it."""
     return _innermost(_around(side, record))
 
@@ -69,7 +69,7 @@ def _innermost(names: Iterable[str]) -> str:
     return next((path for path in map(module_path, names) if path), "")
 
 
-def _around(side: Side, record: str) -> Iterator[str]:
+def _around(side: DumpTable, record: str) -> Iterator[str]:
     """The records and nodes that enclose one, innermost first; stops at a circle of a damaged file."""
     parent, seen = side.parent(record), set()
     while parent and parent not in seen:
@@ -78,7 +78,7 @@ def _around(side: Side, record: str) -> Iterator[str]:
         parent = side.parent(parent)
 
 
-def why(origin: Origin, walker: Walker, step: int) -> Sentence:
+def why(origin: DifferenceOrigin, walker: DifferenceWalk, step: int) -> Sentence:
     """One sentence; `step`: where it was found, counted from 0."""
     side, golden = walker.side, walker.golden.side
     place = place_of(side, origin.row) if origin.row >= 0 else Sentence("it")
@@ -129,19 +129,19 @@ def why(origin: Origin, walker: Walker, step: int) -> Sentence:
     return Sentence("{0} differs by {1}; what goes in is the same", place, size)
 
 
-def _takes_redacted(walker: Walker, op: int) -> bool:
+def _takes_redacted(walker: DifferenceWalk, op: int) -> bool:
     """Does a record take in what cannot be compared, because its values were left out?"""
     hidden = walker.measured.one_sided[:, missing_statistics.REDACTED]
     return any(hidden[at] and walker.side.role[walker.rows[at][0]] == INPUT for at in walker.span_of(op))
 
 
-def place_of(side: Side, row: int) -> str:
+def place_of(side: DumpTable, row: int) -> str:
     """Where in its record a row stands; its whole name where a record stands for several of the file."""
     name, record = side.name[row], side.ops[side.op[row]]
     return (name[len(record) + 1 :] if name.startswith(record) else name) or Sentence("it")
 
 
-def _size(origin: Origin, side: Side, golden: Side) -> str:
+def _size(origin: DifferenceOrigin, side: DumpTable, golden: DumpTable) -> str:
     if math.isinf(origin.distance):
         return Sentence("more than numbers can say{0}", _beyond_numbers(origin, side, golden))
     times = origin.distance / origin.limit if origin.limit else math.inf
@@ -149,7 +149,7 @@ def _size(origin: Origin, side: Side, golden: Side) -> str:
     return Sentence("{0} ({1} times round-off)", share, f"{times:,.0f}") if math.isfinite(times) else share
 
 
-def _beyond_numbers(origin: Origin, side: Side, golden: Side) -> str:
+def _beyond_numbers(origin: DifferenceOrigin, side: DumpTable, golden: DumpTable) -> str:
     """What the two rows hold that has no distance: NaN or Inf, or another shape."""
     mine, theirs = origin.row, origin.other
     if mine < 0 or theirs < 0 or mine in side.values or theirs in golden.values:
@@ -168,7 +168,7 @@ def _percent(value: float) -> str:
     return Sentence("another kind of value") if math.isinf(value) else f"{value:.2%}" if value >= 1e-3 else f"{value:.1e}"
 
 
-def _bad(side: Side, row: int) -> str:
+def _bad(side: DumpTable, row: int) -> str:
     nans, infs = side.nans.get(row), side.infs.get(row)
     if nans and infs:
         return Sentence("{0} NaN and {1} Inf", nans, infs)
@@ -177,14 +177,14 @@ def _bad(side: Side, row: int) -> str:
     return "NaN" if any(isinstance(v, float) and math.isnan(v) for v in side.four(row)) else "Inf"
 
 
-def overflows(origin: Origin, walker: Walker) -> bool:
+def overflows(origin: DifferenceOrigin, walker: DifferenceWalk) -> bool:
     """Infinity without NaN: a number that its dtype cannot hold."""
     side, row = walker.side, origin.row
     nans = bool(side.nans.get(row)) or any(isinstance(v, float) and math.isnan(v) for v in side.four(row)[:2])
     return not nans
 
 
-def numbers(origin: Origin, walker: Walker) -> dict[str, Any]:
+def numbers(origin: DifferenceOrigin, walker: DifferenceWalk) -> dict[str, Any]:
     """The row on both sides: dtype, shape, statistics."""
     out: dict[str, Any] = {}
     for word, side, row in (("target", walker.side, origin.row), ("golden", walker.golden.side, origin.other)):
@@ -193,7 +193,7 @@ def numbers(origin: Origin, walker: Walker) -> dict[str, Any]:
     return out
 
 
-def _parameter(walker: Walker, row: int) -> str:
+def _parameter(walker: DifferenceWalk, row: int) -> str:
     """Name of the parameter of a module that a row is, by its numbers; "" when it is none."""
     side = walker.side
     known = side.stats[row].tobytes()
@@ -220,7 +220,7 @@ def _is_shape(shape: Any) -> bool:
     return isinstance(shape, list)
 
 
-def finding_of(found: Divergence, rank: int, origin: Origin) -> str:
+def finding_of(found: Divergence, rank: int, origin: DifferenceOrigin) -> str:
     """Which of the findings an origin is."""
     walker = found.walkers[rank]
     if origin.kind == origins.GRADLESS and _numbers_agree(found):

@@ -16,10 +16,10 @@ from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT
 from msprobe_engine.measure import distances
 
 if TYPE_CHECKING:
-    from msprobe_engine.find.difference.walk import Walker
+    from msprobe_engine.find.difference.walk import DifferenceWalk
 
 
-def for_nothing(walker: Walker, op: int, at: int, known: bool, off: bool) -> bool:
+def for_nothing(walker: DifferenceWalk, op: int, at: int, known: bool, off: bool) -> bool:
     """The result of a call is the same whatever goes in at one place.
 
     Args:
@@ -36,7 +36,7 @@ def for_nothing(walker: Walker, op: int, at: int, known: bool, off: bool) -> boo
     return module and bool(walker.target.children.get(op))
 
 
-def worst(walker: Walker, op: int, allowed: float) -> int:
+def worst(walker: DifferenceWalk, op: int, allowed: float) -> int:
     """The pair of rows that goes into a record and differs most, and by more than is allowed, in the same form; -1 without one."""
     m, role = walker.measured, walker.side.role
     off = [
@@ -47,7 +47,7 @@ def worst(walker: Walker, op: int, allowed: float) -> int:
     return max(off, key=lambda at: float(m.distance[at]), default=-1)
 
 
-def _another_form(walker: Walker, at: int) -> bool:
+def _another_form(walker: DifferenceWalk, at: int) -> bool:
     """No tensor in place of one, or bool in place of numbers."""
     (row, other), mine, theirs = walker.rows[at], walker.side, walker.golden.side
     if isinstance(mine.shape[row], list) != isinstance(theirs.shape[other], list):

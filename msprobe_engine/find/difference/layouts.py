@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.parallel import merge_statistics
 from msprobe_engine.align.parallel.micro_batches import cut, last_backward
-from msprobe_engine.align.parallel.outcome import AGREES, PART, Whole
-from msprobe_engine.align.parallel.unshard import Joiner
+from msprobe_engine.align.parallel.outcome import AGREES, PART, GlobalTensors
+from msprobe_engine.align.parallel.unshard import Unsharder
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference.calibration import Floats
-from msprobe_engine.find.difference.divergence import Divergence, settle
-from msprobe_engine.find.difference.origin import EXTRA, RESULT, TAKEN, UNSUMMED, Origin
-from msprobe_engine.find.difference.walk import Walk, Walker
-from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS, Side
+from msprobe_engine.find.difference.divergence import Divergence, settle_origins
+from msprobe_engine.find.difference.origin import EXTRA, RESULT, TAKEN, UNSUMMED, DifferenceOrigin
+from msprobe_engine.find.difference.walk import DifferenceWalk, Walk
+from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS, DumpTable
 
 _LEAST = 3
 """Of so many calls of a run at least one has a partner in the same run of another layout."""
 
 
-def differ(target: Mapping[int, Side], golden: Mapping[int, Side]) -> bool:
+def differ(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> bool:
     """The runs are cut differently: most tensors of other sizes, or more micro batches in a step."""
     a, b = target[min(target)], golden[min(golden)]
     if len(cut({0: a}, golden)) > 1 or len(cut({0: b}, target)) > 1:
@@ -45,10 +45,10 @@ def has_pieces(found: Divergence) -> bool:
     )
 
 
-class PieceWalker(Walker):
+class PieceWalker(DifferenceWalk):
     """Walks the wholes; knows of which pieces they are."""
 
-    def __init__(self, whole: Whole) -> None:
+    def __init__(self, whole: GlobalTensors) -> None:
         self.whole = whole
         tree = Tree(whole.target)
         tree.__dict__["producers"] = whole.producers
@@ -60,7 +60,7 @@ class PieceWalker(Walker):
             self._blame_part(origin)
         return found
 
-    def _blame_unmatched(self, origin: Origin) -> None:
+    def _blame_unmatched(self, origin: DifferenceOrigin) -> None:
         """Collectives that only this layout has, and what stands around them, are not to blame for what goes through them."""
         before = (origin.op, origin.partner, origin.kind)
         super()._blame_unmatched(origin)
@@ -68,7 +68,7 @@ class PieceWalker(Walker):
         if origin.kind == EXTRA and any(name.startswith("Distributed.") for name in between):
             origin.op, origin.partner, origin.kind = before
 
-    def _blame_part(self, origin: Origin) -> None:
+    def _blame_part(self, origin: DifferenceOrigin) -> None:
         """A part that goes into something else than a sum over ranks: what gave it out is the origin."""
         if origin.kind not in (RESULT, TAKEN):
             return
@@ -79,8 +79,8 @@ class PieceWalker(Walker):
 
 
 def diverge_layouts(
-    target: Mapping[int, Side],
-    golden: Mapping[int, Side],
+    target: Mapping[int, DumpTable],
+    golden: Mapping[int, DumpTable],
     before: Divergence | None = None,
     moved: Mapping[int, Floats] | None = None,
 ) -> Divergence:
@@ -88,7 +88,7 @@ def diverge_layouts(
     of one piece."""
     ours, theirs = cut(target, golden), cut(golden, target)
     turn = len(theirs) > len(ours)  # the run of more pieces says what is a part and what a replica
-    joiner = Joiner(theirs, ours) if turn else Joiner(ours, theirs)
+    joiner = Unsharder(theirs, ours) if turn else Unsharder(ours, theirs)
     join = joiner.join_turned if turn else joiner.join
     units = (moved or {}).get(min(golden)) if len(theirs) == 1 else None
     found = _walked(join(), min(target), before, units)
@@ -98,12 +98,12 @@ def diverge_layouts(
     return found
 
 
-def _walked(whole: Whole, rank: int, before: Divergence | None, units: Floats | None) -> Divergence:
+def _walked(whole: GlobalTensors, rank: int, before: Divergence | None, units: Floats | None) -> Divergence:
     found = Divergence(noise=before.noise if before else 0.0)
     found.structures[rank], found.walkers[rank], found.wholes[rank] = whole.structure, PieceWalker(whole), whole
     if units is not None:
         found.walkers[rank].calibrate(units)
-    return settle(found, before)
+    return settle_origins(found, before)
 
 
 def _updates_with_the_factor(found: Divergence) -> bool:
@@ -113,13 +113,13 @@ def _updates_with_the_factor(found: Divergence) -> bool:
     return 2 * sum(_is_factor(origin, found, rank) for rank, origin in taken) > len(taken)
 
 
-def _is_factor(origin: Origin, found: Divergence, rank: int) -> bool:
+def _is_factor(origin: DifferenceOrigin, found: Divergence, rank: int) -> bool:
     whole = found.wholes[rank]
     ours, golden = whole.target.stats[origin.row][3], whole.golden.stats[origin.other][3]
     return bool(golden) and abs(ours / golden / whole.factor - 1) < AGREES
 
 
-def rank_of(found: Divergence, rank: int, origin: Origin) -> int:
+def rank_of(found: Divergence, rank: int, origin: DifferenceOrigin) -> int:
     """The rank an origin is on: the one replica that is off, else the rank of the walk."""
     whole = found.wholes.get(rank)
     return whole.rank.get(origin.row, rank) if whole is not None else rank

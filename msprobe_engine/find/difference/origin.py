@@ -18,7 +18,7 @@ DTYPE, SHAPE, GRAD_FLAG, GROUP, REDUCTION = "dtype", "shape", "requires_grad", "
 
 
 @dataclass
-class Origin:
+class DifferenceOrigin:
     """One place where a difference begins.
 
     Attributes:

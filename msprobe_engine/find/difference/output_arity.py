@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from msprobe_engine.align.calls.alignment import crossed
-from msprobe_engine.find.difference.walk import Walker
+from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.formats.dump.dump_table import OUTPUT
 from msprobe_engine.measure import dump_dialects
 from msprobe_engine.measure.factorize import firsts
 
 
-def on_one_side(walker: Walker) -> tuple[list[str], list[str]]:
+def on_one_side(walker: DifferenceWalk) -> tuple[list[str], list[str]]:
     """Names of outputs of forward calls that only the target has, and of those that only the golden side has.
 
     A place without a value (null) is there: the call returns None, or its recorder leaves the value out. Dumps of two tools are not asked,

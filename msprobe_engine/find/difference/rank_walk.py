@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from msprobe_engine.align.calls.alignment import align_sides
 from msprobe_engine.align.calls.structure import Aligned
-from msprobe_engine.find.difference.walk import Walk, Walker
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.find.difference.walk import DifferenceWalk, Walk
+from msprobe_engine.formats.dump.dump_table import DumpTable
 
 
 @dataclass
-class Begun:
+class RankWalk:
     """One rank of one step.
 
     Attributes:
@@ -21,20 +21,20 @@ class Begun:
         sides: target and golden, as they were read.
     """
 
-    walker: Walker
+    walker: DifferenceWalk
     walk: Walk
-    sides: tuple[Side, Side]
+    sides: tuple[DumpTable, DumpTable]
 
 
-def begin(target: Side, golden: Side, aligned: Aligned | None = None) -> Begun:
+def walk_rank(target: DumpTable, golden: DumpTable, aligned: Aligned | None = None) -> RankWalk:
     """Match two sides, unless that was done (`aligned`), and walk them."""
     if aligned is None:
         aligned = align_sides(target, golden)
-    walker = Walker(aligned.target, aligned.golden, aligned.structure)
-    return Begun(walker, walker.walk(), (target, golden))
+    walker = DifferenceWalk(aligned.target, aligned.golden, aligned.structure)
+    return RankWalk(walker, walker.walk(), (target, golden))
 
 
-def of_rank(begun: Mapping[int, Begun], rank: int, target: Side, golden: Side) -> Begun | None:
+def reuse_walk(begun: Mapping[int, RankWalk], rank: int, target: DumpTable, golden: DumpTable) -> RankWalk | None:
     """What was begun with these very sides, if anything was."""
     found = begun.get(rank)
     return found if found is not None and found.sides[0] is target and found.sides[1] is golden else None

@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.find.difference.divergence import Divergence, settle
-from msprobe_engine.find.difference.rank_walk import Begun, begin
+from msprobe_engine.find.difference.divergence import Divergence, settle_origins
+from msprobe_engine.find.difference.rank_walk import RankWalk, walk_rank
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.measure.distances import Bools, Floats
 from msprobe_engine.measure.factorize import Integers
 
 
 @dataclass
-class Settled:
+class RowAttribution:
     """Of the rows of a table.
 
     Attributes:
@@ -34,7 +34,7 @@ class Settled:
     begins: Bools
 
 
-def settled(begun: Begun, rows: Integers, others: Integers) -> Settled:
+def settled(begun: RankWalk, rows: Integers, others: Integers) -> RowAttribution:
     """What is known of the rows of a table.
 
     Args:
@@ -42,7 +42,7 @@ def settled(begun: Begun, rows: Integers, others: Integers) -> Settled:
         rows, others: int64 (n,), row of the target and of the golden side, -1 where there is none.
     """
     walker = begun.walker
-    walked = settle(Divergence(walkers={0: walker}), _before(*begun.sides))
+    walked = settle_origins(Divergence(walkers={0: walker}), _before(*begun.sides))
     known = dict(zip(walker.rows, walker.measured.distance.tolist()))
     records = np.array([(origin.op, origin.partner) for _, origin in walked.origins], np.int64).reshape(-1, 2)
     begins = np.zeros(len(rows), bool)
@@ -50,10 +50,10 @@ def settled(begun: Begun, rows: Integers, others: Integers) -> Settled:
         record = np.array(side.op, np.int64)[mine] if len(side) else np.zeros(len(mine), np.int64)
         begins |= (mine >= 0) & np.isin(record, numbers)
     distance = np.array([known.get(pair, np.nan) for pair in zip(rows.tolist(), others.tolist())], np.float64)
-    return Settled(distance, begins)
+    return RowAttribution(distance, begins)
 
 
-def _before(target: Side, golden: Side) -> Divergence | None:
+def _before(target: DumpTable, golden: DumpTable) -> Divergence | None:
     """The step before of the same rank, where both runs have dumped it."""
     paths = [_step_before(side.path) for side in (target, golden)]
     if paths[0] is None or paths[1] is None:
@@ -66,10 +66,10 @@ def _before(target: Side, golden: Side) -> Divergence | None:
         return None
     for side, known in zip(sides, (target, golden)):
         _named_alike(side, known)
-    return settle(Divergence(walkers={0: begin(*sides).walker}), None)
+    return settle_origins(Divergence(walkers={0: walk_rank(*sides).walker}), None)
 
 
-def _named_alike(side: Side, known: Side) -> None:
+def _named_alike(side: DumpTable, known: DumpTable) -> None:
     """What a mapping has said of one step holds for another one."""
     if known.known_as is not known.ops:
         names = dict(zip(known.ops, known.known_as))

@@ -31,12 +31,12 @@ from msprobe_engine.find.difference import attribution, bit_equal_limit
 from msprobe_engine.find.difference import harmless as aside
 from msprobe_engine.find.difference.optimizer import cancelling_gradients
 from msprobe_engine.find.difference.optimizer.cancelling_gradients import Cancelled
-from msprobe_engine.find.difference.origin import ARGUMENT, GRADIENT, GROWTH, NONFINITE, PARAMETER, RESULT, TAKEN, Origin
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
+from msprobe_engine.find.difference.origin import ARGUMENT, GRADIENT, GROWTH, NONFINITE, PARAMETER, RESULT, TAKEN, DifferenceOrigin
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import distances, factorize, saved_tensors
 from msprobe_engine.measure.distances import Floats
 from msprobe_engine.measure.factorize import Bools, Integers
-from msprobe_engine.measure.segments import Records, Spans
+from msprobe_engine.measure.segments import RecordSums, SegmentReduce
 
 CALIBRATED, CALIBRATED_GROWTH = 20.0, 4.0
 """Limit and growth in multiples of what a record was seen to move."""
@@ -48,20 +48,20 @@ class Walk:
 
     Attributes:
         origins: in order of execution.
-        aside: likewise, differences that are no place where one begins (`Walker.walk`): the finding where there is no origin.
+        aside: likewise, differences that are no place where one begins (`DifferenceWalk.walk`): the finding where there is no origin.
         differing: records whose outputs differ, consequences too.
         compared: records whose outputs could be compared.
         largest: largest accepted distance: what round-off amounted to.
     """
 
-    origins: list[Origin] = field(default_factory=list)
-    aside: list[Origin] = field(default_factory=list)
+    origins: list[DifferenceOrigin] = field(default_factory=list)
+    aside: list[DifferenceOrigin] = field(default_factory=list)
     differing: int = 0
     compared: int = 0
     largest: float = 0.0
 
 
-class Walker:
+class DifferenceWalk:
     """Looks for origins in one rank of one step.
 
     Args:
@@ -73,7 +73,7 @@ class Walker:
     def __init__(self, target: Tree, golden: Tree, structure: Structure, foreign: dict[int, float] | None = None) -> None:
         self.target, self.golden, self.structure = target, golden, structure
         self.foreign = foreign or {}
-        side: Side = target.side
+        side: DumpTable = target.side
         self.side = side
         self.rows, self.starts = distances.paired_rows(side, golden.side, structure.pairs)
         self.measured = distances.distances(side, golden.side, self.rows)
@@ -85,7 +85,7 @@ class Walker:
         self._growth = GROWTH
         self._units: np.ndarray[tuple[int], np.dtype[np.float64]] | None = None
         self._leave_out()
-        self.cancelled = cancelling_gradients.settle(self)
+        self.cancelled = cancelling_gradients.detect_cancelling(self)
 
     def _leave_out(self) -> None:
         """A result that one side has none of (the weights of an attention that a fused one does not give) is not compared in a forward
@@ -101,11 +101,11 @@ class Walker:
     def inherit(self, before: Cancelled) -> None:
         """Parameters whose gradients came to nothing in an earlier step may be others now."""
         if before.parameters or before.vectors:
-            cancelling_gradients.inherit(self, before)
+            cancelling_gradients.carry_over(self, before)
 
-    def follow(self, before: Walker) -> None:
+    def follow(self, before: DifferenceWalk) -> None:
         """Vectors that the step before has moved may be others by a small part of that."""
-        cancelling_gradients.follow(self, before)
+        cancelling_gradients.tolerate_update(self, before)
 
     @cached_property
     def given(self) -> dict[bytes, list[int]]:
@@ -187,7 +187,7 @@ class Walker:
             op, other = self.structure.pairs[at]
             limit = CALIBRATED if self._units is not None else max(self.limits[at], floor)
             if not found.largest and limit <= self.limits[at]:
-                limit = bit_equal_limit.limit(self, at, records, limit)
+                limit = bit_equal_limit.bit_equal_limit(self, at, records, limit)
             origin = self._look(op, other, at, records, made, limit, found.largest if clean else np.inf)
             used = origin is None or origin.kind not in (RESULT, ARGUMENT, TAKEN) or not attribution.for_own_use(self, op, other)
             if origin is not None and (origin.aside or not used):
@@ -209,16 +209,16 @@ class Walker:
             self._blame_unmatched(origin)
         return found
 
-    def _records(self) -> Records:
+    def _records(self) -> RecordSums:
         """What each pair of records takes in and gives out, from the distances as they are now."""
         m, rows = self.measured, factorize.columns(self.rows)[0]
         role = np.frombuffer(bytes(self.side.role), np.uint8)[rows]
         out = (role == OUTPUT) | (role == PARAMETERS_GRAD)
-        sums = Spans(self.starts)
+        sums = SegmentReduce(self.starts)
         inner, worst_in = sums.largest(np.where(out | m.argument, 0.0, m.distance))
         outer, worst_out = sums.largest(np.where(out, m.distance, 0.0))
         excused = sums.largest(self.cancelled.excused)[0]
-        return Records(
+        return RecordSums(
             inner,
             outer,
             worst_in,
@@ -279,7 +279,7 @@ class Walker:
         if self._mostly_other_dtypes(mine, theirs):
             theirs = np.maximum(mine, theirs)
         longest = factorize.of_each(self.side.shape, distances.longest_sum)[left]
-        sums = Spans(self.starts)
+        sums = SegmentReduce(self.starts)
         inputs = np.frombuffer(bytes(self.side.role), np.uint8)[left] == INPUT
         worst, most = (
             np.maximum(sums.largest(values)[0], self._behind(sums.largest(values)[0], sums.largest(np.where(inputs, values, 0.0))[0]))
@@ -330,7 +330,9 @@ class Walker:
         a, b, c, d = (np.array(some, np.int64) for some in (own, twins, members, groups))
         return a, b, c, d
 
-    def _look(self, op: int, other: int, at: int, records: Records, made: Sequence[float], limit: float, accepted: float) -> Origin | None:
+    def _look(
+        self, op: int, other: int, at: int, records: RecordSums, made: Sequence[float], limit: float, accepted: float
+    ) -> DifferenceOrigin | None:
         side, inner, outer = self.side, float(records.inner[at]), float(records.outer[at])
         explained = max(0.0, made[op], records.behind[at])
         for row, _ in self.rows[self.starts[at] : self.starts[at + 1]]:
@@ -363,18 +365,20 @@ class Walker:
             return self._origin(op, other, kind, worst_out, outer, feeding, limit)
         return left
 
-    def _origin(self, op: int, other: int, kind: str, at: int, distance: float, inside: float, limit: float, shown: int = -1) -> Origin:
+    def _origin(
+        self, op: int, other: int, kind: str, at: int, distance: float, inside: float, limit: float, shown: int = -1
+    ) -> DifferenceOrigin:
         """`at`: the pair of rows to name; `shown`: that of the distance, when it is another one."""
         row, golden_row = self.rows[at]
         if self._units is not None:
             unit = float(self._units[at if shown < 0 else shown])
-            return Origin(op, other, kind, row, golden_row, distance * unit, inside * unit, unit)
+            return DifferenceOrigin(op, other, kind, row, golden_row, distance * unit, inside * unit, unit)
         m = self.measured
         count = distances.elements(self.side.shape[row])
         noise = count >= 64 and m.norm[at] * np.sqrt(count) <= 8 * m.extremes[at] and kind in (RESULT, GRADIENT)
-        return Origin(op, other, kind, row, golden_row, distance, inside, limit, bool(noise))
+        return DifferenceOrigin(op, other, kind, row, golden_row, distance, inside, limit, bool(noise))
 
-    def _blame_unmatched(self, origin: Origin) -> None:
+    def _blame_unmatched(self, origin: DifferenceOrigin) -> None:
         """What takes in the output of a call that only one side has: that call is the origin."""
         attribution.unmatched(self, origin)
         attribution.without_gradient(self, origin)

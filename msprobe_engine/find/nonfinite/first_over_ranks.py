@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.collectives.links import Links, match
 from msprobe_engine.find.nonfinite.flags import INF, NAN, NONFINITE, Call, Trace
-from msprobe_engine.find.nonfinite.scan import Arrival, Origin, Scan, ends_bad, loss_or_gradient_bad, scan
+from msprobe_engine.find.nonfinite.scan import Arrival, NonFiniteOrigin, Scan, ends_bad, loss_or_gradient_bad, scan
 
 _STRENGTH = {
     "operator": 3,
@@ -41,8 +41,8 @@ class Verdict:
 
     step: int
     traces: Mapping[int, Trace]
-    suspects: list[Origin] = field(default_factory=list)
-    harmless: list[Origin] = field(default_factory=list)
+    suspects: list[NonFiniteOrigin] = field(default_factory=list)
+    harmless: list[NonFiniteOrigin] = field(default_factory=list)
     ordered: bool = True
     spread: list[list[tuple[int, Call]]] = field(default_factory=list)
 
@@ -124,7 +124,7 @@ def _judge(step: int, traces: Mapping[int, Trace], links: Links, scans: Mapping[
         if not survives:
             verdict.harmless += alive
             alive = []
-    first: dict[int, Origin] = {}
+    first: dict[int, NonFiniteOrigin] = {}
     for origin in alive:
         if origin.rank not in first or origin.position < first[origin.rank].position:
             first[origin.rank] = origin
@@ -146,7 +146,7 @@ def _judge(step: int, traces: Mapping[int, Trace], links: Links, scans: Mapping[
     return verdict
 
 
-def _makes_nan(origin: Origin, trace: Trace) -> bool:
+def _makes_nan(origin: NonFiniteOrigin, trace: Trace) -> bool:
     """Is the origin a NaN, or an infinity that became one?"""
     if origin.flags & NAN:
         return True
@@ -158,7 +158,7 @@ def _makes_nan(origin: Origin, trace: Trace) -> bool:
     return first is not None
 
 
-def _rank_suspects(left: list[Origin], links: Links, traces: Mapping[int, Trace]) -> list[Origin]:
+def _rank_suspects(left: list[NonFiniteOrigin], links: Links, traces: Mapping[int, Trace]) -> list[NonFiniteOrigin]:
     """Most likely first; what the record does not order is ordered by likelihood.
 
     Ranks that ran the same calls up to there (replicas, tensor parallel ranks at L0, where no collective is recorded) are compared
@@ -176,7 +176,7 @@ def _rank_suspects(left: list[Origin], links: Links, traces: Mapping[int, Trace]
     return sorted(kept, key=lambda origin: (-_STRENGTH[origin.cause], origin.position, origin.rank))
 
 
-def _alike(a: Origin, b: Origin, traces: Mapping[int, Trace]) -> bool:
+def _alike(a: NonFiniteOrigin, b: NonFiniteOrigin, traces: Mapping[int, Trace]) -> bool:
     """Did both ranks run the same calls up to the later of the two places?"""
     end = int(max(a.position, b.position)) + 1
     one, two = traces[a.rank].calls[:end], traces[b.rank].calls[:end]
@@ -187,7 +187,7 @@ def _linked(rank: int, links: Links) -> bool:
     return any(member[0] == rank for link in links.links for member in link.members)
 
 
-def _spread(origin: Origin, links: Links, traces: Mapping[int, Trace], scans: Mapping[int, Scan]) -> list[tuple[int, Call]]:
+def _spread(origin: NonFiniteOrigin, links: Links, traces: Mapping[int, Trace], scans: Mapping[int, Scan]) -> list[tuple[int, Call]]:
     """Up to eight calls that got it next: on the rank itself, then the first one on every other rank that can know of it."""
     here = scans[origin.rank]
     own = sorted(i for i in here.bad if i > origin.position and traces[origin.rank].calls[i] is not origin.call)[:5]

@@ -12,7 +12,7 @@ from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.log import one_line, warning
 from msprobe_engine.find.nonfinite.first_over_ranks import Verdict
 from msprobe_engine.find.nonfinite.flags import NONFINITE, Call, OddTensorError, Trace, flags_of
-from msprobe_engine.find.nonfinite.scan import Origin
+from msprobe_engine.find.nonfinite.scan import NonFiniteOrigin
 from msprobe_engine.formats.dump.reader import MOST_BYTES
 
 _FILE = re.compile(r"samples_rank(\d{1,9})\.jsonl")
@@ -90,7 +90,7 @@ def _tensor(dtype: str, shape: Any, s: Mapping[str, Any]) -> dict[str, Any]:
 def analyse(traces: Mapping[int, Trace], *, recorded: bool = False) -> Verdict:
     """The samples of the earliest phase that is bad, first one per rank. `recorded`: the calls of the step are known, and clean."""
     verdict = Verdict(next(iter(traces.values())).step, traces)
-    found: list[tuple[int, Origin]] = []
+    found: list[tuple[int, NonFiniteOrigin]] = []
     for rank, trace in traces.items():
         bad = [call for call in trace.calls if call.out_flags & NONFINITE]
         if not bad:
@@ -101,7 +101,7 @@ def analyse(traces: Mapping[int, Trace], *, recorded: bool = False) -> Verdict:
         facts = [fact for fact in first.outputs() if fact.flags & NONFINITE]
         note = f"{same} of {of} samples of the family {first.op} are bad on this rank"
         cause = "update" if recorded and first.op in _WITHOUT_CALLS else "sample"
-        found.append((_phase(first), Origin(rank, first.index, cause, first, first.out_flags & NONFINITE, facts, [note])))
+        found.append((_phase(first), NonFiniteOrigin(rank, first.index, cause, first, first.out_flags & NONFINITE, facts, [note])))
     earliest = min((phase for phase, _ in found), default=0)
     verdict.suspects = [origin for phase, origin in found if phase == earliest]
     verdict.ordered = len(verdict.suspects) <= 1

@@ -16,7 +16,7 @@ from msprobe_engine.find.nonfinite import trace
 from msprobe_engine.find.nonfinite.flags import Trace
 from msprobe_engine.formats.dump import frame_log, layout
 from msprobe_engine.formats.dump.completeness import missing_ranks, missing_records
-from msprobe_engine.formats.dump.dump_table import Side, read_side, side_of
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side, side_of
 from msprobe_engine.formats.dump.reader import DumpDirectory, parse_json, read_bytes, read_json
 from msprobe_engine.formats.dump.stream import open_records
 from msprobe_engine.measure.missing_statistics import UNSEARCHED
@@ -32,10 +32,10 @@ def numbered(dump: DumpDirectory, step: int) -> Iterator[tuple[int, Path]]:
         yield rank, dump.path(step, key)
 
 
-def read_step(dump: DumpDirectory, step: int, problems: list[str]) -> dict[int, Side]:
+def read_step(dump: DumpDirectory, step: int, problems: list[str]) -> dict[int, DumpTable]:
     """All ranks of a step that can be read and hold something; what does not is said in `problems`. Directories without a rank get free
     numbers."""
-    sides: dict[int, Side] = {}
+    sides: dict[int, DumpTable] = {}
     problems += missing_ranks(dump, step)
     for rank, directory in numbered(dump, step):
         try:
@@ -50,7 +50,7 @@ def read_step(dump: DumpDirectory, step: int, problems: list[str]) -> dict[int, 
     return sides
 
 
-def load_step(dump: DumpDirectory, step: int, sides: dict[int, Side] | None = None) -> tuple[dict[int, Trace], list[str]]:
+def load_step(dump: DumpDirectory, step: int, sides: dict[int, DumpTable] | None = None) -> tuple[dict[int, Trace], list[str]]:
     """All ranks of one step, and what could not be read. Directories without a rank get the free numbers from 0.
 
     Args:
@@ -66,7 +66,7 @@ def load_step(dump: DumpDirectory, step: int, sides: dict[int, Side] | None = No
     return traces, problems
 
 
-def load_rank(step: int, rank: int, path: Path, problems: list[str], sides: dict[int, Side] | None = None) -> Trace:
+def load_rank(step: int, rank: int, path: Path, problems: list[str], sides: dict[int, DumpTable] | None = None) -> Trace:
     """The trace of one rank directory; of a killed process from its frame log.
 
     The JSON is taken as it is, without the reader's typed objects: most calls are clean and are looked at once. What is missing is said

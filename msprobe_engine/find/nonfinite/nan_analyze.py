@@ -13,7 +13,7 @@ from msprobe_engine.find.nonfinite import first_over_ranks, incident_samples, lo
 from msprobe_engine.find.nonfinite.flags import Trace
 from msprobe_engine.find.run_directory import incidents
 from msprobe_engine.formats.dump.completeness import missing_steps
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.layout import RERUN
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
 
@@ -39,7 +39,7 @@ class Result:
     path: Path | None = None
 
 
-Seen = Callable[[int, Mapping[int, Side]], None]
+Seen = Callable[[int, Mapping[int, DumpTable]], None]
 
 
 def nan_analyze(source: str | Path, output: str | Path | None = None, seen: Seen | None = None) -> Result:
@@ -89,7 +89,7 @@ def _nan_analyze(root: Path, output: str | Path | None, seen: Seen | None) -> Re
                 note = f"The second run of step {step} was clean: it did not reproduce, see summary.md."
         traces: dict[int, Trace] = {}
         if dump is not None and step in dumped:
-            sides: dict[int, Side] = {}
+            sides: dict[int, DumpTable] = {}
             traces, unread = load.load_step(dump, step, sides if seen is not None and len(dump.ranks(step)) > 1 else None)
             result.problems += unread
             if seen is not None:

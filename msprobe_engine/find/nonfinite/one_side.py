@@ -22,7 +22,7 @@ _WORDS = (b"NaN", b"Infinity")
 _PIECE = 1 << 20
 
 
-def only_here(found: Diagnosis, target: Path, golden: Path) -> None:
+def add_nonfinite_of_one_side(found: Diagnosis, target: Path, golden: Path) -> None:
     """A NaN in calls that only the target makes has nothing to be compared with; the run alone tells, if the golden one has none."""
     from msprobe_engine.find.single_run import diagnose_alone
 
@@ -34,7 +34,7 @@ def only_here(found: Diagnosis, target: Path, golden: Path) -> None:
         found.evidence = [line for line in found.evidence if line not in (SAME, SAME_BESIDE_NAN, SAME_IN_COMMON)] + alone.evidence
 
 
-def note_later(found: Diagnosis, target: Path, golden: Path) -> None:
+def add_later_nonfinite(found: Diagnosis, target: Path, golden: Path) -> None:
     """Where the numbers part first may be something else than what ends in NaN later: each side's first NaN or Inf that the other has not.
 
     The steps behind the first difference are not compared. Dumps are read again only where one of their files has a number that is not

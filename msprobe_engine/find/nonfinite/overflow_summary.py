@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from msprobe_engine.core import names
 from msprobe_engine.find.nonfinite.overflow_table import NOT_RUN, Row
-from msprobe_engine.formats.dump.dump_table import OUTPUT, Side
+from msprobe_engine.formats.dump.dump_table import OUTPUT, DumpTable
 from msprobe_engine.measure.distances import nonfinite
 
 _SHOWN = 5
 
 
-def summary(rows: Sequence[Row], dump: Side) -> list[str]:
+def summary(rows: Sequence[Row], dump: DumpTable) -> list[str]:
     """Lines for the console.
 
     Args:
@@ -29,7 +29,7 @@ def summary(rows: Sequence[Row], dump: Side) -> list[str]:
     ]
 
 
-def _recorded(dump: Side) -> list[tuple[str, bool]]:
+def _recorded(dump: DumpTable) -> list[tuple[str, bool]]:
     """Calls with NaN or Inf in their results, and whether there was some in what they were given; modules repeat their calls."""
     bad = nonfinite(dump, range(len(dump))).tolist()
     found = []

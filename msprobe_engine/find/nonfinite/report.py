@@ -16,7 +16,7 @@ from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.nonfinite.first_over_ranks import Verdict
 from msprobe_engine.find.nonfinite.flags import INF, NAN, NONFINITE, Call, Trace, what
-from msprobe_engine.find.nonfinite.scan import Origin
+from msprobe_engine.find.nonfinite.scan import NonFiniteOrigin
 from msprobe_engine.find.nonfinite.trace import module_path
 
 CAUSES: Mapping[str, str] = {
@@ -186,5 +186,5 @@ def _harmless(verdict: Verdict) -> str:
     return one_line(f" Not counted, gone again before the end: {names}{more}.")
 
 
-def _inf_or_nan(origin: Origin) -> str:
+def _inf_or_nan(origin: NonFiniteOrigin) -> str:
     return what(origin.flags & (NAN | INF))

@@ -27,7 +27,7 @@ POISONS = frozenset(("full", "fulllike", "newfull"))
 
 
 @dataclass
-class Origin:
+class NonFiniteOrigin:
     """A suspect on one rank.
 
     Attributes:
@@ -56,7 +56,7 @@ class Scan:
     """All origins of one rank in order, and which infinities were taken for masks."""
 
     trace: Trace
-    origins: list[Origin] = field(default_factory=list)
+    origins: list[NonFiniteOrigin] = field(default_factory=list)
     masked: set[int] = field(default_factory=set)
     """Indices of calls whose infinite outputs are masks."""
     bad: set[int] = field(default_factory=set)
@@ -284,7 +284,7 @@ class _Scanner:
 
     def _add(self, position: float, cause: str, call: Call, facts: list[TensorFact], notes: list[str]) -> None:
         self.brought = False
-        self.result.origins.append(Origin(self.trace.rank, position, cause, call, _bits(facts), facts, notes))
+        self.result.origins.append(NonFiniteOrigin(self.trace.rank, position, cause, call, _bits(facts), facts, notes))
         if cause in ("data", "unrecorded", "parameter"):
             bits = _bits(facts)
             self.nan_seen = self.nan_seen or bool(bits & NAN)
@@ -331,4 +331,4 @@ def _ranks(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
-__all__ = ["FILLS", "Arrival", "Origin", "Scan", "ends_bad", "loss_or_gradient_bad", "scan"]
+__all__ = ["FILLS", "Arrival", "NonFiniteOrigin", "Scan", "ends_bad", "loss_or_gradient_bad", "scan"]

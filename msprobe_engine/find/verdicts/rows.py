@@ -23,7 +23,7 @@ from msprobe_engine.core.names import forward_twin
 from msprobe_engine.find.difference.divergence import NOISIEST, PRODUCTS
 from msprobe_engine.find.difference.origin import GROWTH
 from msprobe_engine.find.difference.walk import CALIBRATED, CALIBRATED_GROWTH
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import distances, dump_dialects, factorize, missing_statistics
 
 Rows = npt.NDArray[np.int64]
@@ -67,8 +67,8 @@ class Judge:
 
     def __init__(
         self,
-        target: Side,
-        golden: Side,
+        target: DumpTable,
+        golden: DumpTable,
         rows: Rows,
         others: Rows,
         record: Rows,
@@ -190,7 +190,7 @@ class Judge:
         """NaN or +Inf that a call gives out which only the target has. (-Inf alone is what masks are made of.)"""
         alone = np.flatnonzero((self.rows >= 0) & (self.others < 0))
         found = np.zeros(len(self.rows), bool)
-        told = dump_dialects.both_record(self.target, self.golden) if len(alone) else found
+        told = dump_dialects.recorded_by_both(self.target, self.golden) if len(alone) else found
         told = told | self._bad.any()  # something that both have recorded is not finite on one side, so it did come from somewhere
         for at in alone.tolist():
             row = int(self.rows[at])

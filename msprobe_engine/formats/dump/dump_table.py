@@ -40,7 +40,7 @@ STATISTICS, MD5, DIGEST, TENSOR, STRUCTURE = "statistics", "md5", "digest", "ten
 
 
 @dataclass
-class Side:
+class DumpTable:
     """Columns of one rank of one step. All lists have one item per row, in the order of the tables: within a record inputs,
     parameters, outputs; records in the order of the file.
 
@@ -198,7 +198,7 @@ class Side:
             self.problems.append(problem)
 
 
-def read_side(path: Path | str) -> Side:
+def read_side(path: Path | str) -> DumpTable:
     """Read one ``dump.json`` or ``debug.json`` (or what a killed process left of it), or a directory of a MindSpore static graph.
 
     Raises:
@@ -209,7 +209,7 @@ def read_side(path: Path | str) -> Side:
 
         if is_graph_side(Path(path)):
             return read_graph_side(Path(path))
-    side = Side(Path(path))
+    side = DumpTable(Path(path))
     with guard_reading(path, "a dump"), collection_paused(), open_records(side.path) as records:
         reader = RowReader(side)
         for block in records:
@@ -220,9 +220,9 @@ def read_side(path: Path | str) -> Side:
     return side
 
 
-def side_of(path: Path, document: Mapping[str, Any], recovered: bool = False) -> Side:
+def side_of(path: Path, document: Mapping[str, Any], recovered: bool = False) -> DumpTable:
     """As `read_side`, of a file that was read already."""
-    side = Side(path, {key: value for key, value in document.items() if key != "data"}, recovered=recovered)
+    side = DumpTable(path, {key: value for key, value in document.items() if key != "data"}, recovered=recovered)
     reader = RowReader(side)
     with guard_reading(path, "a dump"):
         reader.block(document["data"])
@@ -230,7 +230,7 @@ def side_of(path: Path, document: Mapping[str, Any], recovered: bool = False) ->
     return side
 
 
-def _say_damage(side: Side, reader: RowReader, repeated: int) -> None:
+def _say_damage(side: DumpTable, reader: RowReader, repeated: int) -> None:
     if reader.left_out:
         side.say(
             Sentence(

@@ -1,4 +1,4 @@
-"""Rows of records: what in a record of a dump file is a tensor or an argument, appended to the columns of a `Side`.
+"""Rows of records: what in a record of a dump file is a tensor or an argument, appended to the columns of a `DumpTable`.
 
 Row names are those of the existing tool. Plain records go through `msprobe_engine/native/_siderows.c` where it was built, with the same
 result.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from msprobe_engine.formats.dump.dump_table import Side
+    from msprobe_engine.formats.dump.dump_table import DumpTable
 
 INPUT, PARAMETERS, OUTPUT, PARAMETERS_GRAD, DEBUG = range(5)
 """Roles of a row. Keyword arguments are inputs; the gradients that enter a backward call too."""
@@ -45,7 +45,7 @@ class RowReader:
         left_out: records and values that are damaged; `first_left_out` says which was the first.
     """
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: DumpTable) -> None:
         self._side = side
         self._texts: dict[Any, Any] = {}
         self.at = 0

@@ -18,7 +18,7 @@ import numpy as np
 
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.statistics import host_kernel, rows
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.record_rows import RowReader
 from msprobe_engine.formats.tensors.blocks import open_file
 from msprobe_engine.formats.tensors.kernel_files import STATISTIC, KernelFile, in_order, kernel_calls, kernel_files, read_rows
@@ -73,14 +73,14 @@ def points_of(directory: Path) -> list[Point]:
     return sorted(found, key=lambda point: (point.number, point.name))
 
 
-def read_graph_side(directory: Path) -> Side:
+def read_graph_side(directory: Path) -> DumpTable:
     """The kernels of one iteration, or the single points, of a directory (see `is_graph_side`).
 
     Raises:
         DumpFormatError: there is neither, or ``statistic.csv`` or ``mapping.csv`` is damaged.
     """
     where = [directory] if directory.name == ANY or directory.parent.name != ANY else _of_all_graphs(directory)
-    side = Side(directory / _STANDS_FOR)
+    side = DumpTable(directory / _STANDS_FOR)
     side.__dict__["files"] = _FilesOf(directory)
     side.header = {"task": "tensor", "level": "L2", "framework": "mindspore"}
     reader = RowReader(side)
@@ -120,7 +120,7 @@ def _calls(kernels: list[KernelFile]) -> Iterator[tuple[str, _Record, list[Path]
         yield call.name, record, [path for paths in record.values() for path in paths if path is not None]
 
 
-def _add(side: Side, reader: RowReader, name: str, record: _Record | None, files: list[Path]) -> None:
+def _add(side: DumpTable, reader: RowReader, name: str, record: _Record | None, files: list[Path]) -> None:
     """A record, and which file each of its rows is; `record` None: one row of the record's own name."""
     first = len(side)
     leaves = {path: _leaf(side, path) for path in files}
@@ -137,7 +137,7 @@ def _add(side: Side, reader: RowReader, name: str, record: _Record | None, files
             side.files.places[path.name] = path  # type: ignore[attr-defined]
 
 
-def _leaf(side: Side, path: Path) -> dict[str, Any] | None:
+def _leaf(side: DumpTable, path: Path) -> dict[str, Any] | None:
     """What dump.json would have of the tensor; None with a problem when the file cannot be read."""
     try:
         with open_file(path) as tensor:

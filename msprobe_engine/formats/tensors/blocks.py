@@ -121,14 +121,14 @@ class Elements:
         return self._view
 
 
-class Held:
+class InMemoryTensor:
     """A tensor in memory, to be read as `Elements` are."""
 
     def __init__(self, array: Array, dtype: str) -> None:
         self.dtype, self.shape, self.size = dtype, array.shape, array.size
         self._flat = array.reshape(-1)
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> InMemoryTensor:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -139,7 +139,7 @@ class Held:
         return self._flat[start : start + count]
 
 
-Readable = Elements | Held
+Readable = Elements | InMemoryTensor
 """What can be compared."""
 
 
@@ -188,7 +188,7 @@ def whole(tensor: Readable) -> Array:
     return tensor.read(0, tensor.size, bytearray()).reshape(tensor.shape)
 
 
-def join(tensors: Iterable[Elements], axis: int) -> Held:
+def join(tensors: Iterable[Elements], axis: int) -> InMemoryTensor:
     """Tensors joined along a dimension, as 26.2.0 joins q, k and v: dimensions of size 1 are dropped first.
 
     Raises:
@@ -198,7 +198,7 @@ def join(tensors: Iterable[Elements], axis: int) -> Held:
         parts = [stack.enter_context(tensor) for tensor in tensors]
         arrays = [np.squeeze(whole(part)) for part in parts]
         try:
-            return Held(np.concatenate(arrays, axis=axis), parts[0].dtype)
+            return InMemoryTensor(np.concatenate(arrays, axis=axis), parts[0].dtype)
         except ValueError:
             shapes = ", ".join(str(list(array.shape)) for array in arrays)
             raise DumpFormatError(f"tensors of the shapes {shapes} cannot be joined along dimension {axis}") from None

@@ -92,7 +92,7 @@ class Figures:
         return max(by_norm, self.worst / self.top if self.top else math.inf)
 
 
-class Taken:
+class TensorDiff:
     """Takes the figures of two tensors of equal size.
 
     Args:

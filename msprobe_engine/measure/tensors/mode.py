@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.log import get_logger, one_line
-from msprobe_engine.formats.dump.dump_table import Side
-from msprobe_engine.formats.tensors.blocks import Held, Readable, check_dumped, join, open_elements, whole
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.tensors.blocks import InMemoryTensor, Readable, check_dumped, join, open_elements, whole
 from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_engine.measure.columns import MESSAGE, METRICS
 from msprobe_engine.measure.distances import EPS, limit, longest_sum
@@ -28,7 +28,7 @@ from msprobe_engine.measure.options import NEW, OLD, CompareOptions
 from msprobe_engine.measure.tensors import cells as tensor_words
 from msprobe_engine.measure.tensors import plugins
 from msprobe_engine.measure.tensors.cells import Cell
-from msprobe_engine.measure.tensors.metrics import Taken, threads
+from msprobe_engine.measure.tensors.metrics import TensorDiff, threads
 from msprobe_engine.measure.tensors.plugins import Metric, load_metrics
 from msprobe_engine.measure.tensors.postprocess import Postprocess
 
@@ -173,7 +173,7 @@ class TensorMode:
         if self._rule == NEW:
             arrays = np.squeeze(arrays[0]), np.squeeze(arrays[1])
         left, right, message = self._postprocess.apply(*arrays, (pair.target, pair.golden))
-        return Held(left, left.dtype.name), Held(right, right.dtype.name), message
+        return InMemoryTensor(left, left.dtype.name), InMemoryTensor(right, right.dtype.name), message
 
     def _existing(self, target: Readable, golden: Readable) -> Measured:
         old = self._rule == OLD
@@ -187,7 +187,7 @@ class TensorMode:
             x, y = (whole(side).reshape(()) for side in (target, golden))
             cells, message = tensor_words.existing_scalar(x, y, old)
             return Measured(cells, (), message)
-        figures = Taken(target, golden, self._rule).run()
+        figures = TensorDiff(target, golden, self._rule).run()
         if figures.apart:
             return Measured(tensor_words.same(tensor_words.NOT_AVAILABLE), (), tensor_words.POSITIONS)
         cells, message = tensor_words.existing_cells(figures, differ)
@@ -197,7 +197,7 @@ class TensorMode:
         shapes = _shapes(target, golden)
         if target.size != golden.size:
             return Measured([None] * 6, (), shapes, math.inf, 0.0)
-        figures = Taken(target, golden, None).run()
+        figures = TensorDiff(target, golden, None).run()
         coarse = max((target.dtype, golden.dtype), key=lambda dtype: EPS.get(dtype, 0.0))
         allowed = limit(EPS.get(coarse, 0.0), longest_sum(list(golden.shape)))
         said = [shapes, "" if target.dtype == golden.dtype else f"{target.dtype} against {golden.dtype}"]
@@ -230,7 +230,11 @@ def plugin_names(options: CompareOptions) -> tuple[str, ...]:
 
 
 def metrics(
-    target: Side, golden: Side, pairs: Sequence[tuple[int, int]], options: CompareOptions, tell: Callable[[int], None] = lambda _: None
+    target: DumpTable,
+    golden: DumpTable,
+    pairs: Sequence[tuple[int, int]],
+    options: CompareOptions,
+    tell: Callable[[int], None] = lambda _: None,
 ) -> TensorRows:
     """Compare the tensors of rows.
 
@@ -275,7 +279,7 @@ def _loaded(paths: tuple[Path, ...]) -> tuple[Metric, ...]:
     return load_metrics(paths)
 
 
-def _pair(target: Side, golden: Side, i: int, j: int) -> Pair:
+def _pair(target: DumpTable, golden: DumpTable, i: int, j: int) -> Pair:
     names = [side.data_name[row] if row >= 0 else "" for side, row in ((target, i), (golden, j))]
     argument = any(row >= 0 and (row in side.values or side.dtype[row] is None) for side, row in ((target, i), (golden, j)))
     both = i >= 0 and j >= 0

@@ -14,7 +14,7 @@ from msprobe_engine.align.calls.structure import Aligned
 from msprobe_engine.align.mapping.user_mapping import Mappings
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.find.difference.divergence import Divergence
-from msprobe_engine.formats.dump.dump_table import DIGEST, MD5, STRUCTURE, TENSOR, Side
+from msprobe_engine.formats.dump.dump_table import DIGEST, MD5, STRUCTURE, TENSOR, DumpTable
 from msprobe_engine.measure.columns import COSINE, METRICS, ONE_THOUSANDTH
 from msprobe_engine.measure.factorize import Bools
 from msprobe_engine.measure.options import CompareOptions
@@ -89,7 +89,7 @@ def compare(target: Graph, golden: Graph, options: GraphOptions, told: Divergenc
     )
 
 
-def task_of(target: Side, golden: Side) -> TaskOfGraph:
+def task_of(target: DumpTable, golden: DumpTable) -> TaskOfGraph:
     """What two sides are compared by. Sides that hold different things are compared by the statistics of both."""
     modes = {target.mode, golden.mode}
     if STRUCTURE in modes:
@@ -190,7 +190,7 @@ class _Numbers:
         return RowMetrics(self.rows, old, verdicts, self.differences[0])
 
 
-def _checksums(side: Side) -> list[str | None]:
+def _checksums(side: DumpTable) -> list[str | None]:
     """Checksum or digest of each row; None of a row that is nothing."""
     if side.mode == DIGEST:
         found: list[str | None] = [side.facts.get(row, {}).get("digest") for row in range(len(side))]

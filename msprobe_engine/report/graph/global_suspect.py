@@ -13,10 +13,10 @@ from msprobe_engine.align.mapping.user_mapping import Mappings
 from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.sentences import Sentence, one_line_of
-from msprobe_engine.find.difference.rank_walk import Begun
+from msprobe_engine.find.difference.rank_walk import RankWalk
 from msprobe_engine.find.findings import NONE, NONFINITE, NOTHING, OVERFLOW, Diagnosis
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.reader import collection_paused
 from msprobe_engine.measure import distances
 from msprobe_engine.report.graph.merge.origins import node_of
@@ -74,18 +74,18 @@ def of_two(jobs: Sequence[Job], what: str, mappings: Mappings, known: Mapping[Ke
         problems: what could not be read or compared before; the first line counts it.
     """
     from msprobe_engine.find.difference.origin import MISSING
-    from msprobe_engine.find.run import over_steps
+    from msprobe_engine.find.run import compare_steps
 
-    def walked(job: Job) -> Begun | None:
+    def walked(job: Job) -> RankWalk | None:
         made = known.get(job.key)
         return made.begun if made is not None and not job.members else None
 
-    def begun(step: int) -> dict[int, Begun]:
+    def begun(step: int) -> dict[int, RankWalk]:
         return {job.rank: one for job in jobs if job.step == step and (one := walked(job)) is not None}
 
-    def read(step: int, problems: list[str]) -> tuple[dict[int, Side], dict[int, Side]]:
-        target: dict[int, Side] = {}
-        golden: dict[int, Side] = {}
+    def read(step: int, problems: list[str]) -> tuple[dict[int, DumpTable], dict[int, DumpTable]]:
+        target: dict[int, DumpTable] = {}
+        golden: dict[int, DumpTable] = {}
         fresh: set[int] = set()
         for job in jobs:
             one = walked(job)
@@ -105,7 +105,7 @@ def of_two(jobs: Sequence[Job], what: str, mappings: Mappings, known: Mapping[Ke
     found = Suspects()
     try:
         with collection_paused():
-            diagnosis = over_steps(sorted({job.step for job in jobs}), read, what, begun=begun)
+            diagnosis = compare_steps(sorted({job.step for job in jobs}), read, what, begun=begun)
     except (NothingCapturedError, DumpFormatError) as error:
         return Suspects("unknown", Sentence("Nothing could be compared"), problems=[Sentence("no first suspect: {0}", error)])
     diagnosis.problems = list(dict.fromkeys([*problems, *diagnosis.problems]))
@@ -124,7 +124,7 @@ def of_two(jobs: Sequence[Job], what: str, mappings: Mappings, known: Mapping[Ke
     return found
 
 
-def _read(files: Iterable[tuple[int, Path]], sides: dict[int, Side], problems: list[str]) -> None:
+def _read(files: Iterable[tuple[int, Path]], sides: dict[int, DumpTable], problems: list[str]) -> None:
     for rank, path in files:
         try:
             sides[rank] = read_side(path)
@@ -193,7 +193,7 @@ def _saved(found: Suspects, key: Key, path: Path) -> None:
         found.headline = one_line(f"First NaN or Inf: step {key[0]}, rank {key[1]}, saved value {side.ops[side.op[row]]}")
 
 
-def put(made: Graph | Comparison, found: Suspects) -> None:
+def insert_suspects(made: Graph | Comparison, found: Suspects) -> None:
     """Note the suspect of a rank in its graph. What a rank shows alone stands where the whole says nothing of it, unless that says that
     nothing is off."""
     key = (made.step, made.rank)

@@ -138,7 +138,7 @@ def _write(
                 graphs = (made.target, made.golden) if isinstance(made, Comparison) else (made,)
                 for graph, linked in zip(graphs, links.get(part.job.key, ())):
                     graph.links = linked
-                global_suspect.put(made, found)
+                global_suspect.insert_suspects(made, found)
                 result.count(part.job.key, made)
                 for writer in writers:
                     writer.add(made)

@@ -13,12 +13,12 @@ from msprobe_engine.align.frameworks.common_terms import CommonSide
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference import explain
 from msprobe_engine.find.difference.divergence import Divergence, diverge
-from msprobe_engine.find.difference.rank_walk import Begun, begin
-from msprobe_engine.find.difference.walk import Walker
+from msprobe_engine.find.difference.rank_walk import RankWalk, walk_rank
+from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS_GRAD
 from msprobe_engine.measure import factorize
 from msprobe_engine.measure.distances import EPS, limit
-from msprobe_engine.measure.segments import Spans
+from msprobe_engine.measure.segments import SegmentReduce
 from msprobe_engine.report.graph.nodes.match import outside_in, standing_for
 from msprobe_engine.report.graph.nodes.model import Graph
 from msprobe_engine.report.graph.nodes.rows import Floats
@@ -42,7 +42,7 @@ class Measured:
     units: Floats
     suspect: int | None = None
     text: str = ""
-    begun: Begun | None = None
+    begun: RankWalk | None = None
 
 
 def measured(target: Graph, golden: Graph, partners: Sequence[int], aligned: Aligned) -> Measured:
@@ -55,7 +55,7 @@ def measured(target: Graph, golden: Graph, partners: Sequence[int], aligned: Ali
     first, second = target.side, golden.side
     assert first is not None
     assert second is not None
-    begun = begin(first, second, aligned)
+    begun = walk_rank(first, second, aligned)
     units = np.full(len(target), np.nan)
     done = _by_walker(units, target, golden, partners, begun.walker)
     rest = [node for node, other in enumerate(partners) if other >= 0 and node not in done]
@@ -86,7 +86,7 @@ def _with_suspect(units: Floats, target: Graph, found: Divergence) -> Measured:
     return Measured(units, node, Sentence("{0}: {1}{2}", one.record, one.why, where))
 
 
-def rows_in_common(walker: Walker) -> dict[int, int]:
+def rows_in_common(walker: DifferenceWalk) -> dict[int, int]:
     """Row of the target's file -> row of the golden file, of two frameworks: rows that mean the same. What one side has as several tensors
     is not among them."""
     mine, theirs = walker.side, walker.golden.side
@@ -96,7 +96,7 @@ def rows_in_common(walker: Walker) -> dict[int, int]:
     return {one[0]: other[0] for one, other in pairs if len(one) == len(other) == 1}
 
 
-def _by_walker(units: Floats, target: Graph, golden: Graph, partners: Sequence[int], walker: Walker) -> set[int]:
+def _by_walker(units: Floats, target: Graph, golden: Graph, partners: Sequence[int], walker: DifferenceWalk) -> set[int]:
     """Fill in nodes whose records the walk has beside each other; returns them."""
     done: set[int] = set()
     for (x, y), value in zip(walker.structure.pairs, _units(walker).tolist()):
@@ -116,7 +116,7 @@ def _directly(units: Floats, target: Graph, golden: Graph, partners: Sequence[in
     pairs = [(target.records[node], golden.records[partners[node]], node) for node in nodes]
     pairs = [pair for pair in pairs if pair[0] >= 0 and pair[1] >= 0]
     if pairs:
-        walker = Walker(Tree(first), Tree(second), Structure([(x, y) for x, y, _ in pairs]))
+        walker = DifferenceWalk(Tree(first), Tree(second), Structure([(x, y) for x, y, _ in pairs]))
         units[[node for _, _, node in pairs]] = _units(walker)
 
 
@@ -127,12 +127,12 @@ def _containers(units: Floats, target: Graph) -> None:
             units[node] = np.fmax.reduce(units[target.children[node]])
 
 
-def _units(walker: Walker) -> Floats:
+def _units(walker: DifferenceWalk) -> Floats:
     """float64, one per pair of records."""
     m, rows = walker.measured, factorize.columns(walker.rows)[0]
     role = np.frombuffer(bytes(walker.side.role), np.uint8)[rows]
     out = (role == OUTPUT) | (role == PARAMETERS_GRAD)
-    sums = Spans(walker.starts)
+    sums = SegmentReduce(walker.starts)
     largest = sums.largest(np.where(out & m.known, m.distance, 0.0))[0]
     limits = np.asarray(walker.limits, np.float64)
     limits = np.where(limits > 0, limits, _EXACT)

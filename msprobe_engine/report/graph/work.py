@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from msprobe_engine.core.errors import DumpFormatError, ProbeError
-from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.reader import collection_paused
 from msprobe_engine.measure.missing_statistics import say_unsearched
 from msprobe_engine.report.graph.nodes.build import build
@@ -126,7 +126,7 @@ def _graph(part: Part, path: Any, step: int, rank: int, old: bool) -> Graph | No
     return made
 
 
-def holds_nonfinite(side: Side) -> bool:
+def holds_nonfinite(side: DumpTable) -> bool:
     """A tensor of it holds NaN or Inf."""
     if side.nans or side.infs:
         return True

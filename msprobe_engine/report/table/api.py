@@ -14,9 +14,9 @@ from msprobe_engine.align.sources import Sources, Task, add_calibration, pair_pa
 from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError, UsageError
 from msprobe_engine.core.io.progress import bar
 from msprobe_engine.find.difference.calibration import Floats, movements
-from msprobe_engine.find.difference.rank_walk import Begun
+from msprobe_engine.find.difference.rank_walk import RankWalk
 from msprobe_engine.find.findings import Diagnosis
-from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.reader import collection_paused
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.rank_table import Result, compare_guarded
@@ -134,8 +134,8 @@ def _fingerprint(sources: Sources, options: CompareOptions) -> str:
 
 def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result], all_of_it: bool, mappings: Mappings) -> None:
     """Where the difference begins. Runs with other numbers of ranks are read whole: they may be cut differently."""
-    from msprobe_engine.find.nonfinite.one_side import note_later, only_here
-    from msprobe_engine.find.run import over_steps
+    from msprobe_engine.find.nonfinite.one_side import add_later_nonfinite, add_nonfinite_of_one_side
+    from msprobe_engine.find.run import compare_steps
 
     steps = sorted({task.step or 0 for task in sources.tasks})
     whole = any(task.whole for task in sources.tasks) or (sources.lost and all_of_it and not Path(found.target).is_file())
@@ -143,10 +143,10 @@ def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result]
     try:
         moved = partial(_movements, sources.tasks) if any(task.calibration for task in sources.tasks) else None
         begun = partial(_begun, sources.tasks, results)
-        found.diagnosis = over_steps(steps, sides, f"{found.target} and {found.golden}", moved, begun)
+        found.diagnosis = compare_steps(steps, sides, f"{found.target} and {found.golden}", moved, begun)
         if all_of_it:
-            only_here(found.diagnosis, Path(found.target), Path(found.golden))
-            note_later(found.diagnosis, Path(found.target), Path(found.golden))
+            add_nonfinite_of_one_side(found.diagnosis, Path(found.target), Path(found.golden))
+            add_later_nonfinite(found.diagnosis, Path(found.target), Path(found.golden))
     except (NothingCapturedError, DumpFormatError) as error:
         if not found.all_problems:
             found.problems.append(f"no diagnosis: {error}")
@@ -161,10 +161,10 @@ def _with_problems(diagnosis: Diagnosis, found: Comparison) -> Diagnosis:
 
 def _sides(
     tasks: list[Task], results: Mapping[str, Result], mappings: Mappings, step: int, problems: list[str]
-) -> tuple[dict[int, Side], dict[int, Side]]:
+) -> tuple[dict[int, DumpTable], dict[int, DumpTable]]:
     """The ranks of a step: those that the tasks handed back, else read again."""
-    target: dict[int, Side] = {}
-    golden: dict[int, Side] = {}
+    target: dict[int, DumpTable] = {}
+    golden: dict[int, DumpTable] = {}
     for rank, task in _ranks(tasks, step):
         try:
             begun = results[task.key].begun
@@ -178,7 +178,7 @@ def _sides(
     return target, golden
 
 
-def _begun(tasks: list[Task], results: Mapping[str, Result], step: int) -> dict[int, Begun]:
+def _begun(tasks: list[Task], results: Mapping[str, Result], step: int) -> dict[int, RankWalk]:
     return {rank: begun for rank, task in _ranks(tasks, step) if (begun := results[task.key].begun) is not None}
 
 
@@ -187,7 +187,7 @@ def _ranks(tasks: list[Task], step: int) -> list[tuple[int, Task]]:
     return [(number if task.rank is None else task.rank, task) for number, task in enumerate(of_step)]
 
 
-def _movements(tasks: list[Task], step: int, golden: Mapping[int, Side], problems: list[str]) -> dict[int, Floats]:
+def _movements(tasks: list[Task], step: int, golden: Mapping[int, DumpTable], problems: list[str]) -> dict[int, Floats]:
     """What round-off moves each row of the golden ranks of a step."""
     found = {}
     for rank, task in _ranks(tasks, step):
@@ -201,7 +201,7 @@ def _movements(tasks: list[Task], step: int, golden: Mapping[int, Side], problem
 
 def _whole_steps(
     found: Comparison, tasks: list[Task], mappings: Mappings, step: int, problems: list[str]
-) -> tuple[dict[int, Side], dict[int, Side]]:
+) -> tuple[dict[int, DumpTable], dict[int, DumpTable]]:
     """All ranks of a step of both runs."""
     from msprobe_engine.find.nonfinite.load import read_step
     from msprobe_engine.formats.dump.layout import step_of

@@ -18,7 +18,7 @@ from msprobe_engine.find.difference import origin as origins
 from msprobe_engine.find.findings import Diagnosis, Suspect, finite_json
 from msprobe_engine.find.nonfinite.load import read_step
 from msprobe_engine.find.run import diagnose
-from msprobe_engine.formats.dump.dump_table import INPUT, MD5, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
+from msprobe_engine.formats.dump.dump_table import INPUT, MD5, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.formats.dump.reader import open_dump
 
 NOTHING = "Cannot find any diff node, no need to generate analyze file."
@@ -59,7 +59,7 @@ def _nodes(found: Diagnosis, target: Path, golden: Path) -> dict[str, list[dict[
     first = found.first_suspect
     if first is None:
         return {}
-    sides: dict[Path, dict[int, Side]] = {}
+    sides: dict[Path, dict[int, DumpTable]] = {}
     nodes: dict[str, list[dict[str, Any]]] = {}
     for suspect in _together(first, found.suspects):
         missing = suspect.kind == origins.MISSING  # then its record is one of the golden side
@@ -77,7 +77,7 @@ def _together(first: Suspect, suspects: Sequence[Suspect]) -> list[Suspect]:
     return [first, *(suspect for rank, suspect in sorted(found.items()) if rank != first.rank)]
 
 
-def _node(suspect: Suspect, side: Side | None) -> dict[str, Any]:
+def _node(suspect: Suspect, side: DumpTable | None) -> dict[str, Any]:
     data: dict[str, dict[str, Any]] = {"input": {}, "output": {}}
     if side is not None and suspect.record in side.ops:
         for row in side.rows(side.ops.index(suspect.record)):
@@ -100,7 +100,7 @@ def _node(suspect: Suspect, side: Side | None) -> dict[str, Any]:
     }
 
 
-def _shown(side: Side, row: int) -> dict[str, Any]:
+def _shown(side: DumpTable, row: int) -> dict[str, Any]:
     shown: dict[str, Any] = {"NPU MD5": side.checksum(row)} if side.mode == MD5 else dict(zip(_STATISTICS, side.four(row)))
     peer = side.facts.get(row, {}).get("peer")
     return shown if peer is None else shown | {"NPU P2POp peer": peer}

@@ -12,13 +12,13 @@ from msprobe_engine.align.calls.match import Matching
 from msprobe_engine.align.mapping.user_mapping import Mappings, lost
 from msprobe_engine.align.parallel.join_stages_and_experts import together
 from msprobe_engine.align.parallel.micro_batches import cut
-from msprobe_engine.align.parallel.unshard import Joiner
+from msprobe_engine.align.parallel.unshard import Unsharder
 from msprobe_engine.align.sources import Sources, Task
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.find.difference import layouts
 from msprobe_engine.find.nonfinite.load import read_step
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.stream import open_records
 from msprobe_engine.measure import distances
@@ -73,7 +73,7 @@ def _ranks(path: Path) -> list[int | str]:
     return list(dump.ranks(dump.steps[0]))
 
 
-def _sides(task: Task) -> tuple[Mapping[int, Side], Mapping[int, Side]]:
+def _sides(task: Task) -> tuple[Mapping[int, DumpTable], Mapping[int, DumpTable]]:
     found = []
     for path in (task.target, task.golden):
         dump, problems = open_dump(_step(path)), list[str]()
@@ -84,7 +84,7 @@ def _sides(task: Task) -> tuple[Mapping[int, Side], Mapping[int, Side]]:
     return found[0], found[1]
 
 
-def read_whole(task: Task, mappings: Mappings, problems: list[str]) -> tuple[Side, Side, Matching]:
+def read_whole(task: Task, mappings: Mappings, problems: list[str]) -> tuple[DumpTable, DumpTable, Matching]:
     """Both wholes of a step, and which rows belong together: those that could be put together.
 
     Args:
@@ -104,7 +104,7 @@ def read_whole(task: Task, mappings: Mappings, problems: list[str]) -> tuple[Sid
     problems += lost(ranks, target)
     ours, theirs = cut(target, golden), cut(golden, target)
     turn = len(theirs) > len(ours)  # as the diagnosis does it
-    joiner = Joiner(theirs, ours) if turn else Joiner(ours, theirs)
+    joiner = Unsharder(theirs, ours) if turn else Unsharder(ours, theirs)
     whole = joiner.join_turned() if turn else joiner.join()
     rows, _ = distances.paired_rows(whole.target, whole.golden, whole.structure.pairs)
     left_out = {*whole.skipped, *of_groups(whole.target)}
@@ -113,7 +113,7 @@ def read_whole(task: Task, mappings: Mappings, problems: list[str]) -> tuple[Sid
     return whole.target, whole.golden, Matching(kept[:, 0], kept[:, 1], {}, records)
 
 
-def of_groups(side: Side) -> Iterator[int]:
+def of_groups(side: DumpTable) -> Iterator[int]:
     """Arguments of calls that are given a process group: the group, and switches for what is done with it."""
     for op in {side.op[row] for row, dtype in enumerate(side.dtype) if dtype == "torch.ProcessGroup"}:
         yield from (row for row in side.rows(op) if row in side.values)

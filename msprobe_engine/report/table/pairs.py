@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.find.difference.row_attribution import Settled
+from msprobe_engine.find.difference.row_attribution import RowAttribution
 from msprobe_engine.find.verdicts import rows as verdict
 from msprobe_engine.find.verdicts import version_262, version_811
 from msprobe_engine.find.verdicts.colours import RED, YELLOW, Highlight
-from msprobe_engine.formats.dump.dump_table import DEBUG, DIGEST, INPUT, MD5, STATISTICS, STRUCTURE, TENSOR, Side
+from msprobe_engine.formats.dump.dump_table import DEBUG, DIGEST, INPUT, MD5, STATISTICS, STRUCTURE, TENSOR, DumpTable
 from msprobe_engine.measure import columns as c
 from msprobe_engine.measure import distances, factorize, missing_statistics, redacted_rows
 from msprobe_engine.measure.checksums import checksums
@@ -38,12 +38,12 @@ class Matched(Protocol):
 
 
 def compare_pair(
-    target: Side,
-    golden: Side,
+    target: DumpTable,
+    golden: DumpTable,
     matching: Matched,
     options: CompareOptions,
     moved: Floats | None = None,
-    known: Settled | None = None,
+    known: RowAttribution | None = None,
 ) -> Iterator[Block]:
     """Compare one rank of one step.
 
@@ -63,7 +63,7 @@ def compare_pair(
     return _Table(target, golden, matching, options, moved, known).blocks()
 
 
-def common_mode(target: Side, golden: Side, compat: bool) -> str:
+def common_mode(target: DumpTable, golden: DumpTable, compat: bool) -> str:
     """What two sides can be compared by. Without `compat` sides of different kinds are compared by the statistics that both hold.
 
     Raises:
@@ -82,14 +82,20 @@ def common_mode(target: Side, golden: Side, compat: bool) -> str:
     )
 
 
-def _holds_statistics(side: Side) -> bool:
+def _holds_statistics(side: DumpTable) -> bool:
     """Also dumps with checksums do, but those with nothing else (xor)."""
     return not len(side.numbers) or bool(np.isfinite(side.stats).any())
 
 
 class _Table:
     def __init__(
-        self, target: Side, golden: Side, matching: Matched, options: CompareOptions, moved: Floats | None, known: Settled | None
+        self,
+        target: DumpTable,
+        golden: DumpTable,
+        matching: Matched,
+        options: CompareOptions,
+        moved: Floats | None,
+        known: RowAttribution | None,
     ) -> None:
         self.moved, self.known = moved, known
         self.target, self.golden, self.options, self.matching = target, golden, options, matching
@@ -344,5 +350,5 @@ def _texts(values: Sequence[Any], nothing: str, str_of: Callable[[Any], Any] | N
     return np.asarray(words[np.append(numbers, len(objects))])
 
 
-def _files(side: Side, rows: Rows) -> list[str]:
+def _files(side: DumpTable, rows: Rows) -> list[str]:
     return [UNMATCHED if row < 0 else side.data_name[row] or "-1" for row in rows.tolist()]

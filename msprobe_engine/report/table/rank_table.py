@@ -16,10 +16,10 @@ from msprobe_engine.align.mapping.user_mapping import Mappings
 from msprobe_engine.align.sources import Task
 from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError, ProbeError
 from msprobe_engine.core.io.output_files import write_file
-from msprobe_engine.find.difference.rank_walk import Begun, begin
+from msprobe_engine.find.difference.rank_walk import RankWalk, walk_rank
 from msprobe_engine.find.verdicts.advisor import Advisor
 from msprobe_engine.find.verdicts.colours import RED
-from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.reader import collection_paused
 from msprobe_engine.measure import factorize
 from msprobe_engine.measure.columns import ACCURACY, COLOUR, GOLDEN_NAME, RESULT, TARGET_NAME, UNMATCHED, Block
@@ -57,7 +57,7 @@ class Result:
     names: dict[str, list[str]] = field(default_factory=lambda: {"target": [], "golden": []})
     first: str = ""
     problems: list[str] = field(default_factory=list)
-    begun: Begun | None = None
+    begun: RankWalk | None = None
 
     def as_json(self) -> dict[str, Any]:
         """All but what was begun."""
@@ -114,14 +114,14 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
         return found
     Mappings.of(options).apply(target, golden)
     aligned: Aligned | None = None
-    begun: Begun | None = None
+    begun: RankWalk | None = None
     try:
         blocks, aligned, begun = _blocks(task, target, golden, options)
         _write(found, task, options, Path(output), stamp, blocks)
     except (DumpFormatError, NothingCapturedError) as error:
         found.problems.append(f"{task.place}: {error}")
     if keep and not task.calibration:  # what is begun counts in what the dtypes say
-        found.begun = begun or begin(target, golden, aligned)
+        found.begun = begun or walk_rank(target, golden, aligned)
     found.problems += [*target.problems, *golden.problems]
     return found
 
@@ -139,7 +139,9 @@ def _compare_whole(found: Result, task: Task, options: CompareOptions, output: P
     return found
 
 
-def _blocks(task: Task, target: Side, golden: Side, options: CompareOptions) -> tuple[Iterator[Block], Aligned | None, Begun | None]:
+def _blocks(
+    task: Task, target: DumpTable, golden: DumpTable, options: CompareOptions
+) -> tuple[Iterator[Block], Aligned | None, RankWalk | None]:
     """Blocks of the table, and what else is known by then: how the records are aligned, and a diagnosis."""
     from msprobe_engine.align.calls.match import match
     from msprobe_engine.align.frameworks.common_terms import in_common
@@ -154,7 +156,7 @@ def _blocks(task: Task, target: Side, golden: Side, options: CompareOptions) -> 
     matching = match(target, golden, options)
     moved = movements(golden, [read_side(path) for path in task.calibration]) if task.calibration else None
     if matching.sides is not None:
-        begun = begin(target, golden, matching.aligned)
+        begun = walk_rank(target, golden, matching.aligned)
         first, second = matching.sides
         moved = None if moved is None else in_common(moved, second)
         known = None if task.calibration else settled(begun, matching.target, matching.golden)
@@ -162,9 +164,9 @@ def _blocks(task: Task, target: Side, golden: Side, options: CompareOptions) -> 
     return compare_pair(target, golden, matching, options, moved), None if task.calibration else matching.aligned, None
 
 
-def _stacks(path: Path, target: Side) -> dict[str, list[str]]:
+def _stacks(path: Path, target: DumpTable) -> dict[str, list[str]]:
     """Of a stack.json that lies elsewhere; what is wrong with it is a problem of `target`."""
-    other = Side(path)
+    other = DumpTable(path)
     if path.name != "stack.json":
         raise DumpFormatError(f"{path}: is no stack.json")
     stacks = other.stacks

@@ -20,7 +20,7 @@ from msprobe_engine.measure import distances, factorize
 from msprobe_engine.measure.distances import Floats
 
 if TYPE_CHECKING:
-    from msprobe_engine.find.difference.walk import Walker
+    from msprobe_engine.find.difference.walk import DifferenceWalk
 
 _SMALL = 2.0**-10
 """A sum of this part of its terms, or of two of their rounding units, has cancelled."""
@@ -69,7 +69,7 @@ class Cancelled:
     vectors: set[str] = field(default_factory=set)
 
 
-def settle(walker: Walker) -> Cancelled:
+def detect_cancelling(walker: DifferenceWalk) -> Cancelled:
     """Measure gradients that cancelled against their terms, in ``walker.measured``, and find what takes them in."""
     side, golden, m = walker.side, walker.golden.side, walker.measured
     left = factorize.columns(walker.rows)[0]
@@ -103,7 +103,7 @@ def settle(walker: Walker) -> Cancelled:
     return found
 
 
-def inherit(walker: Walker, before: Cancelled) -> None:
+def carry_over(walker: DifferenceWalk, before: Cancelled) -> None:
     """Parameters whose gradients cancelled in an earlier step are others now: what takes them in is excused."""
     found, m = walker.cancelled, walker.measured
     numbers = _numbers(walker, before.parameters)
@@ -117,7 +117,7 @@ def inherit(walker: Walker, before: Cancelled) -> None:
             found.excused[k] = m.distance[k]
 
 
-def follow(walker: Walker, before: Walker) -> None:
+def tolerate_update(walker: DifferenceWalk, before: DifferenceWalk) -> None:
     """Excuse a vector of parameters that is off by a small part of what the step before has moved it by.
 
     Some elements of a gradient may come to nothing where others do not (the keys in the bias of a fused projection), and an optimizer that
@@ -146,7 +146,7 @@ def follow(walker: Walker, before: Walker) -> None:
             walker.cancelled.excused[k] = max(m.distance[k], hidden)
 
 
-def _moved(walker: Walker, before: Walker, i: int, j: int, was: int) -> tuple[float, float]:
+def _moved(walker: DifferenceWalk, before: DifferenceWalk, i: int, j: int, was: int) -> tuple[float, float]:
     """How far the step before has moved a tensor on the golden side, and how far both sides are apart: the largest of what their extremes,
     the norm and the mean say."""
     golden, earlier = walker.golden.side, before.golden.side
@@ -160,14 +160,14 @@ def _units(shape: Any) -> Floats:
     return np.array((1.0, 1.0, np.sqrt(distances.elements(shape)), 1.0))
 
 
-def _elements_only(walker: Walker, before: Walker, i: int, j: int, was: int, moved: float) -> bool:
+def _elements_only(walker: DifferenceWalk, before: DifferenceWalk, i: int, j: int, was: int, moved: float) -> bool:
     """Does the largest or the smallest element of a tensor say that its update was the same on both sides?"""
     mine, theirs, earlier = walker.side.stats[i][:2], walker.golden.side.stats[j][:2], before.golden.side.stats[was][:2]
     equal = np.abs(mine - theirs) <= _EQUAL * np.abs(theirs)
     return bool((equal & (np.abs(theirs - earlier) >= _REACHED * moved)).any())
 
 
-def _few(walker: Walker, before: Walker, places: Mapping[str, int]) -> bool:
+def _few(walker: DifferenceWalk, before: DifferenceWalk, places: Mapping[str, int]) -> bool:
     """Hardly a parameter is off by more than a small part of its update: an optimizer that works otherwise moves all of them otherwise."""
     parts = []
     for k in np.flatnonzero(walker.measured.known).tolist():
@@ -182,7 +182,7 @@ def _few(walker: Walker, before: Walker, places: Mapping[str, int]) -> bool:
     return bool(parts) and sum(parts) <= _FEW * len(parts)
 
 
-def _taken_by(walker: Walker, op: int, shape: Any) -> list[str]:
+def _taken_by(walker: DifferenceWalk, op: int, shape: Any) -> list[str]:
     """Names of what the forward call of a backward call of the golden side takes in, of this shape and made by no call."""
     tree, side = walker.golden, walker.golden.side
     twin = tree.index.get(forward_twin(side.ops[op]), -1)
@@ -192,7 +192,7 @@ def _taken_by(walker: Walker, op: int, shape: Any) -> list[str]:
     return [side.name[row] for row in rows if row not in tree.producers]
 
 
-def _terms(walker: Walker, op: int) -> tuple[float, float]:
+def _terms(walker: DifferenceWalk, op: int) -> tuple[float, float]:
     """(norm, rounding unit) of what is summed up to a gradient of one dimension: what came back from behind the call; (0, 0) if unknown."""
     tree, side = walker.target, walker.side
     calls = [op] if tree.kinds[op][0] == "backward" else walker.backward_calls(tree.kinds[op][2]) if tree.gradients[op] else []
@@ -205,7 +205,7 @@ def _terms(walker: Walker, op: int) -> tuple[float, float]:
     return norm, unit
 
 
-def _numbers(walker: Walker, names: set[Parameter]) -> set[bytes]:
+def _numbers(walker: DifferenceWalk, names: set[Parameter]) -> set[bytes]:
     """The numbers of these parameters, as rows of the target have them."""
     side, tree = walker.side, walker.target
     if not names:
@@ -218,7 +218,7 @@ def _numbers(walker: Walker, names: set[Parameter]) -> set[bytes]:
     return found
 
 
-def steepness(walker: Walker, op: int) -> float:
+def steepness(walker: DifferenceWalk, op: int) -> float:
     """By how much a division may raise a difference: the largest over the smallest number of what it takes in, where all are of one sign.
 
     Statistics show the difference of the large elements; the small ones, which a division raises, differ by more.

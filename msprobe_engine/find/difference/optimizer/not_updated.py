@@ -11,14 +11,14 @@ from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.parallel.parameter_owner import Owner, owners
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference import explain
-from msprobe_engine.find.difference.origin import EXTRA, MISSING, Origin
-from msprobe_engine.find.difference.walk import Walker
+from msprobe_engine.find.difference.origin import EXTRA, MISSING, DifferenceOrigin
+from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.formats.dump.dump_table import PARAMETERS
 from msprobe_engine.measure import dump_dialects
 
 
-def differing(walker: Walker, step: int, rank: int) -> list[Suspect]:
+def differing(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
     """The parameters of a rank that one side alone updates, in the order of the model; of two frameworks, and where the calls of an update
     are not known to be of a parameter (several in one call), none."""
     sides = walker.side, walker.golden.side
@@ -33,10 +33,10 @@ def differing(walker: Walker, step: int, rank: int) -> list[Suspect]:
         name = ".".join(part for part in owner if part)
         if owner in theirs and owner not in mine and walker.missing:
             why = Sentence("the optimizer of the golden side updates parameter {0}, and that of this run does not", name)
-            origin = Origin(0, theirs[owner], MISSING, -1, -1, 0.0, 0.0, 0.0)
+            origin = DifferenceOrigin(0, theirs[owner], MISSING, -1, -1, 0.0, 0.0, 0.0)
         elif owner in mine and owner not in theirs and walker.extra:
             why = Sentence("the optimizer of this run updates parameter {0}, and that of the golden side does not", name)
-            origin = Origin(mine[owner], -1, EXTRA, -1, -1, 0.0, 0.0, 0.0)
+            origin = DifferenceOrigin(mine[owner], -1, EXTRA, -1, -1, 0.0, 0.0, 0.0)
         else:
             continue
         suspect = explain.suspect(step, rank, origin, walker)

@@ -7,12 +7,12 @@ import dataclasses
 from msprobe_engine.align.parallel.merge_records import origin_of
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference.divergence import Divergence
-from msprobe_engine.find.difference.origin import MISSING, Origin
+from msprobe_engine.find.difference.origin import MISSING, DifferenceOrigin
 from msprobe_engine.find.findings import Suspect
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 
 
-def placed(suspect: Suspect, found: Divergence, rank: int, origin: Origin) -> Suspect:
+def placed(suspect: Suspect, found: Divergence, rank: int, origin: DifferenceOrigin) -> Suspect:
     """The suspect with record, tensor and partner as they are called where they were dumped; `module` is the path in the whole model.
 
     Args:
@@ -35,11 +35,11 @@ def placed(suspect: Suspect, found: Divergence, rank: int, origin: Origin) -> Su
     )
 
 
-def _name(side: Side, op: int) -> str:
+def _name(side: DumpTable, op: int) -> str:
     here = origin_of(side, op)
     return side.ops[op] if here is None else here[1]
 
 
-def _row(side: Side, row: int) -> str:
+def _row(side: DumpTable, row: int) -> str:
     op = side.op[row]
     return _name(side, op) + side.name[row][len(side.ops[op]) :]

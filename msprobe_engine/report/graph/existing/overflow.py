@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, Side
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
 from msprobe_engine.measure import factorize
 from msprobe_engine.measure.factorize import Bools, Integers
 from msprobe_engine.report.graph.nodes.model import Graph
@@ -73,7 +73,7 @@ def mark(graph: Graph, exact: bool = False) -> None:
     graph.overflow = [_WORDS[found[record]] if record >= 0 else None for record in graph.records]
 
 
-def levels(side: Side, exact: bool = False) -> Integers:
+def levels(side: DumpTable, exact: bool = False) -> Integers:
     """int64 (records,): 0 for none, 1 `MEDIUM`, 2 `HIGH`, 3 `CRITICAL`."""
     role = np.frombuffer(bytes(side.role), np.uint8)
     places = _Places(side)
@@ -101,7 +101,7 @@ class _Places:
         nested: bool (rows,): inside of a dictionary or of a message.
     """
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: DumpTable) -> None:
         self._side = side
         known: dict[str, int] = {}
         numbers = np.fromiter((known.setdefault(self.text(row), len(known)) for row in range(len(side))), np.int64, len(side))
@@ -117,7 +117,7 @@ class _Places:
         return self._side.name[row][len(self._side.ops[self._side.op[row]]) :]
 
 
-def _not_finite(side: Side) -> Bools:
+def _not_finite(side: DumpTable) -> Bools:
     """bool (rows,): tensors of which Max, Min or Mean is NaN or infinite."""
     found: Bools = np.asarray(~np.isfinite(side.stats[:, :3]).all(1))
     for row, four in side.odd.items():
@@ -125,12 +125,12 @@ def _not_finite(side: Side) -> Bools:
     return found & ~factorize.mask(side.values, len(side))
 
 
-def _any(side: Side, chosen: Bools) -> Bools:
+def _any(side: DumpTable, chosen: Bools) -> Bools:
     """bool (records,): some of a record's rows are chosen."""
     return np.bincount(np.array(side.op, np.int64)[chosen], minlength=len(side.ops)) > 0
 
 
-def _jumps(side: Side, role: npt.NDArray[np.uint8], single: Bools) -> Bools:
+def _jumps(side: DumpTable, role: npt.NDArray[np.uint8], single: Bools) -> Bools:
     """bool (records,): the norm grows a hundredfold."""
     tensor = factorize.of_each(side.dtype, lambda dtype: str(dtype).startswith("torch."), bool)
     tensor &= factorize.of_each(side.shape, lambda shape: type(shape) is list, bool) & ~factorize.mask(side.values, len(side))
@@ -142,14 +142,14 @@ def _jumps(side: Side, role: npt.NDArray[np.uint8], single: Bools) -> Bools:
     return np.asarray(grown & ~np.isnan(inside) & ~np.isnan(outside))
 
 
-def _largest(side: Side, values: Floats, chosen: Bools) -> Floats:
+def _largest(side: DumpTable, values: Floats, chosen: Bools) -> Floats:
     """float64 (records,): the largest of the chosen rows, NaN where there is none."""
     found = np.full(len(side.ops), np.nan)
     np.fmax.at(found, np.array(side.op, np.int64)[chosen], values[chosen])
     return found
 
 
-def _is_harmless(side: Side, record: int, rule: _Harmless, bad: Bools, places: _Places) -> bool:
+def _is_harmless(side: DumpTable, record: int, rule: _Harmless, bad: Bools, places: _Places) -> bool:
     """All that is not finite, among the kinds that the rule speaks of, may be so."""
     for row in side.rows(record):
         if not bad[row]:

@@ -19,7 +19,7 @@ def weights(made: Graph | Comparison) -> dict[str, bytes]:
     graph = made.target if isinstance(made, Comparison) else made
     side = graph.side
     found: dict[str, bytes] = {}
-    if side is not None and device_mesh.told(side.header) is not None:
+    if side is not None and device_mesh.mesh_of_header(side.header) is not None:
         for row, role in enumerate(side.role):
             if role == PARAMETERS:
                 found.setdefault(side.name[row], side.numbers[4 * row : 4 * row + 4].tobytes())

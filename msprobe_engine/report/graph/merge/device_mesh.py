@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.report.graph.options import Layout
 
 AXES = ("tp", "cp", "ep", "dp", "pp")
@@ -65,7 +65,7 @@ def _sizes(layout: Layout) -> dict[str, int]:
     return {"tp": layout.tp, "cp": 1, "ep": 1, "dp": layout.rank_size // (layout.tp * layout.pp), "pp": layout.pp}
 
 
-def given(layout: Layout) -> dict[int, dict[str, int]]:
+def mesh_of_layout(layout: Layout) -> dict[int, dict[str, int]]:
     """The place of every rank, when the groups follow each other in the order that was given."""
     sizes, found = _sizes(layout), {}
     for rank in range(layout.rank_size):
@@ -76,7 +76,7 @@ def given(layout: Layout) -> dict[int, dict[str, int]]:
     return found
 
 
-def told(header: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]] | None:
+def mesh_of_header(header: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]] | None:
     """(place, sizes) as the header of a dump has them; None when it has none."""
     parallel = header.get("parallel")
     if not isinstance(parallel, Mapping):
@@ -88,13 +88,13 @@ def told(header: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]] | N
     return numbers, {axis: value for axis, value in sizes.items() if type(value) is int and value > 0}
 
 
-def agree(layout: Layout, rank: int, side: Side) -> None:
+def agree(layout: Layout, rank: int, side: DumpTable) -> None:
     """Does what was given contradict the dump?
 
     Raises:
         UsageError: it does.
     """
-    found = told(side.header)
+    found = mesh_of_header(side.header)
     if found is None:
         return
     place, sizes = found
@@ -103,7 +103,7 @@ def agree(layout: Layout, rank: int, side: Side) -> None:
             raise UsageError(
                 f"--{axis} {value}: the dump of rank {rank} was made with {sizes.get(axis, 1)} ({side.path}); give that, or --merge auto"
             )
-    for axis, value in given(layout)[rank].items():
+    for axis, value in mesh_of_layout(layout)[rank].items():
         if axis in ("tp", "pp") and place.get(axis, 0) != value:
             raise UsageError(
                 f"--order {layout.order}: puts rank {rank} at place {value} of {axis}; its dump says {place.get(axis, 0)} ({side.path}). "
@@ -111,18 +111,18 @@ def agree(layout: Layout, rank: int, side: Side) -> None:
             )
 
 
-def placed(layout: Layout, rank: int, side: Side) -> Side:
+def placed(layout: Layout, rank: int, side: DumpTable) -> DumpTable:
     """The side, with its place in the header as a dump that says it has it."""
-    if told(side.header) is not None:
+    if mesh_of_header(side.header) is not None:
         agree(layout, rank, side)
         return side
     sizes = _sizes(layout) | ({"vpp": layout.vpp} if layout.vpp > 1 else {})
-    return with_header(side, {**side.header, "parallel": {"rank": given(layout)[rank], "size": sizes}})
+    return with_header(side, {**side.header, "parallel": {"rank": mesh_of_layout(layout)[rank], "size": sizes}})
 
 
-def inferred(sides: Mapping[int, Side]) -> dict[int, Side]:
+def inferred(sides: Mapping[int, DumpTable]) -> dict[int, DumpTable]:
     """Sides that run one model together on the same batch, and do not say how: they hold pieces of the same tensors."""
-    if len(sides) == 1 or any(told(side.header) is not None for side in sides.values()):
+    if len(sides) == 1 or any(mesh_of_header(side.header) is not None for side in sides.values()):
         return dict(sides)
     size = {"tp": len(sides), "pp": 1}
     return {
@@ -131,9 +131,9 @@ def inferred(sides: Mapping[int, Side]) -> dict[int, Side]:
     }
 
 
-def merged_along(side: Side, axis: str) -> Side:
+def merged_along(side: DumpTable, axis: str) -> DumpTable:
     """The side of what ranks along an axis have together: it has one rank along it."""
-    found = told(side.header)
+    found = mesh_of_header(side.header)
     if found is None:
         return side
     place, sizes = found
@@ -146,7 +146,7 @@ def merged_along(side: Side, axis: str) -> Side:
     return with_header(side, {**side.header, "parallel": parallel})
 
 
-def with_header(side: Side, header: dict[str, Any]) -> Side:
+def with_header(side: DumpTable, header: dict[str, Any]) -> DumpTable:
     """The same columns under another header."""
     made = replace(side, header=header)
     for name in ("stacks", "construct", "known_as"):
@@ -157,11 +157,11 @@ def with_header(side: Side, header: dict[str, Any]) -> Side:
     return made
 
 
-def groups(sides: Mapping[int, Side], axis: str) -> list[list[int]]:
+def groups(sides: Mapping[int, DumpTable], axis: str) -> list[list[int]]:
     """Ranks that differ in their place along an axis alone, by that place; ranks without one are alone."""
     found: dict[object, list[int]] = {}
     for rank, side in sorted(sides.items()):
-        said = told(side.header)
+        said = mesh_of_header(side.header)
         if said is None or said[1].get(axis, 1) == 1:
             found["alone", rank] = [rank]
         else:
@@ -172,7 +172,7 @@ def groups(sides: Mapping[int, Side], axis: str) -> list[list[int]]:
 
 def models(headers: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
     """The ranks of each model copy; with expert parallelism, where copies share their experts, all of them are one."""
-    places = {rank: told(header) for rank, header in headers.items()}
+    places = {rank: mesh_of_header(header) for rank, header in headers.items()}
     if any(place is None for place in places.values()):
         return [[rank] for rank in sorted(headers)]
     found: dict[int, list[int]] = {}
@@ -184,7 +184,7 @@ def models(headers: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
 
 def whole_size(headers: Mapping[int, Mapping[str, Any]]) -> int:
     """How many ranks the dumps say there are; 0 when they do not."""
-    found = next((place for header in headers.values() if (place := told(header)) is not None), None)
+    found = next((place for header in headers.values() if (place := mesh_of_header(header)) is not None), None)
     return 0 if found is None else math.prod(found[1].get(axis, 1) for axis in ("tp", "cp", "dp", "pp"))
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from msprobe_engine.align.parallel.placements import Placements, twins
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, Side
-from msprobe_engine.report.graph.merge.rank_stack import Beside
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
+from msprobe_engine.report.graph.merge.rank_stack import RankStack
 
 _PRODUCTS = frozenset(("matmul", "__matmul__", "mm", "bmm", "addmm", "baddbmm", "linear"))
 _SWAPS = frozenset(("transpose", "t", "swapaxes", "swapdims"))
@@ -34,7 +34,7 @@ class Cut(NamedTuple):
 class Told:
     """What the dump itself says of the whole of a tensor."""
 
-    def __init__(self, beside: Beside) -> None:
+    def __init__(self, beside: RankStack) -> None:
         self._side, self._placements = beside.first, Placements(beside.tree, one_stage=True)
 
     def whole(self, row: int) -> list[int] | None:
@@ -51,7 +51,7 @@ class Told:
         return self._side.role[row] == PARAMETERS and self._placements.of_parameter(row) == self._side.shape[row]
 
 
-def cuts(beside: Beside, told: Told, rows: Sequence[int]) -> dict[int, Cut]:
+def cuts(beside: RankStack, told: Told, rows: Sequence[int]) -> dict[int, Cut]:
     """Row -> where it is cut.
 
     Args:
@@ -64,7 +64,7 @@ def cuts(beside: Beside, told: Told, rows: Sequence[int]) -> dict[int, Cut]:
 class _Walk:
     """Goes through the pieces in the order of the records, which is that of the calls: what goes in was cut before it is taken in."""
 
-    def __init__(self, beside: Beside, told: Told, rows: Sequence[int]) -> None:
+    def __init__(self, beside: RankStack, told: Told, rows: Sequence[int]) -> None:
         self.beside, self.side, self.of_dump = beside, beside.first, told
         self.twins = twins(beside.tree)
         self.known: dict[tuple[bytes, tuple[int, ...]], Cut] = {}
@@ -219,7 +219,7 @@ class _Walk:
         return order
 
 
-def _numbers(side: Side, op: int) -> list[int]:
+def _numbers(side: DumpTable, op: int) -> list[int]:
     """Whole numbers among the arguments of a call, also those of a list."""
     found: list[int] = []
     for row in side.rows(op):

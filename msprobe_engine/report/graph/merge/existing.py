@@ -13,9 +13,9 @@ from typing import Any
 from msprobe_engine.align.parallel import micro_batches
 from msprobe_engine.align.parallel.merge_records import ORIGIN, origin_of
 from msprobe_engine.core import names
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.report.graph.merge import device_mesh
-from msprobe_engine.report.graph.merge.whole import Whole
+from msprobe_engine.report.graph.merge.whole import MergedRanks
 from msprobe_engine.report.graph.nodes.build import COLLECTION, build
 from msprobe_engine.report.graph.nodes.model import API_COLLECTION, ROOT, Graph
 
@@ -24,7 +24,7 @@ _KEPT = "Autograd."
 """Custom functions have calls inside of them and keep their names, as modules do."""
 
 
-def graph_of(whole: Whole, sides: Mapping[int, Side], step: int) -> Graph:
+def graph_of(whole: MergedRanks, sides: Mapping[int, DumpTable], step: int) -> Graph:
     """Draw a whole in that form.
 
     Args:
@@ -58,14 +58,14 @@ def with_rank(name: str, rank: int) -> str:
 class _Form:
     """Writes the records of a whole into a side of its own, in the order of the graph."""
 
-    def __init__(self, whole: Whole, sides: Mapping[int, Side]) -> None:
+    def __init__(self, whole: MergedRanks, sides: Mapping[int, DumpTable]) -> None:
         self.whole, self.sides, self.first = whole, sides, whole.ranks[0]
         self.graph = build(whole.side)
-        self.side = Side(whole.side.path, header=whole.side.header, recovered=whole.side.recovered, problems=whole.side.problems)
+        self.side = DumpTable(whole.side.path, header=whole.side.header, recovered=whole.side.recovered, problems=whole.side.problems)
         self.notes: dict[str, list[str]] = {}
         self.construct: dict[str, Any] = {}
         self.stacks: dict[str, list[str]] = {}
-        told = device_mesh.told(sides[self.first].header)
+        told = device_mesh.mesh_of_header(sides[self.first].header)
         self.chunk = "0." if told is not None and told[1].get("vpp", 1) > 1 else ""
         self.named: dict[str, str] = {}  # record of the whole -> its name here
         self.taken: set[str] = set()
@@ -99,7 +99,7 @@ class _Form:
         self.taken.add(found)
         return found
 
-    def between(self, side: Side, rank: int) -> list[list[tuple[int, str]]]:
+    def between(self, side: DumpTable, rank: int) -> list[list[tuple[int, str]]]:
         """The runs of calls between modules that one rank makes: records of its dump, with their names here."""
         graph = build(side)
         runs = [node for node in graph.children[ROOT] if graph.types[node] == API_COLLECTION]
@@ -161,7 +161,7 @@ class _Form:
                     self.notes[name] = self.whole.notes[record]
             waiting += [(child, name) for child in reversed(graph.children[node])]
 
-    def add(self, source: Side, record: int, name: str) -> None:
+    def add(self, source: DumpTable, record: int, name: str) -> None:
         """Append a record under another name."""
         side, old = self.side, source.ops[record]
         micro_batches.append(side, source, record)
@@ -176,6 +176,6 @@ class _Form:
         if lines is not None:
             self.stacks[name] = lines
 
-    def rank_of(self, source: Side, record: int) -> int:
+    def rank_of(self, source: DumpTable, record: int) -> int:
         origin = origin_of(source, record)
         return origin[0] if origin else next((rank for rank, side in self.sides.items() if side is source), self.first)

@@ -92,7 +92,7 @@ def _models(members: _Members, given: Layout | None, found: Jobs, alone: bool = 
     files = dict(members)
     if given is not None:
         device_mesh.check(given, files)
-        numbers = device_mesh.given(given)
+        numbers = device_mesh.mesh_of_layout(given)
         copies = sorted({place["dp"] for place in numbers.values()})
         return [tuple((rank, files[rank]) for rank in sorted(files) if numbers[rank]["dp"] == copy) for copy in copies]
     headers: dict[int, Mapping[str, Any]] = {}
@@ -103,8 +103,8 @@ def _models(members: _Members, given: Layout | None, found: Jobs, alone: bool = 
             found.lost.append(f"{error}. Rank {rank} is left out")
     if not headers:
         return []
-    for rank in [rank for rank, header in headers.items() if device_mesh.told(header) is None]:
-        if len(headers) > 1 and any(device_mesh.told(header) is not None for header in headers.values()):
+    for rank in [rank for rank, header in headers.items() if device_mesh.mesh_of_header(header) is None]:
+        if len(headers) > 1 and any(device_mesh.mesh_of_header(header) is not None for header in headers.values()):
             del headers[rank]
             found.lost.append(
                 f"{files[rank]}: does not say where rank {rank} stands, as the others do; it is left out. Is the file damaged?"
@@ -153,7 +153,7 @@ def _cut(members: _Members, given: Layout | None) -> Any:
     if given is not None:
         return replace(given, order="")
     header = _header(members[0][1])
-    said = device_mesh.told(header)
+    said = device_mesh.mesh_of_header(header)
     if said is None:
         return len(members)
     marks = header["parallel"].get("parameters")

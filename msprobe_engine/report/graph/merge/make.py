@@ -11,7 +11,7 @@ from msprobe_engine.align.parallel.merge_records import origin_of
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference.layouts import diverge_layouts
-from msprobe_engine.formats.dump.dump_table import Side, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.measure import distances
 from msprobe_engine.report.graph.compare_graphs import compare
 from msprobe_engine.report.graph.merge import device_mesh, existing
@@ -54,8 +54,8 @@ def merged(job: Job, options: GraphOptions, problems: list[str], notes: list[str
     return compare(_graph(target, job.step, options, notes), _graph(golden, job.golden_step, options, notes), fuzzy)
 
 
-def _sides(members: _Members, given: Layout | None, problems: list[str]) -> dict[int, Side]:
-    found: dict[int, Side] = {}
+def _sides(members: _Members, given: Layout | None, problems: list[str]) -> dict[int, DumpTable]:
+    found: dict[int, DumpTable] = {}
     for rank, path in members:
         try:
             side = read_side(path)
@@ -69,7 +69,7 @@ def _sides(members: _Members, given: Layout | None, problems: list[str]) -> dict
     return found
 
 
-def _graph(sides: dict[int, Side], step: int, options: GraphOptions, notes: list[str]) -> Graph:
+def _graph(sides: dict[int, DumpTable], step: int, options: GraphOptions, notes: list[str]) -> Graph:
     made = whole(sides)
     notes += made.said
     if options.merge == "given":
@@ -81,7 +81,7 @@ def _graph(sides: dict[int, Side], step: int, options: GraphOptions, notes: list
     return graph
 
 
-def _across(target: dict[int, Side], golden: dict[int, Side], job: Job, options: GraphOptions, notes: list[str]) -> Comparison:
+def _across(target: dict[int, DumpTable], golden: dict[int, DumpTable], job: Job, options: GraphOptions, notes: list[str]) -> Comparison:
     """Two runs that were cut in different ways: what all ranks of each make together, in the same shapes. Rows that have no counterpart
     (parts of a sum, places within a cut table) are empty on both sides, and the notes of their nodes say why."""
     first, second, _ = together(target, golden, notes, notes)
@@ -115,7 +115,7 @@ def _across(target: dict[int, Side], golden: dict[int, Side], job: Job, options:
     return compare(graph, other, options, found)
 
 
-def _level(graph: Graph, target: Side, golden: Side, pairs: Sequence[tuple[int, int]]) -> None:
+def _level(graph: Graph, target: DumpTable, golden: DumpTable, pairs: Sequence[tuple[int, int]]) -> None:
     """Take out what differs between rows beside each other because of how the runs are cut: whether autograd follows a tensor that was
     gathered, and arguments that one of them gives as a number, as a tensor, or not at all."""
     beside = distances.paired_rows(target, golden, pairs)[0]
@@ -136,7 +136,7 @@ def _level(graph: Graph, target: Side, golden: Side, pairs: Sequence[tuple[int, 
             _empty(golden, j)
 
 
-def _empty(side: Side, row: int) -> None:
+def _empty(side: DumpTable, row: int) -> None:
     """Take a row out."""
     side.values.pop(row, None)
     side.requires_grad[row] = None

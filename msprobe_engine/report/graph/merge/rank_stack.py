@@ -12,12 +12,12 @@ from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.parallel.merge_statistics import SAME
 from msprobe_engine.align.parallel.micro_batches import Piece
 from msprobe_engine.align.parallel.run_pieces import Run
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 
 Bools = npt.NDArray[np.bool_]
 
 
-class Beside:
+class RankStack:
     """Ranks that run the same part of the model, as those of a tensor-parallel group.
 
     Args:
@@ -33,7 +33,7 @@ class Beside:
         tensor: bool (rows,), rows that are tensors with a known shape.
     """
 
-    def __init__(self, sides: Mapping[int, Side]) -> None:
+    def __init__(self, sides: Mapping[int, DumpTable]) -> None:
         self.ranks = sorted(sides)
         self.sides = [sides[rank] for rank in self.ranks]
         self.first = self.sides[0]

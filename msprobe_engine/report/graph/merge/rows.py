@@ -20,11 +20,11 @@ from msprobe_engine.align.parallel.outcome import copy
 from msprobe_engine.align.parallel.placements import twins
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.formats.dump.dump_table import INPUT, MD5, OUTPUT, PARAMETERS, STATISTICS, STRUCTURE, TENSOR, Side
+from msprobe_engine.formats.dump.dump_table import INPUT, MD5, OUTPUT, PARAMETERS, STATISTICS, STRUCTURE, TENSOR, DumpTable
 from msprobe_engine.formats.dump.record_rows import Value
 from msprobe_engine.measure import distances
 from msprobe_engine.report.graph.merge.dims import Cut, Told, cuts
-from msprobe_engine.report.graph.merge.rank_stack import Beside
+from msprobe_engine.report.graph.merge.rank_stack import RankStack
 from msprobe_engine.report.graph.merge.sums import Sum, terms
 
 _RANDOM = ("dropout", "rand", "bernoulli", "normal", "uniform", "multinomial", "exponential", "empty")
@@ -42,13 +42,13 @@ class Merged:
     lost: per rank but the first, names of records that are on that rank alone.
     """
 
-    side: Side
+    side: DumpTable
     notes: dict[int, list[str]] = field(default_factory=dict)
     unlike: list[str] = field(default_factory=list)
     lost: dict[int, list[str]] = field(default_factory=dict)
 
 
-def merged(sides: Mapping[int, Side]) -> Merged:
+def merged(sides: Mapping[int, DumpTable]) -> Merged:
     """Make one side of several.
 
     Args:
@@ -62,11 +62,11 @@ def merged(sides: Mapping[int, Side]) -> Merged:
             raise UsageError(f"{side.path}: has checksums, no statistics; rank {rank} cannot be merged. Dump task statistics")
     if len(sides) == 1:
         return Merged(next(iter(sides.values())))
-    return _Merger(Beside(sides)).run()
+    return _Merger(RankStack(sides)).run()
 
 
 class _Merger:
-    def __init__(self, beside: Beside) -> None:
+    def __init__(self, beside: RankStack) -> None:
         self.beside, self.first = beside, beside.first
         self.told = Told(beside)
         self.twins = twins(beside.tree)

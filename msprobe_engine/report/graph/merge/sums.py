@@ -18,7 +18,7 @@ from msprobe_engine.align.parallel.merge_statistics import Floats
 from msprobe_engine.align.parallel.outcome import PASSING
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT
 from msprobe_engine.measure import distances
-from msprobe_engine.report.graph.merge.rank_stack import Beside
+from msprobe_engine.report.graph.merge.rank_stack import RankStack
 
 
 class Sum(NamedTuple):
@@ -31,7 +31,7 @@ class Sum(NamedTuple):
     value: Floats
 
 
-def terms(beside: Beside) -> dict[int, Sum]:
+def terms(beside: RankStack) -> dict[int, Sum]:
     """Row -> what it is a term of."""
     first = beside.first
     by_key: dict[bytes, Sum] = {}
@@ -57,7 +57,7 @@ def terms(beside: Beside) -> dict[int, Sum]:
     return found
 
 
-def _pairs(beside: Beside, op: int) -> Iterator[tuple[int, int]]:
+def _pairs(beside: RankStack, op: int) -> Iterator[tuple[int, int]]:
     """Tensors that a collective takes in, and what becomes of each."""
     taken, given = beside.tensors(op, (INPUT,)), beside.tensors(op, (OUTPUT,))
     if len(taken) == 2 * len(given):  # reduce_scatter is given the tensor it writes into first
@@ -65,7 +65,7 @@ def _pairs(beside: Beside, op: int) -> Iterator[tuple[int, int]]:
     return zip(taken, given)
 
 
-def _whole(beside: Beside, taken: int, given: int) -> Floats | None:
+def _whole(beside: RankStack, taken: int, given: int) -> Floats | None:
     """Statistics of the result; None when these ranks did not reduce with each other, or had nothing to."""
     first = beside.first
     if beside.alike[taken] or not (beside.everywhere[taken] and beside.everywhere[given]):

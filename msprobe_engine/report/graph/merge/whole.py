@@ -11,12 +11,12 @@ from msprobe_engine.align.parallel import experts, stages
 from msprobe_engine.align.parallel.merge_records import origin_of
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.report.graph.merge import device_mesh, rows
 
 
 @dataclass
-class Whole:
+class MergedRanks:
     """Attributes:
     side: of the whole model.
     notes: record of the side -> sentences on how it was made of several ranks.
@@ -24,7 +24,7 @@ class Whole:
     ranks: that were put together.
     """
 
-    side: Side
+    side: DumpTable
     notes: dict[int, list[str]] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
@@ -34,7 +34,7 @@ _SHOWN = 3
 """Names in a sentence about many records."""
 
 
-def whole(sides: Mapping[int, Side]) -> Whole:
+def whole(sides: Mapping[int, DumpTable]) -> MergedRanks:
     """Put the ranks of one model copy together.
 
     Args:
@@ -43,7 +43,7 @@ def whole(sides: Mapping[int, Side]) -> Whole:
     Raises:
         UsageError: they are stages of a pipeline, and the records do not tell what belongs to which micro batch; or have no statistics.
     """
-    found = Whole(next(iter(sides.values())), ranks=sorted(sides))
+    found = MergedRanks(next(iter(sides.values())), ranks=sorted(sides))
     notes: dict[int, dict[str, list[str]]] = {}
     left = dict(sides)
     for axis in ("tp", "cp"):
@@ -77,7 +77,7 @@ def whole(sides: Mapping[int, Side]) -> Whole:
     return found
 
 
-def _merged(sides: dict[int, Side], axis: str, found: Whole, notes: dict[int, dict[str, list[str]]]) -> Side:
+def _merged(sides: dict[int, DumpTable], axis: str, found: MergedRanks, notes: dict[int, dict[str, list[str]]]) -> DumpTable:
     if len(sides) == 1:
         return next(iter(sides.values()))
     made = rows.merged(sides)
@@ -89,7 +89,7 @@ def _merged(sides: dict[int, Side], axis: str, found: Whole, notes: dict[int, di
     return device_mesh.merged_along(made.side, axis)
 
 
-def _say(made: rows.Merged, first: int, found: Whole) -> None:
+def _say(made: rows.Merged, first: int, found: MergedRanks) -> None:
     """What of merged ranks differs that should not, and what of them is not shown."""
     if made.unlike:
         found.said.append(f"{len(made.unlike):,} tensors differ between ranks that should agree; the first is {made.unlike[0]}")
@@ -98,12 +98,12 @@ def _say(made: rows.Merged, first: int, found: Whole) -> None:
         found.said.append(f"rank {rank}: {len(names):,} records have no counterpart on rank {first} and are not shown: {shown}")
 
 
-def _joined(sides: Mapping[int, Side], found: Whole) -> dict[int, Side]:
+def _joined(sides: Mapping[int, DumpTable], found: MergedRanks) -> dict[int, DumpTable]:
     """Stages of a pipeline as one."""
-    told = [place[1] for side in sides.values() if (place := device_mesh.told(side.header)) is not None]
+    told = [place[1] for side in sides.values() if (place := device_mesh.mesh_of_header(side.header)) is not None]
     interleaved = any(sizes.get("vpp", 1) > 1 for sizes in told)
     # without virtual stages a number that begins the paths of modules is a name
-    other: Mapping[int, Side] = {0: Side(Path())} if interleaved else sides
+    other: Mapping[int, DumpTable] = {0: DumpTable(Path())} if interleaved else sides
     problems: list[str] = []
     made = stages.joined(sides, other, problems, found.said)
     if problems:
@@ -111,7 +111,7 @@ def _joined(sides: Mapping[int, Side], found: Whole) -> dict[int, Side]:
     return made
 
 
-def in_order(side: Side) -> Side:
+def in_order(side: DumpTable) -> DumpTable:
     """construct.json names the records in the order in which they stand: graphs are drawn in its order, and where several ranks were woven
     into one it has those of one rank after the other."""
     if not side.ops or origin_of(side, 0) is None:

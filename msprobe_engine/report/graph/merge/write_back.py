@@ -13,7 +13,7 @@ from msprobe_engine.core.errors import SinkError, UsageError
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
+from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.report.graph.nodes.model import ROOT, Comparison, Graph
 from msprobe_engine.report.graph.writer import Plan
 
@@ -110,7 +110,7 @@ def _is_gradients(graph: Graph, node: int) -> bool:
     return bool(rows) and side.role[rows.start] == PARAMETERS_GRAD
 
 
-def _record(side: Side, record: int) -> dict[str, Any]:
+def _record(side: DumpTable, record: int) -> dict[str, Any]:
     """A record's sections, put together from the names of its rows."""
     backward = ".backward" in side.ops[record]
     found: dict[str, Any] = {key: value for key, value in side.tags.get(record, {}).items() if key != "origin"}
@@ -170,7 +170,7 @@ def _listed(content: Mapping[str, Any], always: bool) -> Any:
     return [_nested(one) for one in content.values()] if always else {key: _nested(one) for key, one in content.items()}
 
 
-def _item(side: Side, row: int) -> Any:
+def _item(side: DumpTable, row: int) -> Any:
     """A tensor or an argument as the file has it."""
     dtype = side.dtype[row]
     facts = {key: value for key, value in side.facts.get(row, {}).items() if key != "digest"}

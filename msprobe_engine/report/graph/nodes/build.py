@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from msprobe_engine.core import names
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.report.graph.nodes.micro_steps import set_micro_steps
 from msprobe_engine.report.graph.nodes.model import API, API_COLLECTION, MODULE, ROOT, Graph
 
@@ -26,7 +26,7 @@ _MOST_LEVELS = 200
 """Of modules within modules; of a name with more no parent is looked for by its path, which would take the square of its length."""
 
 
-def build(side: Side, step: int = 0, rank: int = 0, old: bool = False) -> Graph:
+def build(side: DumpTable, step: int = 0, rank: int = 0, old: bool = False) -> Graph:
     """Make the graph of a side.
 
     Args:
@@ -100,7 +100,7 @@ def _undo_displacements(told: dict[str, str], construct: Mapping[str, object]) -
             told[name] = there
 
 
-def _in_order(side: Side, construct: Mapping[str, object]) -> tuple[list[str], list[int]]:
+def _in_order(side: DumpTable, construct: Mapping[str, object]) -> tuple[list[str], list[int]]:
     """Names of all nodes but gradients of parameters, in the order of construct.json, which also has calls that were not recorded; records
     that it has not come behind the record before them. And the records of gradients."""
     gradients = [record for record, name in enumerate(side.ops) if is_gradients(name)]
@@ -133,7 +133,7 @@ def is_gradients(name: str) -> bool:
 class _Builder:
     """Adds the nodes, parents before their children."""
 
-    def __init__(self, graph: Graph, side: Side, told: Mapping[str, str], order: list[str]) -> None:
+    def __init__(self, graph: Graph, side: DumpTable, told: Mapping[str, str], order: list[str]) -> None:
         self.graph, self.side, self.told, self.order = graph, side, told, order
         self.known: dict[str, int] = {graph.names[ROOT]: ROOT}
         self.records = {name: record for record, name in enumerate(side.ops)}
@@ -193,7 +193,7 @@ class _Builder:
         return twin if twin in self.names else None
 
 
-def stack_finder(side: Side) -> Callable[[str], tuple[str, ...]]:
+def stack_finder(side: DumpTable) -> Callable[[str], tuple[str, ...]]:
     """Name -> its call stack, innermost line first; a backward record has that of its forward call. Equal stacks are one object."""
     made: dict[int, tuple[str, ...]] = {}
     stacks = side.stacks
@@ -240,7 +240,7 @@ def _parents_by_paths(order: list[str]) -> dict[str, str]:
     return told
 
 
-def _add_gradients(graph: Graph, side: Side, records: list[int]) -> None:
+def _add_gradients(graph: Graph, side: DumpTable, records: list[int]) -> None:
     """Gradients of a module's parameters are a child of its last backward call, else of its last forward call, else of the root. Those that
     were never filled in become no node."""
     records = [record for record in records if any(side.dtype[row] is not None for row in side.rows(record))]

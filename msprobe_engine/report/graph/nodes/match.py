@@ -21,7 +21,7 @@ from msprobe_engine.align.calls.structure import Aligned
 from msprobe_engine.align.frameworks.common_terms import CommonSide
 from msprobe_engine.align.mapping.layer import partners_by_layer
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.measure import factorize
 from msprobe_engine.measure.factorize import Bools
 from msprobe_engine.report.graph.nodes.model import API, ROOT, Graph
@@ -201,14 +201,14 @@ def _alike(target: Graph, golden: Graph, partners: list[int], kinds: bool) -> Bo
     return found
 
 
-def _of_role(side: Side, chosen: Bools) -> tuple[factorize.Integers, factorize.Integers, factorize.Integers]:
+def _of_role(side: DumpTable, chosen: Bools) -> tuple[factorize.Integers, factorize.Integers, factorize.Integers]:
     """Chosen rows; where those of each record begin among them, and how many they are."""
     rows = np.flatnonzero(chosen)
     counts = np.bincount(np.array(side.op, np.int64)[rows], minlength=len(side.ops))
     return rows, np.cumsum(counts) - counts, counts
 
 
-def _words(side: Side, kinds: bool, known: dict[object, int]) -> factorize.Integers:
+def _words(side: DumpTable, kinds: bool, known: dict[object, int]) -> factorize.Integers:
     """int64 (rows,): a number per shape, and per kind of what is no tensor; `known` is shared by the sides."""
     shapes = factorize.of_each(side.shape, lambda shape: known.setdefault((type(shape) is list, str(shape)), len(known)), np.int64)
     if not kinds or not len(side):
@@ -264,7 +264,7 @@ def needless(target: Graph, golden: Graph, found: Matched, aligned: Aligned) -> 
     return quiet[0], quiet[1]
 
 
-def standing_for(graph: Graph, side: Side, op: int) -> tuple[int, ...]:
+def standing_for(graph: Graph, side: DumpTable, op: int) -> tuple[int, ...]:
     """Nodes of the records that a record stands for; of a side that is no other than the graph's its own."""
     if side is graph.side:
         node = graph.node_of_record[op]

@@ -2,7 +2,7 @@
 
 Columns with one item per node, as `compare.side.Side` has columns with one item per row: 200,000 nodes are lists, no objects. Numbers of
 nodes are positions in these columns. Node 0 is the root. What stands in the tensors and arguments of a node stays in the columns of its
-`Side`; a node names its record there.
+`DumpTable`; a node names its record there.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.formats.dump.dump_table import OUTPUT, Side
+from msprobe_engine.formats.dump.dump_table import OUTPUT, DumpTable
 
 if TYPE_CHECKING:
-    from msprobe_engine.find.difference.rank_walk import Begun
+    from msprobe_engine.find.difference.rank_walk import RankWalk
 
 ROOT = 0
 ROOT_NAME = "DefaultModel"
@@ -75,7 +75,7 @@ class Graph:
 
     step: int
     rank: int
-    side: Side | None
+    side: DumpTable | None
     names: list[str] = field(default_factory=lambda: [ROOT_NAME])
     types: list[int] = field(default_factory=lambda: [MODULE])
     parents: list[int] = field(default_factory=lambda: [-1])
@@ -208,7 +208,7 @@ class Comparison:
     by_structure: set[int] = field(default_factory=set)
     needless: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
     golden_rows: npt.NDArray[np.int64] | None = None
-    begun: Begun | None = None
+    begun: RankWalk | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"begun": None}

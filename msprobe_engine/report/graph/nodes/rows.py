@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.measure import factorize
 from msprobe_engine.measure.factorize import Bools, Integers
 from msprobe_engine.report.graph.nodes.model import Graph
@@ -35,8 +35,8 @@ class PairedRows:
         right: int64 (n,), the row of the golden side, -1 without one.
     """
 
-    target: Side
-    golden: Side
+    target: DumpTable
+    golden: DumpTable
     nodes: Integers
     starts: Integers
     left: Integers
@@ -122,12 +122,12 @@ def told_rows(target: Graph, rows: PairedRows, told: Mapping[int, int]) -> Paire
     return PairedRows(rows.target, rows.golden, rows.nodes[groups[starts]], starts, rows.left[kept], other[kept])
 
 
-def _keys(side: Side) -> Integers:
+def _keys(side: DumpTable) -> Integers:
     """int64 (rows,): record and role in one number."""
     return np.array(side.op, np.int64) * _ROLES + np.frombuffer(bytes(side.role), np.uint8)
 
 
-def _first_rows(side: Side) -> Integers:
+def _first_rows(side: DumpTable) -> Integers:
     """int64 (records * roles,): the first row of each role of a record; 0 where there is none."""
     keys = _keys(side)
     found = np.zeros(max(len(side.ops), 1) * _ROLES, np.int64)
@@ -135,13 +135,13 @@ def _first_rows(side: Side) -> Integers:
     return found
 
 
-def _places(side: Side) -> Integers:
+def _places(side: DumpTable) -> Integers:
     """int64 (rows,): place of each row among those of its role in its record; rows of one role stand together."""
     keys = _keys(side)
     return np.asarray(np.arange(len(keys)) - _first_rows(side)[keys])
 
 
-def result_rows(side: Side) -> Bools:
+def result_rows(side: DumpTable) -> Bools:
     """bool (rows,): rows that the existing tool shows as ``output_data``; what has ``.input.`` in its name, and be it in the path of a
     module, is shown as input."""
     return factorize.once((side.name,), lambda: _holding(side.name, ".output.") & ~_holding(side.name, ".input."))
@@ -170,7 +170,7 @@ class Numbers:
     bad_text: Bools
 
 
-def numbers_of(side: Side) -> Numbers:
+def numbers_of(side: DumpTable) -> Numbers:
     """The numbers of a side."""
     values = np.array(side.stats, np.float64) if len(side) else np.zeros((0, 4))
     known = np.ones(values.shape, bool)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.formats.dump.dump_table import Side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.report.graph.nodes.model import Cell, Graph
 from msprobe_engine.report.graph.page.page_data import Order
 from msprobe_engine.report.web.sentences import both
@@ -33,7 +33,7 @@ def blocks(
     graph: Graph,
     order: Order,
     *,
-    other: Side | None = None,
+    other: DumpTable | None = None,
     partner_rows: npt.NDArray[np.int64] | None = None,
     metrics: Metrics | None = None,
 ) -> Iterator[bytes]:
@@ -53,7 +53,7 @@ def blocks(
 
 
 class _Writer:
-    def __init__(self, graph: Graph, other: Side | None, partner_rows: npt.NDArray[np.int64] | None) -> None:
+    def __init__(self, graph: Graph, other: DumpTable | None, partner_rows: npt.NDArray[np.int64] | None) -> None:
         self.graph = graph
         self.side = graph.side
         self.other = other

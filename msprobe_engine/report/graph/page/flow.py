@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.align.calls.call_tree import Tree
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, Side
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
 from msprobe_engine.measure import distances, factorize
 from msprobe_engine.report.graph.nodes.model import Graph
 
@@ -59,6 +59,6 @@ def follow_partners(found: Numbers, graph: Graph, other: Graph, theirs: Numbers,
     found[bad[nodes >= 0]] = nodes[nodes >= 0]
 
 
-def _nonfinite(side: Side) -> npt.NDArray[np.bool_]:
+def _nonfinite(side: DumpTable) -> npt.NDArray[np.bool_]:
     """bool (rows,): tensors that hold NaN or Inf; the number inf as an argument came from no call."""
     return np.asarray(distances.nonfinite(side, range(len(side))) & ~factorize.mask(side.values, len(side)))
