@@ -213,6 +213,7 @@ def test_a_dump_is_not_pasted(tmp_path: Path) -> None:
     assert '"file": "' not in source
 
 
+@pytest.mark.slow
 def test_directions_seed_and_saving(dump: Path, tmp_path: Path) -> None:
     """One direction has a script of its own; random inputs take a seed and runs; --save keeps what both sides gave."""
     assert generate(dump, tmp_path, ["Torch.exp.0"], "--direction", "backward") == 0

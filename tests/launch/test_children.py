@@ -175,7 +175,7 @@ def test_a_child_may_have_a_probe_with_a_directory_of_its_own(tmp_path: Path) ->
     assert "no probe in this process" not in done.stderr
 
 
-@pytest.mark.fast_cells("one process")
+@pytest.mark.slow
 @pytest.mark.parametrize("alone", _ALL_WAYS, indirect=True)
 def test_two_trainings_in_one_directory_at_once_are_two_runs(alone: tuple[str, dict[str, Any], list[str]], tmp_path: Path) -> None:
     """All sinks, dumps and the pack of both are whole, and those of the first are where they always are."""

@@ -63,6 +63,7 @@ def check(root: Path, ranks: int, finished: int, cut_off: int | None = None) -> 
         assert {line.split(",")[2] for line in text.splitlines()[1:]} == {str(step) for step in steps}
 
 
+@pytest.mark.slow
 def test_torchrun_with_workers_and_a_thread_that_fails(here: Path) -> None:
     """Two ranks with data-loader workers: two ranks' files and no other; the agent and the workers make nothing. An exception of a
     thread ends nothing."""
@@ -130,6 +131,7 @@ def test_a_scheduler_ends_the_job(here: Path) -> None:
     check(here / "out", 2, 3, cut_off=3)
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails(here: Path) -> None:
     """One rank raises, the agent ends the other one by SIGTERM: the report names the first failure, files of both ranks are complete."""
     fault = "    if os.environ['RANK'] == '1':\n        raise ValueError('of rank 1')\n"

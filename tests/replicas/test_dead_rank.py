@@ -60,6 +60,7 @@ def test_numbers_without_those_of_a_dead_rank_are_left_out(tmp_path: Path) -> No
     assert "is the probe off" not in said
 
 
+@pytest.mark.slow
 def test_a_nan_of_this_rank_is_kept(tmp_path: Path) -> None:
     """Whatever the other ranks hold, the whole tensor has it; no finite number is said of the tensor."""
     _, last, said, _ = last_frame(tmp_path, "nan")

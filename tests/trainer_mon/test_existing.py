@@ -140,6 +140,7 @@ def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return request.param, reference("trainer_mon", request.param, tmp_path_factory.mktemp("theirs"), make)
 
 
+@pytest.mark.fast_cells("kept-8.1.1-chosen", "kept-26.2.0-everything")
 @pytest.mark.parametrize("name", list(CONFIGS))
 @pytest.mark.parametrize("version", VERSIONS)
 def test_same_files(tmp_path: Path, theirs: tuple[str, Path], version: str, name: str) -> None:
