@@ -128,7 +128,7 @@ class Model:
             side.md5.append(None)
             side.requires_grad.append(role == PARAMETERS)
             side.data_name.append("")
-        side.first.append(len(side.name))
+        side.offsets.append(len(side.name))
         return at
 
 

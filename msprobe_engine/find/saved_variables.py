@@ -94,12 +94,12 @@ def differing(found: Diagnosis, step: int, target: Mapping[int, DumpTable], gold
 
 def _called(side: DumpTable) -> list[str]:
     """What the rows are called on the golden side: their names, until a mapping has said others."""
-    if side.known_as is side.ops:
+    if side.aliases is side.ops:
         return side.name
     found = []
     for name, op in zip(side.name, side.op):
         record = side.ops[op]
-        found.append(side.known_as[op] + name[len(record) :] if name.startswith(record) else name)
+        found.append(side.aliases[op] + name[len(record) :] if name.startswith(record) else name)
     return found
 
 
@@ -109,7 +109,7 @@ def nonfinite(found: Diagnosis, step: int, sides: Mapping[int, DumpTable]) -> bo
     for rank, side in sorted(sides.items()):
         rows = order(side)
         for at in np.flatnonzero(distances.nonfinite(side, rows)).tolist():
-            if rows[at] not in side.nans and str(side.four(rows[at])[0]).lower() not in ("nan", "inf"):
+            if rows[at] not in side.nans and str(side.stats_of(rows[at])[0]).lower() not in ("nan", "inf"):
                 continue  # -Inf alone is what masks are made of
             suspects.append((at, _suspect(step, rank, side, rows[at], None, -1, None, None, True)))
     if not suspects:
@@ -165,7 +165,7 @@ def _suspect(
     name = side.name[row]
     kind, why = "saved value", ""
     if bad:
-        nan = row in side.nans or any(str(value).lower() == "nan" for value in side.four(row)[:2])
+        nan = row in side.nans or any(str(value).lower() == "nan" for value in side.stats_of(row)[:2])
         kind = "NaN" if nan else "Inf"
         why = Sentence("the saved value holds {0}", kind) + (Sentence("; the golden side does not") if golden is not None else "")
     elif distance is not None and np.isfinite(distance):
@@ -181,7 +181,7 @@ def _suspect(
     numbers = {}
     for word, one, at in (("target", side, row), ("golden", golden, other)):
         if one is not None:
-            four = dict(zip(_STATISTICS, one.four(at)))
+            four = dict(zip(_STATISTICS, one.stats_of(at)))
             numbers[word] = {"row": one.name[at], "dtype": one.dtype[at], "shape": one.shape[at], **four}
     record = side.ops[side.op[row]]
     return Suspect(

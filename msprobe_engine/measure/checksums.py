@@ -23,7 +23,7 @@ def checksums(side: DumpTable, rows: npt.NDArray[np.int64], mode: str) -> list[s
             value = side.values[row]
             cells.append(NO_VALUE if value is None and side.md5[row] is None else side.checksum(row))
         elif mode == DIGEST:
-            cells.append(str(side.facts.get(row, {}).get("digest", UNMATCHED)))
+            cells.append(str(side.extra.get(row, {}).get("digest", UNMATCHED)))
         else:
             cells.append(side.md5[row] or UNMATCHED)
     return cells

@@ -201,7 +201,7 @@ def _bad(side: DumpTable, rows: npt.NDArray[np.int64], stats: Floats) -> Bools:
     nan: Bools = np.asarray(np.isnan(stats[:, :2]).any(1))
     found: Bools = np.asarray(infinite | nan)
     for at in np.flatnonzero(nan):
-        odd = side.odd.get(int(rows[at]))
+        odd = side.nonfloat_stats.get(int(rows[at]))
         if odd is not None and not any(_is_nan(v) for v in odd[:2]):
             found[at] = bool(infinite[at])
     if side.nans or side.infs:
@@ -265,7 +265,7 @@ def _checksums(side: DumpTable) -> npt.NDArray[np.object_] | None:
 def _digests(side: DumpTable) -> npt.NDArray[np.object_] | None:
     found = np.full(len(side), None, object)
     some = False
-    for row, facts in side.facts.items():
+    for row, facts in side.extra.items():
         found[row] = facts.get("digest")
         some |= found[row] is not None
     return found if some else None
@@ -292,6 +292,6 @@ def paired_rows(target: DumpTable, golden: DumpTable, ops: Iterable[tuple[int, i
 
 def _by_place(target: DumpTable, golden: DumpTable, x: int, y: int) -> list[tuple[int, int]]:
     cut, other = len(target.ops[x]), len(golden.ops[y])
-    places = {(golden.role[j], golden.places.get(j, golden.name[j][other:])): j for j in golden.rows(y)}
-    found = ((i, places.get((target.role[i], target.places.get(i, target.name[i][cut:])), -1)) for i in target.rows(x))
+    places = {(golden.role[j], golden.positions.get(j, golden.name[j][other:])): j for j in golden.rows(y)}
+    found = ((i, places.get((target.role[i], target.positions.get(i, target.name[i][cut:])), -1)) for i in target.rows(x))
     return [(i, j) for i, j in found if j >= 0]

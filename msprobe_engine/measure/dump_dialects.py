@@ -49,7 +49,7 @@ def rounded(side: DumpTable) -> Bools:
     if "nonfinite_counts" in side.header:
         return np.zeros(len(side), bool)
     wide: Bools = factorize.of_each(side.dtype, _is_wide, bool)[: len(side)]
-    return wide & ~factorize.mask(side.odd, len(side))
+    return wide & ~factorize.mask(side.nonfloat_stats, len(side))
 
 
 def as_float32(stats: npt.NDArray[np.float64], rows: Bools) -> npt.NDArray[np.float64]:

@@ -97,7 +97,7 @@ def columns(pairs: Sequence[tuple[int, int]] | Integers) -> tuple[Integers, Inte
 
 def firsts(side: DumpTable) -> Integers:
     """int64 (records + 1,): first row of each record, and the number of rows."""
-    return np.array(side.first, np.int64)
+    return np.array(side.offsets, np.int64)
 
 
 def spread(starts: Integers, counts: Integers) -> Integers:
@@ -142,7 +142,7 @@ def _places(side: DumpTable, known: dict[str, int]) -> Integers:
     cuts = np.array(list(map(len, side.ops)) or [0], np.int64)[np.array(side.op, np.int64)].tolist() if len(side) else []
     number = known.setdefault
     found = np.fromiter([number(name[cut:], len(known)) for name, cut in zip(side.name, cuts)], np.int64, len(side))
-    for row, place in side.places.items():
+    for row, place in side.positions.items():
         found[row] = number(place, len(known))
     return found
 

@@ -46,7 +46,7 @@ def on_one_side(
         bool (n, 11).
     """
     found = np.zeros((len(left), len(WHAT)), bool)
-    if target.odd or golden.odd:
+    if target.nonfloat_stats or golden.nonfloat_stats:
         found[:, _STATISTICS] = _missing(target)[left] ^ _missing(golden)[right]
         if dump_dialects.differ(target, golden) or target.framework != golden.framework:
             known = factorize.of_each(golden.dtype, dump_dialects.has_all_statistics, bool)[right]
@@ -129,7 +129,7 @@ def expects_numbers(
 
 def say_unsearched(side: DumpTable) -> None:
     """Say which records of one dump have a tensor with elements whose Max or Min is no number: nobody can tell whether it holds NaN."""
-    if side.mode == STRUCTURE or not side.odd:
+    if side.mode == STRUCTURE or not side.nonfloat_stats:
         return
     kinds = factorize.of_each(side.dtype, lambda dtype: bool(dtype) and not is_not_float(str(dtype)), bool)
     rows = np.flatnonzero(_missing(side)[:, :2].any(1) & kinds & ~_unwritten(side) & ~factorize.mask(side.values, len(side))).tolist()
@@ -200,7 +200,7 @@ def sentences(
 def _missing(side: DumpTable) -> Bools:
     """bool (rows, 4): no number, not even NaN."""
     found = np.zeros((len(side), 4), bool)
-    for row, four in side.odd.items():
+    for row, four in side.nonfloat_stats.items():
         found[row] = [not is_number(value) for value in four]
     return found
 
@@ -210,4 +210,4 @@ def _without(column: Sequence[Any]) -> Bools:
 
 
 def _unwritten(side: DumpTable) -> Bools:
-    return factorize.mask([row for row, facts in side.facts.items() if not _NO_VALUES.isdisjoint(facts)], len(side))
+    return factorize.mask([row for row, facts in side.extra.items() if not _NO_VALUES.isdisjoint(facts)], len(side))

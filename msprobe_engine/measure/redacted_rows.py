@@ -22,7 +22,7 @@ def of_other_keys(target: DumpTable, golden: DumpTable, left: factorize.Integers
 def _marks(side: DumpTable) -> npt.NDArray[np.str_]:
     """The key of each row, "" where nothing was left out."""
     found = np.zeros(len(side), "U16")
-    for row, facts in side.facts.items():
+    for row, facts in side.extra.items():
         if "redacted" in facts:
             found[row] = str(facts["redacted"])[:16] or NO_KEY
     return found

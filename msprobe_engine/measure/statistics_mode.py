@@ -68,7 +68,7 @@ class Statistics:
         self._side = side
         self._stats = side.stats
         self._odd = np.zeros(len(side) + 1, bool)  # the last one stands for "not there"
-        self._odd[list(side.odd)] = True
+        self._odd[list(side.nonfloat_stats)] = True
         self._odd[-1] = True
         self._as_floats = self._columns_of_numbers(rows)
 
@@ -76,7 +76,7 @@ class Statistics:
         if (rows < 0).any():
             return [False] * 4
         nan = np.isnan(self._stats[rows]) & ~self._odd[rows][:, None]
-        fours = [self._side.odd[row] for row in rows[self._odd[rows]].tolist()]
+        fours = [self._side.nonfloat_stats[row] for row in rows[self._odd[rows]].tolist()]
         some = not self._odd[rows].all()
         found = []
         for k in range(4):
@@ -94,7 +94,7 @@ class Statistics:
         numbers = np.where(odd[:, None], np.nan, stats)
         for at in np.flatnonzero(odd).tolist():
             row = int(rows[at])
-            four = self._side.odd[row] if row >= 0 else (UNMATCHED,) * 4
+            four = self._side.nonfloat_stats[row] if row >= 0 else (UNMATCHED,) * 4
             for k in range(4):
                 cells[k][at] = self._cell(four[k], k)
         return Shown(cells, numbers, ~odd)

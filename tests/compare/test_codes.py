@@ -27,7 +27,7 @@ def _side(records: list[list[str]], name: str) -> DumpTable:
             side.name.append(side.ops[-1] + place)
             side.op.append(number)
             side.role.append(OUTPUT if "output" in place else 0)
-        side.first.append(len(side.name))
+        side.offsets.append(len(side.name))
     return side
 
 

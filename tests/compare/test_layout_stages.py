@@ -17,7 +17,7 @@ def side_of(records: list[tuple[str, str | None]], header: dict[str, object] | N
     """A rank with records that have no rows; (name, record around it)."""
     side = DumpTable(Path("dump.json"), header=header or {})
     side.ops = [name for name, _ in records]
-    side.first = array("q", [0] * (len(records) + 1))
+    side.offsets = array("q", [0] * (len(records) + 1))
     side.__dict__["construct"], side.__dict__["stacks"] = dict(records), {name: [f"line of {name}"] for name, _ in records}
     return side
 

@@ -37,12 +37,12 @@ def test_rows(version: str) -> None:
     side = read_side(dump_of(version, "mix"))
     rows = {side.name[i]: i for i in range(len(side))}
     i = rows["Functional.embedding.0.forward.input.4"]
-    assert (side.dtype[i], side.shape[i], side.four(i)) == ("<class 'float'>", [], (2.0, 2.0, 2.0, 2.0))
+    assert (side.dtype[i], side.shape[i], side.stats_of(i)) == ("<class 'float'>", [], (2.0, 2.0, 2.0, 2.0))
     i = rows["Functional.embedding.0.forward.input.2"]
-    assert (side.dtype[i], side.shape[i], side.four(i)) == (None, None, (None,) * 4)
+    assert (side.dtype[i], side.shape[i], side.stats_of(i)) == (None, None, (None,) * 4)
     i = rows["Functional.linear.0.forward.input.1"]
     assert (side.dtype[i], side.shape[i], side.role[i], side.requires_grad[i]) == ("torch.float32", [16, 8], INPUT, True)
-    assert side.stats[i].tolist() == list(side.four(i))
+    assert side.stats[i].tolist() == list(side.stats_of(i))
     weight = next(name for name in rows if name.startswith("Module.head.Linear.parameters_grad") and name.endswith("weight"))
     assert side.role[rows[weight]] == PARAMETERS_GRAD
     assert weight.count("parameters_grad") == 1

@@ -57,7 +57,7 @@ def test_kernels_become_records_in_order_of_execution(tmp_path: Path) -> None:
     ]
     assert side.name[:2] == ["Add.Default_Add-op0.0.forward.input.0", "Add.Default_Add-op0.0.forward.output.0"]
     assert (side.mode, side.framework, side.dtype[0], side.shape[0]) == ("tensor", "mindspore", "Float32", [2, 3])
-    assert side.four(0) == (5.0, 0.0, 2.5, float(np.linalg.norm(RAMP.astype(np.float64))))
+    assert side.stats_of(0) == (5.0, 0.0, 2.5, float(np.linalg.norm(RAMP.astype(np.float64))))
 
 
 def test_two_runs_are_paired_by_rank_and_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +131,7 @@ def test_statistics_of_kernels_are_compared(tmp_path: Path) -> None:
     assert (task.rank, task.step) == (0, 3)
     side = read_graph_side(task.target)
     assert side.mode == "statistics"
-    assert side.four(0) == (3.0, -3.0, 0.5, 5.5)
+    assert side.stats_of(0) == (3.0, -3.0, 0.5, 5.5)
     assert side.nans == {1: 2}
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(tmp_path / "out")]) == 1
 

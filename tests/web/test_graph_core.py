@@ -333,7 +333,7 @@ def chain(nan_from: int, calls: int = 5) -> tuple[Graph, DumpTable]:
             side.md5.append(None)
             side.requires_grad.append(False)
             side.data_name.append("")
-        side.first.append(len(side.name))
+        side.offsets.append(len(side.name))
         graph.add(name, API, 0, i)
     return graph, side
 

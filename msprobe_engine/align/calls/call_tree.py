@@ -56,12 +56,12 @@ class Tree:
 
     Args:
         side: without construct.json all records are children of the root, in the order of the file.
-        names: what the records are taken for, one per record; None: what a mapping of the side says (`DumpTable.known_as`).
+        names: what the records are taken for, one per record; None: what a mapping of the side says (`DumpTable.aliases`).
     """
 
     def __init__(self, side: DumpTable, names: list[str] | None = None) -> None:
         self.side = side
-        self.names = side.known_as if names is None else names
+        self.names = side.aliases if names is None else names
         self.index = {name: i for i, name in enumerate(side.ops)}
         self.known_as = self.index if self.names is side.ops else {name: i for i, name in enumerate(self.names)}
 
@@ -168,7 +168,7 @@ class Tree:
             items[item] = numbers.setdefault(key, len(numbers))
         out = np.frombuffer(bytes(side.role), np.uint8) == OUTPUT
         words = np.fromiter(map(items.__getitem__, both.tolist()), np.int64, len(both)) * 2 + out
-        text, ends = words.tobytes(), side.first.tolist()
+        text, ends = words.tobytes(), side.offsets.tolist()
         return array("q", [numbers.setdefault(text[8 * start : 8 * end], len(numbers)) for start, end in pairwise(ends)])
 
     @cached_property

@@ -105,7 +105,7 @@ def _in_common(
     """Of two frameworks."""
     names, places = match_structure.taken_for(target, golden, cell, api)
     if names is not None:
-        target.__dict__["known_as"], target.__dict__["places"] = names, places or {}
+        target.aliases, target.positions = names, places or {}
     aligned = align_sides(target, golden)
     pairs = match_structure.aligned_rows(aligned, data)
     first, second = aligned.target.side, aligned.golden.side

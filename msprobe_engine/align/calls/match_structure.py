@@ -74,9 +74,9 @@ def aligned_rows(aligned: Aligned, data: DataMapping | None) -> Pairs:
     pairs = Pairs()
     for op in execution_order(aligned.target):
         other = partners.get(op, -1)
-        free = {golden.places[row]: row for row in golden.rows(other) if row not in taken} if other >= 0 else {}
+        free = {golden.positions[row]: row for row in golden.rows(other) if row not in taken} if other >= 0 else {}
         for row in target.rows(op):
-            pairs.add(row, fixed[row] if row in fixed else free.get(target.places[row], -1))
+            pairs.add(row, fixed[row] if row in fixed else free.get(target.positions[row], -1))
     return pairs.with_rest(_in_order(golden, aligned.golden))
 
 

@@ -146,7 +146,7 @@ class _Copy:
         op = side.op[rows[0]]
         if op != self._last:
             if made.ops:
-                made.first.append(len(made.name))
+                made.offsets.append(len(made.name))
             made.ops.append(side.ops[op])
             self._last = op
         row = len(made.name)
@@ -160,7 +160,7 @@ class _Copy:
         four = _four(side, chosen)
         made.numbers.extend(float(v) if isinstance(v, (int, float)) else math.nan for v in four)
         if not all(type(v) is float for v in four):
-            made.odd[row] = four
+            made.nonfloat_stats[row] = four
         made.md5.append(side.md5[rows[0]] if len(rows) == 1 else None)
         made.requires_grad.append(side.requires_grad[rows[0]])
         made.data_name.append(JOINED.join(side.data_name[one] for one in chosen))
@@ -175,7 +175,7 @@ class _Copy:
     def close(self) -> DumpTable:
         """The side, when all rows are there."""
         if self.made.ops:
-            self.made.first.append(len(self.made.name))
+            self.made.offsets.append(len(self.made.name))
         return self.made
 
 
@@ -191,7 +191,7 @@ def _shape(shapes: Sequence[Any], axis: int) -> Any:
 
 def _four(side: DumpTable, rows: Iterable[int]) -> tuple[Value, Value, Value, Value]:
     """Max, Min, Mean, Norm of tensors joined."""
-    known = [(side.four(row), _count(side.shape[row])) for row in rows]
+    known = [(side.stats_of(row), _count(side.shape[row])) for row in rows]
     if len(known) == 1:
         return known[0][0]
     numbers = [([float(v) for v in four if isinstance(v, (int, float))], n) for four, n in known]

@@ -22,7 +22,7 @@ class Terms:
     """The records of one side.
 
     Args:
-        side: its names may have been changed by a mapping (`DumpTable.known_as`); then they are names of the other side.
+        side: its names may have been changed by a mapping (`DumpTable.aliases`); then they are names of the other side.
         other: framework of the other side.
     """
 
@@ -72,7 +72,7 @@ class Terms:
     def place(self, row: int) -> str:
         """Where in its record a row stands (``.input.0``)."""
         side = self.side
-        return side.places.get(row, side.name[row][len(side.ops[side.op[row]]) :])
+        return side.positions.get(row, side.name[row][len(side.ops[side.op[row]]) :])
 
     def size(self, row: int) -> int:
         """Elements of a tensor."""
@@ -101,7 +101,7 @@ class Terms:
         """Numbers of a tensor to three digits: equal on both sides but for round-off, as a rule. None without numbers."""
         found = self.stats[row][[0, 1, 3]]
         if np.isnan(found).any():
-            odd = self.side.odd.get(row)
+            odd = self.side.nonfloat_stats.get(row)
             return None if odd is None else repr(odd)
         return tuple(f"{value:.{_DIGITS - 1}e}" if value else "0" for value in found.tolist())
 

@@ -90,7 +90,7 @@ def _place(terms: Terms, ops: tuple[int, ...]) -> int:
 def _rebuilt(terms: Terms, at: int, records: Sequence[_Record]) -> CommonSide:
     side = terms.side
     made = CommonSide(side.path, header=side.header, recovered=side.recovered, problems=side.problems)
-    made.__dict__["stacks"], made.__dict__["construct"], made.__dict__["files"] = side.stacks, side.construct, side.files
+    made.stacks, made.construct, made.files = side.stacks, side.construct, side.files
     places: dict[int, str] = {}
     for number, record in enumerate(records):
         begin(made, side, record.main)
@@ -109,9 +109,9 @@ def _rebuilt(terms: Terms, at: int, records: Sequence[_Record]) -> CommonSide:
             if why:
                 made.told[new] = why
             _add(made, side, (row,))
-    made.__dict__["places"] = places
-    if side.known_as is not side.ops:
-        made.__dict__["known_as"] = [side.known_as[record.main] for record in records]
+    made.positions = places
+    if side.aliases is not side.ops:
+        made.aliases = [side.aliases[record.main] for record in records]
     return made
 
 
@@ -147,8 +147,8 @@ def _add(made: CommonSide, side: DumpTable, rows: tuple[int, ...]) -> None:
         counted.pop(new, None)
         if number:
             counted[new] = number
-    made.facts.pop(new, None)
-    made.odd.pop(new, None)
+    made.extra.pop(new, None)
+    made.nonfloat_stats.pop(new, None)
 
 
 def _together(names: Sequence[str]) -> str:

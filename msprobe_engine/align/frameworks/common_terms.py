@@ -18,8 +18,8 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass
 class CommonSide(DumpTable):
-    """One record per call or group of calls. Names are those of the file; the places of its rows (`DumpTable.places`) are the same ones on
-    both sides.
+    """One record per call or group of calls. Names are those of the file; the places of its rows (`DumpTable.positions`) are the same ones
+    on both sides.
 
     Attributes:
         told: row -> why it has no partner and needs none.
@@ -72,7 +72,7 @@ class CommonTree(Tree):
 
     def _mark(self, row: int) -> Hashable:
         """Size and numbers of a tensor, whatever its shape: a view of it may not have been recorded."""
-        high, low, _, norm = self.side.four(row)
+        high, low, _, norm = self.side.stats_of(row)
         known = [f"{value:.5e}" if isinstance(value, (int, float)) else str(value) for value in (high, low, norm)]
         return (int(np.prod(self.side.shape[row])), *known)
 

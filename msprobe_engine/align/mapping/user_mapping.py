@@ -45,8 +45,8 @@ class Mappings:
         return bool(self.data or self.cell or self.api or self.layer)
 
     def apply(self, target: DumpTable, golden: DumpTable) -> None:
-        """Let the records of the target be taken for what they are called on the golden side (`DumpTable.known_as`), and
-        rows for what stands at their places there (`DumpTable.places`).
+        """Let the records of the target be taken for what they are called on the golden side (`DumpTable.aliases`), and
+        rows for what stands at their places there (`DumpTable.positions`).
 
         Raises:
             UsageError: a mapping cannot be read or is none, or a layer mapping is given and a side has no construct.json.
@@ -59,7 +59,7 @@ class Mappings:
         data = DataMapping.read(rows)
         if data is not None:
             _by_rows(names, places, target, golden, data)
-        target.__dict__["known_as"], target.__dict__["places"] = names, places
+        target.aliases, target.positions = names, places
 
     def apply_all(self, target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> None:
         """`apply` to all ranks; one that the golden run has not is held against its first rank.
@@ -73,8 +73,8 @@ class Mappings:
 
 def lost(before: Mapping[int, DumpTable], after: Mapping[int, DumpTable]) -> list[str]:
     """A sentence when sides that a mapping was applied to were put together into some that know nothing of it."""
-    mapped = any(side.known_as is not side.ops for side in before.values())
-    return [_UNMAPPED] if mapped and not any(side.known_as is not side.ops for side in after.values()) else []
+    mapped = any(side.aliases is not side.ops for side in before.values())
+    return [_UNMAPPED] if mapped and not any(side.aliases is not side.ops for side in after.values()) else []
 
 
 def _by_rows(names: list[str], places: dict[int, str], target: DumpTable, golden: DumpTable, data: DataMapping) -> None:

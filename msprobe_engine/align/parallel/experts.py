@@ -84,7 +84,7 @@ def _exchange(side: DumpTable) -> tuple[int, ...]:
         inside = {tree.kinds[above][2] for above in tree.above(op) if len(tree.kinds[above]) == 4}
         if any(before.startswith(f"{path}.") for before in around for path in inside):
             for row in side.rows(op):
-                ranks = side.facts.get(row, {}).get("group_ranks")
+                ranks = side.extra.get(row, {}).get("group_ranks")
                 if isinstance(ranks, list) and len(ranks) > len(best):
                     best = tuple(ranks)
     return best
@@ -200,7 +200,7 @@ def _note_lists(side: DumpTable) -> None:
             gives = (direction == "forward") == (call in _CUTS)  # a list; else it takes one in
             for row in side.rows(op):
                 if isinstance(side.shape[row], list) and side.shape[row] and (side.role[row] == OUTPUT) == gives:
-                    side.facts[row] = {**side.facts.get(row, {}), LISTED: True}
+                    side.extra[row] = {**side.extra.get(row, {}), LISTED: True}
 
 
 @dataclass(frozen=True)

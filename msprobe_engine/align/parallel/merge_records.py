@@ -125,7 +125,7 @@ class RecordMerger:
                 if owns(at, name):
                     stacks.setdefault(self.renamed(at, name), lines)
         construct.update(around or {})
-        side.__dict__["construct"], side.__dict__["stacks"] = construct, stacks
+        side.construct, side.stacks = construct, stacks
         known: dict[Any, Any] = {}
         for row, shape in enumerate(side.shape):  # equal shapes are one object on a side
             side.shape[row] = known.setdefault(tuple(shape) if isinstance(shape, list) else shape, shape)

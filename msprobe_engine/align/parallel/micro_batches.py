@@ -138,12 +138,12 @@ def _first_calls(
 def subset(side: DumpTable, ops: Iterable[int]) -> DumpTable:
     """A side of some of the records, in their order."""
     part = DumpTable(side.path, header=side.header, recovered=side.recovered)
-    part.__dict__["stacks"], part.__dict__["construct"] = side.stacks, side.construct
+    part.stacks, part.construct = side.stacks, side.construct
     chosen = list(ops)
     for op in chosen:
         append(part, side, op)
-    if side.known_as is not side.ops:
-        part.__dict__["known_as"] = [side.known_as[op] for op in chosen]
+    if side.aliases is not side.ops:
+        part.aliases = [side.aliases[op] for op in chosen]
     return part
 
 
@@ -161,7 +161,7 @@ def begin(part: DumpTable, side: DumpTable, op: int) -> None:
         part.tags[at] = side.tags[op]
     if op in side.collectives:
         part.collectives[at] = side.collectives[op]
-    part.first.append(part.first[-1])
+    part.offsets.append(part.offsets[-1])
 
 
 def add_rows(part: DumpTable, side: DumpTable, rows: range) -> None:
@@ -179,12 +179,12 @@ def add_rows(part: DumpTable, side: DumpTable, rows: range) -> None:
     part.data_name += side.data_name[span]
     for row in rows:
         new = start + row - rows.start
-        _take(part.odd, side.odd, new, row)
+        _take(part.nonfloat_stats, side.nonfloat_stats, new, row)
         _take(part.values, side.values, new, row)
         _take(part.nans, side.nans, new, row)
         _take(part.infs, side.infs, new, row)
-        _take(part.facts, side.facts, new, row)
-    part.first[-1] = len(part.name)
+        _take(part.extra, side.extra, new, row)
+    part.offsets[-1] = len(part.name)
 
 
 def _take(here: dict[int, T], there: dict[int, T], new: int, row: int) -> None:

@@ -112,13 +112,13 @@ def copy(side: DumpTable) -> DumpTable:
         numbers=array("d", side.numbers),
         md5=list(side.md5),
         data_name=list(side.data_name),
-        odd=dict(side.odd),
+        nonfloat_stats=dict(side.nonfloat_stats),
         values=dict(side.values),
         nans=dict(side.nans),
         infs=dict(side.infs),
-        facts=dict(side.facts),
+        extra=dict(side.extra),
     )
-    copied.__dict__["stacks"], copied.__dict__["construct"] = side.stacks, side.construct
-    if side.known_as is not side.ops:
-        copied.__dict__["known_as"] = side.known_as
+    copied.stacks, copied.construct = side.stacks, side.construct
+    if side.aliases is not side.ops:
+        copied.aliases = side.aliases
     return copied

@@ -219,8 +219,8 @@ class PartialSumTracker:
         self._whole.skipped[i] = why
         for side, row in ((self._whole.target, i), (self._whole.golden, j)):
             side.numbers[4 * row : 4 * row + 4] = array("d", (float("nan"),) * 4)
-            side.odd[row] = (None, None, None, None)
+            side.nonfloat_stats[row] = (None, None, None, None)
             side.md5[row] = None
             side.shape[row] = None
-            for known in (side.nans, side.infs, side.facts):
+            for known in (side.nans, side.infs, side.extra):
                 known.pop(row, None)

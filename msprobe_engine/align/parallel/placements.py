@@ -51,7 +51,7 @@ class Placements:
         shape = self._side.shape[row]
         if not isinstance(shape, list):
             return None
-        known = self._side.facts.get(row, {}).get("global_shape")
+        known = self._side.extra.get(row, {}).get("global_shape")
         if isinstance(known, list) and len(known) == len(shape) and all(type(size) is int for size in known):
             return known
         return self._of_parameters.get((self._bytes(row), tuple(shape)))
@@ -66,7 +66,7 @@ class Placements:
 
     def is_partial(self, row: int) -> bool:
         """A part of a sum that is still to come, as a DTensor says it."""
-        placements = self._side.facts.get(row, {}).get("placements")
+        placements = self._side.extra.get(row, {}).get("placements")
         return isinstance(placements, Sequence) and any(isinstance(one, Mapping) and PARTIAL in one for one in placements)
 
     @cached_property

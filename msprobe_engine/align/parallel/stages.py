@@ -164,7 +164,7 @@ def _messages(side: DumpTable) -> Iterator[tuple[int, bool, int]]:
     for op in side.collectives:
         call = side.ops[op].split(".")[1].removeprefix("c10d_")
         for row in side.rows(op):
-            fact = side.facts.get(row, {})
+            fact = side.extra.get(row, {})
             if isinstance(fact.get("peer"), int) and side.role[row] != OUTPUT:
                 yield op, str(fact.get("op")).endswith("send"), fact["peer"]
         if call in ("send", "isend", "recv", "irecv"):
@@ -178,7 +178,7 @@ def _peer(side: DumpTable, op: int) -> int | None:
     tags = side.tags.get(op, {}).get("tags")
     if isinstance(tags, dict) and isinstance(tags.get("peer"), int):
         return int(tags["peer"])
-    group = next((found for row in side.rows(op) if (found := side.facts.get(row, {}).get("group_ranks"))), None)
+    group = next((found for row in side.rows(op) if (found := side.extra.get(row, {}).get("group_ranks"))), None)
     for row in side.rows(op):
         place, peer = side.name[row].rpartition(".")[2], side.values.get(row)
         if side.role[row] == OUTPUT or type(peer) is not int:

@@ -33,7 +33,7 @@ def mark(side: DumpTable, ranks: set[int]) -> None:
 
 
 def _over_stages(side: DumpTable, op: int, ranks: set[int]) -> bool:
-    groups = [side.facts.get(row, {}).get("group_ranks") for row in side.rows(op)]
+    groups = [side.extra.get(row, {}).get("group_ranks") for row in side.rows(op)]
     return any(isinstance(group, list) and len(ranks & set(group)) > 1 for group in groups)
 
 
@@ -62,4 +62,4 @@ def _rank(side: DumpTable, op: int) -> int:
 
 def _note(side: DumpTable, rows: Iterator[int]) -> None:
     for row in rows:
-        side.facts[row] = {**side.facts.get(row, {}), SHARE: True}
+        side.extra[row] = {**side.extra.get(row, {}), SHARE: True}

@@ -99,9 +99,9 @@ class Unsharder(PartialSumTracker):
         whole, golden = self._whole.target, self._whole.golden
         whole.values[i], whole.shape[i], whole.md5[i] = golden.values[j], golden.shape[j], golden.md5[j]
         whole.numbers[4 * i : 4 * i + 4] = golden.numbers[4 * j : 4 * j + 4]
-        whole.odd.pop(i, None)
-        if j in golden.odd:
-            whole.odd[i] = golden.odd[j]
+        whole.nonfloat_stats.pop(i, None)
+        if j in golden.nonfloat_stats:
+            whole.nonfloat_stats[i] = golden.nonfloat_stats[j]
         return True
 
     def _row(self, call: Call, i: int, j: int) -> bool:
@@ -215,14 +215,14 @@ class Unsharder(PartialSumTracker):
         if expected_differences.random_state(first.dtype[i], first.shape[i]):
             self._skip(i, j, RANDOM)
             return False
-        if NOTHING in (first.odd.get(i), second.odd.get(j)):
+        if NOTHING in (first.nonfloat_stats.get(i), second.nonfloat_stats.get(j)):
             self._skip(i, j, EMPTY)
             return False
-        if SHARE in first.facts.get(i, ()) or SHARE in second.facts.get(j, ()):
+        if SHARE in first.extra.get(i, ()) or SHARE in second.extra.get(j, ()):
             self._skip(i, j, PART)
             return True
         if self._experts:
-            if experts.LISTED in first.facts.get(i, ()) or experts.LISTED in second.facts.get(j, ()):
+            if experts.LISTED in first.extra.get(i, ()) or experts.LISTED in second.extra.get(j, ()):
                 self._skip(i, j, TOKENS)
                 return False
             found = experts.tokens(self._a.everywhere(i), self._b.everywhere(j))
@@ -310,11 +310,11 @@ class Unsharder(PartialSumTracker):
         span = slice(4 * row, 4 * row + 4)
         if side.shape[row] != shape or not np.array_equal(side.numbers[span], value, equal_nan=True):
             side.md5[row], side.data_name[row] = None, ""  # checksums and saved tensors are of what one rank holds
-            side.facts[row] = {key: fact for key, fact in side.facts.get(row, {}).items() if key != "digest"}
+            side.extra[row] = {key: fact for key, fact in side.extra.get(row, {}).items() if key != "digest"}
         side.numbers[span] = array("d", value.tolist())
         if side.shape[row] != shape:
             side.shape[row] = shape
-            side.odd.pop(row, None)
+            side.nonfloat_stats.pop(row, None)
         for known, which in ((side.nans, _nans), (side.infs, _infs)):
             count = run.count(row, which) * need // len(run.pieces)  # replicas hold the same ones
             if count:

@@ -46,7 +46,7 @@ def parameters(sides: Mapping[int, DumpTable]) -> dict[str, dict[int, Row]]:
     table: dict[str, dict[int, Row]] = {}
     for rank, side in sides.items():
         for row in _parameter_rows(side):
-            digest, four = side.facts.get(row, {}).get("digest"), side.four(row)
+            digest, four = side.extra.get(row, {}).get("digest"), side.stats_of(row)
             if not all(map(is_number, four)):
                 if not (digest or side.md5[row]):
                     continue  # nothing that could be held against a copy; `load_rank` says it

@@ -73,7 +73,7 @@ def _check(link: Link, sides: Mapping[int, DumpTable]) -> list[Wrong] | None:
     ins = {rank: _tensors(sides[rank], index, INPUT) for rank, index in link.members}
     if not all(outs.values()):
         return None
-    if not all(is_number(value) for rank, rows in outs.items() for row in rows for value in sides[rank].four(row)):
+    if not all(is_number(value) for rank, rows in outs.items() for row in rows for value in sides[rank].stats_of(row)):
         return None  # `load_rank` says it
     if any(is_asynchronous(sides[rank].collectives.get(index, {})) for rank, index in link.members):
         return None
@@ -81,7 +81,7 @@ def _check(link: Link, sides: Mapping[int, DumpTable]) -> list[Wrong] | None:
     wrong: list[Wrong] = []
     groups: dict[tuple[object, ...], list[int]] = {}
     for rank, rows in outs.items():
-        groups.setdefault(tuple(sides[rank].four(row) for row in rows), []).append(rank)
+        groups.setdefault(tuple(sides[rank].stats_of(row) for row in rows), []).append(rank)
     places = dict(link.members)
     if len(groups) > 1:
         right = _right(groups, reference, sides, outs)
@@ -103,7 +103,7 @@ def _check(link: Link, sides: Mapping[int, DumpTable]) -> list[Wrong] | None:
         rank, rows = next(iter(outs.items()))
         if not _agrees(sides[rank], rows[0], reference):
             text = Sentence(
-                "the mean of the result is {0}, of what the ranks put in {1}", sides[rank].four(rows[0])[2], f"{reference[0]:.6g}"
+                "the mean of the result is {0}, of what the ranks put in {1}", sides[rank].stats_of(rows[0])[2], f"{reference[0]:.6g}"
             )
             wrong.append(Wrong(sides[rank], places[rank], rank, one_line_of(Sentence("{0}: {1}", sides[rank].ops[places[rank]], text))))
     return wrong
@@ -122,7 +122,7 @@ def _expected(link: Link, sides: Mapping[int, DumpTable], ins: Mapping[int, Sequ
     means, spread, eps = 0.0, 0.0, 0.0
     for r, rows in ins.items():
         side, row = sides[r], rows[0]
-        mean, norm = side.four(row)[2:]
+        mean, norm = side.stats_of(row)[2:]
         if not isinstance(mean, float) or not isinstance(norm, float) or not math.isfinite(mean) or not math.isfinite(norm):
             return None
         means += mean
@@ -133,7 +133,7 @@ def _expected(link: Link, sides: Mapping[int, DumpTable], ins: Mapping[int, Sequ
 
 
 def _agrees(side: DumpTable, row: int, reference: tuple[float, float]) -> bool:
-    mean = side.four(row)[2]
+    mean = side.stats_of(row)[2]
     return not isinstance(mean, float) or not math.isfinite(mean) or abs(mean - reference[0]) <= reference[1]
 
 

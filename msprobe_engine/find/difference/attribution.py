@@ -288,12 +288,12 @@ def _writer(walker: DifferenceWalk, origin: DifferenceOrigin) -> int | None:
     """A call that only the target has, and that got what the golden side goes on with: it has written into it, or one that writes into
     the part of it that it gave out."""
     golden, side = walker.golden.side, walker.side
-    wanted, shape = golden.four(origin.other), golden.shape[origin.other]
+    wanted, shape = golden.stats_of(origin.other), golden.shape[origin.other]
     for op in sorted(walker.extra):
         if op >= origin.op:
             break
         for row in side.rows(op):
-            if side.role[row] == INPUT and side.shape[row] == shape and side.four(row) == wanted:
+            if side.role[row] == INPUT and side.shape[row] == shape and side.stats_of(row) == wanted:
                 return _writes(walker, op, origin.op)
     return None
 

@@ -174,13 +174,13 @@ def _bad(side: DumpTable, row: int) -> str:
         return Sentence("{0} NaN and {1} Inf", nans, infs)
     if nans or infs:
         return f"{nans} NaN" if nans else f"{infs} Inf"
-    return "NaN" if any(isinstance(v, float) and math.isnan(v) for v in side.four(row)) else "Inf"
+    return "NaN" if any(isinstance(v, float) and math.isnan(v) for v in side.stats_of(row)) else "Inf"
 
 
 def overflows(origin: DifferenceOrigin, walker: DifferenceWalk) -> bool:
     """Infinity without NaN: a number that its dtype cannot hold."""
     side, row = walker.side, origin.row
-    nans = bool(side.nans.get(row)) or any(isinstance(v, float) and math.isnan(v) for v in side.four(row)[:2])
+    nans = bool(side.nans.get(row)) or any(isinstance(v, float) and math.isnan(v) for v in side.stats_of(row)[:2])
     return not nans
 
 
@@ -189,7 +189,9 @@ def numbers(origin: DifferenceOrigin, walker: DifferenceWalk) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for word, side, row in (("target", walker.side, origin.row), ("golden", walker.golden.side, origin.other)):
         if row >= 0:
-            out[word] = {"row": side.name[row], "dtype": side.dtype[row], "shape": side.shape[row]} | dict(zip(_STATISTICS, side.four(row)))
+            out[word] = {"row": side.name[row], "dtype": side.dtype[row], "shape": side.shape[row]} | dict(
+                zip(_STATISTICS, side.stats_of(row))
+            )
     return out
 
 

@@ -51,7 +51,7 @@ class PieceWalker(DifferenceWalk):
     def __init__(self, whole: GlobalTensors) -> None:
         self.whole = whole
         tree = Tree(whole.target)
-        tree.__dict__["producers"] = whole.producers
+        tree.producers = whole.producers
         super().__init__(tree, Tree(whole.golden), whole.structure)
 
     def walk(self, floor: float = 0.0, accepted: float = 0.0) -> Walk:

@@ -71,11 +71,11 @@ def _before(target: DumpTable, golden: DumpTable) -> Divergence | None:
 
 def _named_alike(side: DumpTable, known: DumpTable) -> None:
     """What a mapping has said of one step holds for another one."""
-    if known.known_as is not known.ops:
-        names = dict(zip(known.ops, known.known_as))
-        places = {known.name[row]: place for row, place in known.places.items()}
-        side.__dict__["known_as"] = [names.get(op, op) for op in side.ops]
-        side.__dict__["places"] = {row: places[name] for row, name in enumerate(side.name) if name in places}
+    if known.aliases is not known.ops:
+        names = dict(zip(known.ops, known.aliases))
+        places = {known.name[row]: place for row, place in known.positions.items()}
+        side.aliases = [names.get(op, op) for op in side.ops]
+        side.positions = {row: places[name] for row, name in enumerate(side.name) if name in places}
 
 
 def _step_before(path: Path) -> Path | None:

@@ -198,7 +198,7 @@ class Judge:
         return found
 
     def _overflown(self, row: int) -> bool:
-        return row in self.target.nans or str(self.target.four(row)[0]).lower() in ("nan", "inf")
+        return row in self.target.nans or str(self.target.stats_of(row)[0]).lower() in ("nan", "inf")
 
     def _largest(self, among: Bools) -> Floats:
         return np.asarray(np.maximum.reduceat(np.where(among, self.distance, 0.0), self.starts))

@@ -49,19 +49,19 @@ class DumpTable:
         header: the file's keys but its data.
         ops: record names.
         tags: further keys of records (``tags``, ``is_recompute``, ...), by record index; only of those that have some.
-        first: first row of each record, and the number of rows at the end; a record without rows has an empty range.
+        offsets: first row of each record, and the number of rows at the end; a record without rows has an empty range.
         op: index of the row's record.
         role: `INPUT` ... `DEBUG`, one byte each.
         name: row name.
         dtype, shape: as the tables show them; a shape is a list of integers, or text; None of a row without a value.
-        stats: float64 (rows, 4): Max, Min, Mean, Norm; NaN where there is no float, then `odd` has the row.
-        odd: row -> the four values as the file has them, where not all four are floats.
+        stats: float64 (rows, 4): Max, Min, Mean, Norm; NaN where there is no float, then `nonfloat_stats` has the row.
+        nonfloat_stats: row -> the four values as the file has them, where not all four are floats.
         md5: checksum in the file, or None; of arguments that are no tensors `checksum` makes one.
         requires_grad: True, False, None.
         data_name: name of the saved tensor, "" when there is none.
         nans, infs: row -> count, where the file has one above 0.
         values: row -> value of an argument that is no tensor.
-        facts: row -> further keys (``digest``, ``full_shape``, peer of a P2POp, placements, ...).
+        extra: row -> further keys (``digest``, ``full_shape``, peer of a P2POp, placements, ...).
         collectives: record index -> the record as the file has it, of communication calls; their arguments tell which belong together.
         recovered: read from the frame log of a process that was killed.
         problems: sentences about what of this rank could not be read, while the rows could; the tools show them and end with 3.
@@ -71,21 +71,21 @@ class DumpTable:
     header: dict[str, Any] = field(default_factory=dict)
     ops: list[str] = field(default_factory=list)
     tags: dict[int, dict[str, Any]] = field(default_factory=dict)
-    first: array[int] = field(default_factory=lambda: array("q", [0]))
+    offsets: array[int] = field(default_factory=lambda: array("q", [0]))
     op: array[int] = field(default_factory=lambda: array("q"))
     role: bytearray = field(default_factory=bytearray)
     name: list[str] = field(default_factory=list)
     dtype: list[str | None] = field(default_factory=list)
     shape: list[Any] = field(default_factory=list)
     numbers: array[float] = field(default_factory=lambda: array("d"))
-    odd: dict[int, tuple[Value, Value, Value, Value]] = field(default_factory=dict)
+    nonfloat_stats: dict[int, tuple[Value, Value, Value, Value]] = field(default_factory=dict)
     md5: list[str | None] = field(default_factory=list)
     requires_grad: list[bool | None] = field(default_factory=list)
     data_name: list[str] = field(default_factory=list)
     nans: dict[int, int] = field(default_factory=dict)
     infs: dict[int, int] = field(default_factory=dict)
     values: dict[int, Any] = field(default_factory=dict)
-    facts: dict[int, dict[str, Any]] = field(default_factory=dict)
+    extra: dict[int, dict[str, Any]] = field(default_factory=dict)
     collectives: dict[int, dict[str, Any]] = field(default_factory=dict)
     recovered: bool = False
     problems: list[str] = field(default_factory=list)
@@ -117,15 +117,15 @@ class DumpTable:
             return STRUCTURE
         if any(md5 and row not in self.values for row, md5 in enumerate(self.md5)):  # of a group it is our own text
             return MD5
-        return DIGEST if any("digest" in fact for fact in self.facts.values()) else STATISTICS
+        return DIGEST if any("digest" in fact for fact in self.extra.values()) else STATISTICS
 
     def rows(self, op: int) -> range:
         """Rows of a record."""
-        return range(self.first[op], self.first[op + 1])
+        return range(self.offsets[op], self.offsets[op + 1])
 
-    def four(self, row: int) -> tuple[Value, Value, Value, Value]:
+    def stats_of(self, row: int) -> tuple[Value, Value, Value, Value]:
         """Max, Min, Mean, Norm of a row as the file has them; of an argument that is no tensor its value, four times."""
-        found = self.odd.get(row)
+        found = self.nonfloat_stats.get(row)
         if found is not None:
             return found
         a, b, c, d = self.numbers[4 * row : 4 * row + 4]
@@ -158,12 +158,12 @@ class DumpTable:
         return node if isinstance(node, str) and node else None
 
     @cached_property
-    def known_as(self) -> list[str]:
+    def aliases(self) -> list[str]:
         """What the records are taken for: their names, until a mapping says others (`compare.mapped`)."""
         return self.ops
 
     @cached_property
-    def places(self) -> dict[int, str]:
+    def positions(self) -> dict[int, str]:
         """Row -> its place within its record (``.input.0``) on the golden side, of rows that a mapping has moved."""
         return {}
 

@@ -83,7 +83,7 @@ class RowReader:
             extra = {key: value for key, value in record.items() if key not in _SECTIONS}
             if extra:
                 side.tags[self.at] = extra
-        side.first.append(len(side.name))
+        side.offsets.append(len(side.name))
 
     def walk(self, name: str, node: Any, role: int, depth: int, flat: bool) -> None:
         """`flat`: list positions do not show in row names (parameter gradients are wrapped in a list each)."""
@@ -127,7 +127,7 @@ class RowReader:
             self._leaf(name, tensor, tensor["type"], role)
         else:
             self._row(name, role, None, None, (None, None, None, None), None, None, "")
-        self._side.facts.setdefault(row, {}).update({key: node.get(key) for key in ("class_type", "op", "peer", "tag", "group_id")})
+        self._side.extra.setdefault(row, {}).update({key: node.get(key) for key in ("class_type", "op", "peer", "tag", "group_id")})
 
     def _leaf(self, name: str, node: Mapping[str, Any], kind: str, role: int) -> None:
         get = node.get
@@ -184,7 +184,7 @@ class RowReader:
             if type(count) is int and count > 0:
                 counts[row] = count
         if facts:
-            side.facts[row] = facts
+            side.extra[row] = facts
 
     def _argument(self, name: str, node: Mapping[str, Any], kind: str, role: int, data_name: str) -> None:
         """An argument that is no tensor: the value stands in place of all four statistics."""
@@ -209,11 +209,11 @@ class RowReader:
         row = self._row(name, role, dtype, shape, (shown, shown, shown, shown), None if md5 is None else str(md5), None, data_name)
         self._side.values[row] = value
         if redacted is not None:
-            self._side.facts[row] = {"redacted": redacted}
+            self._side.extra[row] = {"redacted": redacted}
         elif kind == "torch.ProcessGroup":
-            self._side.facts[row] = dict(node)
+            self._side.extra[row] = dict(node)
         elif dtype != kind and kind != type(value).__name__:  # text that stands for a dtype, a device, ...
-            self._side.facts[row] = {"type": kind}
+            self._side.extra[row] = {"type": kind}
 
     def _row(
         self,
@@ -246,7 +246,7 @@ class RowReader:
             side.numbers.extend(four)  # type: ignore[arg-type]
         else:
             side.numbers.extend((_number(a), _number(b), _number(c), _number(d)))
-            side.odd[row] = four  # type: ignore[assignment]
+            side.nonfloat_stats[row] = four  # type: ignore[assignment]
         side.md5.append(md5)
         side.requires_grad.append(grad)
         side.data_name.append(data_name)

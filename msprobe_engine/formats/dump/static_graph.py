@@ -81,7 +81,7 @@ def read_graph_side(directory: Path) -> DumpTable:
     """
     where = [directory] if directory.name == ANY or directory.parent.name != ANY else _of_all_graphs(directory)
     side = DumpTable(directory / _STANDS_FOR)
-    side.__dict__["files"] = _FilesOf(directory)
+    side.files = _FilesOf(directory)
     side.header = {"task": "tensor", "level": "L2", "framework": "mindspore"}
     reader = RowReader(side)
     kernels = in_order(file for path in where for file in kernel_files(path)[0])

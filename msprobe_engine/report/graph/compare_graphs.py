@@ -193,7 +193,7 @@ class _Numbers:
 def _checksums(side: DumpTable) -> list[str | None]:
     """Checksum or digest of each row; None of a row that is nothing."""
     if side.mode == DIGEST:
-        found: list[str | None] = [side.facts.get(row, {}).get("digest") for row in range(len(side))]
+        found: list[str | None] = [side.extra.get(row, {}).get("digest") for row in range(len(side))]
         for row in side.values:
             found[row] = side.checksum(row)
         return found

@@ -132,11 +132,11 @@ def holds_nonfinite(side: DumpTable) -> bool:
         return True
     stats = side.stats
     told = np.isnan(stats) | np.isinf(stats)
-    if side.odd:
-        told[np.fromiter(side.odd, np.int64, len(side.odd))] = False
+    if side.nonfloat_stats:
+        told[np.fromiter(side.nonfloat_stats, np.int64, len(side.nonfloat_stats))] = False
     if told.any():
         return True
-    return any(_bad(value) for row, four in side.odd.items() if row not in side.values for value in four)
+    return any(_bad(value) for row, four in side.nonfloat_stats.items() if row not in side.values for value in four)
 
 
 def _bad(value: object) -> bool:

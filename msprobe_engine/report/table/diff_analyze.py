@@ -101,6 +101,6 @@ def _node(suspect: Suspect, side: DumpTable | None) -> dict[str, Any]:
 
 
 def _shown(side: DumpTable, row: int) -> dict[str, Any]:
-    shown: dict[str, Any] = {"NPU MD5": side.checksum(row)} if side.mode == MD5 else dict(zip(_STATISTICS, side.four(row)))
-    peer = side.facts.get(row, {}).get("peer")
+    shown: dict[str, Any] = {"NPU MD5": side.checksum(row)} if side.mode == MD5 else dict(zip(_STATISTICS, side.stats_of(row)))
+    peer = side.extra.get(row, {}).get("peer")
     return shown if peer is None else shown | {"NPU P2POp peer": peer}

@@ -103,7 +103,7 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
     try:
         target, golden = read_side(task.target), read_side(task.golden)
         if task.stack is not None:
-            target.__dict__["stacks"] = _stacks(task.stack, target)
+            target.stacks = _stacks(task.stack, target)
     except DumpFormatError as error:
         found.problems.append(str(error))
         return found

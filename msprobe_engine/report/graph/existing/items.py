@@ -82,7 +82,7 @@ def _item(graph: Graph, row: int, old: bool) -> tuple[str, dict[str, Any]]:
     assert side is not None
     name, dtype = side.name[row], side.dtype[row]
     item: dict[str, Any] = {"data_name": side.data_name[row] or _NO_FILE}
-    facts = side.facts.get(row, {})
+    facts = side.extra.get(row, {})
     if dtype is None:
         return name, {"value": None}
     if dtype == _GROUP:
@@ -95,7 +95,7 @@ def _item(graph: Graph, row: int, old: bool) -> tuple[str, dict[str, Any]]:
         if "class_type" in facts:
             item["class_type"] = facts["class_type"]
     item |= {"dtype": dtype, "shape": list(shape) if isinstance(shape := side.shape[row], tuple) else shape}
-    item |= zip(_STATISTICS, side.four(row))
+    item |= zip(_STATISTICS, side.stats_of(row))
     if side.mode == MD5:
         item["md5"] = side.checksum(row)
     for key, counts in (("nan_count", side.nans), ("inf_count", side.infs)):

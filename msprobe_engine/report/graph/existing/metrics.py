@@ -70,7 +70,9 @@ class RowMetrics:
         left, right, levels, differences = self._columns
         i, j = left[at], right[at]
         side, golden = self._rows.target, self._rows.golden
-        if (i in side.odd and side.odd[i][0] is None) or side.dtype[i] == _GROUP:  # shown as nothing, or as ranks and no more
+        if (i in side.nonfloat_stats and side.nonfloat_stats[i][0] is None) or side.dtype[
+            i
+        ] == _GROUP:  # shown as nothing, or as ranks and no more
             return found
         if self._equal is not None:
             if self._old:
@@ -91,9 +93,9 @@ class RowMetrics:
             found.update(_NO_STATISTICS)
             return
         first, second = self._rows.target, self._rows.golden
-        theirs = second.four(j)
-        if i in first.odd or j in second.odd:
-            pairs = [_pair(x, y) for x, y in zip(first.four(i), theirs)]
+        theirs = second.stats_of(j)
+        if i in first.nonfloat_stats or j in second.nonfloat_stats:
+            pairs = [_pair(x, y) for x, y in zip(first.stats_of(i), theirs)]
             if self._old and type(first.values.get(i)) is int and type(second.values.get(j)) is int:  # a rank, which 26.2.0 takes for text
                 pairs = [_pair(first.values[i], second.values[j])] * 4
         else:

@@ -108,7 +108,7 @@ class _Places:
         parts = [text.split(".")[2:] for text in known]  # the first is empty, the second the kind
         self.single: Bools = np.array([len(part) == 1 for part in parts] or [False])[numbers]
         self.nested: Bools = np.array([any(not one.isdecimal() for one in part[1:]) for part in parts] or [False])[numbers]
-        messages = factorize.mask((row for row, facts in side.facts.items() if "peer" in facts), len(side))
+        messages = factorize.mask((row for row, facts in side.extra.items() if "peer" in facts), len(side))
         self.single &= ~messages
         self.nested |= messages
 
@@ -120,7 +120,7 @@ class _Places:
 def _not_finite(side: DumpTable) -> Bools:
     """bool (rows,): tensors of which Max, Min or Mean is NaN or infinite."""
     found: Bools = np.asarray(~np.isfinite(side.stats[:, :3]).all(1))
-    for row, four in side.odd.items():
+    for row, four in side.nonfloat_stats.items():
         found[row] = any(str(value).lower() in _NOT_FINITE for value in four[:3])
     return found & ~factorize.mask(side.values, len(side))
 

@@ -128,7 +128,7 @@ class Checks:
         for at in np.flatnonzero(both).tolist():
             i, j = int(rows.left[at]), int(rows.right[at])
             if first.shape[i] == [] and "class" in str(first.dtype[i]) and "class" in str(second.dtype[j]):
-                scalars[at] = not _same(first.four(i)[0], second.four(j)[0])
+                scalars[at] = not _same(first.stats_of(i)[0], second.stats_of(j)[0])
         self._flag(scalars, ERROR, version_262.SCALAR)
         for words, other, text in ((first.dtype, second.dtype, version_262.DTYPE), (first.shape, second.shape, version_262.SHAPE)):
             if self.sharded and words is first.shape:

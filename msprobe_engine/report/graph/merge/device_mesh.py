@@ -149,11 +149,11 @@ def merged_along(side: DumpTable, axis: str) -> DumpTable:
 def with_header(side: DumpTable, header: dict[str, Any]) -> DumpTable:
     """The same columns under another header."""
     made = replace(side, header=header)
-    for name in ("stacks", "construct", "known_as"):
+    for name in ("stacks", "construct", "aliases"):
         if name in side.__dict__:
             made.__dict__[name] = side.__dict__[name]
-    if made.known_as is made.ops and side.known_as is not side.ops:
-        made.__dict__["known_as"] = side.known_as
+    if made.aliases is made.ops and side.aliases is not side.ops:
+        made.aliases = side.aliases
     return made
 
 

@@ -74,7 +74,7 @@ class _Form:
             self.named[whole.side.ops[record]] = self.name(record)
         self.of_ranks = {rank: self.between(side, rank) for rank, side in sorted(sides.items())}
         self.write()
-        self.side.__dict__["construct"], self.side.__dict__["stacks"] = self.construct, self.stacks
+        self.side.construct, self.side.stacks = self.construct, self.stacks
 
     def origin(self, record: int) -> tuple[int, str]:
         """(rank, name there) of a record of the whole."""
@@ -171,7 +171,7 @@ class _Form:
             side.tags[place] = {ORIGIN: {"rank": self.rank_of(source, record), "record": old}, **side.tags.get(place, {})}
             for row in side.rows(place):
                 side.name[row] = name + side.name[row][len(old) :]
-        side.data_name[side.first[place] :] = [""] * len(side.rows(place))  # saved tensors lie in the directories of several ranks
+        side.data_name[side.offsets[place] :] = [""] * len(side.rows(place))  # saved tensors lie in the directories of several ranks
         lines = source.stacks.get(old)
         if lines is not None:
             self.stacks[name] = lines

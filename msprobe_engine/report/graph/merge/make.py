@@ -140,7 +140,7 @@ def _empty(side: DumpTable, row: int) -> None:
     """Take a row out."""
     side.values.pop(row, None)
     side.requires_grad[row] = None
-    side.dtype[row], side.shape[row], side.md5[row], side.odd[row] = None, None, None, (None, None, None, None)
+    side.dtype[row], side.shape[row], side.md5[row], side.nonfloat_stats[row] = None, None, None, (None, None, None, None)
 
 
 def _note(graph: Graph, row: int, text: str) -> None:

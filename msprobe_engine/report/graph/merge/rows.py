@@ -156,7 +156,7 @@ class _Merger:
     def values(self, row: int) -> str:
         """Statistics of all ranks, of those that differ."""
         said = []
-        fours = [self.beside.sides[place].four(at) for place, at in self.beside.members(row)]
+        fours = [self.beside.sides[place].stats_of(at) for place, at in self.beside.members(row)]
         for name, values in zip(_NAMES, zip(*fours)):
             if any(value != values[0] for value in values):
                 said.append(f"{name} {', '.join(map(_short, values))}")
@@ -205,13 +205,13 @@ class _Merger:
         side = self.made.side
         side.numbers[4 * row : 4 * row + 4] = array("d", value.tolist())
         side.shape[row] = shape
-        side.facts[row] = {key: fact for key, fact in side.facts.get(row, {}).items() if key != "digest"}
-        if row in side.odd:
-            side.odd[row] = self.odd(row)
+        side.extra[row] = {key: fact for key, fact in side.extra.get(row, {}).items() if key != "digest"}
+        if row in side.nonfloat_stats:
+            side.nonfloat_stats[row] = self.odd(row)
 
     def odd(self, row: int) -> tuple[Value, Value, Value, Value]:
         """Statistics that are no floats (those of whole numbers, of masks), each put together for itself."""
-        fours = [self.beside.sides[place].four(at) for place, at in self.beside.members(row)]
+        fours = [self.beside.sides[place].stats_of(at) for place, at in self.beside.members(row)]
         made: list[Value] = []
         for name, values in zip(_NAMES, zip(*fours)):
             numbers = [value for value in values if isinstance(value, (int, float)) and not (type(value) is float and math.isnan(value))]

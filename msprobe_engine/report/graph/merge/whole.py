@@ -118,5 +118,5 @@ def in_order(side: DumpTable) -> DumpTable:
         return side
     construct: dict[str, Any] = {name: side.construct[name] for name in side.ops if name in side.construct}
     construct.update((name, value) for name, value in side.construct.items() if name not in construct)
-    side.__dict__["construct"] = construct
+    side.construct = construct
     return side

@@ -173,7 +173,7 @@ def _listed(content: Mapping[str, Any], always: bool) -> Any:
 def _item(side: DumpTable, row: int) -> Any:
     """A tensor or an argument as the file has it."""
     dtype = side.dtype[row]
-    facts = {key: value for key, value in side.facts.get(row, {}).items() if key != "digest"}
+    facts = {key: value for key, value in side.extra.get(row, {}).items() if key != "digest"}
     if dtype is None:
         return None
     if row in side.values or dtype.startswith("<class '"):
@@ -182,7 +182,7 @@ def _item(side: DumpTable, row: int) -> Any:
     if dtype.endswith("ProcessGroup"):
         return {"type": dtype, **facts}
     found = {"type": "mindspore.Tensor" if side.framework == "mindspore" else "torch.Tensor", "dtype": dtype, "shape": side.shape[row]}
-    found |= dict(zip(_STATISTICS, side.four(row)))
+    found |= dict(zip(_STATISTICS, side.stats_of(row)))
     if side.requires_grad[row] is not None:
         found["requires_grad"] = side.requires_grad[row]
     counts = {"nan_count": side.nans.get(row), "inf_count": side.infs.get(row)}

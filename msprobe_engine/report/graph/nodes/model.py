@@ -1,8 +1,8 @@
 """A dump of one rank in one step as a hierarchy of nodes, and two of them beside each other.
 
-Columns with one item per node, as `compare.side.Side` has columns with one item per row: 200,000 nodes are lists, no objects. Numbers of
-nodes are positions in these columns. Node 0 is the root. What stands in the tensors and arguments of a node stays in the columns of its
-`DumpTable`; a node names its record there.
+Columns with one item per node, as `formats.dump.dump_table.DumpTable` has columns with one item per row: 200,000 nodes are lists, no
+objects. Numbers of nodes are positions in these columns. Node 0 is the root. What stands in the tensors and arguments of a node stays in
+the columns of its `DumpTable`; a node names its record there.
 """
 
 from __future__ import annotations

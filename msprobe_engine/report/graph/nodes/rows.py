@@ -177,7 +177,7 @@ def numbers_of(side: DumpTable) -> Numbers:
     some = np.ones(len(values), bool)
     bad: Bools = np.asarray(~np.isfinite(values[:, :2]).all(1))
     bad_text = bad.copy()
-    for row, four in side.odd.items():
+    for row, four in side.nonfloat_stats.items():
         first, second = four[0], four[1]
         some[row] = first is not None
         bad[row] = _is_bad(first) or (second is not first and _is_bad(second))

@@ -103,7 +103,7 @@ class _Writer:
         tail = f",{_dump(further)}" if further else ""
         if self.finite[row]:
             return f"[{place},{kind},{shape},{_numbers(side.numbers[4 * row : 4 * row + 4])}{tail}]"
-        values = (None,) * 4 if row in side.values else side.four(row)
+        values = (None,) * 4 if row in side.values else side.stats_of(row)
         return f"[{place},{kind},{shape},{','.join([_text(value) for value in values])}{tail}]"
 
     def _shape(self, form: Any) -> int:
@@ -128,8 +128,8 @@ class _Writer:
             found["requires_grad"] = True
         if side.data_name[row]:
             found["data_name"] = side.data_name[row]
-        if row in side.facts:
-            found["facts"] = {str(key): _value(value) for key, value in side.facts[row].items()}
+        if row in side.extra:
+            found["facts"] = {str(key): _value(value) for key, value in side.extra[row].items()}
         if self.partner_rows is not None and self.other is not None:
             partner: int = self.partner_rows[row]
             if partner < 0:
