@@ -42,7 +42,8 @@ static char *put_statistics(char *p, int kind, int depth, const double *row) {
         p = KEY(p, depth, "\"Norm\": ");
         return known ? put_double(p, sqrt(row[SUMSQ])) : PUT(p, "null");
     }
-    int64_t nans = words[NANS], pos = words[POS_INF], neg = words[NEG_INF], finite = words[COUNT] - nans - pos - neg;
+    int64_t nans = words[NANS], pos = words[POS_INF], neg = words[NEG_INF];
+    int64_t finite = (int64_t)((uint64_t)words[COUNT] - (uint64_t)nans - (uint64_t)pos - (uint64_t)neg); /* of a file: any numbers */
     int integers = (words[FLAGS] & HAS_INTEGERS) != 0;
     if (kind == BOOLEAN) {
         int top = nans || pos || !finite || (integers ? words[IMAX] != 0 : row[MAX] != 0);

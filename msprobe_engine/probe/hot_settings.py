@@ -156,7 +156,7 @@ class HotMonitor:
         try:
             settings, _ = self._parse(str(event["text"]).encode())
             self._wanted.append(Change(int(event["step"]), settings))
-        except (ProbeError, KeyError, ValueError, TypeError) as error:
+        except (ProbeError, KeyError, ValueError, TypeError, OverflowError) as error:
             log.warning(f"settings that rank 0 sent cannot be used here, those before stay: {error}")
 
     def _parse(self, raw: bytes) -> tuple[ProbeSettings, list[str]]:

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -24,6 +25,7 @@ SECONDS = 30
 """Longest time of a core for one input: files are small, so what takes longer does not end. What waits is ended after ten times as long:
 the machine may be busy with other things."""
 ALLOWED = (0, 1, 2, 3)
+_BUG = re.compile(r"This is a bug|unexpected [A-Za-z]+Error")
 CORPUS = Path(__file__).parent / "corpus"
 
 
@@ -90,8 +92,8 @@ class Attack:
             return f"{type(error).__name__} got out of it: {error}"
         text.flush()
         said = text.buffer.getvalue().decode("utf-8", "replace")  # type: ignore[attr-defined]
-        if "This is a bug" in said:
-            return next(line for line in said.splitlines() if "This is a bug" in line)
+        if found := next((line for line in said.splitlines() if _BUG.search(line)), ""):
+            return found
         self.said = said
         return "" if self.code in ALLOWED else f"exit code {self.code}: {said[-300:]}"
 

@@ -15,9 +15,12 @@ from msprobe_engine.accuracy.result_files import read_results
 from msprobe_engine.accuracy.settings import PrecheckSettings, load_precheck_settings
 from msprobe_engine.config.collect.git_state import state
 from msprobe_engine.core.errors import DumpFormatError, ProbeError
+from msprobe_engine.core.io.input_files import read_input
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.metrics_server.request import Request
 from msprobe_engine.core.process.user_key import read_key
 from msprobe_engine.formats.monitor.losses import read_losses
+from msprobe_engine.probe.incident.event import Event
 from msprobe_engine.probe.incident.merge import combine, summary
 from msprobe_engine.probe.incident.pieces import read_pieces
 from msprobe_engine.probe.sinks.prometheus.node import read_snapshot
@@ -58,7 +61,7 @@ def _incident(directory: Path) -> None:
 
 
 def _message(path: Path) -> None:
-    data = path.read_bytes()
+    data = read_input(path, 1 << 20)
     reader = FrameReader((Kind.HELLO, Kind.MESSAGE), 1 << 20)
     at = 0
     while at < len(data):
@@ -78,7 +81,7 @@ def _message(path: Path) -> None:
 
 
 def _http_request(path: Path) -> None:
-    request = Request(path.read_bytes(), frozenset(("localhost",)))
+    request = Request(read_input(path, 1 << 20), frozenset(("localhost",)))
     assert isinstance(request.accept + request.accept_encoding, str)
 
 
@@ -89,7 +92,15 @@ def _resumed(directory: Path) -> None:
         whole_lines(path)
 
 
+def _formulas(path: Path) -> None:
+    from msprobe_integrations.torch.accuracy.formula_files import read_formulas
+
+    read_formulas(str(path), {})
+
+
 calls = _reads(_calls)
+event = _reads(lambda path: Event.from_json(parse_json(read_input(path, 1 << 20))), OSError)
+formulas = _reads(_formulas)
 precheck_settings = _reads(load_precheck_settings)
 precheck_results = _reads(lambda *paths: list(read_results(*paths)))
 incident = _reads(_incident)
@@ -98,6 +109,6 @@ snapshot = _reads(lambda path: read_snapshot(path, 1), OSError, ValueError)
 note = _reads(read_note)
 key = _reads(lambda path: read_key(path, {}))
 git_state = _reads(state)
-message = _reads(_message)
-http_request = _reads(_http_request)
+message = _reads(_message, OSError)
+http_request = _reads(_http_request, OSError)
 resumed = _reads(_resumed)

@@ -493,3 +493,23 @@ def http_request(root: Path) -> None:
         b"GET /metrics?x=1 HTTP/1.1\r\nHost: localhost:9100\r\nAccept: application/openmetrics-text; version=1.0.0\r\n"
         b"Accept-Encoding: gzip;q=0.5\r\nConnection: close\r\n\r\n"
     )
+
+
+def formulas(root: Path) -> None:
+    (root / "operators.yaml").write_text(
+        "operators:\n  npu_swiglu: {forward: npu_swiglu, description: text}\n  my_kernels.rms_norm:\n    forward: npu_rms_norm\n"
+    )
+
+
+def extracted(root: Path) -> None:
+    """A call taken out of a dump, and the settings of a script for it."""
+    document = json.loads((FIXTURES / "26.2.0/L1/step0").rglob("dump.json").__next__().read_text())
+    name = next(name for name in document["data"] if name.startswith("Functional.linear"))
+    (root / "call.json").write_text(json.dumps({name: document["data"][name]}))
+    settings = {"extract_api_path": "../in/call.json", "api_name": "", "propagation": "forward", "data_mode": "random_data"}
+    (root / "config_op.json").write_text(json.dumps(settings))
+
+
+def event(root: Path) -> None:
+    text = {"id": "step12-nan_inf", "step": 12, "rule": "nan_inf", "rank": 0, "capture_step": 13, "message": "w is NaN"}
+    (root / "event.json").write_text(json.dumps(text))

@@ -38,6 +38,7 @@ class Target:
 
 _DUMPED = ("*/dump.json", "*/stack.json", "*/construct.json")
 A, B = "{in}/a", "{in}/b"
+RANK = A + "/step0/rank0/dump.json"
 MONITORED = ("*.csv", "*.json", "*.jsonl", "*.db")
 
 TARGETS = (
@@ -206,4 +207,16 @@ TARGETS = (
     Target("online-messages", samples.message, ("{in}/message.bin",), ("message.bin",), enter=enter.message),
     Target("http-request", samples.http_request, ("{in}/request.txt",), ("request.txt",), enter=enter.http_request),
     Target("resumed-csv", samples.monitor_csv, ("{in}/monitor/Dec03_21-34-40-rank0-1a2b3c4d",), ("*.csv",), enter=enter.resumed),
+    Target("acc_check-operators", samples.formulas, ("{in}/operators.yaml",), ("*.yaml",), enter=enter.formulas),
+    Target("op_generate-extracted", samples.extracted, ("op_generate", "-i", "{in}/config_op.json", "-o", "{out}"), ("*.json",), few=20),
+    Target(
+        "run_overflow_check",
+        samples.dumps("L1"),
+        ("run_overflow_check", "-api_info", RANK, "-o", "{out}"),
+        ("*/a/step0/rank0/dump.json",),
+        few=2,
+    ),
+    Target("data2db-dump", samples.dumps("mix"), ("data2db", "--db", "{out}/trend", "--data", A), _DUMPED, few=12),
+    Target("graph-merge", samples.dumps("mix"), ("graph", A, "-o", "{out}", "--merge", "auto"), _DUMPED, few=6),
+    Target("run-event", samples.event, ("{in}/event.json",), ("event.json",), enter=enter.event),
 )

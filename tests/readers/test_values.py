@@ -333,3 +333,26 @@ def test_a_certificate_that_is_no_file_is_no_missing_one(tmp_path: Path, name: s
     assert attack._run() == ""
     assert attack.code == 3
     assert name in attack.said
+
+
+def test_half_a_surrogate_pair_in_the_name_of_a_tensor(tmp_path: Path) -> None:
+    """A pickle may hold one; no file and no terminal can."""
+    import torch
+
+    attack = Attack(BY_NAME["ckpt-torch"], tmp_path)
+    torch.save({"w\ud800": torch.ones(3, 4), "text": "\ud800"}, tmp_path / "made.pt")
+    assert attack.fault(dict.fromkeys(attack.files, (tmp_path / "made.pt").read_bytes())) == ""
+    assert attack.code == 0
+
+
+def test_half_a_surrogate_pair_as_an_argument_of_a_call(tmp_path: Path) -> None:
+    """With checksums, that of an argument is made of its text."""
+    attack = Attack(BY_NAME["compare"], tmp_path)
+    file = "a/step0/rank0/dump.json"
+    tensor = {
+        "type": "torch.Tensor", "dtype": "torch.float32", "shape": [4], "Max": 1.0, "Min": 0.0, "Mean": 0.5, "Norm": 1.0,
+        "requires_grad": True, "md5": "aabbccdd",
+    }  # fmt: skip
+    record = {"input_args": [tensor, {"type": "str", "value": "\ud800"}], "input_kwargs": {}, "output": [tensor]}
+    content = json.dumps({"task": "statistics", "level": "L1", "data": {"Functional.linear.0.forward": record}}, indent=1).encode()
+    assert attack.fault({file: content, file.replace("a/", "b/", 1): content}) == ""

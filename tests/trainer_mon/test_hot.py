@@ -212,11 +212,13 @@ def test_what_others_send_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyP
         {"kind": "settings"},
         {"kind": "settings", "text": "monitor: 3", "step": 1},
         {"kind": "settings", "text": "{}", "step": "x"},
+        {"kind": "settings", "text": "monitor: {hot: true}", "step": float("inf")},
+        {"kind": "settings", "text": "\ud800", "step": 1},
     ):
         first.announce(event)
     first.announce({"kind": "nan"})
     assert hot.end_step(0) is None
-    assert len(said) == 3
+    assert len(said) == 5
 
 
 @pytest.mark.parametrize("name", ["monitor_config.json", "probe.yaml"])

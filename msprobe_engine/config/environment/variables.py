@@ -145,4 +145,9 @@ def key_id(key: bytes) -> str:
 
 
 def _hmac(key: bytes, *texts: str) -> str:
-    return hmac.new(key, "\0".join(texts).encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
+    text = "\0".join(texts)
+    try:
+        data = text.encode("utf-8", "surrogateescape")  # the bytes that the system has
+    except UnicodeEncodeError:  # a pack may hold anything
+        data = text.encode("utf-8", "surrogatepass")
+    return hmac.new(key, data, hashlib.sha256).hexdigest()

@@ -45,7 +45,7 @@ def fingerprint(files: Mapping[str, Stamp], pairs: Sequence[Pair], options: Mapp
     """Of what is compared and how."""
     hashed = hashlib.sha256(json.dumps([_VERSION, sorted(files.items()), sorted(options.items())]).encode())
     for pair in pairs:
-        hashed.update(f"{pair.name}\0{pair.a.origin}\0{pair.b.origin}\0{pair.a.shape}\0{pair.b.shape}\n".encode())
+        hashed.update(f"{pair.name}\0{pair.a.origin}\0{pair.b.origin}\0{pair.a.shape}\0{pair.b.shape}\n".encode("utf-8", "surrogatepass"))
     return hashed.hexdigest()
 
 

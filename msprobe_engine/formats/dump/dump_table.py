@@ -133,7 +133,7 @@ class DumpTable:
 
     def checksum(self, row: int) -> str:
         """The md5 column: of a tensor what the file has, of an argument that is no tensor the CRC-32 of its value's text (8.1.1)."""
-        return self.md5[row] or f"{zlib.crc32(str(self.values.get(row, '')).encode()):08x}"
+        return self.md5[row] or f"{zlib.crc32(str(self.values.get(row, '')).encode('utf-8', 'surrogatepass')):08x}"
 
     @cached_property
     def stacks(self) -> dict[str, list[str]]:
