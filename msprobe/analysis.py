@@ -1,4 +1,5 @@
-"""What the commands do, as functions: `diagnose`, `nan_analyze`, `compare_dumps`, `collect_static`; `open_run` reads what a monitor wrote."""
+"""What the commands do, as functions: `diagnose`, `nan_analyze`, `compare_dumps`, `collect_static`; `open_run` reads what a monitor
+wrote."""
 
 from msprobe_engine.config.launch_scripts.static import collect_static
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
