@@ -121,7 +121,7 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
 
         The same tensor object in the same version gives the same row within a step. Versions do not count everything: kernels that
         are handed a pointer (Triton, C++ extensions), writes through ``.data``, fused optimizers and most in-place collectives leave
-        them as they are. On the CPU a sample of the memory tells most of that (`hostkernel.sample_function`); elsewhere, and for
+        them as they are. On the CPU a sample of the memory tells most of that (`host_kernel.sample_function`); elsewhere, and for
         writes of a few elements, `forget` has to be called.
         """
         if _function_modes():

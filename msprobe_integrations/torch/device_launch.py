@@ -311,7 +311,7 @@ def reduce(tensor: torch.Tensor, row: torch.Tensor, want: int, index0: int = 0) 
 
     Args:
         tensor: plain, strided, of a type in `device_kernel.KINDS`, with at least one element; `reads` it.
-        want: as in `hostkernel.reduce`; checksums are not taken here.
+        want: as in `host_kernel.reduce`; checksums are not taken here.
         index0: global index of the first element, for the digest of a shard.
     """
     launcher(tensor.device, tensor.dtype, want).reduce(tensor, row, index0)

@@ -212,7 +212,7 @@ class Taker:
 
 
 def host_flags(dtype: torch.dtype, want: int) -> int:
-    """FLAGS of a row as far as the host knows them; `want` as in `hostkernel.reduce`."""
+    """FLAGS of a row as far as the host knows them; `want` as in `host_kernel.reduce`."""
     return _rows.WRITTEN | host_kernel.wanted_flags(want) | (_rows.HAS_INTEGERS if dtype in _INTEGER else 0)
 
 
@@ -233,7 +233,7 @@ _KERNEL_WORDS = host_kernel.WANT_DIGEST | host_kernel.WANT_MOMENTS | host_kernel
 def reduce_device(tensor: torch.Tensor, take: Taker, want: int, index0: int = 0) -> None:
     """Rows of a strided tensor on any device, written in place: one by the Triton kernel of `device_kernel` on GPUs and NPUs where
     Triton works and reads the type, else one for each of its pieces by torch operators. Never waits for the tensor.
-    `want` as in `hostkernel.reduce`, without checksums.
+    `want` as in `host_kernel.reduce`, without checksums.
     COUNT and FLAGS, and IMIN and IMAX of floats, are left to the host; for uint64 FLAGS says (HAS_INTEGERS) when the values do not
     fit int64."""
     with torch.no_grad():

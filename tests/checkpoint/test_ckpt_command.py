@@ -206,7 +206,7 @@ def test_the_form_of_the_existing_tool(stored: Path) -> None:
 
 
 SLOW = (
-    "import sys, time\nfrom msprobe_engine.formats.checkpoint import resume\nadd = resume.Journal.add\n"
+    "import sys, time\nfrom msprobe_engine.find.checkpoint import resume\nadd = resume.Journal.add\n"
     "def slowly(self, *args):\n    add(self, *args)\n    time.sleep(0.3)\nresume.Journal.add = slowly\n"
     "from msprobe_engine.cli.main import main\nsys.exit(main(sys.argv[1:]))\n"
 )

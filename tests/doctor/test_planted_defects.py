@@ -69,7 +69,7 @@ def test_waits_of_this_thread_are_counted_by_the_place_in_the_probe() -> None:
 
 def test_what_the_machine_has_too_little_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few open files, a small or missing /dev/shm and no C kernel are no ok, with what to do."""
-    monkeypatch.setattr(environment.hostkernel, "available", False)
+    monkeypatch.setattr(environment.host_kernel, "available", False)
     monkeypatch.setattr(environment.resource, "getrlimit", lambda _: (256, 4096))
     monkeypatch.setattr(environment, "gloo_works", lambda: Line("gloo", "ok"))
     monkeypatch.setattr(environment.os, "statvfs", lambda _: SimpleNamespace(f_bavail=1 << 10, f_frsize=1 << 10))

@@ -311,7 +311,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
     """Importing msprobe_engine.formats.dump brings neither numpy nor torch nor pandas; reading brings no torch and no pandas."""
     code = f"""
 import sys
-from msprobe_engine import dump
+from msprobe import dump
 assert not {{"numpy", "torch", "pandas"}} & set(sys.modules)
 snapshot = dump.read({str(FIXTURES / "8.1.1" / "tensor")!r})[0]
 next(iter(snapshot.values())).tensor("input.0").load()

@@ -151,7 +151,7 @@ def test_what_cannot_be_is_an_error(settings: dict[str, object], message: str) -
 def test_keys(environment: dict[str, str], key_id: bool, said: str, tmp_path: Path) -> None:
     """Whatever is wrong with a key or a word, more is left out, never less; the log says so and has no key."""
     (tmp_path / "key").write_text("a key that was made by chance\n")
-    program = "from msprobe_engine import redaction as r; print(bool(r.active().key_id))"
+    program = "from msprobe_engine.core import redaction as r; print(bool(r.active().key_id))"
     run = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, **environment}, cwd=tmp_path, capture_output=True, text=True, check=True
     )

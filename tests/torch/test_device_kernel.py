@@ -312,23 +312,23 @@ def test_compiles_for_gpus(tmp_path: Any) -> None:
 
 CHECK = """
 import sys, torch
-from msprobe_engine import hostkernel
+from msprobe_engine.core.statistics import host_kernel
 from msprobe_integrations.torch import device_check as k
 
 cpu = torch.device("cpu")
-every = 1 | hostkernel.WANT_MOMENTS | hostkernel.want_below(1.25)
+every = 1 | host_kernel.WANT_MOMENTS | host_kernel.want_below(1.25)
 some = (torch.float32, torch.int8, torch.float8_e5m2)
 kinds = k.KINDS if sys.argv[1] == "all" else some
 wanted = [*((dtype, every) for dtype in kinds), *((dtype, 0) for dtype in kinds)]
 print(len(wanted), *[k.check(cpu, dtype, want) or "right" for dtype, want in wanted])
-right, row = hostkernel.row_of, k._run(torch.from_numpy(k._known_bits(torch.float32)).view(torch.float32), every)
+right, row = host_kernel.row_of, k._run(torch.from_numpy(k._known_bits(torch.float32)).view(torch.float32), every)
 k._run = lambda *_: row  # from here on the rows differ on the other side
 for word in (1, 4, 5, 6, 9, 13, 14, 15):
     def wrong(*a, word=word):
         row = right(*a)
         row[word] += 1e-3 * abs(row[word]) + 1e-300
         return row
-    hostkernel.row_of = wrong
+    host_kernel.row_of = wrong
     print("seen" if k.check(cpu, torch.float32, every) else "missed")
 """
 

@@ -95,8 +95,8 @@ def count(ptr: int, shape: tuple[int, ...], strides: tuple[int, ...], code: int,
     """Histogram of host memory: the C kernel, or numpy with the same result.
 
     Args:
-        ptr, shape, strides: as of `hostkernel.reduce_strided`; strides in elements.
-        code: element type, a value of `hostkernel.CODES`.
+        ptr, shape, strides: as of `host_kernel.reduce_strided`; strides in elements.
+        code: element type, a value of `host_kernel.CODES`.
 
     Returns:
         [bins] int64.

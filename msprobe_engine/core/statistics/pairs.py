@@ -37,7 +37,7 @@ def reduce(op: int, a: int, code_a: int, b: int, code_b: int, numel: int, out_pt
 
     Args:
         a, b: addresses of `numel` contiguous elements each, of the types `code_a` and `code_b` (of `CODES`).
-        want: as of `hostkernel.reduce`; these rows have no digest and no checksums.
+        want: as of `host_kernel.reduce`; these rows have no digest and no checksums.
     """
     kernel = host_kernel.kernel()
     if kernel is not None:

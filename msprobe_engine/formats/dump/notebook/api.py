@@ -1,6 +1,6 @@
 """A dump as Python objects, for notebooks and scripts: `read` opens it, files are read when they are needed.
 
->>> from msprobe_engine import dump
+>>> from msprobe import dump
 >>> out = dump.read("msprobe_output/dump")                 # doctest: +SKIP
 >>> snapshot = out[3, 0]                                   # doctest: +SKIP
 >>> for record in snapshot.find("*.softmax.*", kind="api"):  # doctest: +SKIP
