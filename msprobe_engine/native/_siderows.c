@@ -209,7 +209,7 @@ static PyObject *block(PyObject *self, PyObject *args) {
     PyObject **const lists[] = {&c.ops, &c.name, &c.dtype, &c.shape, &c.md5, &c.requires_grad, &c.data_name};
     static const char *const list_names[] = {"ops", "name", "dtype", "shape", "md5", "requires_grad", "data_name"};
     PyObject **const others[] = {&c.op, &c.role, &c.numbers, &c.first, &c.tags};
-    static const char *const other_names[] = {"op", "role", "numbers", "first", "tags"};
+    static const char *const other_names[] = {"op", "role", "numbers", "offsets", "tags"};
     for (int i = 0; i < 7; i++)
         if (!(*lists[i] = column(side, list_names[i], 1))) goto done;
     for (int i = 0; i < 5; i++)

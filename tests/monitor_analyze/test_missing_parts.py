@@ -3,6 +3,7 @@ only one of two runs has are named by every command, which then ends with 3 wher
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -56,12 +57,23 @@ def _numbers(step: int, cut: bool) -> list[tuple[str, float]]:
 
 
 COMMANDS = {
-    "diagnose {0} -o {1}": "warning: ",
+    "diagnose {0} -o {1}": "  warning ",
     "monitor analyze {0} -o {1}": "warning: ",
     "monitor report {0} -o {1}.html": "  missing: ",
     "trends {0} -o {1}.html": "  note: ",
 }
 """Command and how a line of it begins that says what is missing."""
+
+
+def warnings(text: str, begin: str) -> list[str]:
+    """Lines of a command that say what is missing; `diagnose` has the word before the first of them only."""
+    lines = text.splitlines()
+    if begin != "  warning ":
+        return [line for line in lines if line.startswith(begin)]
+    at = next((i for i, line in enumerate(lines) if line.startswith(begin)), len(lines))
+    return lines[at : at + 1] + list(itertools.takewhile(lambda line: line.startswith("   "), lines[at + 1 :]))
+
+
 WHOLE: Files = {0: range(6), 1: range(6)}
 GONE = this_process()._replace(start="1")
 """Its id is that of another process now."""
@@ -104,7 +116,7 @@ def test_one_run(tmp_path: Path, capfd: pytest.CaptureFixture[str], command: str
     made, expected = ONE_RUN[case]
     root = written(tmp_path / "run", **made)
     code = main(command.format(root, tmp_path / "out").split())
-    said = [line for line in "".join(capfd.readouterr()).splitlines() if line.startswith(COMMANDS[command])]
+    said = warnings("".join(capfd.readouterr()), COMMANDS[command])
     assert len(said) == len(expected), said
     assert all(text in line for text, line in zip(expected[::-1], said[::-1])), said
     assert code == (3 if expected else 0)
@@ -158,7 +170,7 @@ def test_two_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str], case: str) 
     target, golden, expected = TWO_RUNS[case]
     roots = [written(tmp_path / name, **made) for name, made in (("target", target), ("golden", golden))]
     code = main(["diagnose", *map(str, roots), "-o", str(tmp_path / "out")])
-    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning: ")]
+    said = warnings(capfd.readouterr().out, COMMANDS["diagnose {0} -o {1}"])
     assert len(said) == len(expected), said
     assert all(text in line for text, line in zip(expected, said)), said
     assert code == (3 if expected else 0)

@@ -18,7 +18,16 @@ USES = {
     "plots": r"similarities_picture",
 }
 """Extra to what an example has of it."""
-NO_EXAMPLES = ("architecture.md", "compatibility.md", "compatibility-mindspore.md", "settings.md", "benchmarks.md", "hardware.md")
+NO_EXAMPLES = (
+    "architecture.md",
+    "how-it-works.md",
+    "moved-files.md",
+    "compatibility.md",
+    "compatibility-mindspore.md",
+    "settings.md",
+    "benchmarks.md",
+    "hardware.md",
+)
 """Pages of reference."""
 
 

@@ -180,7 +180,7 @@ def test_a_killed_rank_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str
     for words in (["diagnose", target, golden, "-o", page], ["diagnose", target, "-o", page], ["monitor", "analyze", target]):
         capfd.readouterr()
         assert main(words) == 3
-        said = capfd.readouterr().err
+        said = "".join(capfd.readouterr())
         assert f"{target}: rank 1 ended after step 2, others go on to step 3" in said
         assert (f"{golden}: steps 3-5 of rank 1 are not in {target}" in said) == (golden in words)
 

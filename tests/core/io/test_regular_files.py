@@ -144,7 +144,7 @@ def test_nobody_else_opens_outputs() -> None:
     ways = re.compile(
         r"\bmkstemp\(|\bfchmod\(|\.chmod\("
         r"|\bos\.open\((?!.*(NEW_FILE|O_RDONLY|devnull))"
-        r"|\bopen\([^)\n]*[\"'][wax]b?[\"']|(?<!report_files)\.write_(text|bytes)\("
+        r"|\bopen\([^)\n]*[\"'][wax]b?[\"']|(?<!\bfiles)\.write_(text|bytes)\("
     )
     known = {
         "accuracy/online/certificates/authority.py",  # the directory of keys is for its owner alone
