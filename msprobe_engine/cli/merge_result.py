@@ -12,7 +12,7 @@ merge.yaml:
   api: [Distributed.all_reduce, Distributed.all_gather_into_tensor.3]
   compare_index: [Max diff, L2norm diff]         optional; default: all metrics
 
-exit codes: 0 done, 2 wrong usage, or nothing to merge"""
+exit codes: 0 done, 2 wrong usage, or nothing to merge, 3 merged, but tables were left out or had been cut off"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,4 +31,4 @@ def run(args: argparse.Namespace) -> int:
     print(f"{found.rows:,} rows of ranks {', '.join(map(str, found.ranks))}: {found.path}")
     for note in found.notes:
         print(f"  note  {note}")
-    return 0
+    return 3 if found.lost else 0

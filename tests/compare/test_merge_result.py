@@ -108,3 +108,8 @@ def test_a_table_that_was_cut_off(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-3])
     notes = merge_result(tmp_path, tmp_path / "out", config(tmp_path / "c.yaml")).notes
     assert [note for note in notes if "cut off" in note] == [f"{file.name} ends in the middle of a line: it was cut off."]
+    command = ["merge_result", "-i", str(tmp_path), "-o", str(tmp_path / "out"), "-config", str(tmp_path / "c.yaml")]
+    assert main(command) == 3
+    file.write_bytes(b"")
+    table(tmp_path / "compare_result_rank7_20260101000000.csv", "csv")
+    assert main(command) == 3

@@ -9,6 +9,7 @@ from pathlib import Path
 import enter
 import samples
 import samples_checkpoints as checkpoints
+import samples_settings as settings
 
 from msprobe_engine.cli.main import main
 
@@ -97,10 +98,10 @@ TARGETS = (
     Target(
         "merge_result", samples.tables, ("merge_result", "-i", "{in}", "-o", "{out}", "-config", "{in}/merge.yaml"), ("*.csv", "*.yaml")
     ),
-    Target("config_check", samples.packs, ("config_check", "-c", "{in}/a.zip", "{in}/b.zip", "-o", "{out}"), ("*.zip",), few=8),
-    Target("config_check-ranks", samples.packs, ("config_check", "--ranks", "{in}/a.zip"), ("*/a.zip",), few=16),
-    Target("check-config", samples.settings, ("check-config", "{in}/probe.yaml"), ("*.yaml",)),
-    Target("check-config-existing", samples.existing_settings, ("check-config", "{in}/config.json"), ("*.json",)),
+    Target("config_check", settings.packs, ("config_check", "-c", "{in}/a.zip", "{in}/b.zip", "-o", "{out}"), ("*.zip",), few=8),
+    Target("config_check-ranks", settings.packs, ("config_check", "--ranks", "{in}/a.zip"), ("*/a.zip",), few=16),
+    Target("check-config", settings.settings, ("check-config", "{in}/probe.yaml"), ("*.yaml",)),
+    Target("check-config-existing", settings.existing_settings, ("check-config", "{in}/config.json"), ("*.json",)),
     Target("ckpt-torch", checkpoints.checkpoints, ("ckpt", "diff", A, B, "-o", "{out}"), ("*.pt",)),
     Target("ckpt-safetensors", checkpoints.safetensors, ("ckpt", "diff", A, B, "-o", "{out}"), ("*.json", "*.safetensors")),
     Target("ckpt-zarr", checkpoints.zarr, ("ckpt", "diff", A, B, "-o", "{out}"), ("*",)),
@@ -116,7 +117,7 @@ TARGETS = (
         ("*.csv",),
     ),
     Target("compare-job", samples.job, ("compare", "-i", "{in}/compare.json", "-o", "{out}"), ("compare.json",)),
-    Target("config_check-scripts", samples.scripts, ("config_check", "-d", "{in}/run.sh", "{in}/ds.json", "-o", "{out}/p.zip"), ("*",)),
+    Target("config_check-scripts", settings.scripts, ("config_check", "-d", "{in}/run.sh", "{in}/ds.json", "-o", "{out}/p.zip"), ("*",)),
     Target(
         "data2db-mapping",
         samples.with_mapping,
@@ -128,7 +129,7 @@ TARGETS = (
     Target("merge_result-xlsx", samples.sheets, ("merge_result", "-i", "{in}", "-o", "{out}", "-config", "{in}/merge.yaml"), ("*.xlsx",)),
     Target("show-dump", samples.dumps("L0"), ("show", "{in}/a", "--json"), _DUMPED),
     Target("ckpt-digest", checkpoints.safetensors, ("ckpt", "digest", A, "-o", "{out}/d.json"), ("*.json", "*.safetensors")),
-    Target("estimate-config", samples.with_config, ("estimate", A, "--config", "{in}/config.json"), ("config.json",)),
+    Target("estimate-config", settings.with_config, ("estimate", A, "--config", "{in}/config.json"), ("config.json",)),
     Target("frame-log", samples.frame_log, ("nan_analyze", "-i", A, "-o", "{out}"), (".frame.bin",), codes=(0, 1, 3)),
     Target("frame-log-compare", samples.frame_log, ("compare", A, B, "-o", "{out}", "--csv"), (".frame.bin",), codes=(0, 1, 3)),
     Target("frame-log-estimate", samples.frame_log, ("estimate", A, "--json"), (".frame.bin",)),
@@ -155,7 +156,7 @@ TARGETS = (
     *(
         Target(
             f"config_check-{name}",
-            samples.logs,
+            settings.logs,
             ("config_check", flag, *files, "-o", "{out}"),
             tuple(f"*/{Path(file).name}" for file in files),
         )
@@ -167,35 +168,35 @@ TARGETS = (
     ),
     Target(
         "config_check-more-scripts",
-        samples.more_scripts,
+        settings.more_scripts,
         ("config_check", "-d", "{in}/job.sbatch", "{in}/conf.toml", "{in}/train.py", "-o", "{out}/p.zip"),
         ("*",),
     ),
     *(
         Target(
             f"config_check-{version}",
-            samples.existing_packs,
+            settings.existing_packs,
             ("config_check", "-c", "{in}/" + version + "_a.zip", "{in}/" + version + "_b.zip", "-o", "{out}"),
             (f"{version}*.zip",),
             few=8,
         )
         for version in ("26.2.0", "8.1.1")
     ),
-    Target("check-config-bands", samples.rules, ("check-config", "{in}/probe.yaml"), ("bands.json",)),
-    Target("check-config-rules", samples.rules, ("check-config", "{in}/probe.yaml"), ("*.yaml",)),
-    Target("check-config-monitor", samples.existing_monitor_settings, ("check-config", "{in}/monitor.json"), ("*.json",)),
+    Target("check-config-bands", settings.rules, ("check-config", "{in}/probe.yaml"), ("bands.json",)),
+    Target("check-config-rules", settings.rules, ("check-config", "{in}/probe.yaml"), ("*.yaml",)),
+    Target("check-config-monitor", settings.existing_monitor_settings, ("check-config", "{in}/monitor.json"), ("*.json",)),
     Target(
         "op_generate-request", samples.request, ("op_generate", "-i", "{in}/config_op.json", "-o", "{out}"), ("config_op.json",), few=20
     ),
-    Target("acc_check-settings", samples.existing_settings, ("{in}/config.json",), ("config.json",), enter=enter.precheck_settings),
+    Target("acc_check-settings", settings.existing_settings, ("{in}/config.json",), ("config.json",), enter=enter.precheck_settings),
     Target(
         "acc_check-results", samples.precheck_results, ("{in}/result.csv", "{in}/details.csv"), ("*.csv",), enter=enter.precheck_results
     ),
-    Target("certs-show", samples.authority, ("certs", "show", "{in}/host"), ("host/*.crt", "host/*.pem")),
-    Target("certs-show-authority", samples.authority, ("certs", "show", "{in}/authority"), ("authority/*.crt", "authority/*.pem")),
+    Target("certs-show", settings.authority, ("certs", "show", "{in}/host"), ("host/*.crt", "host/*.pem")),
+    Target("certs-show-authority", settings.authority, ("certs", "show", "{in}/authority"), ("authority/*.crt", "authority/*.pem")),
     Target("incident-pieces", samples.incident_pieces, ("{in}",), ("rank*.json",), enter=enter.incident),
     *(
-        Target(f"run-{name}", samples.small_documents, ("{in}/" + file,), (file,), enter=read)
+        Target(f"run-{name}", settings.small_documents, ("{in}/" + file,), (file,), enter=read)
         for name, file, read in (
             ("losses", "losses.json", enter.losses),
             ("snapshot", "snapshot.json", enter.snapshot),
@@ -203,11 +204,11 @@ TARGETS = (
             ("key", "key.txt", enter.key),
         )
     ),
-    Target("git-state", samples.repository, ("{in}",), ("*.git/*",), enter=enter.git_state),
-    Target("online-messages", samples.message, ("{in}/message.bin",), ("message.bin",), enter=enter.message),
-    Target("http-request", samples.http_request, ("{in}/request.txt",), ("request.txt",), enter=enter.http_request),
+    Target("git-state", settings.repository, ("{in}",), ("*.git/*",), enter=enter.git_state),
+    Target("online-messages", settings.message, ("{in}/message.bin",), ("message.bin",), enter=enter.message),
+    Target("http-request", settings.http_request, ("{in}/request.txt",), ("request.txt",), enter=enter.http_request),
     Target("resumed-csv", samples.monitor_csv, ("{in}/monitor/Dec03_21-34-40-rank0-1a2b3c4d",), ("*.csv",), enter=enter.resumed),
-    Target("acc_check-operators", samples.formulas, ("{in}/operators.yaml",), ("*.yaml",), enter=enter.formulas),
+    Target("acc_check-operators", settings.formulas, ("{in}/operators.yaml",), ("*.yaml",), enter=enter.formulas),
     Target("op_generate-extracted", samples.extracted, ("op_generate", "-i", "{in}/config_op.json", "-o", "{out}"), ("*.json",), few=20),
     Target(
         "run_overflow_check",
@@ -218,5 +219,5 @@ TARGETS = (
     ),
     Target("data2db-dump", samples.dumps("mix"), ("data2db", "--db", "{out}/trend", "--data", A), _DUMPED, few=12),
     Target("graph-merge", samples.dumps("mix"), ("graph", A, "-o", "{out}", "--merge", "auto"), _DUMPED, few=6),
-    Target("run-event", samples.event, ("{in}/event.json",), ("event.json",), enter=enter.event),
+    Target("run-event", settings.event, ("{in}/event.json",), ("event.json",), enter=enter.event),
 )

@@ -51,12 +51,14 @@ class Merged:
     ranks: whose rows are in it.
     rows: row names.
     notes: tables and calls that were left out, and why.
+    lost: how many tables are not, or not whole, in it.
     """
 
     path: Path
     ranks: list[int]
     rows: int
     notes: list[str] = field(default_factory=list)
+    lost: int = 0
 
 
 def merge_result(input_dir: str | Path, output_dir: str | Path, config_path: str | Path) -> Merged:
@@ -72,20 +74,21 @@ def merge_result(input_dir: str | Path, output_dir: str | Path, config_path: str
     check_format("xlsx")
     wanted = read_wanted(Path(config_path))
     notes: list[str] = []
+    lost: list[str] = []
     ranks: dict[int, dict[str, dict[str, str]]] = {}
     metrics: tuple[str, ...] | None = None
-    for rank, paths in sorted(_tables(Path(input_dir), notes).items()):
+    for rank, paths in sorted(_tables(Path(input_dir), notes, lost).items()):
         for path in paths:
-            found = _chosen(path, wanted, metrics, notes)
+            found = _chosen(path, wanted, metrics, notes, lost)
             if found is not None:
                 metrics, rows = found
                 ranks.setdefault(rank, {}).update(rows)
     if metrics is None or not any(ranks.values()):
-        raise NothingCapturedError(f"{input_dir}: no row to merge. {' '.join(notes)}")
+        raise NothingCapturedError(f"{input_dir}: no row to merge. {' '.join(lost + notes)}")
     path = Path(output_dir) / f"multi_ranks_compare_merge_{time.strftime('%Y%m%d%H%M%S')}.xlsx"
     names = list(dict.fromkeys(name for rows in ranks.values() for name in rows))
     _write(path, metrics, names, ranks)
-    return Merged(path, sorted(ranks), len(names), notes)
+    return Merged(path, sorted(ranks), len(names), lost + notes, len(lost))
 
 
 def read_wanted(path: Path) -> Wanted:
@@ -111,7 +114,7 @@ def read_wanted(path: Path) -> Wanted:
     return Wanted(tuple(api), tuple(metrics))
 
 
-def _tables(directory: Path, notes: list[str]) -> dict[int, list[Path]]:
+def _tables(directory: Path, notes: list[str], lost: list[str]) -> dict[int, list[Path]]:
     """Rank -> its tables. Of several comparisons in the directory the latest of each rank counts."""
     try:
         names = sorted(os.listdir(directory))
@@ -131,7 +134,7 @@ def _tables(directory: Path, notes: list[str]) -> dict[int, list[Path]]:
             + " ".join(notes)
         )
     for rank, stamps in found.items():
-        notes += [f"{path.name} ends in the middle of a line: it was cut off." for path in stamps[max(stamps)] if _cut_off(path)]
+        lost += [f"{path.name} ends in the middle of a line: it was cut off." for path in stamps[max(stamps)] if _cut_off(path)]
         if len(stamps) > 1:
             notes.append(f"rank {rank} has {len(stamps)} tables; the latest counts.")
     return {rank: stamps[max(stamps)] for rank, stamps in found.items()}
@@ -151,7 +154,7 @@ def _cut_off(path: Path) -> bool:
 
 
 def _chosen(
-    path: Path, wanted: Wanted, metrics: tuple[str, ...] | None, notes: list[str]
+    path: Path, wanted: Wanted, metrics: tuple[str, ...] | None, notes: list[str], lost: list[str]
 ) -> tuple[tuple[str, ...], dict[str, dict[str, str]]] | None:
     """The metrics, and name -> metric -> value; None when the table is of another kind."""
     rows = read_table(path)
@@ -159,15 +162,15 @@ def _chosen(
     mine = _metrics(header)
     if not mine:
         kind = "checksums" if TARGET_MD5 in header else "no comparison"
-        notes.append(f"{path.name} is left out: it holds {kind}; tables of statistics or tensors can be merged.")
+        lost.append(f"{path.name} is left out: it holds {kind}; tables of statistics or tensors can be merged.")
         return None
     if wanted.metrics:
         mine = tuple(name for name in wanted.metrics if name in mine)
         if len(mine) < len(wanted.metrics):
-            notes.append(f"{path.name} is left out: it has no {', '.join(set(wanted.metrics) - set(mine))}.")
+            lost.append(f"{path.name} is left out: it has no {', '.join(set(wanted.metrics) - set(mine))}.")
             return None
     if metrics is not None and mine != metrics:
-        notes.append(f"{path.name} is left out: its metrics are not those of the others.")
+        lost.append(f"{path.name} is left out: its metrics are not those of the others.")
         return None
     name_at, places = header.index(TARGET_NAME), {name: header.index(name) for name in mine}
     found: dict[str, dict[str, str]] = {}
