@@ -27,7 +27,7 @@ sinks: {csv: {enabled: true}, jsonl: {enabled: true}, sqlite: {enabled: true}, t
 dump: {level: L0}
 """
 STEPS = 6
-_TIMES = ("time", "started", "started_unix")
+_TIMES = ("time", "started", "started_unix", "launch")
 HOW = ("subprocess", "explicit", "debugger", "fork", "spawn")
 _ALL_WAYS = ("torchrun", "one process")
 """Of the other launchers, which take long to start, one way is enough: what differs is what their environment hands on."""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msprobe_engine.report.web import markup, page, words
 
 WEB = Path(page.__file__).parent
-PYTHON = ("diagnose/page.py", "config_check/report_html.py", "checkpoint/report_html.py", "compare/tables/html.py", "monitor/report.py")
+PYTHON = ("diagnosis/page.py", "config/page.py", "checkpoint/page.py", "table_files/html.py", "run/page.py")
 
 
 @given(st.text())

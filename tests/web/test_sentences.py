@@ -16,7 +16,7 @@ from msprobe_engine.report.diagnosis.page import page
 from msprobe_engine.report.web import sentences
 from msprobe_engine.report.web.markup import text
 
-ENGINE = Path(sentences.__file__).parents[1]
+ENGINE = Path(sentences.__file__).parents[2]
 
 
 def _templates(tree: ast.Module) -> set[str]:
