@@ -10,8 +10,9 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from typing import Any, NamedTuple, TextIO, cast
 
 from msprobe_engine.cli.arguments import Parser
 from msprobe_engine.cli.file_errors import describe
@@ -20,7 +21,7 @@ from msprobe_engine.core.io.input_files import OddInputError
 from msprobe_engine.core.log import printable
 from msprobe_engine.core.process.variables import warn_unknown_variables
 
-DONE, FOUND, WRONG, UNREADABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 3, 130
+DONE, FOUND, WRONG, UNREADABLE, INTERNAL, INTERRUPTED, SIGPIPE = 0, 1, 2, 3, 3, 130, 141
 
 
 class Command(NamedTuple):
@@ -82,6 +83,42 @@ exit codes:
        nan_analyze, trends, and any command whose files hold what no reader expects) or run (acc_check);
        elsewhere a bug in this tool: please report it with the output of --debug
   130  interrupted"""
+
+
+class _Output:
+    """Standard output that goes nowhere once its reader has gone: the command comes to its end, and its exit code says what was found."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._leave()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._leave()
+
+    def _leave(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _answer_without_reader() -> Iterator[None]:
+    """A reader of the output that goes away (head, less) changes no exit code."""
+    if sys.stdout is not sys.__stdout__ or sys.stdout is None:  # a test's
+        yield
+        return
+    with redirect_stdout(cast(TextIO, _Output(sys.stdout))):
+        yield
 
 
 def _parser_of_commands(prog: str, usage: str, description: str, commands: Mapping[str, Command], examples: str) -> argparse.ArgumentParser:
@@ -215,8 +252,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = sub_parser(name).parse_args(given)
         debug = debug or args.debug
-        code = int(args.run(args))
-        sys.stdout.flush()
+        with _answer_without_reader():
+            code = int(args.run(args))
+            sys.stdout.flush()
         return code
     except ProbeError as error:
         if debug:
@@ -226,10 +264,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"msprobe {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of a pipe (head, less) has gone; what Python would flush at exit goes nowhere.
+    except BrokenPipeError:  # not through `sys.stdout.write`: what was found is not known
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
+        return SIGPIPE
     except Exception as error:
         if debug:
             raise

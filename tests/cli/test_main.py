@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -127,6 +128,23 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     assert child.stderr.read() == b""
     child.stderr.close()
     assert child.wait() == 0
+
+
+def test_a_closed_pipe_changes_no_exit_code(tmp_path: Path) -> None:
+    """``msprobe diagnose RUN GOLDEN | head -1`` of two runs that differ ends with 1 all the same."""
+    for name, top in (("run", 2.0), ("golden", 1.0)):
+        rank = tmp_path / name / "step0" / "rank0"
+        rank.mkdir(parents=True)
+        plain = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [1], "requires_grad": False}
+        tensors = [plain | dict.fromkeys(("Max", "Min", "Mean", "Norm"), value) for value in (1.0, top)]
+        record = {"input_args": tensors[:1], "input_kwargs": {}, "output": tensors[1:]}
+        head = {"task": "statistics", "level": "L1", "framework": "pytorch", "dump_data_dir": None}
+        (rank / "dump.json").write_text(json.dumps({**head, "data": {"Torch.log.0.forward": record}}))
+    command = [sys.executable, "-m", "msprobe_engine.cli", "diagnose", "run", "golden", "-o", "out"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+        assert child.stdout is not None
+        child.stdout.close()
+        assert child.wait() == 1
 
 
 @pytest.mark.parametrize(

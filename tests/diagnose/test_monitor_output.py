@@ -66,6 +66,19 @@ def test_how_fast_a_step_went_is_no_difference(tmp_path: Path) -> None:
     assert not [suspect for suspect in found.suspects if "seconds" in suspect.record]
 
 
+def test_a_learning_rate_comes_before_the_update_that_it_makes(tmp_path: Path) -> None:
+    """Both part in one step: the cause is named, not the parameter that it moves furthest."""
+    roots = []
+    for name, rate, norm in (("run", 3e-3, "9"), ("golden", 1e-3, "1.5")):
+        made = Monitor(tmp_path / name, ranks=1)
+        made.put(0, 1, "param_updated", PARAMETERS[3], norm)
+        roots.append(made.write())
+        (place,) = (roots[-1] / "monitor").iterdir()
+        (place / "scalars_0-9.csv").write_text(f"step,name,value\n0,learning_rate,0.001\n1,learning_rate,{rate}\n2,learning_rate,0.001\n")
+    found = diagnose(*roots)
+    assert [(s.record, s.step) for s in found.suspects[:2]] == [("step/learning_rate", 1), (f"param_updated/{PARAMETERS[3]}", 1)]
+
+
 def test_one_run_that_is_fine(tmp_path: Path) -> None:
     """No alert, no NaN, equal copies: none. A column that never holds a number is no NaN."""
     run = Monitor(tmp_path / "run")

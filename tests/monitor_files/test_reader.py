@@ -44,6 +44,26 @@ def test_files_of_the_existing_tool(tmp_path: Path) -> None:
     assert (run.problems, run.info(0), run.alerts(0), run.scalars(0)) == ({}, {}, [], {})
 
 
+def test_a_module_that_is_called_twice_has_a_series_for_each_call(tmp_path: Path) -> None:
+    """Rows of one name and step that were written together are calls, in their order; what a restart writes again replaces its call."""
+    head = "vpp_stage,name,step,micro_step,norm\n"
+    first = "".join(f"0,drop.output,{step},0,{step}.5\n0,mlp.output,{step},0,7\n0,drop.output,{step},0,{step}.75\n" for step in (0, 1))
+    write(tmp_path, "actv_0-9.csv", head + first)
+    write(tmp_path, "grad_reduced_0-9.csv", "vpp_stage,name,step,norm\n0,w,0,1\n0,w,0,2\n")
+    later = tmp_path / "Dec04_21-34-40-rank0-89abcdef"
+    later.mkdir()
+    (later / "actv_0-9.csv").write_text(head + "0,drop.output,1,0,2.5\n0,mlp.output,1,0,7\n0,drop.output,1,0,2.75\n")
+    run = open_run(tmp_path)
+    norms = {key.name: series.values.tolist() for key, series in run.series(0, "actv", "norm").items()}
+    assert norms == {"drop.output": [0.5, 2.5], "mlp.output": [7.0, 7.0], "drop.output #2": [0.75, 2.75]}
+    assert list(norms) == ["drop.output", "mlp.output", "drop.output #2"]
+    assert run.series(0, "grad_reduced", "norm")[Key(0, "w")].values.tolist() == [2.0]
+    assert run.problems == {
+        "rank 0 actv: row written again, the later one counts": 3,
+        "rank 0 grad_reduced: row written again, the later one counts": 1,
+    }
+
+
 def test_second_monitor_of_the_existing_tool(tmp_path: Path) -> None:
     """Directories ``rank_{R}`` with a scope column are read under the families that the first monitor has for them."""
     place = tmp_path / "rank_3"

@@ -38,6 +38,7 @@ GROWTH = 30.0
 MOST_SUSPECTS = 20
 Table = Mapping[Any, Series]
 """Of one column: key to numbers."""
+_RATE = re.compile(r"(learning_rate|lr)(?![a-z])", re.I)
 _OF_THE_MACHINE = re.compile(r"seconds|time|per_sec|throughput|t?flops|memory|bytes|elapsed", re.I)
 """Numbers of the step that say how fast it went: no two runs have the same."""
 
@@ -303,6 +304,8 @@ def _paired(rank: int, family: str, at: int, key: Key, op: str, mine: Series, go
 
 
 def _order(family: str, key: Key, at: int) -> tuple[int, int, int, int]:
+    if family == "step" and _RATE.match(key.name):  # the update of the step takes it
+        return 2, 0, int(Moment.STATES), -1
     return (*order_of(word_of(family, key.phase), key.micro_step), at)
 
 

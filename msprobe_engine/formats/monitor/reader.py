@@ -322,7 +322,7 @@ class CsvSource:
         builders: dict[str, Builder] = {}
         for path in self._list(rank):
             if family in families_of(path.name):
-                self._note(path, read_tables(path, lambda home: builders.setdefault(home, Builder())))
+                self._note(path, read_tables(path, lambda home: builders.setdefault(home, Builder(home))))
         return {home: builder.table() for home, builder in builders.items() if home == family or not self._mixed(rank, home)}
 
     def scalars(self, rank: int) -> dict[str, Series]:

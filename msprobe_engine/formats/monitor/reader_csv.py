@@ -159,9 +159,9 @@ class _Rows:
         for family, home in self._families.items():
             mine = homes == home
             if mine.all():
-                self._builder_of(family).add(Part(numbers, steps, values))
+                self._builder_of(family).add(Part(numbers, steps, values), self)
             elif mine.any():
-                self._builder_of(family).add(Part(numbers[mine], steps[mine], {op: v[mine] for op, v in values.items()}))
+                self._builder_of(family).add(Part(numbers[mine], steps[mine], {op: v[mine] for op, v in values.items()}), self)
 
     def _place(self, vpp: str, name: str, micro: str, phase: str, detail: str, scope: str) -> None:
         family = _V2_FAMILIES.get((self._monitor, scope), "") if self._monitor else self._family

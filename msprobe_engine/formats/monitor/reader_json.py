@@ -233,7 +233,7 @@ def _samples(found: Any, step: int, builders: dict[str, Builder], problems: Prob
         if key is None or not isinstance(family, str):
             problems["sample without family, name or with a wrong stage"] += 1
             continue
-        row = builders.setdefault(family, Builder()).keys[key]
+        row = builders.setdefault(family, Builder(family)).keys[key]
         mine = ids.setdefault(family, [])
         mine.append(row)
         ops = columns.setdefault(family, {})

@@ -96,18 +96,34 @@ class Part(NamedTuple):
     values: Mapping[str, Floats]
 
 
-class Builder:
-    """Collects parts, in the order in which they were written, into a table."""
+OF_CALLS = frozenset({"actv", "actv_grad"})
+"""Families that have a row for each call of a module that is called several times in one pass, under one name."""
 
-    def __init__(self) -> None:
+
+class Builder:
+    """Collects parts, in the order in which they were written, into a table.
+
+    Args:
+        family: of those of `OF_CALLS` several rows of one key that were written with one step are calls of their own: the second one's key
+            has the name with `` #2``, and so on. In all other families, and when a step was written again, the later row counts.
+    """
+
+    def __init__(self, family: str = "") -> None:
         self.keys: Ids = Ids()
         """`Key` to its number."""
+        self._of_calls = family in OF_CALLS
         self._parts: list[Part] = []
+        self._files: list[int] = []
+        self._file: object = None
 
-    def add(self, part: Part) -> None:
-        """Take rows; statistics that another part does not have are NaN there."""
+    def add(self, part: Part, file: object = None) -> None:
+        """Take rows; statistics that another part does not have are NaN there. Rows of one step that follow each other in one `file` were
+        written with that step; without a file each part is one."""
         if len(part.ids):
             self._parts.append(part)
+            begins = file is None or file is not self._file
+            self._files.append(len(self._files) if begins else self._files[-1])
+            self._file = file
 
     def table(self) -> Table:
         """The table of all parts; of rows with the same key and step the last one stays."""
@@ -115,6 +131,8 @@ class Builder:
         if not parts:
             return EMPTY
         ids, steps = np.concatenate([p.ids for p in parts]), np.concatenate([p.steps for p in parts])
+        if self._of_calls:
+            ids = self._by_call(ids, steps)
         order = np.lexsort((steps, ids))  # stable: of equal rows the one written last comes last
         ids, steps = ids[order], steps[order]
         last = np.ones(len(ids), bool)
@@ -125,6 +143,33 @@ class Builder:
         ops = dict.fromkeys(op for p in parts for op in p.values)
         values = {op: np.concatenate([_column(p, op) for p in parts])[order] for op in ops}
         return Table(list(self.keys), ids[last], steps[last], values, repeated)
+
+    def _by_call(self, ids: Integers, steps: Integers) -> Integers:
+        """The numbers of the keys of rows, where later calls have keys of their own; keys are in the order of their first rows then."""
+        files = np.repeat(np.array(self._files), [len(p.ids) for p in self._parts])
+        written = np.cumsum(np.concatenate([[0], (steps[1:] != steps[:-1]) | (files[1:] != files[:-1])]))
+        order = np.lexsort((written, ids))  # stable: rows of one key and one writing stay in their order
+        begins = np.ones(len(ids), bool)
+        begins[1:] = (ids[order][1:] != ids[order][:-1]) | (written[order][1:] != written[order][:-1])
+        places = np.arange(len(ids))
+        call = np.empty(len(ids), np.int64)
+        call[order] = places - np.maximum.accumulate(np.where(begins, places, 0))
+        later = (call > 0) & (ids >= 0)
+        if not later.any():
+            return ids
+        names: list[Key] = list(self.keys)
+        pairs, at = np.unique(np.stack([ids[later], call[later]]), axis=1, return_inverse=True)
+        of_pair = [self.keys[names[i]._replace(name=f"{names[i].name} #{k + 1}")] for i, k in pairs.T.tolist()]
+        ids = ids.copy()
+        ids[later] = np.array(of_pair, np.int64)[at.reshape(-1)]
+        first = np.full(len(self.keys), len(ids))
+        np.minimum.at(first, ids[ids >= 0], places[ids >= 0])
+        new = np.argsort(first, kind="stable")
+        names = list(self.keys)
+        self.keys = Ids({names[old]: i for i, old in enumerate(new.tolist())})
+        renumbered = np.empty(len(new), np.int64)
+        renumbered[new] = np.arange(len(new))
+        return np.where(ids >= 0, renumbered[ids], -1)
 
 
 def _column(part: Part, op: str) -> Floats:
