@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from written_monitor import Monitor, alert
+from written_monitor import PARAMETERS, Monitor, alert
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.errors import NothingCapturedError, UsageError
