@@ -230,3 +230,25 @@ def test_what_diagnose_does_not_look_at(tmp_path: Path, capsys: pytest.CaptureFi
         diagnose(run, dump)
     with pytest.raises(NothingCapturedError, match="no rank, step and tensor in common"):
         diagnose(run, Monitor(tmp_path / "later", steps=0).write())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "said"),
+    [
+        (",0.25,0", ",0.25,5", 1, "nans is 5, in the golden run 0"),
+        (",0.25,", ",0.75,", 1, "mean is 0.75, in the golden run 0.25"),
+        (",0.25,", ",inf,", 1, "mean is inf"),
+        ("vpp_stage,name,step,norm,min,max,mean,nans", "vpp_stage,name,step,norm,min,max,more,nans", 3, "statistic mean"),
+    ],
+    ids=["nans", "mean", "mean that is infinite", "no mean"],
+)
+def test_every_statistic_counts(before: str, after: str, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was compared is what "no difference" is said of: counts of NaN and means too; a statistic of one run is said."""
+    for name in ("run", "golden"):
+        place = tmp_path / name / "monitor" / "Dec03_21-34-40-rank0-1a2b3c4d"
+        place.mkdir(parents=True)
+        (place / "run.json").write_text(json.dumps({"rank": 0, "started_unix": 1.0}))
+        rows = "vpp_stage,name,step,norm,min,max,mean,nans\n0,w,0,3,-1,2,0.25,0\n0,w,1,3,-1,2,0.25,0\n"
+        (place / "grad_reduced_0-9.csv").write_text(rows.replace(before, after) if name == "run" else rows)
+    assert main(["diagnose", str(tmp_path / "run"), str(tmp_path / "golden"), "-o", str(tmp_path / "out")]) == code
+    assert said in capsys.readouterr().out

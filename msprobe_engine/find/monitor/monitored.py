@@ -23,14 +23,14 @@ from msprobe_engine.find.monitor.replicas import check_replicas
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.monitor.alert_order import Moment, in_order, order_of
 from msprobe_engine.formats.monitor.anomalies import Anomaly, load, word_of
-from msprobe_engine.formats.monitor.completeness import missing_parts, steps_on_one_side, still_running
+from msprobe_engine.formats.monitor.completeness import missing_parts, other_runs, steps_on_one_side, still_running
 from msprobe_engine.formats.monitor.reader import Run, open_run
 from msprobe_engine.formats.monitor.series import EMPTY, Key, Series
 
 _NONFINITE_RULES = ("nan_inf",)
 _DESYNC_RULES = ("replica_mismatch",)
 _COMPARED = ("norm", "max", "min")
-"""Means near zero say little, and what is derived from these says nothing more."""
+"""What is derived from these says nothing more; a mean is compared beside them, in units of the largest element."""
 FLOOR = 1e-4
 """Relative difference of two numbers that nobody calls different: files have six digits, and float32 sums of other order differ by less."""
 GROWTH = 30.0
@@ -54,6 +54,8 @@ class _Item(NamedTuple):
     op: str
     target: float
     golden: float
+    size: float = 0.0
+    """What a difference is a share of, where it is more than both numbers."""
 
     @property
     def distance(self) -> float:
@@ -61,7 +63,7 @@ class _Item(NamedTuple):
             return 0.0
         if not math.isfinite(self.target - self.golden):
             return math.inf
-        return abs(self.target - self.golden) / max(abs(self.target), abs(self.golden))
+        return abs(self.target - self.golden) / max(abs(self.target), abs(self.golden), self.size)
 
 
 def diagnose_monitor(target: Path) -> Diagnosis:
@@ -150,7 +152,7 @@ def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
         accepted = max(accepted, max(item.distance for item in by_step[step]))
     _say_never_there(found, never_there(a, b))
     found.problems = [*missing_parts(a), *missing_parts(b), *steps_on_one_side(a, b)]
-    found.remarks = [*still_running(a), *still_running(b)]
+    found.remarks = [*still_running(a), *still_running(b), *other_runs(a), *other_runs(b)]
     found.evidence += found.remarks
     found.problems += [_said_alone(golden if k else target, names) for k, names in enumerate(alone) if names]
     found.problems += [f"{what} ({count})" for run in (a, b) for what, count in run.problems.items()]
@@ -282,12 +284,40 @@ def _numbers(run: Run, other: Run) -> tuple[list[_Item], tuple[list[str], list[s
             items += _paired(rank, "loss" if "loss" in name else "step", 0, Key(0, name), "value", scalars[name], theirs[name])
         families = other.families(rank)
         for family in (family for family in run.families(rank) if family in families):
-            for op in _compared(run, rank, family):
-                golden = other.series(rank, family, op)
-                for at, (key, series) in enumerate(run.series(rank, family, op).items()):
-                    if key in golden:
-                        items += _paired(rank, family, at, key, op, series, golden[key])
+            items += _statistics(run, other, rank, family)
+            for k, (one, two) in enumerate(((run, other), (other, run))):
+                lacking = set(one.ops(rank, family)) - set(two.ops(rank, family))
+                alone[k].extend(f"rank {rank}, {family}: statistic {op}" for op in sorted(lacking))
     return items, alone
+
+
+def _statistics(run: Run, other: Run, rank: int, family: str) -> Iterator[_Item]:
+    """The numbers of a family that both have. Of what is neither compared nor a count of NaN (the share of zeros, kurtosis) only whether it
+    is a number: round-off moves it, and how far is not known."""
+    compared = _compared(run, rank, family)
+    tops = [other.series(rank, family, op) for op in ("max", "min")]
+    for op in run.ops(rank, family):
+        golden = other.series(rank, family, op)
+        for at, (key, series) in enumerate(run.series(rank, family, op).items()):
+            if key not in golden:
+                continue
+            for item in _paired(rank, family, at, key, op, series, golden[key]):
+                if op in compared or op == "nans":
+                    yield item
+                elif op == "mean":
+                    yield item._replace(size=max((_at(table, key, item.step) for table in tops), default=0.0))
+                elif math.isfinite(item.target) != math.isfinite(item.golden):
+                    yield item
+
+
+def _at(table: Mapping[Key, Series], key: Key, step: int) -> float:
+    """The size of a tensor's number in a step, 0 where there is none."""
+    series = table.get(key)
+    place = int(np.searchsorted(series.steps, step)) if series is not None else 0
+    if series is None or place == len(series.steps) or series.steps[place] != step:
+        return 0.0
+    value = abs(float(series.values[place]))
+    return value if math.isfinite(value) else 0.0
 
 
 def _compared(run: Run, rank: int, family: str) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.text.ranges import ranks_text
-from msprobe_engine.formats.monitor.completeness import missing_parts, remarks, still_running
+from msprobe_engine.formats.monitor.completeness import missing_parts, other_runs, remarks, still_running
 from msprobe_engine.formats.monitor.reader import ALERTS_FILE, Run, open_run
 from msprobe_engine.formats.monitor.run_layout import open_file, scan
 from msprobe_engine.formats.monitor.series import whole
@@ -124,7 +124,7 @@ def load(path: Path) -> Found:
             if (one := from_alert(alert, rank, pipelines)) is not None:
                 found.anomalies.append(one)
     running = still_running(run)
-    found.missing, found.running, found.notes = missing_parts(run), bool(running), [*running, *remarks(run)]
+    found.missing, found.running, found.notes = missing_parts(run), bool(running), [*running, *remarks(run), *other_runs(run)]
     found.problems.update(run.problems)
     found.left_out = run.left_out
     found.looked_at = _looked_at(run)

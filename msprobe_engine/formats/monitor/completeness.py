@@ -76,6 +76,17 @@ def still_running(run: Run) -> list[str]:
     return [Sentence(template, run.path, ranks_text(sorted(last)), min(last.values(), key=lambda step: -1 if step is None else step))]
 
 
+def other_runs(run: Run) -> list[str]:
+    """A sentence where the directory has further runs in it (``run-2``): they are not looked at."""
+    if not run.path.is_dir():
+        return []
+    names = sorted((path.name for path in run.path.glob("run-[0-9]*") if path.is_dir()), key=lambda name: (len(name), name))
+    if not names:
+        return []
+    said = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return [Sentence("{0}: {1} in it are runs of their own and were not looked at", run.path, said)]
+
+
 def steps_on_one_side(target: Run, golden: Run) -> list[str]:
     """Sentences about steps that one of two runs has alone on a rank. Steps between those that the other run monitors by its interval
     are none of them."""

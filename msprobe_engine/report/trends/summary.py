@@ -25,6 +25,7 @@ def lines(trends: Trends) -> Iterator[str]:
             yield "the runs have no numbers in common: nothing was compared (--shift moves the steps of the second)"
         elif not trends.apart:
             yield f"the runs agree: no relative difference above {trends.limit:g} in {_many(trends.compared, 'row')}"
+            yield "of each metric one statistic was compared, no shape and no dtype; msprobe diagnose RUN GOLDEN compares more"
     for run in trends.runs:
         yield from _found(trends, run.stand_out, f"{run.name}: stand out")
         for what, count in list(run.problems.items())[:_SHOWN]:
