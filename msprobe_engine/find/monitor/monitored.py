@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,52 +18,23 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
 from msprobe_engine.find.collectives.replicas import Odd, say_not_compared
 from msprobe_engine.find.findings import Diagnosis, Suspect
+from msprobe_engine.find.monitor.number_pairs import COMPARED, Number, every_series, order_in_step, paired_numbers
 from msprobe_engine.find.monitor.one_run import never_there
 from msprobe_engine.find.monitor.replicas import check_replicas
 from msprobe_engine.find.nonfinite.trace import module_path
-from msprobe_engine.formats.monitor.alert_order import Moment, in_order, order_of
-from msprobe_engine.formats.monitor.anomalies import Anomaly, load, word_of
+from msprobe_engine.formats.monitor.alert_order import Moment, in_order
+from msprobe_engine.formats.monitor.anomalies import Anomaly, load
 from msprobe_engine.formats.monitor.completeness import missing_parts, other_runs, steps_on_one_side, still_running
 from msprobe_engine.formats.monitor.reader import Run, open_run
-from msprobe_engine.formats.monitor.series import EMPTY, Key, Series
+from msprobe_engine.formats.monitor.series import Key
 
 _NONFINITE_RULES = ("nan_inf",)
 _DESYNC_RULES = ("replica_mismatch",)
-_COMPARED = ("norm", "max", "min")
-"""What is derived from these says nothing more; a mean is compared beside them, in units of the largest element."""
 FLOOR = 1e-4
 """Relative difference of two numbers that nobody calls different: files have six digits, and float32 sums of other order differ by less."""
 GROWTH = 30.0
 """By how much more than the largest difference so far a number must differ: round-off grows from step to step, and not by so much."""
 MOST_SUSPECTS = 20
-Table = Mapping[Any, Series]
-"""Of one column: key to numbers."""
-_RATE = re.compile(r"(learning_rate|lr)(?![a-z])", re.I)
-_OF_THE_MACHINE = re.compile(r"seconds|time|per_sec|throughput|t?flops|memory|bytes|elapsed", re.I)
-"""Numbers of the step that say how fast it went: no two runs have the same."""
-
-
-class _Item(NamedTuple):
-    """One number of both runs: sorts by execution."""
-
-    step: int
-    order: tuple[int, int, int, int]
-    rank: int
-    family: str
-    key: Key
-    op: str
-    target: float
-    golden: float
-    size: float = 0.0
-    """What a difference is a share of, where it is more than both numbers."""
-
-    @property
-    def distance(self) -> float:
-        if self.target == self.golden or (math.isnan(self.target) and math.isnan(self.golden)):
-            return 0.0
-        if not math.isfinite(self.target - self.golden):
-            return math.inf
-        return abs(self.target - self.golden) / max(abs(self.target), abs(self.golden), self.size)
 
 
 def diagnose_monitor(target: Path) -> Diagnosis:
@@ -135,10 +106,10 @@ def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
     """
     a, b = open_run(target), open_run(golden)
     found = Diagnosis()
-    items, alone = _numbers(a, b)
+    items, alone = paired_numbers(a, b)
     if not items:
         raise NothingCapturedError(f"{target} and {golden}: no rank, step and tensor in common; is it the same training?")
-    by_step: dict[int, list[_Item]] = {}
+    by_step: dict[int, list[Number]] = {}
     for item in items:
         by_step.setdefault(item.step, []).append(item)
     accepted = 0.0
@@ -171,7 +142,7 @@ def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
     return found
 
 
-def _likelihood(item: _Item) -> tuple[tuple[int, int, int], float, int, int]:
+def _likelihood(item: Number) -> tuple[tuple[int, int, int], float, int, int]:
     """Sorts what differs in a step, the likeliest first: the order of the model is one in time in the forward pass only."""
     section, micro_step, moment, at = item.order
     return (section, micro_step, moment), at if moment == Moment.FORWARD else -item.distance, item.rank, at
@@ -194,11 +165,11 @@ def _spread(odd: Odd) -> float:
     return max((size if math.isfinite(size) else math.inf for size in sizes), default=0.0)
 
 
-def _say_part(found: Diagnosis, off: Sequence[_Item], limit: float, of: int) -> None:
+def _say_part(found: Diagnosis, off: Sequence[Number], limit: float, of: int) -> None:
     first = off[0]
     bad = not math.isfinite(first.target) and math.isfinite(first.golden)
     found.finding = findings.NONFINITE if bad else findings.DIVERGENCE
-    seen: dict[tuple[str, Key], _Item] = {}
+    seen: dict[tuple[str, Key], Number] = {}
     for item in off:
         seen.setdefault((item.family, item.key), item)
     for item in list(seen.values())[:MOST_SUSPECTS]:
@@ -243,109 +214,13 @@ def _said_alone(path: Path, names: Sequence[str]) -> Sentence:
     return Sentence(template, path, f"{len(names):,}", names[0])
 
 
-def _steps(run: Run, rank: int) -> npt.NDArray[np.int64]:
-    """Steps of which anything was written, also where the file of the step's own numbers is gone."""
-    return np.unique(np.concatenate([EMPTY.steps, *(series.steps for series in _every_series(run, rank))]))
-
-
-def _every_series(run: Run, rank: int) -> Iterator[Series]:
-    """The numbers of the step, and one column of each tensor."""
-    yield from run.scalars(rank).values()
-    for family in run.families(rank):
-        for op in run.ops(rank, family)[:1]:
-            yield from run.series(rank, family, op).values()
-
-
-def _unpaired(mine: Table, other: Table, steps: npt.NDArray[np.int64], what: str) -> Iterator[str]:
-    """Numbers of a table, of steps that both runs have, that another table has not."""
-    for key, series in mine.items():
-        has = other[key].steps if key in other else EMPTY.steps
-        for step in np.setdiff1d(np.intersect1d(series.steps, steps), has).tolist():
-            yield f"{what}{key.name if isinstance(key, Key) else key}, step {step}"
-
-
-def _numbers(run: Run, other: Run) -> tuple[list[_Item], tuple[list[str], list[str]]]:
-    """All numbers that both runs have, and the names of those that one run has alone of a rank and step that both have."""
-    items: list[_Item] = []
-    alone: tuple[list[str], list[str]] = ([], [])
-    for rank in sorted(set(run.ranks) & set(other.ranks)):
-        steps = np.intersect1d(_steps(run, rank), _steps(other, rank))
-        scalars, theirs = run.scalars(rank), other.scalars(rank)
-        for k, (one, two) in enumerate(((run, other), (other, run))):
-            numbers = {name: series for name, series in one.scalars(rank).items() if not _OF_THE_MACHINE.search(name)}
-            alone[k].extend(_unpaired(numbers, two.scalars(rank), steps, f"rank {rank}, "))
-            for family in one.families(rank):
-                ops = [op for op in _compared(one, rank, family) if op != "nans"][:1]
-                known = set(two.ops(rank, family)) if family in two.families(rank) else set()
-                for op in ops:
-                    table = two.series(rank, family, op) if op in known else {}
-                    alone[k].extend(_unpaired(one.series(rank, family, op), table, steps, f"rank {rank}, {family}/"))
-        for name in (name for name in scalars if name in theirs and not _OF_THE_MACHINE.search(name)):
-            items += _paired(rank, "loss" if "loss" in name else "step", 0, Key(0, name), "value", scalars[name], theirs[name])
-        families = other.families(rank)
-        for family in (family for family in run.families(rank) if family in families):
-            items += _statistics(run, other, rank, family)
-            for k, (one, two) in enumerate(((run, other), (other, run))):
-                lacking = set(one.ops(rank, family)) - set(two.ops(rank, family))
-                alone[k].extend(f"rank {rank}, {family}: statistic {op}" for op in sorted(lacking))
-    return items, alone
-
-
-def _statistics(run: Run, other: Run, rank: int, family: str) -> Iterator[_Item]:
-    """The numbers of a family that both have. Of what is neither compared nor a count of NaN (the share of zeros, kurtosis) only whether it
-    is a number: round-off moves it, and how far is not known."""
-    compared = _compared(run, rank, family)
-    tops = [other.series(rank, family, op) for op in ("max", "min")]
-    for op in run.ops(rank, family):
-        golden = other.series(rank, family, op)
-        for at, (key, series) in enumerate(run.series(rank, family, op).items()):
-            if key not in golden:
-                continue
-            for item in _paired(rank, family, at, key, op, series, golden[key]):
-                if op in compared or op == "nans":
-                    yield item
-                elif op == "mean":
-                    yield item._replace(size=max((_at(table, key, item.step) for table in tops), default=0.0))
-                elif math.isfinite(item.target) != math.isfinite(item.golden):
-                    yield item
-
-
-def _at(table: Mapping[Key, Series], key: Key, step: int) -> float:
-    """The size of a tensor's number in a step, 0 where there is none."""
-    series = table.get(key)
-    place = int(np.searchsorted(series.steps, step)) if series is not None else 0
-    if series is None or place == len(series.steps) or series.steps[place] != step:
-        return 0.0
-    value = abs(float(series.values[place]))
-    return value if math.isfinite(value) else 0.0
-
-
-def _compared(run: Run, rank: int, family: str) -> list[str]:
-    """Columns of features have names of their own; all of them count."""
-    ops = run.ops(rank, family)
-    return [op for op in ops if op in _COMPARED] or ops
-
-
-def _paired(rank: int, family: str, at: int, key: Key, op: str, mine: Series, golden: Series) -> Iterator[_Item]:
-    steps, i, j = np.intersect1d(mine.steps, golden.steps, assume_unique=True, return_indices=True)
-    order = _order(family, key, at)
-    for step, x, y in zip(steps.tolist(), mine.values[i].tolist(), golden.values[j].tolist()):
-        yield _Item(step, order, rank, family, key, op, x, y)
-
-
-def _order(family: str, key: Key, at: int) -> tuple[int, int, int, int]:
-    if family == "step" and _RATE.match(key.name):  # the update of the step takes it
-        return 2, 0, int(Moment.STATES), -1
-    return (*order_of(word_of(family, key.phase), key.micro_step), at)
-
-
-def _not_finite(run: Run) -> Iterator[_Item]:
+def _not_finite(run: Run) -> Iterator[Number]:
     """Numbers that are infinite, or NaN after they were a number: a NaN from the first step on is how a file says that there is none."""
     for rank in run.ranks:
         masked = _masked(run, rank)
         everything = [("loss" if "loss" in name else "step", "value", {Key(0, name): series}) for name, series in run.scalars(rank).items()]
         for family in run.families(rank):
-            everything += [(family, op, run.series(rank, family, op)) for op in run.ops(rank, family) if op in (*_COMPARED, "nans")]
+            everything += [(family, op, run.series(rank, family, op)) for op in run.ops(rank, family) if op in (*COMPARED, "nans")]
         for family, op, table in everything:
             for at, (key, series) in enumerate(table.items()):
                 known = np.logical_or.accumulate(np.isfinite(series.values)) | ("loss" in key.name and op == "value")
@@ -355,7 +230,7 @@ def _not_finite(run: Run) -> Iterator[_Item]:
                 wrong = np.flatnonzero(bad)
                 if len(wrong):
                     step, value = int(series.steps[wrong[0]]), float(series.values[wrong[0]])
-                    yield _Item(step, _order(family, key, at), rank, family, key, op, value, math.nan)
+                    yield Number(step, order_in_step(family, key, at), rank, family, key, op, value, math.nan)
 
 
 def _masked(run: Run, rank: int) -> dict[Key, npt.NDArray[np.int64]]:
@@ -376,7 +251,7 @@ def _masked(run: Run, rank: int) -> dict[Key, npt.NDArray[np.int64]]:
 
 def _count(run: Run) -> int:
     """How many tensors and numbers of the step were written, of all ranks and steps."""
-    return sum(len(series.steps) for rank in run.ranks for series in _every_series(run, rank))
+    return sum(len(series.steps) for rank in run.ranks for series in every_series(run, rank))
 
 
 def _finding_of(alert: Anomaly) -> str:
@@ -409,7 +284,7 @@ def _of_odd(odd: Odd) -> Suspect:
     return Suspect(odd.name, _module_of(odd.name), odd.rank, odd.step, kind="desync", why=odd.why, tensor=odd.name, numbers=odd.numbers)
 
 
-def _suspect(item: _Item, why: str, limit: float | None = None) -> Suspect:
+def _suspect(item: Number, why: str, limit: float | None = None) -> Suspect:
     row = f"{item.family}/{item.key.name}"
     return Suspect(
         record=row,

@@ -1,0 +1,143 @@
+"""Numbers of two monitored runs, paired: of each rank, family, tensor, statistic and step that both have."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.formats.monitor.alert_order import Moment, order_of
+from msprobe_engine.formats.monitor.anomalies import word_of
+from msprobe_engine.formats.monitor.reader import Run
+from msprobe_engine.formats.monitor.series import EMPTY, Key, Series
+
+COMPARED = ("norm", "max", "min")
+"""What is derived from these says nothing more; a mean is compared beside them, in units of the largest element."""
+Table = Mapping[Any, Series]
+"""Of one column: key to numbers."""
+_RATE = re.compile(r"(learning_rate|lr)(?![a-z])", re.I)
+_OF_THE_MACHINE = re.compile(r"seconds|time|per_sec|throughput|t?flops|memory|bytes|elapsed", re.I)
+"""Numbers of the step that say how fast it went: no two runs have the same."""
+
+
+class Number(NamedTuple):
+    """One number of both runs: sorts by execution."""
+
+    step: int
+    order: tuple[int, int, int, int]
+    rank: int
+    family: str
+    key: Key
+    op: str
+    target: float
+    golden: float
+    size: float = 0.0
+    """What a difference is a share of, where it is more than both numbers."""
+
+    @property
+    def distance(self) -> float:
+        if self.target == self.golden or (math.isnan(self.target) and math.isnan(self.golden)):
+            return 0.0
+        if not math.isfinite(self.target - self.golden):
+            return math.inf
+        return abs(self.target - self.golden) / max(abs(self.target), abs(self.golden), self.size)
+
+
+def _steps(run: Run, rank: int) -> npt.NDArray[np.int64]:
+    """Steps of which anything was written, also where the file of the step's own numbers is gone."""
+    return np.unique(np.concatenate([EMPTY.steps, *(series.steps for series in every_series(run, rank))]))
+
+
+def every_series(run: Run, rank: int) -> Iterator[Series]:
+    """The numbers of the step, and one column of each tensor."""
+    yield from run.scalars(rank).values()
+    for family in run.families(rank):
+        for op in run.ops(rank, family)[:1]:
+            yield from run.series(rank, family, op).values()
+
+
+def _unpaired(mine: Table, other: Table, steps: npt.NDArray[np.int64], what: str) -> Iterator[str]:
+    """Numbers of a table, of steps that both runs have, that another table has not."""
+    for key, series in mine.items():
+        has = other[key].steps if key in other else EMPTY.steps
+        for step in np.setdiff1d(np.intersect1d(series.steps, steps), has).tolist():
+            yield f"{what}{key.name if isinstance(key, Key) else key}, step {step}"
+
+
+def paired_numbers(run: Run, other: Run) -> tuple[list[Number], tuple[list[str], list[str]]]:
+    """All numbers that both runs have, and the names of those that one run has alone of a rank and step that both have."""
+    items: list[Number] = []
+    alone: tuple[list[str], list[str]] = ([], [])
+    for rank in sorted(set(run.ranks) & set(other.ranks)):
+        steps = np.intersect1d(_steps(run, rank), _steps(other, rank))
+        scalars, theirs = run.scalars(rank), other.scalars(rank)
+        for k, (one, two) in enumerate(((run, other), (other, run))):
+            numbers = {name: series for name, series in one.scalars(rank).items() if not _OF_THE_MACHINE.search(name)}
+            alone[k].extend(_unpaired(numbers, two.scalars(rank), steps, f"rank {rank}, "))
+            for family in one.families(rank):
+                ops = [op for op in _compared(one, rank, family) if op != "nans"][:1]
+                known = set(two.ops(rank, family)) if family in two.families(rank) else set()
+                for op in ops:
+                    table = two.series(rank, family, op) if op in known else {}
+                    alone[k].extend(_unpaired(one.series(rank, family, op), table, steps, f"rank {rank}, {family}/"))
+        for name in (name for name in scalars if name in theirs and not _OF_THE_MACHINE.search(name)):
+            items += _paired(rank, "loss" if "loss" in name else "step", 0, Key(0, name), "value", scalars[name], theirs[name])
+        families = other.families(rank)
+        for family in (family for family in run.families(rank) if family in families):
+            items += _statistics(run, other, rank, family)
+            for k, (one, two) in enumerate(((run, other), (other, run))):
+                lacking = set(one.ops(rank, family)) - set(two.ops(rank, family))
+                alone[k].extend(f"rank {rank}, {family}: statistic {op}" for op in sorted(lacking))
+    return items, alone
+
+
+def _statistics(run: Run, other: Run, rank: int, family: str) -> Iterator[Number]:
+    """The numbers of a family that both have. Of what is neither compared nor a count of NaN (the share of zeros, kurtosis) only whether it
+    is a number: round-off moves it, and how far is not known."""
+    compared = _compared(run, rank, family)
+    tops = [other.series(rank, family, op) for op in ("max", "min")]
+    for op in run.ops(rank, family):
+        golden = other.series(rank, family, op)
+        for at, (key, series) in enumerate(run.series(rank, family, op).items()):
+            if key not in golden:
+                continue
+            for item in _paired(rank, family, at, key, op, series, golden[key]):
+                if op in compared or op == "nans":
+                    yield item
+                elif op == "mean":
+                    yield item._replace(size=max((_at(table, key, item.step) for table in tops), default=0.0))
+                elif math.isfinite(item.target) != math.isfinite(item.golden):
+                    yield item
+
+
+def _at(table: Mapping[Key, Series], key: Key, step: int) -> float:
+    """The size of a tensor's number in a step, 0 where there is none."""
+    series = table.get(key)
+    place = int(np.searchsorted(series.steps, step)) if series is not None else 0
+    if series is None or place == len(series.steps) or series.steps[place] != step:
+        return 0.0
+    value = abs(float(series.values[place]))
+    return value if math.isfinite(value) else 0.0
+
+
+def _compared(run: Run, rank: int, family: str) -> list[str]:
+    """Columns of features have names of their own; all of them count."""
+    ops = run.ops(rank, family)
+    return [op for op in ops if op in COMPARED] or ops
+
+
+def _paired(rank: int, family: str, at: int, key: Key, op: str, mine: Series, golden: Series) -> Iterator[Number]:
+    steps, i, j = np.intersect1d(mine.steps, golden.steps, assume_unique=True, return_indices=True)
+    order = order_in_step(family, key, at)
+    for step, x, y in zip(steps.tolist(), mine.values[i].tolist(), golden.values[j].tolist()):
+        yield Number(step, order, rank, family, key, op, x, y)
+
+
+def order_in_step(family: str, key: Key, at: int) -> tuple[int, int, int, int]:
+    if family == "step" and _RATE.match(key.name):  # the update of the step takes it
+        return 2, 0, int(Moment.STATES), -1
+    return (*order_of(word_of(family, key.phase), key.micro_step), at)
