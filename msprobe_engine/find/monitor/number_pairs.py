@@ -90,7 +90,8 @@ def paired_numbers(run: Run, other: Run) -> tuple[list[Number], tuple[list[str],
         for family in (family for family in run.families(rank) if family in families):
             items += _statistics(run, other, rank, family)
             for k, (one, two) in enumerate(((run, other), (other, run))):
-                lacking = set(one.ops(rank, family)) - set(two.ops(rank, family))
+                known = set(two.ops(rank, family))
+                lacking = set(one.ops(rank, family)) - known if known else set()  # of an empty table each row is said
                 alone[k].extend(f"rank {rank}, {family}: statistic {op}" for op in sorted(lacking))
     return items, alone
 
