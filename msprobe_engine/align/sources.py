@@ -29,13 +29,13 @@ class Task:
     """One pair of dump files.
 
     Attributes:
-        target, golden: dump.json or debug.json, or directories of static graphs (`compare.graph_source`).
+        target, golden: dump.json or debug.json, or directories of static graphs (`align.static_graph_sources`).
         step, rank: of the target; None when the path does not say it.
         folder: of the results below the output directory; ``.`` when there is one step only.
         stem: name of the results, without time and suffix (``compare_result_rank0``).
         stack: stack.json of the target, where it does not lie beside the dump.
         calibration: the same rank and step of further golden dumps.
-        whole: all ranks of the step are put together first (`compare.layout.tasks`); the files are those of one of them.
+        whole: all ranks of the step are put together first (`report.table.layout_tables`); the files are those of one of them.
         stamped: the name of the result ends with the time.
     """
 

@@ -41,7 +41,7 @@ def columns(generation: str, mode: str, stack: bool, metrics: Iterable[str] = ()
 
     Args:
         generation: ``8.1.1`` or ``26.2.0``.
-        mode: of a `Side`. Digests take the columns of checksums.
+        mode: of a `DumpTable`. Digests take the columns of checksums.
         stack: with the call stack.
         metrics: names of further metrics of tensors.
     """

@@ -93,7 +93,7 @@ class Distances:
             and the target +Inf too.
         argument: is no tensor, and differs.
         shape, dtype: differ.
-        known: the dump says something that can be compared; of rows that both hold NaN or Inf: `infinite.compared`.
+        known: the dump says something that can be compared; of rows that both hold NaN or Inf: `nonfinite_rows.compared`.
         one_sided: bool (n, 11), what only one side has, see `missing_statistics`.
     """
 

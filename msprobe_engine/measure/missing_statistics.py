@@ -2,8 +2,8 @@
 text or no key here, a dtype, a shape, a checksum, a saved tensor, any value. The rest is compared, so they may differ where nobody could
 look; that is said and counted, never "the same".
 
-What recorders leave out by design is no loss (`recorders.has_all_statistics`); memory that nobody has written (``uninitialised``) or that a
-call does not read (``ignored``) has no numbers in dumps of this tool.
+What recorders leave out by design is no loss (`dump_dialects.has_all_statistics`); memory that nobody has written (``uninitialised``) or
+that a call does not read (``ignored``) has no numbers in dumps of this tool.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def refine(found: Distances, target: DumpTable, golden: DumpTable, rows: Sequenc
     how many.
 
     Args:
-        found: as `measure.distances` made it of `rows`; changed.
+        found: as `distances.distances` made it of `rows`; changed.
         workers: threads; 0 means one per core.
 
     Returns:
@@ -49,7 +49,7 @@ def refine(found: Distances, target: DumpTable, golden: DumpTable, rows: Sequenc
                     continue
                 done += 1
                 if figures.bad_left and figures.bad_right and _nan_on_one_side(target, golden, *rows[k]):
-                    continue  # and Inf on the other, which `measure.distances` has told
+                    continue  # and Inf on the other, which `distances.distances` has told
                 found.distance[k] = figures.distance
                 found.bad_target[k], found.bad_golden[k] = bool(figures.bad_left), bool(figures.bad_right)
                 found.known[k] = True

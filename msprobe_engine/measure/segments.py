@@ -45,7 +45,7 @@ class RecordSums:
 
 
 class SegmentReduce:
-    """Reduces values of pairs of rows to one per pair of records; `starts` as `measure.paired_rows` gives them."""
+    """Reduces values of pairs of rows to one per pair of records; `starts` as `distances.paired_rows` gives them."""
 
     def __init__(self, starts: Sequence[int]) -> None:
         ends = np.array(starts, np.int64)

@@ -16,7 +16,7 @@ MOMENTS = host_kernel.WANT_MOMENTS
 
 
 def row_of(x: np.ndarray, want: int, dtype: str = "", index0: int = 0) -> rows.Rows:
-    """The row of an array, `dtype` as in `hostkernel.reduce_into`."""
+    """The row of an array, `dtype` as in `host_kernel.reduce_into`."""
     out = rows.empty(1)
     packed = np.ascontiguousarray(x)
     host_kernel.reduce(packed.ctypes.data, packed.size, host_kernel.CODES[dtype or x.dtype.name], out.ctypes.data, want, index0)

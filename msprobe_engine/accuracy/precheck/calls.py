@@ -65,7 +65,7 @@ class DumpCalls:
         framework: ``pytorch``, ``mindspore``, ``mindtorch``.
         calls: in the order of the file.
         remarks: what of the file was not taken, one line each.
-        missing: sentences about records that the file cannot have (`dump.completeness`).
+        missing: sentences about records that the file cannot have (`formats.dump.completeness`).
     """
 
     file: Path

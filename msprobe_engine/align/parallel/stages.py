@@ -3,7 +3,7 @@
 Each stage counts its layers, its calls and its micro batches for itself, and runs them in an order of its own. Here the layers get the
 numbers of the whole, the records stand in the order of one process (all stages forward, all stages backward, micro batch after micro
 batch, then the update), a module that lies across stages (the block that holds the layers) is one record with the inputs of its first
-stage and the outputs of its last, and calls are numbered anew. Every record keeps its rank and its name there: `weave.origin_of`.
+stage and the outputs of its last, and calls are numbered anew. Every record keeps its rank and its name there: `merge_records.origin_of`.
 
 Which ranks make a pipeline follows from the places that the header has (``parallel``), else from their messages.
 """

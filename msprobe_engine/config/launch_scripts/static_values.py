@@ -61,7 +61,7 @@ class StaticSettings:
     Attributes:
         values: option or dotted key -> value, in the order of the files. Options keep their spelling without the leading dashes.
         conflicts: keys to which several commands or files give different values -> all of them (value None: a command of the same program
-            does not give it); ``values`` has the first. Such a key is like the same values only, see `plain.Several`.
+            does not give it); ``values`` has the first. Such a key is like the same values only, see `normalize.Several`.
         env: variables that the scripts set for the training (exported, or before the command); secrets are left out and counted in `notes`.
         env_found: the same with their places.
         launches: the commands that start a training.

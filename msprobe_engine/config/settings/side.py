@@ -50,7 +50,7 @@ class Quantity:
     """What a common term is on one side.
 
     Attributes:
-        value: as `plain.plain` has it.
+        value: as `normalize.plain` has it.
         shown: the value, and how it comes about where it was computed.
         names: the settings it is made of, as written.
         how: `SET`, `DERIVED` or `DEFAULT`.
@@ -103,7 +103,7 @@ class PackSettings:
             _OF_DEEPSPEED_FILE.search(name) and not normalize.is_unset(one.value) for name, one in self.settings.items()
         )
         self.conflicts: dict[str, str] = {}
-        self.unsettled: set[str] = set()  # terms that were asked for and have several values, see `derive.quantity`
+        self.unsettled: set[str] = set()  # terms that were asked for and have several values, see `derived.quantity`
         self._terms: dict[str, list[tuple[Alias, Setting]]] = {}
         for name, one in self.settings.items():
             for alias in self.aliases(name):

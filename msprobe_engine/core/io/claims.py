@@ -38,6 +38,7 @@ from msprobe_engine.core.process.processes import Process, announce_owner, find_
 OWNERS = ".owners"
 PLACE = "run-{}"
 """Directory of a launch that is not the first in its output directory."""
+FURTHER_RUN = re.compile(PLACE.format(r"\d+"), re.ASCII)
 PATIENCE = 10.0
 """Seconds to wait for another process that looks for its place, which takes milliseconds."""
 PARTS = frozenset(("anomaly_detected", "dump", "grad_probe", "incidents", "jsonl", "monitor", "prometheus", "tensorboard", "trend"))

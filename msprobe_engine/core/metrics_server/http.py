@@ -117,7 +117,7 @@ class MetricsServer:
         address, port: where to listen; port 0 takes a free one.
         choose: see `Choose`; what makes the text is called on the thread of this server.
         cert, key: PEM files; both given: TLS 1.2 or newer.
-        hosts: further names by which an endpoint on loopback may be asked for (see `prometheus_request.known_names`).
+        hosts: further names by which an endpoint on loopback may be asked for (see `request.known_names`).
 
     Raises:
         SinkError: the port is taken, the address is not of this machine, or the certificate cannot be used.

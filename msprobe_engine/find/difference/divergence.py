@@ -59,7 +59,7 @@ def diverge(
     Args:
         target, golden: the ranks of one step.
         before: what the step before came to.
-        moved: rank -> what each row of the golden side moves by round-off (`compare.calibrate`); absent: it follows from the dtypes.
+        moved: rank -> what each row of the golden side moves by round-off (`find.difference.calibration`); absent: dtypes tell.
         begun: rank -> what has been done of it.
     """
     found = Divergence(noise=before.noise if before else 0.0)

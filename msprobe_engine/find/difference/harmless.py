@@ -2,7 +2,7 @@
 
 What goes into a module whose calls were recorded is taken in by those calls, and a call like ``zeros_like`` takes only the form of what it
 is given: when a search for the origin stopped there, it would name the wrong place wherever another one exists. Where none does, a number
-differs all the same, and that is the finding (`divergence.settle`).
+differs all the same, and that is the finding (`divergence.settle_origins`).
 
 Only another form is no difference by itself: no tensor in place of one, or bool in place of numbers (another kind of mask), when what is
 made of it is the same.

@@ -33,7 +33,7 @@ class DifferenceOrigin:
         inside: largest distance of what went in.
         limit: what would have been round-off.
         noise: the difference looks like rounding: elements move at random, the norm hardly moves.
-        aside: no place where a difference begins; what comes out is the same (`diagnose.aside`).
+        aside: no place where a difference begins; what comes out is the same (`find.difference.harmless`).
     """
 
     op: int

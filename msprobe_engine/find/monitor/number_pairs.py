@@ -13,7 +13,7 @@ import numpy.typing as npt
 from msprobe_engine.formats.monitor.alert_order import Moment, order_of
 from msprobe_engine.formats.monitor.anomalies import word_of
 from msprobe_engine.formats.monitor.reader import Run
-from msprobe_engine.formats.monitor.series import EMPTY, Key, Series
+from msprobe_engine.formats.monitor.series import EMPTY, Key, Series, steps_of
 
 COMPARED = ("norm", "max", "min")
 """What is derived from these says nothing more; a mean is compared beside them, in units of the largest element."""
@@ -49,7 +49,7 @@ class Number(NamedTuple):
 
 def _steps(run: Run, rank: int) -> npt.NDArray[np.int64]:
     """Steps of which anything was written, also where the file of the step's own numbers is gone."""
-    return np.unique(np.concatenate([EMPTY.steps, *(series.steps for series in every_series(run, rank))]))
+    return steps_of(every_series(run, rank))
 
 
 def every_series(run: Run, rank: int) -> Iterator[Series]:
@@ -100,7 +100,7 @@ def _statistics(run: Run, other: Run, rank: int, family: str) -> Iterator[Number
     """The numbers of a family that both have. Of what is neither compared nor a count of NaN (the share of zeros, kurtosis) only whether it
     is a number: round-off moves it, and how far is not known."""
     compared = _compared(run, rank, family)
-    tops = [other.series(rank, family, op) for op in ("max", "min")]
+    tops = [other.series(rank, family, op) for op in ("max", "min")] if "mean" in run.ops(rank, family) else []
     for op in run.ops(rank, family):
         golden = other.series(rank, family, op)
         for at, (key, series) in enumerate(run.series(rank, family, op).items()):

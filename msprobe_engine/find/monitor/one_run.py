@@ -12,7 +12,7 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.monitor.reader import Run
-from msprobe_engine.formats.monitor.series import Key, Series
+from msprobe_engine.formats.monitor.series import Key, Series, steps_of
 
 _CHOICE = ("targets", "activation_targets")
 """Settings of the monitor that choose tensors."""
@@ -58,7 +58,7 @@ def never_there(target: Run, golden: Run) -> list[Suspect]:
 def _always(run: Run, other: Run, rank: int, family: str, others: Collection[tuple[str, str]]) -> dict[str, int]:
     """Names that a run has in all steps that both have of a family, and the other run nowhere -> the first of these steps."""
     table = _series(run, rank, family)
-    steps = np.intersect1d(_steps(table), _steps(_series(other, rank, family)))
+    steps = np.intersect1d(steps_of(table.values()), steps_of(_series(other, rank, family).values()))
     if not len(steps):
         return {}
     mine = {key.name: series for key, series in table.items() if (family, key.name) not in others}
@@ -68,10 +68,6 @@ def _always(run: Run, other: Run, rank: int, family: str, others: Collection[tup
 def _series(run: Run, rank: int, family: str) -> dict[Key, Series]:
     """One column of a family."""
     return next((dict(run.series(rank, family, op)) for op in run.ops(rank, family)[:1]), {})
-
-
-def _steps(table: dict[Key, Series]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *(series.steps for series in table.values())]))
 
 
 def _everywhere(run: Run) -> set[tuple[str, str]]:

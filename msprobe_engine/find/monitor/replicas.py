@@ -15,11 +15,11 @@ import numpy as np
 
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.collectives.replicas import Odd, Row, differing, is_equal, odd_ones
+from msprobe_engine.find.monitor.number_pairs import COMPARED
 from msprobe_engine.formats.monitor.reader import Run
 from msprobe_engine.formats.monitor.series import Key, Series
 
 BEFORE, AFTER, GRADIENT = "param_origin", "param_updated", "grad_reduced"
-_COMPARED = ("norm", "max", "min")
 _COPIED = ("dp", "cp", "rank", "local_rank", "node")
 """Coordinates of `rank_info` in which copies may differ; all others cut the model."""
 _SAME_UPDATE = Sentence("before the update it was the same on these ranks, and so was its reduced gradient")
@@ -134,7 +134,7 @@ def _value(column: Mapping[Key, Series], key: Key, step: int) -> Iterator[float]
 def _columns(run: Run, rank: int, family: str) -> list[Mapping[Key, Series]]:
     if family not in run.families(rank):
         return []
-    return [run.series(rank, family, op) for op in _COMPARED if op in run.ops(rank, family)]
+    return [run.series(rank, family, op) for op in COMPARED if op in run.ops(rank, family)]
 
 
 def _groups(run: Run) -> list[tuple[int, ...]]:

@@ -37,7 +37,7 @@ class Highlight:
     Args:
         block: the cells.
         op: record of each row; equal ones stand together.
-        role: of each row, as a `Side` has them.
+        role: of each row, as a `DumpTable` has them.
         tensors: the block has metrics of tensors in place of differences.
     """
 

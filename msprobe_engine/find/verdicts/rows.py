@@ -6,7 +6,7 @@ its record is not off.
   hold NaN or Inf and nothing finite that could be compared
 * pass: nothing beyond round-off
 
-Distances and limits are those of `diagnose.measure`; differences may grow `origins.GROWTH`-fold within one call before it is to blame.
+Distances and limits are those of `measure.distances`; differences may grow `origins.GROWTH`-fold within one call before it is to blame.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Judge:
         rows, others: int64, row of the target and of the golden side; -1 where there is none.
         record: int64, which rows belong to one record; equal ones stand together.
         distance: float64, of what was measured otherwise (saved tensors); NaN where nothing was.
-        moved: float64 (rows of the golden side), what round-off moves each row (`compare.calibrate`); without it the dtype tells.
+        moved: float64 (rows of the golden side), what round-off moves each row (`find.difference.calibration`); without it the dtype tells.
         begins: bool, rows of records where a difference begins; None: that is judged here.
     """
 

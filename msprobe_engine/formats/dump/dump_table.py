@@ -159,7 +159,7 @@ class DumpTable:
 
     @cached_property
     def aliases(self) -> list[str]:
-        """What the records are taken for: their names, until a mapping says others (`compare.mapped`)."""
+        """What the records are taken for: their names, until a mapping says others (`align.mapping.user_mapping`)."""
         return self.ops
 
     @cached_property

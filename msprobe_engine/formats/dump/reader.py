@@ -33,7 +33,7 @@ Rank = int | str
 """A rank, or the name of a directory that does not say its rank (``rank``, ``proc{pid}``)."""
 
 MOST_BYTES = 16 << 30
-"""Of a file that is read at once; what is larger is in the layout that `dump.stream` reads in blocks."""
+"""Of a file that is read at once; what is larger is in the layout that `formats.dump.stream` reads in blocks."""
 _DATA_DIRECTORY = re.compile(rb'"dump_data_dir": *"[^"]*?(proc[0-9]+)/')
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from msprobe_engine.core.io.claims import FURTHER_RUN
 from msprobe_engine.core.process.processes import Process, parse_process
 from msprobe_engine.core.text.ranges import ranks_text, steps_text
 from msprobe_engine.core.text.sentences import Sentence
@@ -80,7 +81,8 @@ def other_runs(run: Run) -> list[str]:
     """A sentence where the directory has further runs in it (``run-2``): they are not looked at."""
     if not run.path.is_dir():
         return []
-    names = sorted((path.name for path in run.path.glob("run-[0-9]*") if path.is_dir()), key=lambda name: (len(name), name))
+    names = [path.name for path in run.path.iterdir() if FURTHER_RUN.fullmatch(path.name) and path.is_dir()]
+    names.sort(key=lambda name: (len(name), name))
     if not names:
         return []
     said = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

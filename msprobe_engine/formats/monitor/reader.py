@@ -39,7 +39,7 @@ from msprobe_engine.formats.monitor.reader_csv import (
 )
 from msprobe_engine.formats.monitor.reader_json import CUT, read_alerts
 from msprobe_engine.formats.monitor.run_layout import RankDirectory, between, rank_directories, rank_directory, scan
-from msprobe_engine.formats.monitor.series import EMPTY, SAMPLES_EVERY, Builder, Floats, Integers, Key, Series, Table
+from msprobe_engine.formats.monitor.series import EMPTY, SAMPLES_EVERY, Builder, Floats, Integers, Key, Series, Table, steps_of
 
 __all__ = ["Key", "Run", "Series", "Table", "open_run"]
 
@@ -163,7 +163,7 @@ class Run:
         """Steps that have numbers of the step, and those of them that were interrupted. Read once; equal sets are one object."""
         if rank not in self._recorded:
             numbers = self.scalars(rank)
-            steps = np.unique(np.concatenate([EMPTY.steps, *(series.steps for series in numbers.values())]))
+            steps = steps_of(numbers.values())
             cut = numbers.get(INTERRUPTED)
             found = frozenset(steps.tolist()), frozenset(cut.steps[cut.values > 0].tolist() if cut is not None else ())
             every, interrupted = (self._same.setdefault(one, one) for one in found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,6 +43,11 @@ class Series(NamedTuple):
 
     steps: Integers
     values: Floats
+
+
+def steps_of(several: Iterable[Series]) -> Integers:
+    """Steps that any of them has, ascending."""
+    return np.unique(np.concatenate([np.empty(0, np.int64), *(series.steps for series in several)]))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.errors import NothingCapturedError, UsageError
-from msprobe_engine.core.io.claims import PLACE
+from msprobe_engine.core.io.claims import FURTHER_RUN
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.log import one_line
@@ -26,7 +26,6 @@ _JSON = (layout.DUMP, layout.DEBUG, layout.STACK, layout.CONSTRUCT, layout.SHAPE
 _MAX_DEPTH = 6
 _LARGEST = 256 << 20
 _RANK = re.compile(r"rank_?\d+", re.ASCII)
-_RUN = re.compile(PLACE.format(r"\d+"), re.ASCII)
 _KINDS = {
     f"{Path(PACK).stem}*.zip": "configuration pack",
     "*.jsonl": "JSON lines",
@@ -144,7 +143,7 @@ def look(root: Path) -> Overview:
         here = Path(at)
         place = here.relative_to(root).as_posix()
         directories.sort()
-        out.runs += [(here / name).relative_to(root).as_posix() for name in directories if _RUN.fullmatch(name)]
+        out.runs += [(here / name).relative_to(root).as_posix() for name in directories if FURTHER_RUN.fullmatch(name)]
         if len(here.relative_to(root).parts) >= _MAX_DEPTH:
             directories.clear()
         if "incident.json" in files:

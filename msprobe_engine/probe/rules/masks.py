@@ -22,13 +22,13 @@ from msprobe_engine.core.operator_traits import FILLS, normal_op
 from msprobe_engine.core.records import Entry, Frame
 from msprobe_engine.core.statistics.rows import COUNT, NANS, NEG_INF, POS_INF, ZEROS
 from msprobe_engine.probe.rules.layout import Layout
+from msprobe_engine.probe.rules.uninitialised import API_CALL
 
 Integers = npt.NDArray[np.int64]
 _KEPT = 100_000
 """Tensors that are remembered; names that change at every step must not fill the memory."""
 _OUTPUT = re.compile(r"(.*)\.output(?:[._].*)?", re.DOTALL)
 _GIVEN = re.compile(r"(.*)\.(?:input|kwargs)(?:[._].*)?", re.DOTALL)
-_API_OUTPUT = re.compile(r"(?!Module\.|Cell\.)[^.]+\..*?([^.]+)\.[0-9]+\.forward\.output.*", re.DOTALL)
 
 
 class Masks:
@@ -63,7 +63,7 @@ class Masks:
         if (zeros and zeros + int(ints[i, NEG_INF]) == count) or layout.keys[i] in self._harmless:
             return False
         name = layout.names[i]
-        if (made := _API_OUTPUT.fullmatch(name)) is not None and normal_op(made[1]) in FILLS:
+        if (made := API_CALL.fullmatch(name)) is not None and made[2].startswith("output") and normal_op(made[1]) in FILLS:
             return False
         if (match := _OUTPUT.fullmatch(name)) is not None:
             return not any(ints[j, NEG_INF] for j in _of_call(frame, layout, i, match[1], _GIVEN))

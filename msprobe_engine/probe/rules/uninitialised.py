@@ -16,7 +16,7 @@ import numpy.typing as npt
 from msprobe_engine.core.operator_traits import MOVES
 from msprobe_engine.probe.rules.layout import Layout
 
-_API = re.compile(r"(?!Module\.|Cell\.|Distributed\.|MintDistributed\.)[^.]+\..*?([^.]+)\.[0-9]+\.forward\.(.*)", re.DOTALL)
+API_CALL = re.compile(r"(?!Module\.|Cell\.|Distributed\.|MintDistributed\.)[^.]+\..*?([^.]+)\.[0-9]+\.forward\.(.*)", re.DOTALL)
 
 
 def computed(layout: Layout) -> npt.NDArray[np.bool_]:
@@ -39,5 +39,5 @@ class Computed:
 
 
 def _counts(name: str) -> bool:
-    found = _API.fullmatch(name)
+    found = API_CALL.fullmatch(name)
     return found is None or (found[2].startswith("output") and found[1] not in MOVES)

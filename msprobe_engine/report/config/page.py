@@ -67,7 +67,7 @@ def _head(*keys: str) -> list[Html]:
 
 
 def _headline(found: Comparison, counts: Mapping[str, int]) -> Html:
-    """`report_text.headline` in words of both languages."""
+    """`headline.headline` in words of both languages."""
     harmless = _t("and_harmless", counts[HARMLESS]) if counts[HARMLESS] else ""
     if found.equal:
         return _t("same_harmless", counts[HARMLESS]) if harmless else _t("same")

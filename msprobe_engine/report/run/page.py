@@ -14,7 +14,7 @@ from msprobe_engine.report.web.words import needs_scripts, words
 
 
 def render(data: dict[str, Any]) -> bytes:
-    """The page of what `report_data.collect` gave."""
+    """The page of what `data.collect` gave."""
     alerts = sum(data["rules"].values())
     critical = any(row["severity"] == "critical" for row in data["timeline"])
     pieces = page(

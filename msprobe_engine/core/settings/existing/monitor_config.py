@@ -47,7 +47,7 @@ class Old:
         self.node, self.path, self.report = node, path, report
 
     def get(self, name: str, kind: str, default: Any, **rule: Any) -> Any:
-        """The value of `name`; `rule` as for `legacy.ask`."""
+        """The value of `name`; `rule` as for `config_json.ask`."""
         if name not in self.node:
             return default
         value = convert(ask(name, kind, default, **rule), self.node[name], join(self.path, name), self.report)

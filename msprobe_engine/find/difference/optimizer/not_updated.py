@@ -27,9 +27,9 @@ def differing(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
     mine, theirs = _first_calls(walker.target), _first_calls(walker.golden)
     if not mine or not theirs:
         return []
-    known = [name for name in _parameters(walker.golden) if name in set(_parameters(walker.target))]
+    of_target = set(_parameters(walker.target))
     found: list[Suspect] = []
-    for owner in dict.fromkeys(known):
+    for owner in dict.fromkeys(owner for owner in _parameters(walker.golden) if owner in of_target):
         name = ".".join(part for part in owner if part)
         if owner in theirs and owner not in mine and walker.missing:
             why = Sentence("the optimizer of the golden side updates parameter {0}, and that of this run does not", name)

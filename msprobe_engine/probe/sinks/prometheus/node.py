@@ -107,7 +107,7 @@ _FOLD: dict[str, Callable[[float, float], float]] = {"sum": lambda a, b: a + b, 
 def folded(families: list[Family], node: int) -> list[Family]:
     """One series per node instead of one per rank, with the label ``node`` in place of ``rank``.
 
-    What the series is, `prometheus_names.METRICS` says (``over_node``); metrics of kind ``each`` stay as they are.
+    What the series is, `names.METRICS` says (``over_node``); metrics of kind ``each`` stay as they are.
 
     Args:
         node: first rank of the node.

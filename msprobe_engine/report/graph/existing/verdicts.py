@@ -1,7 +1,7 @@
 """pass, warning and error of 26.2.0 for rows whose nodes belong together, with its reasons.
 
-The checks are those of its tables (`compare.verdict_262`); in a graph they look at the values of the dump and not at texts of a table,
-which makes some of them say something else:
+The checks are those of its tables (`find.verdicts.version_262`); in a graph they look at the values of the dump and not at texts of a
+table, which makes some of them say something else:
 
 * a golden 0 makes no relative error at all (in a table an infinite one);
 * a dtype, a shape or ``requires_grad`` that one side does not have is not compared; but what the target has more of than its partner is

@@ -1,9 +1,9 @@
 """Which communication calls of different ranks belong together (``matched_distributed``).
 
 The k-th call of an operation by every rank of a group is one collective, the k-th message from one rank to another meets the k-th receive
-there (`diagnose.links`); from the root of a broadcast or scatter data go to all others, to that of a gather or reduce from all others.
-More is linked than the existing tool links: collectives of the default group, roots given by name, messages that carry NaN, and those of
-``batch_isend_irecv``, of which there is a link each.
+there (`find.collectives.links`); from the root of a broadcast or scatter data go to all others, to that of a gather or reduce from all
+others. More is linked than the existing tool links: collectives of the default group, roots given by name, messages that carry NaN, and
+those of ``batch_isend_irecv``, of which there is a link each.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ fuzzy: modules by their names, and the calls of functions inside of each by name
 the mapping says, and the same name else.
 
 One call more on one side shifts the numbers of all that follow, and these rules then put calls beside each other that are others. Where
-they leave nodes over, the records are matched by structure (`compare.structure`) unless that is not wanted, and what it says counts.
+they leave nodes over, the records are matched by structure (`align.calls.structure`) unless that is not wanted, and what it says counts.
 """
 
 from __future__ import annotations
