@@ -38,7 +38,7 @@ NOTHING = Sentence("No NaN or Inf that matters")
 _MOST_PROBLEMS = 8
 """What could not be read, on the console."""
 
-_NOT_IN_JSON = frozenset(("unseen", "steps", "nothing", "remarks"))
+_NOT_IN_JSON = frozenset(("unseen", "steps", "nothing", "remarks", "further"))
 
 _WORDS = 9
 """Width of the words in front of the lines of the text."""
@@ -101,6 +101,7 @@ class Diagnosis:
         unseen: the target has something that is not finite, or may have, where nothing was held against it. Not in the json.
         steps: those whose records were looked at. Not in the json.
         nothing: the headline when nothing was found: what one run was searched for; "" of two that were compared. Not in the json.
+        further: places where a difference begins that are no suspects because there are too many; without words. Not in the json.
         remarks: of `evidence`, what a run says of itself, so that it holds whatever else was found. Not in the json.
     """
 
@@ -121,6 +122,11 @@ class Diagnosis:
     steps: list[int] = field(default_factory=list)
     nothing: str = ""
     remarks: list[str] = field(default_factory=list)
+    further: list[Suspect] = field(default_factory=list)
+
+    def begins_in(self, step: int, rank: int | None) -> list[Suspect]:
+        """Where differences begin in one rank of a step (None: in any of its ranks), the most likely first."""
+        return [one for one in (*self.suspects, *self.further) if one.step == step and (rank in (None, one.rank) or rank in one.ranks)]
 
     @property
     def first_suspect(self) -> Suspect | None:

@@ -156,7 +156,7 @@ def compare_steps(
     Raises:
         NothingCapturedError: no record could be compared.
     """
-    way = _StepLoop(moved, begun)
+    way = StepLoop(moved, begun)
     with bar("diagnose", len(steps)) as advance:
         for step in steps:
             a, b = sides(step, way.found.problems)
@@ -172,7 +172,7 @@ def compare_steps(
     return way.conclusion(what)
 
 
-class _StepLoop:
+class StepLoop:
     """What is known of two runs after some of their steps.
 
     Attributes:
@@ -181,7 +181,7 @@ class _StepLoop:
         looked: steps that both sides have.
     """
 
-    def __init__(self, moved: Movements | None, begun: AlreadyBegun | None) -> None:
+    def __init__(self, moved: Movements | None = None, begun: AlreadyBegun | None = None) -> None:
         self.found = Diagnosis()
         self.before: Divergence | None = None
         self.looked: list[int] = []
@@ -225,10 +225,18 @@ class _StepLoop:
             walked = diverge(a, b, previous, units, self._begun(step) if self._begun else None)
         else:
             found.problems += lost(whole, a)
-        self.before = walked
-        self._note(step, a, self.before)
-        self._judge(step, previous, self.before)
+        self.add(step, a, previous, walked)
         found.problems += [problem for side in sides_of_both for problem in side.problems if problem not in found.problems]
+
+    def add(self, step: int, target: Mapping[int, DumpTable], previous: Divergence | None, walked: Divergence) -> None:
+        """What a step shows whose ranks were walked."""
+        self.before = walked
+        self._note(step, target, walked)
+        self._judge(step, previous, walked)
+
+    def suspects(self) -> list[Suspect]:
+        """Where differences begin, as far as is known now."""
+        return [*self.found.suspects, *self.found.further] or self._facts
 
     def _note(self, step: int, a: Mapping[int, DumpTable], walked: Divergence) -> None:
         self._records += sum(walk.compared for walk in walked.walks.values())
@@ -270,7 +278,8 @@ class _StepLoop:
             return False
         template = "The numbers part later: step {0}, rank {1}, {2}: {3}."
         found.evidence.insert(0, Sentence(template, later.step, later.rank, later.record, later.why))
-        found.finding, found.suspects = findings.STRUCTURE, [*earlier, *found.suspects][:MOST_SUSPECTS]
+        found.finding = findings.STRUCTURE
+        found.suspects, found.further = _most([*earlier, *found.suspects, *found.further])
         return True
 
     def conclusion(self, what: str) -> Diagnosis:
@@ -315,7 +324,8 @@ class _StepLoop:
         if same and not found.aligned and (found.renamed or any(found.unmatched.values())):
             found.finding = findings.STRUCTURE  # with round-off between them, or in another framework, the calls are another way to them
         if self._facts:
-            found.finding, found.suspects = findings.STRUCTURE, self._facts[:MOST_SUSPECTS]
+            found.finding = findings.STRUCTURE
+            found.suspects, found.further = _most(self._facts)
         equal = SAME_IN_COMMON if self._one_sided else SAME_BESIDE_NAN if self._hidden else SAME
         found.evidence.append(Sentence("The largest difference is {0}.", _amount(before, largest)) if largest else equal)
 
@@ -365,10 +375,18 @@ def _nonfinite_alone(target: Mapping[int, DumpTable], divergence: Divergence) ->
     return False
 
 
+def _most(suspects: list[Suspect]) -> tuple[list[Suspect], list[Suspect]]:
+    """Those that are named, and those that are too many."""
+    return suspects[:MOST_SUSPECTS], suspects[MOST_SUSPECTS:]
+
+
 def _say(found: Diagnosis, step: int, divergence: Divergence) -> None:
     for rank, origin in divergence.origins[:MOST_SUSPECTS]:
         one = explain.suspect(step, layouts.rank_of(divergence, rank, origin), origin, divergence.walkers[rank])
         found.suspects.append(placed(one, divergence, rank, origin))
+    for rank, origin in divergence.origins[MOST_SUSPECTS:]:
+        one = explain.place(step, layouts.rank_of(divergence, rank, origin), origin, divergence.walkers[rank])
+        found.further.append(placed(one, divergence, rank, origin))
     name_parameters(found.suspects, divergence)
     rank, origin = divergence.origins[0]
     found.finding = explain.finding_of(divergence, rank, origin)

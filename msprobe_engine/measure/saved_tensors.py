@@ -5,8 +5,9 @@ Statistics do not see that elements changed places, or that many small ones diff
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,7 +22,14 @@ from msprobe_engine.measure.tensors.metrics import Figures, TensorDiff, threads
 _BATCH = 4096
 
 
-def refine(found: Distances, target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, int]], workers: int = 0) -> int:
+def refine(
+    found: Distances,
+    target: DumpTable,
+    golden: DumpTable,
+    rows: Sequence[tuple[int, int]],
+    measured: Mapping[tuple[int, int], Figures] | None = None,
+    workers: int = 0,
+) -> int:
     """Put the distance of the elements in place of that of the statistics, for pairs whose tensors are saved and of equal shape.
 
     Tensors that cannot be read, or are not of the shape and type that the dump says, keep the distance they have; `target.problems` says
@@ -29,6 +37,7 @@ def refine(found: Distances, target: DumpTable, golden: DumpTable, rows: Sequenc
 
     Args:
         found: as `distances.distances` made it of `rows`; changed.
+        measured: pair of rows -> what was measured of its tensors; None: they are read here.
         workers: threads; 0 means one per core.
 
     Returns:
@@ -42,15 +51,18 @@ def refine(found: Distances, target: DumpTable, golden: DumpTable, rows: Sequenc
     first = ""
     with ThreadPoolExecutor(threads(workers)) as pool:
         for part in _batches(at):
-            for k, figures in zip(part, pool.map(lambda k: _figures(target, golden, *rows[k]), part)):
+            read = pool.map(lambda k: _figures(target, golden, *rows[k]), part)
+            for k, figures in zip(part, read if measured is None else [measured.get(rows[k]) for k in part]):
                 if isinstance(figures, str):
                     unread, first = unread + 1, first or figures
                 if figures is None or isinstance(figures, str):
                     continue
                 done += 1
+                # NaN on both sides are no difference to a walk, which asks where they come from; what is left of the tensor is
+                distance = replace(figures, apart=0).distance if figures.bad_left and figures.bad_right else figures.distance
                 if figures.bad_left and figures.bad_right and _nan_on_one_side(target, golden, *rows[k]):
                     continue  # and Inf on the other, which `distances.distances` has told
-                found.distance[k] = figures.distance
+                found.distance[k] = distance
                 found.bad_target[k], found.bad_golden[k] = bool(figures.bad_left), bool(figures.bad_right)
                 found.known[k] = True
     if unread:
@@ -81,10 +93,6 @@ def _figures(target: DumpTable, golden: DumpTable, i: int, j: int) -> Figures | 
             check_dumped(y, golden.data_name[j], golden.shape[j], golden.dtype[j])
             if x.shape != y.shape:
                 return None
-            figures = TensorDiff(x, y, None).run()
+            return TensorDiff(x, y, None).run()
     except (DumpFormatError, UsageError) as error:
         return f"{target.name[i]}: {error}"
-    if figures.apart and figures.bad_left and figures.bad_right:
-        # NaN on both sides are no difference to a walk, which asks where they come from; what is left of the tensor is
-        figures.apart = 0
-    return figures

@@ -3,6 +3,8 @@ answers of the existing tool are judged. `benchmarks/faults.py` runs all."""
 
 from __future__ import annotations
 
+import csv
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,9 @@ from fault_mixture import DEFECTS
 from fault_settings import SETTINGS, Truth, cases, dumps, truth
 
 from msprobe_engine.find.run import diagnose
+from msprobe_engine.measure.options import CompareOptions
+from msprobe_engine.report.table.api import compare_dumps
+from msprobe_engine.report.table.summary import Comparison
 
 SAMPLE = (
     ("L0", "scores not scaled"),
@@ -60,6 +65,35 @@ def test_harmless(noise: Any, root: Path, request: pytest.FixtureRequest) -> Non
     for pair in ((path, golden), (golden, path)):
         found = diagnose(*pair)
         assert found.finding in ("none", "structure"), found.headline()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(SETTINGS))
+def test_the_first_error_of_the_tables_is_the_first_suspect(name: str, root: Path, tmp_path: Path) -> None:
+    """Of every planted case: the tables are projections of the finding, so they name no other place before it; where nothing is found no
+    row is an error."""
+    for number, case in enumerate(cases(SETTINGS[name])):
+        found = compare_dumps(*dumps(root, SETTINGS[name], case), tmp_path / str(number), CompareOptions(workers=1))
+        errors = first_errors(found)
+        assert found.diagnosis is not None
+        first = found.diagnosis.first_suspect
+        if first is None:
+            assert not errors, case.name
+        else:
+            assert errors.get((first.step, first.rank), "").startswith(f"{first.record}."), (case.name, first, errors)
+
+
+def first_errors(found: Comparison) -> dict[tuple[int, int], str]:
+    """(step, rank) -> name of the first row of its table that is an error."""
+    errors = {}
+    for file in map(Path, found.files):
+        step, rank = (re.search(word, text) for word, text in ((r"step(\d+)", file.parent.name), (r"rank(\d+)", file.name)))
+        with open(file, newline="") as stream:
+            rows = (row for row in csv.DictReader(stream) if row["Result"] == "error")
+            for row in itertools.islice(rows, 1):
+                name = row["NPU Name"] if row["NPU Name"] != "N/A" else row["Bench Name"]
+                errors[int(step[1]) if step else 0, int(rank[1]) if rank else 0] = name
+    return errors
 
 
 def test_every_defect_has_a_truth_at_every_level() -> None:

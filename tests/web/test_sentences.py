@@ -59,6 +59,9 @@ def test_a_sentence_is_its_english_text() -> None:
     assert sentences.both(one) == [str(one), sentences.chinese(one)]
     assert sentences.both("plain") == "plain"
     assert joined(", ", ["a", "b", "c"]) == "a, b, c"
+    ranks = joined(", ", (Sentence("rank {0}: {1}", rank, 1) for rank in range(10_240)))
+    assert ranks.startswith("rank 0: 1, rank 1: 1, ")
+    assert len(re.findall("[,，、]", sentences.chinese(ranks))) == 10_239
     assert one_line_of(Sentence("{0} holds NaN or Inf", "a\nb")) == "a\\nb holds NaN or Inf"
 
 

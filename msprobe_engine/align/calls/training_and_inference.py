@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.match import Matching
+from msprobe_engine.align.calls.structure import Aligned, Structure
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.record_rows import INPUT, PARAMETERS, Value
@@ -75,7 +77,10 @@ def align(target: DumpTable, golden: DumpTable, backend: str | None) -> tuple[Du
     pairs = [(left.add(a), right.add(b)) for a, b in groups]
     first, second = (np.array([pair[side] for pair in pairs], np.int64) for side in (0, 1))
     made, other_made = left.close(), right.close()
-    return made, other_made, Matching(first, second, {}, (np.array(made.op, np.int64), np.array(other_made.op, np.int64)))
+    matching = Matching(first, second, {}, (np.array(made.op, np.int64), np.array(other_made.op, np.int64)))
+    records = [(a, b) for a, b in matching.ops.tolist() if a >= 0 and b >= 0]
+    matching.aligned = Aligned(Tree(made), Tree(other_made), Structure(records))
+    return made, other_made, matching
 
 
 def _in_between(
@@ -150,6 +155,7 @@ class _Copy:
             made.ops.append(side.ops[op])
             self._last = op
         row = len(made.name)
+        made.positions[row] = side.name[rows[0]][len(side.ops[op]) :]
         whole = len(rows) > 1 and side.role[rows[0]] != INPUT
         chosen = rows if whole else rows[:1]
         made.op.append(len(made.ops) - 1)

@@ -44,11 +44,12 @@ def filled(template: str, arguments: Iterable[str]) -> str:
 
 
 def joined(separator: str, parts: Iterable[object]) -> Sentence:
-    """Parts after each other, in any language."""
-    made: Sentence | None = None
-    for part in parts:
-        made = Sentence("{0}", part) if made is None else Sentence(f"{{0}}{separator}{{1}}", made, part)
-    return made if made is not None else Sentence("")
+    """Parts after each other, in any language; nested as deep as the logarithm of their number, because pages say them part by part."""
+    made = list(parts)
+    while len(made) > 1:
+        last = made[len(made) & ~1 :]
+        made = [Sentence(f"{{0}}{separator}{{1}}", one, two) for one, two in zip(made[::2], made[1::2])] + last
+    return Sentence("{0}", made[0]) if made else Sentence("")
 
 
 def one_line_of(text: str) -> str:

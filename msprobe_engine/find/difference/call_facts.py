@@ -30,11 +30,16 @@ _MOST = 20
 
 
 def differing(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
-    """The first records of a rank of which one side says something else, in the order of the file; of two frameworks none."""
+    """Records of a rank of which one side says something else, in the order of the file, the first `_MOST` in words; of two frameworks
+    none."""
     if crossed(walker.side, walker.golden.side):
         return []
-    found = sorted([*_of_rows(walker), *_of_collectives(walker)], key=lambda item: item[0].op)[:_MOST]
-    return [dataclasses.replace(explain.suspect(step, rank, origin, walker), why=why, distance=None, limit=None) for origin, why in found]
+    found = sorted([*_of_rows(walker), *_of_collectives(walker)], key=lambda item: item[0].op)
+    said = [
+        dataclasses.replace(explain.suspect(step, rank, origin, walker), why=why, distance=None, limit=None)
+        for origin, why in found[:_MOST]
+    ]
+    return said + [explain.place(step, rank, origin, walker) for origin, _ in found[_MOST:]]
 
 
 def other_dtypes(found: Distances) -> Bools:
@@ -63,7 +68,7 @@ def _of_rows(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentenc
         GRAD_FLAG: (mine != theirs) & (mine >= 0) & (theirs >= 0) & (not unlike),
     }
     for kind, where in differ.items():
-        for at in np.flatnonzero(where)[:_MOST].tolist():
+        for at in np.flatnonzero(where).tolist():
             row, other = walker.rows[at]
             yield _origin(side.op[row], golden.op[other], kind, row, other), _why(kind, side, row, golden, other)
 

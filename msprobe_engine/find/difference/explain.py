@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -26,25 +27,27 @@ _STATISTICS = ("Max", "Min", "Mean", "Norm")
 
 def suspect(step: int, rank: int, origin: DifferenceOrigin, walker: DifferenceWalk) -> Suspect:
     """The suspect of an origin."""
-    side, golden = walker.side, walker.golden.side
-    missing = origin.kind == origins.MISSING
-    shown, op = (golden, origin.partner) if missing else (side, origin.op)
-    stack = stack_of(shown, shown.ops[op])
-    return Suspect(
-        record=shown.ops[op],
+    found = place(step, rank, origin, walker)
+    stack = stack_of(walker.golden.side if origin.kind == origins.MISSING else walker.side, found.record)
+    return dataclasses.replace(
+        found,
         module=module_of(walker, origin),
-        rank=rank,
-        step=step,
         source=own_line(stack) or "",
-        kind=origin.kind,
         why=why(origin, walker, step),
-        tensor=side.name[origin.row] if origin.row >= 0 else "",
-        partner=golden.ops[origin.partner] if origin.partner >= 0 else "",
         numbers=numbers(origin, walker),
         distance=origin.distance,
         limit=origin.limit,
         stack=stack,
     )
+
+
+def place(step: int, rank: int, origin: DifferenceOrigin, walker: DifferenceWalk) -> Suspect:
+    """Where an origin is, without words."""
+    side, golden = walker.side, walker.golden.side
+    shown, op = (golden, origin.partner) if origin.kind == origins.MISSING else (side, origin.op)
+    tensor = side.name[origin.row] if origin.row >= 0 else ""
+    partner = golden.ops[origin.partner] if origin.partner >= 0 else ""
+    return Suspect(shown.ops[op], "", rank, step, kind=origin.kind, tensor=tensor, partner=partner)
 
 
 def stack_of(side: DumpTable, record: str) -> list[str]:

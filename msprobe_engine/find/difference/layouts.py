@@ -91,14 +91,15 @@ def diverge_layouts(
     joiner = Unsharder(theirs, ours) if turn else Unsharder(ours, theirs)
     join = joiner.join_turned if turn else joiner.join
     units = (moved or {}).get(min(golden)) if len(theirs) == 1 else None
-    found = _walked(join(), min(target), before, units)
+    found = diverge_whole(join(), min(target), before, units)
     whole = found.wholes[min(target)]
     if whole.factor != 1.0 and _updates_with_the_factor(found):
-        found = _walked(join(factors=False), min(target), before, units)
+        found = diverge_whole(join(factors=False), min(target), before, units)
     return found
 
 
-def _walked(whole: GlobalTensors, rank: int, before: Divergence | None, units: Floats | None) -> Divergence:
+def diverge_whole(whole: GlobalTensors, rank: int, before: Divergence | None = None, units: Floats | None = None) -> Divergence:
+    """Walk what was put together; the walk bears the number `rank`."""
     found = Divergence(noise=before.noise if before else 0.0)
     found.structures[rank], found.walkers[rank], found.wholes[rank] = whole.structure, PieceWalker(whole), whole
     if units is not None:

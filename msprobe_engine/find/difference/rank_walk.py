@@ -9,6 +9,7 @@ from msprobe_engine.align.calls.alignment import align_sides
 from msprobe_engine.align.calls.structure import Aligned
 from msprobe_engine.find.difference.walk import DifferenceWalk, Walk
 from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.measure.tensors.metrics import Figures
 
 
 @dataclass
@@ -26,11 +27,17 @@ class RankWalk:
     sides: tuple[DumpTable, DumpTable]
 
 
-def walk_rank(target: DumpTable, golden: DumpTable, aligned: Aligned | None = None) -> RankWalk:
-    """Match two sides, unless that was done (`aligned`), and walk them."""
+def walk_rank(
+    target: DumpTable,
+    golden: DumpTable,
+    aligned: Aligned | None = None,
+    measured: Mapping[tuple[int, int], Figures] | None = None,
+) -> RankWalk:
+    """Match two sides, unless that was done (`aligned`), and walk them; `measured`: pair of rows -> what was measured of its saved
+    tensors, unless they are to be read here."""
     if aligned is None:
         aligned = align_sides(target, golden)
-    walker = DifferenceWalk(aligned.target, aligned.golden, aligned.structure)
+    walker = DifferenceWalk(aligned.target, aligned.golden, aligned.structure, measured)
     return RankWalk(walker, walker.walk(), (target, golden))
 
 

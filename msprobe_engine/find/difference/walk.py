@@ -16,7 +16,7 @@ accepted raises what is accepted from then on.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -37,6 +37,7 @@ from msprobe_engine.measure import distances, factorize, saved_tensors
 from msprobe_engine.measure.distances import Floats
 from msprobe_engine.measure.factorize import Bools, Integers
 from msprobe_engine.measure.segments import RecordSums, SegmentReduce
+from msprobe_engine.measure.tensors.metrics import Figures
 
 CALIBRATED, CALIBRATED_GROWTH = 20.0, 4.0
 """Limit and growth in multiples of what a record was seen to move."""
@@ -67,23 +68,27 @@ class DifferenceWalk:
     Args:
         target, golden: trees of both sides.
         structure: which record belongs to which.
+        measured: pair of rows -> what was measured of its saved tensors; None: they are read here.
+
+    Attributes:
         foreign: record of the target -> largest distance of what other ranks put into the same collective.
     """
 
-    def __init__(self, target: Tree, golden: Tree, structure: Structure, foreign: dict[int, float] | None = None) -> None:
+    def __init__(self, target: Tree, golden: Tree, structure: Structure, measured: Mapping[tuple[int, int], Figures] | None = None) -> None:
         self.target, self.golden, self.structure = target, golden, structure
-        self.foreign = foreign or {}
+        self.foreign: dict[int, float] = {}
         side: DumpTable = target.side
         self.side = side
         self.rows, self.starts = distances.paired_rows(side, golden.side, structure.pairs)
         self.measured = distances.distances(side, golden.side, self.rows)
-        saved_tensors.refine(self.measured, side, golden.side, self.rows)
+        saved_tensors.refine(self.measured, side, golden.side, self.rows, measured)
         self.extra = set(structure.only_target)
         self.missing = set(structure.only_golden)
         self._position = {op: at for at, (op, _) in enumerate(structure.pairs)}
         self.back = {b: a for a, b in structure.pairs}
         self._growth = GROWTH
         self._units: np.ndarray[tuple[int], np.dtype[np.float64]] | None = None
+        self.moved = np.zeros(0)
         self._leave_out()
         self.cancelled = cancelling_gradients.detect_cancelling(self)
 
@@ -262,6 +267,7 @@ class DifferenceWalk:
 
     def calibrate(self, moved: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
         """Count distances in what was measured to be round-off, float64 (rows of the golden side)."""
+        self.moved = moved
         self._units = moved[np.fromiter((j for _, j in self.rows), np.int64, len(self.rows))]
         self.measured = dataclasses.replace(self.measured, distance=self.measured.distance / self._units)
         self._growth = CALIBRATED_GROWTH

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from msprobe_engine.core.errors import DumpFormatError
@@ -22,15 +22,19 @@ _WORDS = (b"NaN", b"Infinity")
 _PIECE = 1 << 20
 
 
-def add_nonfinite_of_one_side(found: Diagnosis, target: Path, golden: Path) -> None:
-    """A NaN in calls that only the target makes has nothing to be compared with; the run alone tells, if the golden one has none."""
+def add_nonfinite_of_one_side(
+    found: Diagnosis, target: Path, golden: Path, steps: Collection[int] = (), ranks: Collection[int] = ()
+) -> None:
+    """A NaN in calls that only the target makes has nothing to be compared with; the run alone tells, if the golden one has none.
+    `steps`, `ranks`: only these were compared; empty: all."""
     from msprobe_engine.find.single_run import diagnose_alone
 
     if found.finding not in (findings.NONE, findings.STRUCTURE) or not found.unseen:
         return
     alone = diagnose_alone(target)
-    if alone.finding in _NONFINITE and diagnose_alone(golden).finding == findings.NONE:
-        found.finding, found.suspects = alone.finding, alone.suspects
+    asked = [one for one in alone.suspects if (not steps or one.step in steps) and (not ranks or one.rank in ranks)]
+    if alone.finding in _NONFINITE and asked and diagnose_alone(golden).finding == findings.NONE:
+        found.finding, found.suspects, found.further = alone.finding, asked, []
         found.evidence = [line for line in found.evidence if line not in (SAME, SAME_BESIDE_NAN, SAME_IN_COMMON)] + alone.evidence
 
 

@@ -1,49 +1,50 @@
-"""Verdicts of this tool on the rows of a table: a row is off when its difference is more than round-off, and at fault when what went into
-its record is not off.
+"""Verdicts of this tool on the rows of a table: a projection of what was found in its rank and step (`find.rank_findings`).
 
-* error: the difference begins here, or it is a fact (another argument, NaN that nothing before has made, a shape, a dtype)
-* warning: it is off because of something before it; only one side has it, or has one of its statistics; requires_grad differs; both sides
-  hold NaN or Inf and nothing finite that could be compared
+* error: a difference begins here: the row belongs to a record that a finding names
+* warning: it is off because of something else; only one side has it, or has one of its statistics; both sides hold NaN or Inf and nothing
+  finite that could be compared
 * pass: nothing beyond round-off
 
-Distances and limits are those of `measure.distances`; differences may grow `origins.GROWTH`-fold within one call before it is to blame.
+The first error of a table is the first suspect of its rank and step: what stands before it and is off is a warning.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.align.frameworks.common_terms import CommonSide
-from msprobe_engine.core.names import forward_twin
-from msprobe_engine.find.difference.divergence import NOISIEST, PRODUCTS
-from msprobe_engine.find.difference.origin import GROWTH
+from msprobe_engine.align.parallel.merge_records import origin_of
+from msprobe_engine.find.difference.origin import ARGUMENT, DTYPE, GRAD_FLAG, GROWTH, MISSING, PARAMETER, TAKEN
 from msprobe_engine.find.difference.walk import CALIBRATED, CALIBRATED_GROWTH
+from msprobe_engine.find.findings import Suspect
+from msprobe_engine.find.rank_findings import RankFindings
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
-from msprobe_engine.measure import distances, dump_dialects, factorize, missing_statistics
+from msprobe_engine.measure import distances, factorize, missing_statistics
 
 Rows = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 PASS, WARNING, ERROR = range(3)
-_MANY, _ROUNDS = 64, 6
 
 
 @dataclass
-class Judged:
+class RowVerdicts:
     """Of all rows of a table.
 
     Attributes:
-        level: int8, `PASS`, `WARNING` or `ERROR`.
+        level: int8 (n,), `PASS`, `WARNING` or `ERROR`.
+        one_sided: bool (n, 11), what only one side has, see `measure.missing_statistics`.
         said: row -> one sentence.
     """
 
     level: npt.NDArray[np.int8]
+    one_sided: Bools
     said: dict[int, str] = field(default_factory=dict)
 
     def set(self, at: int, level: int, text: str) -> None:
@@ -53,268 +54,229 @@ class Judged:
         self.level[at] = max(int(self.level[at]), level)
 
 
-class Judge:
-    """Judges the rows of one table.
+class RowProjection:
+    """The verdicts on the rows of one table.
 
     Args:
-        target, golden: both sides.
-        rows, others: int64, row of the target and of the golden side; -1 where there is none.
-        record: int64, which rows belong to one record; equal ones stand together.
-        distance: float64, of what was measured otherwise (saved tensors); NaN where nothing was.
-        moved: float64 (rows of the golden side), what round-off moves each row (`find.difference.calibration`); without it the dtype tells.
-        begins: bool, rows of records where a difference begins; None: that is judged here.
+        found: of the rank and step; the rows are those of the sides of its walker.
+        rows, others: int64 (n,), row of the target and of the golden side; -1 where there is none.
+        record: int64 (n,), which rows belong to one record; equal ones stand together.
+        distance: float64 (n,), of what was measured otherwise (saved tensors); NaN where nothing was.
     """
 
-    def __init__(
-        self,
-        target: DumpTable,
-        golden: DumpTable,
-        rows: Rows,
-        others: Rows,
-        record: Rows,
-        distance: Floats | None = None,
-        moved: Floats | None = None,
-        begins: Bools | None = None,
-    ) -> None:
-        self._begins = begins
-        self.target, self.golden, self.rows, self.others = target, golden, rows, others
+    def __init__(self, found: RankFindings, rows: Rows, others: Rows, record: Rows, distance: Floats | None = None) -> None:
+        self.found, self.walker = found, found.walker
+        self.target, self.golden, self.rows, self.others = self.walker.side, self.walker.golden.side, rows, others
         n = len(rows)
         self.both = (rows >= 0) & (others >= 0)
-        found = distances.distances(target, golden, np.stack((rows[self.both], others[self.both]), axis=1))
-        self.distance = np.zeros(n)
-        self.distance[self.both] = found.distance
-        self._argument, self._shape, self._dtype, self._bad = (np.zeros(n, bool) for _ in range(4))
-        for name, part in (("_argument", found.argument), ("_shape", found.shape), ("_dtype", found.dtype)):
-            getattr(self, name)[self.both] = part
-        self._bad[self.both] = found.bad_target != found.bad_golden
-        self._blind = np.zeros(n, bool)  # NaN or Inf on both sides, and nothing finite beside them
-        self._blind[self.both] = found.bad_target & found.bad_golden & ~found.known
-        self.one_sided = np.zeros((n, len(missing_statistics.WHAT)), bool)
-        self.one_sided[self.both] = found.one_sided
-        self._random = np.zeros(n, bool)
-        count = factorize.of_each(golden.shape, distances.elements)[others[self.both]]
-        self._random[self.both] = (count >= _MANY) & (found.norm * np.sqrt(count) <= 8 * found.extremes)
-        self._alien = self._made_alone()
-        self.distance[self._alien] = np.inf
-        if distance is not None:
-            self._blind &= np.isnan(distance)
-            self.one_sided[~np.isnan(distance), : missing_statistics.REDACTED] = False
-            self.one_sided[~np.isnan(distance), missing_statistics.NOWHERE] = False
-            self.distance = np.where(np.isnan(distance), self.distance, distance)
-        self._measured = moved is not None
-        if moved is not None:
-            self.distance[self.both] /= moved[others[self.both]]
-        self._growth = CALIBRATED_GROWTH if self._measured else GROWTH
-        role = np.frombuffer(bytes(target.role) or b"\0", np.uint8)
-        self.role = np.where(rows >= 0, role[rows], INPUT) if n else np.zeros(0, np.int64)
+        role = np.frombuffer(bytes(self.target.role) or b"\0", np.uint8)
+        golden_role = np.frombuffer(bytes(self.golden.role) or b"\0", np.uint8)
+        self.role = np.where(rows >= 0, role[rows], golden_role[others]) if n else np.zeros(0, np.int64)
         self.starts = np.concatenate(([0], np.flatnonzero(np.diff(record)) + 1)) if n else np.zeros(0, np.int64)
         self.group = np.repeat(np.arange(len(self.starts)), np.diff(np.append(self.starts, n)))
+        self.entered = np.isin(self.role, (INPUT, PARAMETERS))
+        self._measure(distance)
+        self.limits = self._limits()
 
-    def run(self) -> Judged:
-        """Judge everything. When the first fault looks like products with fewer bits of mantissa (TF32), what they explain is accepted."""
-        floor = 0.0
-        for _ in range(_ROUNDS):
-            judged = self._judge(floor)
-            level = self._noise(judged)
-            if level <= floor:
-                break
-            floor = level
-        return judged
+    def run(self) -> RowVerdicts:
+        """All verdicts."""
+        verdicts = RowVerdicts(np.zeros(len(self.rows), np.int8), self.one_sided)
+        if not len(self.rows):
+            return verdicts
+        begins = list(self._begins())
+        first = min((rows[0] for rows, _ in begins[:1]), default=-1)
+        at_fault = np.zeros(len(self.rows), bool)
+        for rows, suspect in begins:
+            level = ERROR if rows[0] >= first else WARNING
+            for at in rows:
+                verdicts.set(at, level, self._sentence(at, suspect) if level == ERROR else self._follows(at))
+                at_fault[at] |= level == ERROR
+        self._consequences(verdicts, first, at_fault)
+        self._facts(verdicts)
+        self._alone(verdicts)
+        return verdicts
 
-    def _noise(self, judged: Judged) -> float:
-        faults = np.flatnonzero(judged.level == ERROR)
-        if not len(faults) or self._measured:
-            return 0.0
-        at = int(faults[0])
-        row = int(self.rows[at])
-        if not self._random[at] or self.role[at] != OUTPUT or not self.distance[at] <= NOISIEST:
-            return 0.0
-        fine = distances.eps(self.target.dtype[row]) == distances.EPS["float32"]
-        name = self.target.ops[self.target.op[row]].lower()
-        return 4 * float(self.distance[at]) if fine and any(product in name for product in PRODUCTS) else 0.0
+    def _measure(self, distance: Floats | None) -> None:
+        """What is known of the pairs of rows: that of the walk, and of pairs that it has not (other ones by the user's mapping) anew."""
+        walker, n = self.walker, len(self.rows)
+        left, right = factorize.columns(walker.rows)
+        position = np.full(len(self.target) + 1, -1, np.int64)  # the last one is of rows that are not there
+        position[left] = np.arange(len(left))
+        places = np.where(self.both, position[self.rows], -1)
+        walked = places >= 0
+        walked[walked] = right[places[walked]] == self.others[walked]
+        rest = self.both & ~walked
+        further = distances.distances(self.target, self.golden, np.stack((self.rows[rest], self.others[rest]), axis=1))
+        if walker.calibrated:
+            further.distance /= walker.moved[self.others[rest]]
+        self.one_sided = np.zeros((n, len(missing_statistics.WHAT)), bool)
+        self.distance = np.zeros(n)
+        self._argument, self._shape, self._dtype, bad_target, bad_golden, known = (np.zeros(n, bool) for _ in range(6))
+        for part, one in ((walked, walker.measured), (rest, further)):
+            chosen: Any = places[walked] if part is walked else slice(None)
+            self.distance[part], self.one_sided[part] = one.distance[chosen], one.one_sided[chosen]
+            self._argument[part], self._shape[part], self._dtype[part] = one.argument[chosen], one.shape[chosen], one.dtype[chosen]
+            bad_target[part], bad_golden[part], known[part] = one.bad_target[chosen], one.bad_golden[chosen], one.known[chosen]
+        self._bad = bad_target != bad_golden
+        self._blind = bad_target & bad_golden & ~known  # NaN or Inf on both sides, and nothing finite beside them
+        if distance is not None:
+            measured = ~np.isnan(distance)
+            self._blind &= ~measured
+            self.one_sided[measured, : missing_statistics.REDACTED] = False
+            self.one_sided[measured, missing_statistics.NOWHERE] = False
+            new = rest & measured
+            self.distance[new] = distance[new] / (walker.moved[self.others[new]] if walker.calibrated else 1.0)
 
-    def _judge(self, floor: float) -> Judged:
-        n = len(self.rows)
-        judged = Judged(np.zeros(n, np.int8))
-        if not n:
-            return judged
-        gradient = self.role == PARAMETERS_GRAD
-        out = (self.role == OUTPUT) | ~np.isin(self.role, (INPUT, PARAMETERS, OUTPUT, PARAMETERS_GRAD))
-        measured = self.both & ~self._argument
-        went_in = measured & ~out & ~gradient
-        inner, outer = self._largest(went_in), self._largest((measured & out) | self._alien)
-        before = np.concatenate(([0.0], np.maximum.accumulate(outer)[:-1]))
-        known = np.zeros(len(self.starts), bool)
-        known[self.group[went_in]] = True
-        feeding = np.maximum(np.where(known, inner, before), self._within(outer))
-        limits = np.maximum(self._limits(feeding, np.maximum(inner, outer)), floor)
-        whole = float(outer.max(initial=0.0))
-        with np.errstate(invalid="ignore"):
-            allowed = np.where(out, (limits + self._growth * feeding)[self.group], (limits + self._growth * before)[self.group])
-            allowed = np.where(gradient, limits.max(initial=0.0) + self._growth * whole, allowed)
-            begins = measured & (self.distance > allowed)
-        begins &= ~(went_in & np.isinf(before)[self.group])
-        if self._begins is not None:
-            begins = self._begins & measured & (self.distance > limits[self.group])
-        self._say(judged, begins, ERROR, feeding, limits)
-        self._facts(judged, feeding)
-        self._alone(judged)
-        faults = np.flatnonzero((judged.level == ERROR) | self._alien)
-        if len(faults):
-            first = int(faults[0])
-            later = gradient | (np.arange(n) >= self.starts[self.group[first]])
-            self._say(judged, measured & later & ~begins & (self.distance > limits[self.group]), WARNING, feeding, limits)
-        return judged
+    def _limits(self) -> Floats:
+        """Round-off of each record, float64 (records,)."""
+        if self.walker.calibrated:
+            return np.full(len(self.starts), CALIBRATED)
+        ops = [self.target.op[row] if row >= 0 else -1 for row in self.rows[self.starts].tolist()]
+        places = np.fromiter(map(self.walker.position, ops), np.int64, len(ops))
+        found: Floats = np.array([*self.walker.limits, 0.0])[places]
+        for group in np.flatnonzero((places < 0) & np.logical_or.reduceat(self.both, self.starts)).tolist():
+            ends = np.append(self.starts[1:], len(self.rows))
+            pairs = [at for at in range(self.starts[group], ends[group]) if self.both[at]]
+            units = max(distances.eps(self.golden.dtype[self.others[at]]) for at in pairs)
+            found[group] = distances.limit(units, max(distances.longest_sum(self.target.shape[self.rows[at]]) for at in pairs))
+        return np.asarray(np.maximum(found, self.found.noise))
 
-    def _within(self, outer: Floats) -> Floats:
-        """Of each record the largest difference that the records in it give out: what a module gives out follows from them."""
-        found, (inside, around) = np.zeros(len(outer)), self._nested
-        while len(inside):
-            new = found.copy()
-            np.maximum.at(new, around, np.maximum(found, outer)[inside])
-            if np.array_equal(new, found):
-                break
-            found = new
-        return found
-
-    @cached_property
-    def _nested(self) -> tuple[Rows, Rows]:
-        """Groups whose record stands in the record of another group, and that one."""
-        side, begins = self.target, self.rows[self.starts]
-        groups = {side.ops[side.op[row]]: group for group, row in enumerate(begins.tolist()) if row >= 0}
-        found = [(group, groups.get(side.parent(name) or "", -1)) for name, group in groups.items()]
-        pairs = np.array([pair for pair in found if pair[1] >= 0 and pair[0] != pair[1]], np.int64).reshape(-1, 2)
-        return pairs[:, 0], pairs[:, 1]
-
-    def _made_alone(self) -> Bools:
-        """NaN or +Inf that a call gives out which only the target has. (-Inf alone is what masks are made of.)"""
-        alone = np.flatnonzero((self.rows >= 0) & (self.others < 0))
-        found = np.zeros(len(self.rows), bool)
-        told = dump_dialects.recorded_by_both(self.target, self.golden) if len(alone) else found
-        told = told | self._bad.any()  # something that both have recorded is not finite on one side, so it did come from somewhere
-        for at in alone.tolist():
-            row = int(self.rows[at])
-            found[at] = self.target.role[row] == OUTPUT and self._overflown(row) and told[self.target.op[row]]
-        return found
-
-    def _overflown(self, row: int) -> bool:
-        return row in self.target.nans or str(self.target.stats_of(row)[0]).lower() in ("nan", "inf")
-
-    def _largest(self, among: Bools) -> Floats:
-        return np.asarray(np.maximum.reduceat(np.where(among, self.distance, 0.0), self.starts))
-
-    @cached_property
-    def _coarse(self) -> bool:
-        """The runs are of different precision as a whole."""
-        return bool(2 * self._dtype.sum() > max(1, int(self.both.sum()) - len(self.target.values)))
-
-    def _limits(self, feeding: Floats, moved: Floats) -> Floats:
-        """Round-off of each record. A backward call also sums over what its forward call has kept, whose difference feeds it as well."""
-        i, j = self.rows[self.both], self.others[self.both]
-        units, terms = np.zeros(len(self.rows)), np.ones(len(self.rows))
-        units[self.both] = factorize.of_each(self.golden.dtype, distances.eps)[j]
-        if self._coarse:
-            units[self.both] = np.maximum(units[self.both], factorize.of_each(self.target.dtype, distances.eps)[i])
-        terms[self.both] = factorize.of_each(self.target.shape, distances.longest_sum)[i]
-        eps, longest = np.maximum.reduceat(units, self.starts), np.maximum.reduceat(terms, self.starts)
-        places: dict[str, int] = {}
+    def _begins(self) -> Iterator[tuple[list[int], Suspect]]:
+        """Of each finding the rows of the table that are at fault, the one to name first."""
+        target: dict[str, list[int]] = {}
+        golden: dict[str, list[int]] = {}
         for group, start in enumerate(self.starts.tolist()):
-            if self.rows[start] >= 0:
-                name = self.target.ops[self.target.op[self.rows[start]]]
-                places[name] = group
-                if ".backward" in name:
-                    twin = places.get(forward_twin(name), -1)
-                    if twin >= 0:
-                        eps[group], longest[group] = max(eps[group], eps[twin]), max(longest[group], longest[twin])
-                        feeding[group] = max(feeding[group], moved[twin])
-        if self._measured:
-            return np.full(len(eps), CALIBRATED)
-        return np.fromiter(map(distances.limit, eps.tolist(), longest.astype(np.int64).tolist()), np.float64, len(eps))
+            of_target = self.rows[start] >= 0
+            side, row = (self.target, int(self.rows[start])) if of_target else (self.golden, int(self.others[start]))
+            op, groups = side.op[row], target if of_target else golden
+            here = origin_of(side, op)
+            for name in {side.ops[op], side.ops[op] if here is None else here[1]}:
+                groups.setdefault(name, []).append(group)
+        for suspect in self.found.begins:
+            names = (golden, target) if suspect.kind == MISSING else (target, golden)
+            rows = [at for groups in names for group in groups.get(suspect.record, ()) for at in self._at_fault(group, suspect)]
+            if rows:
+                yield rows, suspect
 
-    def _say(self, judged: Judged, where: Bools, level: int, feeding: Floats, limits: Floats) -> None:
-        """Set the level of some rows, each with a sentence."""
-        rows = np.flatnonzero(where)
-        group, role = self.group[rows], self.role[rows]
-        explained = {limit: f"{limit:.2g}" for limit in set(limits[group].tolist())}
-        strange = (self._shape | self._bad | np.isinf(self.distance))[rows].tolist()
-        took = np.isin(role, (INPUT, PARAMETERS)).tolist()
-        gradient = (role == PARAMETERS_GRAD).tolist()
-        parts = zip(rows.tolist(), self.distance[rows].tolist(), limits[group].tolist(), feeding[group].tolist(), strange, took, gradient)
-        before = judged.level.tolist()
-        for at, distance, limit, inside, odd, entered, summed in parts:
-            if at in judged.said and level <= before[at]:
-                continue
-            if odd:
-                what = self._odd(at)
-            elif self._measured:
-                what = f"off by {distance:.2g} times what round-off moves it"
-            else:
-                what = f"off by {distance:.2g} of its size, round-off explains {explained[limit]}"
-            judged.said[at] = f"{what}; {_why(level == ERROR, inside, entered, summed)}"
-        judged.level[rows] = np.maximum(judged.level[rows], level)
+    def _at_fault(self, group: int, suspect: Suspect) -> list[int]:
+        """Rows of a record that a finding names: those that are off, by its kind those that go in or those that come out; else the row that
+        shows it, or the first one that comes out."""
+        end = int(self.starts[group + 1]) if group + 1 < len(self.starts) else len(self.rows)
+        rows = list(range(int(self.starts[group]), end))
+        shown = [at for at in rows if self.rows[at] >= 0 and self.target.name[self.rows[at]] == suspect.tensor]
+        if suspect.kind in (DTYPE, GRAD_FLAG) and shown:
+            return shown
+        off = [at for at in rows if self.both[at] and not self._argument[at] and self.distance[at] > self.limits[group]]
+        if suspect.kind == ARGUMENT:
+            return list(dict.fromkeys([*shown, *(at for at in off if not self.entered[at])])) or rows[:1]
+        if suspect.kind in (TAKEN, PARAMETER):
+            return [at for at in off if self.entered[at]] or shown or off or rows[:1]
+        out = [at for at in off if not self.entered[at]]
+        return out or shown or [at for at in rows if self.role[at] in (OUTPUT, PARAMETERS_GRAD)][:1] or rows[:1]
 
-    def _odd(self, at: int) -> str:
+    def _consequences(self, verdicts: RowVerdicts, first: int, at_fault: Bools) -> None:
+        """Rows that are off without being at fault. Before the first fault differences have been accepted as round-off that grows."""
+        if not self.found.differs:
+            return
+        growth = CALIBRATED_GROWTH if self.walker.calibrated else GROWTH
+        limits = self.limits[self.group]
+        before = np.arange(len(self.rows)) < first if first >= 0 else np.ones(len(self.rows), bool)
+        allowed = np.where(before & (self.role != PARAMETERS_GRAD), limits + growth * self.found.accepted, limits)
+        off = self.both & ~self._argument & ~at_fault & (self.distance > allowed)
+        for at in np.flatnonzero(off).tolist():
+            verdicts.set(at, WARNING, self._follows(at))
+
+    def _sentence(self, at: int, suspect: Suspect) -> str:
+        """Of a row that is at fault."""
+        if not self.both[at]:
+            side = "golden side" if self.others[at] >= 0 else "target"
+            return f"only the {side} has it{f': {suspect.why}' if suspect.why else ''}"
+        if self._argument[at]:
+            return self._argument_text(at)
+        if not self.distance[at] > self.limits[self.group[at]]:
+            return suspect.why or "a difference begins here"
+        inside = self._taken_in(at)
+        if self.role[at] == PARAMETERS_GRAD:
+            return f"{self._size(at)}; nothing else explains it"
+        if self.entered[at]:
+            return f"{self._size(at)}; no record before it is off"
+        return f"{self._size(at)}; {f'what went in is off by {inside:.2g}' if inside else 'what went in is the same'}"
+
+    def _follows(self, at: int) -> str:
+        """Of a row that is off because of something else."""
+        if self.role[at] == PARAMETERS_GRAD:
+            return f"{self._size(at)}; it follows from what came before"
+        if self.entered[at]:
+            return f"{self._size(at)}; it was made before"
+        inside = self._taken_in(at)
+        if inside == np.inf:
+            return f"{self._size(at)}; what went in is not the same either"
+        return f"{self._size(at)}; {f'what went in is off by {inside:.2g}' if inside else 'it follows from what is off elsewhere'}"
+
+    def _taken_in(self, at: int) -> float:
+        """Largest difference of what went into the record of a row."""
+        group = self.group[at]
+        end = self.starts[group + 1] if group + 1 < len(self.starts) else len(self.rows)
+        part = slice(self.starts[group], end)
+        chosen = self.both[part] & self.entered[part] & ~self._argument[part]
+        return float(self.distance[part][chosen].max(initial=0.0))
+
+    def _size(self, at: int) -> str:
+        """How far a row is off."""
         if self._shape[at]:
             return f"shape {self.target.shape[int(self.rows[at])]} against {self.golden.shape[int(self.others[at])]}"
-        return "NaN or Inf on one side only" if self._bad[at] else "the content differs"
+        if self._bad[at]:
+            return "NaN or Inf on one side only"
+        distance = float(self.distance[at])
+        if distance == np.inf:
+            return "the content differs"
+        if self.walker.calibrated:
+            return f"off by {distance:.2g} times what round-off moves it"
+        return f"off by {distance:.2g} of its size, round-off explains {self.limits[self.group[at]]:.2g}"
 
-    def _facts(self, judged: Judged, feeding: Floats) -> None:
+    def _argument_text(self, at: int) -> str:
+        i, j = int(self.rows[at]), int(self.others[at])
+        return f"argument {_short(self.target.values.get(i))} against {_short(self.golden.values.get(j))}"
+
+    def _facts(self, verdicts: RowVerdicts) -> None:
+        """What is not the same beside numbers."""
         for at in np.flatnonzero(self._argument).tolist():
-            i, j = int(self.rows[at]), int(self.others[at])
-            text = f"argument {_short(self.target.values.get(i))} against {_short(self.golden.values.get(j))}"
-            known = self._begins is not None and not self._begins[at]
-            judged.set(at, WARNING if known or np.isinf(feeding[self.group[at]]) else ERROR, text)
-        if not self._coarse:
-            entered = np.zeros(len(self.starts), bool)
-            entered[self.group[self._dtype & (self.role == INPUT)]] = True
+            verdicts.set(at, WARNING, self._argument_text(at))
+        if 2 * int((self._dtype & ~self._argument).sum()) <= int((self.both & ~self._argument).sum()):
             for at in np.flatnonzero(self._dtype & ~self._argument).tolist():
-                made = self.role[at] == OUTPUT and not entered[self.group[at]]
                 i, j = int(self.rows[at]), int(self.others[at])
-                judged.set(at, ERROR if made else WARNING, f"dtype {self.target.dtype[i]} against {self.golden.dtype[j]}")
+                verdicts.set(at, WARNING, f"dtype {self.target.dtype[i]} against {self.golden.dtype[j]}")
         for at in np.flatnonzero(self._blind).tolist():
-            judged.set(at, WARNING, "cannot be compared: NaN or Inf on both sides, and no finite number beside it")
+            verdicts.set(at, WARNING, "cannot be compared: NaN or Inf on both sides, and no finite number beside it")
         for at in np.flatnonzero(self.one_sided.any(1)).tolist():
-            judged.set(at, WARNING, f"not compared whole: {missing_statistics.words(self.one_sided[at])}")
+            verdicts.set(at, WARNING, f"not compared whole: {missing_statistics.words(self.one_sided[at])}")
         mine, other = (factorize.of_each(side.requires_grad, _sign, np.int8) for side in (self.target, self.golden))
         a, b = mine[self.rows], other[self.others]
         for at in np.flatnonzero(self.both & (a != b) & (a >= 0) & (b >= 0)).tolist():
-            judged.set(at, WARNING, f"requires_grad {bool(a[at])} against {bool(b[at])}")
+            verdicts.set(at, WARNING, f"requires_grad {bool(a[at])} against {bool(b[at])}")
 
-    def _told(self, at: int) -> str:
-        """Why a row needs no partner, in dumps of two frameworks."""
+    def _alone(self, verdicts: RowVerdicts) -> None:
+        """Rows of one side."""
+        for at in np.flatnonzero(~self.both).tolist():
+            side = "golden side" if self.others[at] >= 0 else "target"
+            if why := self._needs_no_partner(at):
+                verdicts.set(at, PASS, why)
+            elif self.rows[at] >= 0 and _overflown(self.target, int(self.rows[at])):
+                verdicts.set(at, WARNING, f"only the {side} has it, and it holds NaN or Inf")
+            else:
+                verdicts.set(at, WARNING, f"only the {side} has it")
+
+    def _needs_no_partner(self, at: int) -> str:
+        """Why, in dumps of two frameworks; "" where it needs one."""
         for side, row in ((self.target, int(self.rows[at])), (self.golden, int(self.others[at]))):
             if row >= 0:
                 return side.told.get(row, "") if isinstance(side, CommonSide) else ""
         return ""
 
-    def _alone(self, judged: Judged) -> None:
-        for at in np.flatnonzero(~self.both).tolist():
-            side = "golden side" if self.others[at] >= 0 else "target"
-            why = self._told(at)
-            if why:
-                judged.set(at, PASS, why)
-                continue
-            if not self._alien[at]:
-                judged.set(at, WARNING, f"only the {side} has it")
-                continue
-            record = self.target.rows(self.target.op[int(self.rows[at])])
-            tensors = [row for row in record if self.target.role[row] in (INPUT, PARAMETERS) and row not in self.target.values]
-            entered = any(self._overflown(row) for row in tensors)
-            judged.set(
-                at, WARNING if entered else ERROR, f"only the {side} has it, and it holds NaN or Inf{' that went in' if entered else ''}"
-            )
 
-
-def _why(begins: bool, inside: float, entered: bool, summed: bool) -> str:
-    """What stands before a row: `inside`, the difference that went into its record; `entered`, the row went in itself; `summed`, it is a
-    gradient of parameters."""
-    if summed:
-        return "nothing else explains it" if begins else "it follows from what came before"
-    if entered:
-        return "no record before it is off" if begins else "it was made before"
-    if begins:
-        return f"what went in is off by {inside:.2g}" if inside else "what went in is the same"
-    return "what went in is not the same either" if inside == np.inf else f"what went in is off by {inside:.2g}"
+def _overflown(side: DumpTable, row: int) -> bool:
+    """Holds NaN or +Inf; -Inf alone is what masks are made of."""
+    return row in side.nans or str(side.stats_of(row)[0]).lower() in ("nan", "inf")
 
 
 def _sign(flag: bool | None) -> int:

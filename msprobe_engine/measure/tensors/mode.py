@@ -28,7 +28,7 @@ from msprobe_engine.measure.options import NEW, OLD, CompareOptions
 from msprobe_engine.measure.tensors import cells as tensor_words
 from msprobe_engine.measure.tensors import plugins
 from msprobe_engine.measure.tensors.cells import Cell
-from msprobe_engine.measure.tensors.metrics import TensorDiff, threads
+from msprobe_engine.measure.tensors.metrics import Figures, TensorDiff, threads
 from msprobe_engine.measure.tensors.plugins import Metric, load_metrics
 from msprobe_engine.measure.tensors.postprocess import Postprocess
 
@@ -58,6 +58,7 @@ class Measured(NamedTuple):
         distance: see `Figures.distance`; NaN when nothing was compared.
         limit: distance that round-off explains.
         damaged: a file could not be read.
+        figures: what was measured, by our rule; None when nothing was.
     """
 
     cells: Sequence[Cell]
@@ -66,6 +67,7 @@ class Measured(NamedTuple):
     distance: float = math.nan
     limit: float = math.nan
     damaged: bool = False
+    figures: Figures | None = None
 
 
 @dataclass
@@ -76,12 +78,14 @@ class TensorRows:
         columns: `METRICS`, further metrics and `MESSAGE`, one list of cells each.
         distance, limit: float64 [pairs], see `Measured`.
         damaged: [pairs], the file could not be read.
+        figures: pair -> what was measured of it, by our rule.
     """
 
     columns: dict[str, list[Cell]] = field(default_factory=dict)
     distance: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     limit: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     damaged: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
+    figures: dict[tuple[int, int], Figures] = field(default_factory=dict)
 
 
 class TensorMode:
@@ -206,7 +210,7 @@ class TensorMode:
         said.append(tensor_words.sentence(figures, golden.shape, coarse, allowed))
         # another shape is a fact, whatever the numbers say
         distance = figures.distance if _without_ones(target) == _without_ones(golden) else math.nan
-        return Measured(tensor_words.cells(figures), (), "; ".join(part for part in said if part), distance, allowed)
+        return Measured(tensor_words.cells(figures), (), "; ".join(part for part in said if part), distance, allowed, figures=figures)
 
     def _extra(self, target: Readable, golden: Readable, found: Measured) -> tuple[list[Cell], list[str]]:
         if not self._metrics:
@@ -271,6 +275,7 @@ def metrics(
         distance,
         np.array([one.limit for one in found], np.float64),
         np.array([one.damaged for one in found], bool),
+        {pair: one.figures for pair, one in zip(pairs, found) if one.figures is not None},
     )
 
 

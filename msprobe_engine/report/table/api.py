@@ -19,7 +19,7 @@ from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.reader import collection_paused
 from msprobe_engine.measure.options import CompareOptions
-from msprobe_engine.report.table.rank_table import Result, compare_guarded
+from msprobe_engine.report.table.rank_table import Known, Result, compare_guarded, places_of
 from msprobe_engine.report.table.schedule import Manifest, run_tasks
 from msprobe_engine.report.table.summary import Comparison
 from msprobe_engine.report.table_files import check_format, output_directory
@@ -95,7 +95,10 @@ def _compared(
     found.results = [results[task.key] for task in sources.tasks]
     if diagnose:
         with collection_paused():
-            _diagnose(found, sources, results, not options.steps and not options.ranks, Mappings.of(options))
+            _diagnose(found, sources, results, options)
+    if found.diagnosis is not None and not (options.compat or options.consistent_check or options.postprocess is not None):
+        _write_again(found.diagnosis, sources, results, options, directory, manifest, scheduler)
+        found.results = [results[task.key] for task in sources.tasks]
     for result in found.results:
         result.begun = None
     found.write(directory / f"compare_summary_{manifest.stamp}.json")
@@ -127,16 +130,47 @@ def _results(
     return results
 
 
+def _write_again(
+    diagnosis: Diagnosis,
+    sources: Sources,
+    results: dict[str, Result],
+    options: CompareOptions,
+    directory: Path,
+    manifest: Manifest,
+    scheduler: str,
+) -> None:
+    """A table was written with what its rank shows alone. Where the diagnosis of all ranks and steps says something else (a collective
+    gives out what another rank has put in), it is written again with that."""
+    known: dict[str, Known] = {}
+    for step in diagnosis.steps:
+        for rank, task in _ranks(sources.tasks, step):
+            begins = diagnosis.begins_in(step, None if task.whole else rank)
+            if results[task.key].files and results[task.key].begins != places_of(begins):
+                known[task.key] = Known(begins, bool(diagnosis.suspects))
+    tasks = [task for task in sources.tasks if task.key in known]
+    if not tasks:
+        return
+    output = os.fspath(directory.resolve() if scheduler else directory)
+    work = partial(compare_guarded, options=options, output=output, stamp=manifest.stamp, keep=False, known=known)
+    kind = "dask" if scheduler else options.scheduler
+    with bar("verdicts", len(tasks)) as advance, collection_paused():
+        for task, result in run_tasks(tasks, work, kind, options.workers, options.memory_mb, scheduler):
+            results[task.key] = result
+            manifest.note(task, result)
+            advance(task.place)
+
+
 def _fingerprint(sources: Sources, options: CompareOptions) -> str:
     told = repr((options, [(str(task.target.resolve()), str(task.golden.resolve()), task.key) for task in sources.tasks]))
     return hashlib.sha256(told.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
-def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result], all_of_it: bool, mappings: Mappings) -> None:
+def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result], options: CompareOptions) -> None:
     """Where the difference begins. Runs with other numbers of ranks are read whole: they may be cut differently."""
     from msprobe_engine.find.nonfinite.one_side import add_later_nonfinite, add_nonfinite_of_one_side
     from msprobe_engine.find.run import compare_steps
 
+    mappings, all_of_it = Mappings.of(options), not options.steps and not options.ranks
     steps = sorted({task.step or 0 for task in sources.tasks})
     whole = any(task.whole for task in sources.tasks) or (sources.lost and all_of_it and not Path(found.target).is_file())
     sides = partial(_whole_steps, found, sources.tasks, mappings) if whole else partial(_sides, sources.tasks, results, mappings)
@@ -144,8 +178,8 @@ def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result]
         moved = partial(_movements, sources.tasks) if any(task.calibration for task in sources.tasks) else None
         begun = partial(_begun, sources.tasks, results)
         found.diagnosis = compare_steps(steps, sides, f"{found.target} and {found.golden}", moved, begun)
+        add_nonfinite_of_one_side(found.diagnosis, Path(found.target), Path(found.golden), options.steps, options.ranks)
         if all_of_it:
-            add_nonfinite_of_one_side(found.diagnosis, Path(found.target), Path(found.golden))
             add_later_nonfinite(found.diagnosis, Path(found.target), Path(found.golden))
     except (NothingCapturedError, DumpFormatError) as error:
         if not found.all_problems:

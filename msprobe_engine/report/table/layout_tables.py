@@ -12,6 +12,7 @@ from msprobe_engine.align.calls.match import Matching
 from msprobe_engine.align.mapping.user_mapping import Mappings, lost
 from msprobe_engine.align.parallel.join_stages_and_experts import together
 from msprobe_engine.align.parallel.micro_batches import cut
+from msprobe_engine.align.parallel.outcome import GlobalTensors
 from msprobe_engine.align.parallel.unshard import Unsharder
 from msprobe_engine.align.sources import Sources, Task
 from msprobe_engine.core.errors import DumpFormatError
@@ -84,8 +85,8 @@ def _sides(task: Task) -> tuple[Mapping[int, DumpTable], Mapping[int, DumpTable]
     return found[0], found[1]
 
 
-def read_whole(task: Task, mappings: Mappings, problems: list[str]) -> tuple[DumpTable, DumpTable, Matching]:
-    """Both wholes of a step, and which rows belong together: those that could be put together.
+def read_whole(task: Task, mappings: Mappings, problems: list[str]) -> tuple[GlobalTensors, int, Matching]:
+    """Both wholes of a step, the lowest rank of the target, and which rows belong together: those that could be put together.
 
     Args:
         task: of which all ranks are read.
@@ -110,7 +111,7 @@ def read_whole(task: Task, mappings: Mappings, problems: list[str]) -> tuple[Dum
     left_out = {*whole.skipped, *of_groups(whole.target)}
     kept = np.array([pair for pair in rows if pair[0] not in left_out], np.int64).reshape(-1, 2)
     records = np.array(whole.target.op, np.int64), np.array(whole.golden.op, np.int64)
-    return whole.target, whole.golden, Matching(kept[:, 0], kept[:, 1], {}, records)
+    return whole, min(ranks), Matching(kept[:, 0], kept[:, 1], {}, records)
 
 
 def of_groups(side: DumpTable) -> Iterator[int]:

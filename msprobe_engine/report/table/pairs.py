@@ -8,14 +8,16 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.align.calls.structure import Aligned
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.find.difference.row_attribution import RowAttribution
-from msprobe_engine.find.verdicts import rows as verdict
+from msprobe_engine.find.difference.rank_walk import walk_rank
+from msprobe_engine.find.rank_findings import RankFindings, find_in_rank
 from msprobe_engine.find.verdicts import version_262, version_811
 from msprobe_engine.find.verdicts.colours import RED, YELLOW, Highlight
+from msprobe_engine.find.verdicts.rows import WARNING, RowProjection, RowVerdicts
 from msprobe_engine.formats.dump.dump_table import DEBUG, DIGEST, INPUT, MD5, STATISTICS, STRUCTURE, TENSOR, DumpTable
 from msprobe_engine.measure import columns as c
-from msprobe_engine.measure import distances, factorize, missing_statistics, redacted_rows
+from msprobe_engine.measure import distances, factorize, missing_statistics
 from msprobe_engine.measure.checksums import checksums
 from msprobe_engine.measure.columns import BLOCK_ROWS, UNMATCHED, Block, columns
 from msprobe_engine.measure.options import CompareOptions
@@ -23,18 +25,18 @@ from msprobe_engine.measure.statistics_mode import Shown, Statistics, difference
 from msprobe_engine.measure.tensors.mode import TensorRows, metrics, plugin_names
 
 Rows = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 _LEVELS = {True: ("", "Warning", "Warning"), False: ("pass", "warning", "error")}
 _COLOURS = ("", YELLOW, RED)
 
 
 class Matched(Protocol):
     """Which rows belong together: int64, one item per row of the table, -1 where a side has none. `messages`: row of the table -> what
-    the matching has to say about it."""
+    the matching has to say about it; `aligned`: the records, where the structure says which belong together."""
 
     target: Rows
     golden: Rows
     messages: dict[int, str]
+    aligned: Aligned | None
 
 
 def compare_pair(
@@ -42,16 +44,16 @@ def compare_pair(
     golden: DumpTable,
     matching: Matched,
     options: CompareOptions,
-    moved: Floats | None = None,
-    known: RowAttribution | None = None,
+    found: RankFindings | None = None,
+    tensors: TensorRows | None = None,
 ) -> Iterator[Block]:
     """Compare one rank of one step.
 
     Args:
         target, golden: both sides.
         matching: what belongs together, in the order of the table.
-        moved: float64 (rows of the golden side), what round-off moves each row (`compare.calibrate.movements`), for our verdicts.
-        known: what the diagnosis says of the rows of the table, where it comes first (two frameworks); for our verdicts.
+        found: what was found in this rank and step, for our verdicts; None: found here.
+        tensors: of all rows, where tensors were measured for `found` (`measure_tensors`).
 
     Yields:
         Blocks of at most `BLOCK_ROWS` rows (more only when one record has more), columns in the order of `columns`.
@@ -60,7 +62,17 @@ def compare_pair(
         DumpFormatError: the sides hold things that cannot be compared.
         UsageError: a metric or mapping of the options cannot be used.
     """
-    return _Table(target, golden, matching, options, moved, known).blocks()
+    if found is None and not options.compat:
+        tensors = measure_tensors(target, golden, matching, options)
+        found = find_in_rank(walk_rank(target, golden, matching.aligned, None if tensors is None else tensors.figures), 0, 0)
+    return _Table(target, golden, matching, options, found, tensors).blocks()
+
+
+def measure_tensors(target: DumpTable, golden: DumpTable, matching: Matched, options: CompareOptions) -> TensorRows | None:
+    """What our verdicts on saved tensors are made of; None where both sides do not hold tensors."""
+    if common_mode(target, golden, options.compat) != TENSOR:
+        return None
+    return metrics(target, golden, list(zip(matching.target.tolist(), matching.golden.tolist())), options)
 
 
 def common_mode(target: DumpTable, golden: DumpTable, compat: bool) -> str:
@@ -94,10 +106,10 @@ class _Table:
         golden: DumpTable,
         matching: Matched,
         options: CompareOptions,
-        moved: Floats | None,
-        known: RowAttribution | None,
+        found: RankFindings | None,
+        tensors: TensorRows | None,
     ) -> None:
-        self.moved, self.known = moved, known
+        self.found, self._tensors = found, tensors
         self.target, self.golden, self.options, self.matching = target, golden, options, matching
         self.mode = common_mode(target, golden, options.compat)
         self.old = options.old
@@ -114,8 +126,7 @@ class _Table:
             (_texts(side.dtype, nothing), _texts(side.shape, nothing), _texts(side.requires_grad, UNMATCHED, str_of=None))
             for side in (target, golden)
         ]
-        self._tensors: TensorRows | None = None
-        self._judged: verdict.Judged | None = None
+        self._judged: RowVerdicts | None = None
         self.stacked: set[int] = set()
         self._damaged = 0
         self._first_damaged = ""
@@ -132,19 +143,15 @@ class _Table:
         if not n:
             return
         if not self.options.compat:
-            if self.mode == TENSOR:
-                self._tensors = self._measure(slice(0, n))
-            distance = self._tensors.distance if self._tensors is not None else self._bitwise()
-            if self.known is not None:
-                known = self.known.distance
-                distance = known if distance is None else np.where(np.isnan(known), distance, known)
-            begins = None if self.known is None else self.known.begins
-            judge = verdict.Judge(self.target, self.golden, self.rows, self.others, self.record, distance, self.moved, begins)
-            self._judged = judge.run()
-            self._say_one_sided(judge.one_sided)
+            if self._tensors is not None:
+                self._say_damaged(self._tensors, slice(0, n))
+            assert self.found is not None
+            distance = None if self._tensors is None else self._tensors.distance
+            self._judged = RowProjection(self.found, self.rows, self.others, self.record, distance).run()
+            self._say_one_sided(self._judged.one_sided)
             if self._tensors is not None:
                 for at in np.flatnonzero(self._tensors.damaged).tolist():
-                    self._judged.set(at, verdict.WARNING, "")  # Err_message has the reason
+                    self._judged.set(at, WARNING, "")  # Err_message has the reason
             for at, text in self.matching.messages.items():
                 self._judged.said[at] = "; ".join(part for part in (self._judged.said.get(at, ""), text) if part)
         elif self.mode == STATISTICS:
@@ -172,26 +179,17 @@ class _Table:
         for sentence in missing_statistics.sentences(self.target, self.golden, one_sided, *rows):
             self.target.say(sentence)
 
-    def _bitwise(self) -> Floats | None:
-        """Checksums know no round-off: 0 or inf, NaN where a side has none."""
-        if self.mode not in (MD5, DIGEST):
-            return None
-        both = zip(checksums(self.target, self.rows, self.mode), checksums(self.golden, self.others, self.mode))
-        found = (np.nan if UNMATCHED in pair else 0.0 if pair[0] == pair[1] else np.inf for pair in both)
-        distance = np.fromiter(found, np.float64, len(self.rows))
-        paired = np.flatnonzero((self.rows >= 0) & (self.others >= 0))
-        _, other_keys = redacted_rows.of_other_keys(self.target, self.golden, self.rows[paired], self.others[paired])
-        distance[paired[other_keys]] = np.nan
-        return distance
-
     def _measure(self, part: slice) -> TensorRows:
         found = metrics(self.target, self.golden, list(zip(self.rows[part].tolist(), self.others[part].tolist())), self.options)
+        self._say_damaged(found, part)
+        return found
+
+    def _say_damaged(self, found: TensorRows, part: slice) -> None:
         damaged = np.flatnonzero(found.damaged)
         if len(damaged) and not self._damaged:
             at = int(damaged[0])
             self._first_damaged = f"{self.target.name[self.rows[part][at]]}: {found.columns[c.MESSAGE][at]}"
         self._damaged += len(damaged)
-        return found
 
     def _block(self, part: slice) -> Block:
         rows, others = self.rows[part], self.others[part]

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from msprobe_engine.align.calls.structure import Aligned
 from msprobe_engine.align.mapping.user_mapping import Mappings
 from msprobe_engine.align.sources import Task
 from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError, ProbeError
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.find.difference.rank_walk import RankWalk, walk_rank
+from msprobe_engine.find.findings import Suspect
+from msprobe_engine.find.rank_findings import RankFindings
 from msprobe_engine.find.verdicts.advisor import Advisor
 from msprobe_engine.find.verdicts.colours import RED
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
@@ -28,6 +29,28 @@ from msprobe_engine.report.table_files import Table, open_table, unwritable
 
 MOST_NAMES = 20
 """Unmatched rows that the summary names, per side and rank."""
+
+
+Place = tuple[str, str, str]
+"""Record, kind and row of a place where a difference begins."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the diagnosis of all ranks says of one rank of one step.
+
+    Attributes:
+        begins: where differences begin there.
+        differs: something is off in this step, in this rank or another one.
+    """
+
+    begins: Sequence[Suspect]
+    differs: bool
+
+
+def places_of(begins: Sequence[Suspect]) -> list[Place]:
+    """Of what is known, what decides the verdicts."""
+    return [(one.record, one.kind, one.tensor) for one in begins]
 
 
 @dataclass
@@ -45,6 +68,7 @@ class Result:
         first: name of the first row that is off, in table order, "" when there is none.
         problems: what went wrong; the other tasks go on.
         begun: both sides, for the diagnosis, and what has been done of it; None when that was not to be kept.
+        begins: where the verdicts of the table say that differences begin; None: not known any more.
     """
 
     key: str
@@ -58,18 +82,19 @@ class Result:
     first: str = ""
     problems: list[str] = field(default_factory=list)
     begun: RankWalk | None = None
+    begins: list[Place] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """All but what was begun."""
-        kept = Result(**{**self.__dict__, "begun": None})
-        found = asdict(kept)
-        del found["begun"]
+        """All but what was begun and what was found."""
+        found = asdict(Result(**{**self.__dict__, "begun": None}))
+        del found["begun"], found["begins"]
         return found
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Result:
-        """Back from `as_json`."""
-        return cls(**document)
+        """Back from `as_json`, with or without what was found."""
+        begins = document.get("begins")
+        return cls(**{**document, "begins": None if begins is None else [tuple(place) for place in begins]})
 
 
 WRONG = frozenset(("error", "No", "Different"))
@@ -83,7 +108,7 @@ OFF = frozenset(("error", "warning", "No", "Warning", "Different", "Unmatched", 
 
 
 @np.errstate(all="ignore")  # the numbers of a dump may be anything
-def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, keep: bool) -> Result:
+def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, keep: bool, known: Known | None = None) -> Result:
     """Compare one pair of files. Errors of the data are in the result; those of the caller or the disk are raised.
 
     Args:
@@ -91,7 +116,8 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
         options: of the comparison.
         output: directory of the results; the task's folder is made below it.
         stamp: time in the names of the files.
-        keep: begin the diagnosis, and hand the sides back.
+        keep: hand back the sides and what was found, for the diagnosis.
+        known: what the diagnosis says of this rank and step; None: what it shows alone.
 
     Raises:
         SinkError: a table cannot be written.
@@ -99,7 +125,7 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
     """
     found = Result(task.key)
     if task.whole:
-        return _compare_whole(found, task, options, Path(output), stamp)
+        return _compare_whole(found, task, options, Path(output), stamp, known)
     try:
         target, golden = read_side(task.target), read_side(task.golden)
         if task.stack is not None:
@@ -113,55 +139,62 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
         found.problems += [*target.problems, *golden.problems]
         return found
     Mappings.of(options).apply(target, golden)
-    aligned: Aligned | None = None
     begun: RankWalk | None = None
     try:
-        blocks, aligned, begun = _blocks(task, target, golden, options)
+        blocks, begun = _blocks(found, task, target, golden, options, known)
         _write(found, task, options, Path(output), stamp, blocks)
     except (DumpFormatError, NothingCapturedError) as error:
         found.problems.append(f"{task.place}: {error}")
     if keep and not task.calibration:  # what is begun counts in what the dtypes say
-        found.begun = begun or walk_rank(target, golden, aligned)
+        found.begun = begun or walk_rank(target, golden)
     found.problems += [*target.problems, *golden.problems]
     return found
 
 
-def _compare_whole(found: Result, task: Task, options: CompareOptions, output: Path, stamp: str) -> Result:
+def _compare_whole(found: Result, task: Task, options: CompareOptions, output: Path, stamp: str, known: Known | None) -> Result:
     """What all ranks of a step make together, of runs with different layouts."""
+    from msprobe_engine.find.rank_findings import find_in_whole
     from msprobe_engine.report.table.layout_tables import read_whole
     from msprobe_engine.report.table.pairs import compare_pair
 
     try:
-        target, golden, matching = read_whole(task, Mappings.of(options), found.problems)
-        _write(found, task, options, output, stamp, compare_pair(target, golden, matching, options))
+        whole, rank, matching = read_whole(task, Mappings.of(options), found.problems)
+        shown = _shown(found, find_in_whole(whole, task.step or 0, rank), known)
+        _write(found, task, options, output, stamp, compare_pair(whole.target, whole.golden, matching, options, shown))
     except (DumpFormatError, NothingCapturedError) as error:
         found.problems.append(f"{task.place}: {error}")
     return found
 
 
 def _blocks(
-    task: Task, target: DumpTable, golden: DumpTable, options: CompareOptions
-) -> tuple[Iterator[Block], Aligned | None, RankWalk | None]:
-    """Blocks of the table, and what else is known by then: how the records are aligned, and a diagnosis."""
+    found: Result, task: Task, target: DumpTable, golden: DumpTable, options: CompareOptions, known: Known | None
+) -> tuple[Iterator[Block], RankWalk | None]:
+    """Blocks of the table, and the walk that its verdicts are of."""
     from msprobe_engine.align.calls.match import match
-    from msprobe_engine.align.frameworks.common_terms import in_common
     from msprobe_engine.find.difference.calibration import movements
-    from msprobe_engine.find.difference.row_attribution import settled
-    from msprobe_engine.report.table.pairs import compare_pair
+    from msprobe_engine.find.rank_findings import find_in_rank
+    from msprobe_engine.report.table.pairs import compare_pair, measure_tensors
 
     if options.consistent_check:
         from msprobe_engine.align.calls.training_and_inference import align
 
-        return compare_pair(*align(target, golden, options.backend), options), None, None
+        return compare_pair(*align(target, golden, options.backend), options), None
     matching = match(target, golden, options)
+    if options.compat:
+        return compare_pair(target, golden, matching, options), None
+    first, second = matching.sides or (target, golden)
+    tensors = measure_tensors(first, second, matching, options)
+    begun = walk_rank(target, golden, matching.aligned, None if tensors is None else tensors.figures)
     moved = movements(golden, [read_side(path) for path in task.calibration]) if task.calibration else None
-    if matching.sides is not None:
-        begun = walk_rank(target, golden, matching.aligned)
-        first, second = matching.sides
-        moved = None if moved is None else in_common(moved, second)
-        known = None if task.calibration else settled(begun, matching.target, matching.golden)
-        return compare_pair(first, second, matching, options, moved, known), matching.aligned, begun
-    return compare_pair(target, golden, matching, options, moved), None if task.calibration else matching.aligned, None
+    shown = _shown(found, find_in_rank(begun, task.step or 0, task.rank or 0, moved), known)
+    return compare_pair(first, second, matching, options, shown, tensors), begun
+
+
+def _shown(found: Result, alone: RankFindings, known: Known | None) -> RankFindings:
+    """What the table shows: what the diagnosis of all ranks says, else what this rank shows alone."""
+    shown = alone if known is None else replace(alone, begins=known.begins, differs=known.differs)
+    found.begins = places_of(shown.begins)
+    return shown
 
 
 def _stacks(path: Path, target: DumpTable) -> dict[str, list[str]]:
@@ -239,11 +272,13 @@ def _name(name: Any, other: Any) -> str:
     return str(other if name == UNMATCHED else name)
 
 
-def compare_guarded(task: Task, options: CompareOptions, output: str, stamp: str, keep: bool) -> Result:
-    """`compare_task`; a fault of this tool in one pair does not take the others with it."""
+def compare_guarded(
+    task: Task, options: CompareOptions, output: str, stamp: str, keep: bool, known: Mapping[str, Known] | None = None
+) -> Result:
+    """`compare_task`, with what is known by the keys of tasks; a fault of this tool in one pair does not take the others with it."""
     try:
         with collection_paused(), factorize.remembered():  # the columns of a million rows are no garbage
-            return compare_task(task, options, output, stamp, keep)
+            return compare_task(task, options, output, stamp, keep, (known or {}).get(task.key))
     except ProbeError:
         raise
     except Exception as error:

@@ -238,7 +238,7 @@ class Manifest:
             return None
         try:
             result = Result.from_json(entry["result"])
-        except (KeyError, TypeError):
+        except (AttributeError, KeyError, TypeError):
             return None
         return result if all(os.path.isfile(file) for file in result.files) else None
 
@@ -246,7 +246,7 @@ class Manifest:
         """Remember a result without problems; those with problems are tried again."""
         if result.problems:
             return
-        self._done[task.key] = {"inputs": _inputs(task), "result": result.as_json()}
+        self._done[task.key] = {"inputs": _inputs(task), "result": result.as_json() | {"begins": result.begins}}
         with contextlib.suppress(OSError):  # then nothing can be continued, and nothing else is lost
             write_file(self._path, [json.dumps({"stamp": self.stamp, "done": self._done}).encode()])
 

@@ -1,0 +1,100 @@
+"""What is found in one rank of one step when it is looked at alone: for its table, before the ranks are held against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from msprobe_engine.align.calls.alignment import crossed
+from msprobe_engine.align.parallel.outcome import GlobalTensors
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.find.difference.calibration import Floats
+from msprobe_engine.find.difference.divergence import Divergence, diverge, settle_origins
+from msprobe_engine.find.difference.layouts import diverge_whole
+from msprobe_engine.find.difference.rank_walk import RankWalk, walk_rank
+from msprobe_engine.find.difference.walk import DifferenceWalk
+from msprobe_engine.find.findings import Suspect
+from msprobe_engine.find.run import StepLoop
+from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+
+
+@dataclass(frozen=True)
+class RankFindings:
+    """Of one rank of one step.
+
+    Attributes:
+        walker: both sides, with their distances; the rows of a table are rows of its sides.
+        begins: where differences begin in this rank, the most likely first; records are named as in the sides of `walker`.
+        differs: something is off in this step, in this rank or another one.
+        accepted: largest distance that was taken for round-off.
+        noise: distances up to this one are products with fewer bits of mantissa.
+    """
+
+    walker: DifferenceWalk
+    begins: Sequence[Suspect]
+    differs: bool
+    accepted: float
+    noise: float
+
+
+def find_in_rank(begun: RankWalk, step: int, rank: int, moved: Floats | None = None) -> RankFindings:
+    """Look at one rank alone.
+
+    Args:
+        begun: its walk.
+        step, rank: for what is said.
+        moved: float64 (rows of the golden side), what round-off moves each row (`find.difference.calibration`); None: dtypes tell.
+    """
+    target, golden = begun.sides
+    before = _before(target, golden, rank) if crossed(target, golden) and moved is None else None
+    units = None if moved is None else {rank: moved}
+    return _found(diverge({rank: target}, {rank: golden}, before, units, {rank: begun}), before, step, rank, target)
+
+
+def find_in_whole(whole: GlobalTensors, step: int, rank: int) -> RankFindings:
+    """Look at what all ranks of a step make together."""
+    return _found(diverge_whole(whole, rank), None, step, rank, whole.target)
+
+
+def _found(walked: Divergence, before: Divergence | None, step: int, rank: int, target: DumpTable) -> RankFindings:
+    loop = StepLoop()
+    loop.add(step, {rank: target}, before, walked)
+    suspects = loop.suspects()
+    return RankFindings(walked.walkers[rank], suspects, bool(suspects), walked.walks[rank].largest, walked.noise)
+
+
+def _before(target: DumpTable, golden: DumpTable, rank: int) -> Divergence | None:
+    """The step before of the same rank, where both runs have dumped it. Between two frameworks nothing is ever bit-equal, and from the
+    second step on not even the parameters are: where a difference begins takes into account how far the optimizer has moved what."""
+    paths = [_step_before(side.path) for side in (target, golden)]
+    if paths[0] is None or paths[1] is None:
+        return None
+    try:
+        sides = read_side(paths[0]), read_side(paths[1])
+    except DumpFormatError:
+        return None  # its own table says so
+    if not all(len(side) for side in sides):
+        return None
+    for side, known in zip(sides, (target, golden)):
+        _rename_alike(side, known)
+    return settle_origins(Divergence(walkers={rank: walk_rank(*sides).walker}), None)
+
+
+def _rename_alike(side: DumpTable, known: DumpTable) -> None:
+    """What a mapping has said of one step holds for another one."""
+    if known.aliases is not known.ops:
+        names = dict(zip(known.ops, known.aliases))
+        places = {known.name[row]: place for row, place in known.positions.items()}
+        side.aliases = [names.get(op, op) for op in side.ops]
+        side.positions = {row: places[name] for row, name in enumerate(side.name) if name in places}
+
+
+def _step_before(path: Path) -> Path | None:
+    rank = path.parent
+    number = layout.step_of(rank.parent.name)
+    if not number:
+        return None
+    found = rank.parent.parent / rank.parent.name.replace(str(number), str(number - 1)) / rank.name / path.name
+    return found if found.exists() else None
