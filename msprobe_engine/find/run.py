@@ -38,7 +38,7 @@ from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.measure import distances, dump_dialects
 
-MOST_SUSPECTS = 20
+MOST_SUSPECTS, MOST_RANKS = 20, 16
 
 Movements = Callable[[int, Mapping[int, DumpTable], list[str]], Mapping[int, Floats]]
 AlreadyBegun = Callable[[int], Mapping[int, RankWalk]]
@@ -418,8 +418,10 @@ def _evidence(divergence: Divergence) -> list[str]:
     lines: list[str] = [Sentence(template, f"{differing:,}", f"{compared:,}")]
     largest = max((walk.largest for walk in divergence.walks.values()), default=0.0)
     lines.append(Sentence("Records that agree differ by at most {0}.", _amount(divergence, largest)))
-    counts: Mapping[str, int] = {rank: len(walk.origins) for rank, walk in divergence.walks.items()}  # type: ignore[misc]
-    if len(counts) > 1:
-        by_rank = joined(", ", (Sentence("rank {0}: {1}", rank, n) for rank, n in sorted(counts.items())))
+    if len(divergence.walks) > 1:
+        counts = [(rank, len(walk.origins)) for rank, walk in sorted(divergence.walks.items()) if walk.origins]
+        by_rank = joined(", ", (Sentence("rank {0}: {1}", rank, n) for rank, n in counts[:MOST_RANKS]))
+        if len(counts) > MOST_RANKS:
+            by_rank = Sentence("{0} and {1} more ranks", by_rank, f"{len(counts) - MOST_RANKS:,}")
         lines.append(Sentence("Places where a difference begins, by rank: {0}", by_rank))
     return lines
