@@ -133,7 +133,8 @@ def say_unsearched(side: DumpTable) -> None:
         return
     kinds = factorize.of_each(side.dtype, lambda dtype: bool(dtype) and not is_not_float(str(dtype)), bool)
     rows = np.flatnonzero(_missing(side)[:, :2].any(1) & kinds & ~_unwritten(side) & ~factorize.mask(side.values, len(side))).tolist()
-    ops = dict.fromkeys(side.op[row] for row in rows if row not in side.nans and row not in side.infs and 0 not in (side.shape[row] or ()))
+    counted = side.nans.keys() | side.infs.keys()
+    ops = dict.fromkeys(side.op[row] for row in rows if row not in counted and not _is_empty(side.shape[row]))
     if ops:
         side.say(Sentence(UNSEARCHED, side.path, f"{len(ops):,}", side.ops[next(iter(ops))][:120]))
 
@@ -195,6 +196,10 @@ def sentences(
             yield Sentence(single, target.path, golden.path, what)
         elif count:
             yield Sentence(template, target.path, golden.path, f"{count:,}", what)
+
+
+def _is_empty(shape: Any) -> bool:
+    return isinstance(shape, list) and 0 in shape
 
 
 def _missing(side: DumpTable) -> Bools:

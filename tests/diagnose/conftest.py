@@ -6,6 +6,7 @@ import json
 import math
 import random
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from msprobe_engine.find.nonfinite import trace as facts
 from msprobe_engine.find.nonfinite.flags import Trace
+from msprobe_engine.formats.dump.dump_table import read_side
 
 _here = Path(__file__).parent
 for _place in (str(_here.parent / "monitor_pages"), str(_here)):
@@ -118,7 +120,10 @@ class RankDump:
         return full
 
     def trace(self, rank: int = 0, step: int = 0) -> Trace:
-        return facts.trace(self.data, self.construct, self.stack, step=step, rank=rank)
+        with tempfile.TemporaryDirectory() as directory:
+            self.write(Path(directory) / f"rank{rank}")
+            dump = read_side(Path(directory) / f"rank{rank}" / "dump.json")
+            return facts.trace(dump, step=step, rank=rank)
 
     def write(self, directory: Path, level: str = "mix") -> None:
         directory.mkdir(parents=True)

@@ -20,7 +20,7 @@ def test_a_call_outside_its_group_is_no_participation(rank_dump: Any) -> None:
             dump.comm("all_reduce", ["ok"], ["ok"], group=[0, 1])
         dump.api("Distributed.all_reduce", ["ok"], ["ok"])
         traces[rank] = dump.trace(rank)
-    found = links.match(traces).links
+    found = links.match_traces(traces).links
     assert sorted(len(link.members) for link in found) == [2, 3]
     assert all(not link.missing for link in found)
 

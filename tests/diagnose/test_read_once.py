@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from msprobe_engine.find import findings, single_run
-from msprobe_engine.find.nonfinite import load
 from msprobe_engine.find.run import diagnose
 from msprobe_engine.formats.dump import stream
 from msprobe_engine.report.table.api import compare_dumps
@@ -69,8 +68,7 @@ def test_a_run_alone_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         read.append(f"{path.parent.name}/{path.name}")
         return real(path)
 
-    monkeypatch.setattr(load, "open_records", counted)
-    monkeypatch.setattr("msprobe_engine.formats.dump.dump_table.open_records", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr("msprobe_engine.formats.dump.dump_table.open_records", counted)
     found = diagnose(target)
     assert found.finding == findings.NONE
     assert found.looked_at["collectives"] == 0

@@ -13,7 +13,7 @@ from forkpool import run_ranks
 
 from msprobe_engine.find.collectives import links
 from msprobe_engine.find.nonfinite import trace
-from msprobe_engine.formats.dump.reader import parse_json
+from msprobe_engine.formats.dump.dump_table import read_side
 from msprobe_engine.formats.dump.writing.writer import DumpSink
 
 pytestmark = pytest.mark.framework
@@ -66,9 +66,8 @@ def test_groups(tmp_path: Path) -> None:
         assert [m["tensor"] for m in batch.output[0]] == [float(rank), float((rank + 2) % 4)]
     traces = {}
     for rank in range(4):
-        data = parse_json((tmp_path / "step0" / f"rank{rank}" / "dump.json").read_bytes(), Path("dump.json"))
-        traces[rank] = trace.trace(data["data"], step=0, rank=rank)
-    linked = links.match(traces).links
+        traces[rank] = trace.trace(read_side(tmp_path / "step0" / f"rank{rank}" / "dump.json"), step=0, rank=rank)
+    linked = links.match_traces(traces).links
     assert all(not link.missing for link in linked)
     assert sorted(len(link.members) for link in linked if link.op == "allreduce") == [2, 2, 4]
     assert sorted(link.members for link in linked if link.op == "send" and {r for r, _ in link.members} == {0, 2})

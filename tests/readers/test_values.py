@@ -57,9 +57,9 @@ def test_stacks_that_are_left_out_are_said(tmp_path: Path) -> None:
     assert "2 stacks are no lists of lines of text and are left out" in found.said
 
 
-@pytest.mark.parametrize("shape", [5, "x", [[2]], [{}], [None], {"a": 1}, [True], [2.5]])
-def test_a_shape_of_another_type_leaves_its_record_out(tmp_path: Path, shape: Any) -> None:
-    """In every tensor of the dump: nothing is found, and that is not said to be all."""
+@pytest.mark.parametrize("shape", [5, "x", [[2]], [None], [True], [2.5]])
+def test_a_shape_of_another_type_is_said(tmp_path: Path, shape: Any) -> None:
+    """In every tensor of the dump: the numbers are looked at all the same."""
     document = json_of("nan_analyze", tmp_path, "a/step0/rank0/dump.json")
     text = json.dumps(document)
 
@@ -70,8 +70,8 @@ def test_a_shape_of_another_type_leaves_its_record_out(tmp_path: Path, shape: An
 
     assert '"shape"' in text
     found = run("nan_analyze", tmp_path, "a/step0/rank0/dump.json", json.dumps(put(document)).encode())
-    assert found.code == 3
-    assert "records with a shape that is no list of integers are left out" in found.said
+    assert found.code == 1  # the NaN of the dump
+    assert "have a shape that is no list of integers" in found.said
 
 
 SAMPLE = {"family": "actv", "name": "layers.1", "norm": 1.0}

@@ -10,12 +10,12 @@ from __future__ import annotations
 import bisect
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from msprobe_engine.core.operator_traits import normal_op
-from msprobe_engine.find.nonfinite.flags import Call, Trace
+from msprobe_engine.find.nonfinite.flags import Trace
 
 FROM_ROOT = ("broadcast", "scatter")
 TO_ROOT = ("reduce", "gather")
@@ -46,10 +46,12 @@ class Link:
 
 @dataclass
 class Links:
-    """All links of one step. `at[(rank, index)]` are those a call takes part in."""
+    """All links of one step. `at[(rank, index)]` are those a call takes part in; `overwritten` are calls whose
+    buffers receive what a root gives."""
 
     links: list[Link] = field(default_factory=list)
     at: dict[tuple[int, int], list[Link]] = field(default_factory=dict)
+    overwritten: set[tuple[int, int]] = field(default_factory=set)
     _out: dict[int, list[tuple[int, Link]]] = field(default_factory=dict)
 
     def add(self, link: Link) -> None:
@@ -94,22 +96,33 @@ class _Event:
     root: int | None
 
 
-def match(traces: Mapping[int, Trace]) -> Links:
-    """Match the communication calls of all ranks of one step.
+Record = tuple[int, str, Mapping[str, Any]]
+"""A communication call: its place in time, its name, and the record as the dump has it."""
 
-    Buffers of a broadcast or scatter on ranks other than the root are taken out of the calls' inputs: they are overwritten.
-    """
-    everyone = tuple(sorted(traces))
+
+def match_traces(traces: Mapping[int, Trace]) -> Links:
+    """`match`, of traces. Buffers of a broadcast or scatter on ranks other than the root are taken out of the calls' inputs: they are
+    overwritten."""
+    found = match(
+        {rank: [(call.index, call.name, call.raw) for call in trace.calls if call.kind == "collective"] for rank, trace in traces.items()}
+    )
+    for rank, index in found.overwritten:
+        call = traces[rank].calls[index]
+        call.ins, call.in_flags = (), 0
+    return found
+
+
+def match(ranks: Mapping[int, Iterable[Record]]) -> Links:
+    """Match the communication calls of all ranks of one step, in order of execution each."""
+    everyone, overwritten = tuple(sorted(ranks)), set[tuple[int, int]]()
     groups: dict[tuple[str, tuple[int, ...] | None], dict[int, list[_Event]]] = {}
     sends: dict[tuple[int, int], list[_Event]] = {}
     receives: dict[tuple[int, int], list[_Event]] = {}
-    for rank, trace in traces.items():
-        for call in trace.calls:
-            if call.kind != "collective":
-                continue
-            for event in _events(rank, call):
+    for rank, calls in ranks.items():
+        for call in calls:
+            for event in _events(rank, *call):
                 if event.op in FROM_ROOT and event.root not in (None, rank):
-                    call.ins, call.in_flags = [], 0
+                    overwritten.add((rank, event.index))
                 if event.op in SENDS:
                     if event.root is not None:
                         sends.setdefault((rank, event.root), []).append(event)
@@ -118,7 +131,7 @@ def match(traces: Mapping[int, Trace]) -> Links:
                         receives.setdefault((event.root, rank), []).append(event)
                 else:
                     groups.setdefault((event.op, event.group), {}).setdefault(rank, []).append(event)
-    links = Links()
+    links = Links(overwritten=overwritten)
     for (op, group), by_rank in groups.items():
         for k in range(max(len(events) for events in by_rank.values())):
             links.add(_collective(op, group or everyone, [events[k] for events in by_rank.values() if k < len(events)]))
@@ -149,20 +162,20 @@ def _collective(op: str, group: Sequence[int], events: Sequence[_Event]) -> Link
     return Link(op, members, members, missing, members)
 
 
-def _events(rank: int, call: Call) -> Iterator[_Event]:
-    op = normal_op(call.op)
-    args = call.raw.get("input_args")
-    kwargs = call.raw.get("input_kwargs")
+def _events(rank: int, index: int, name: str, raw: Mapping[str, Any]) -> Iterator[_Event]:
+    op = normal_op(name.split(".")[-3] if name.count(".") >= 3 else name)
+    args = raw.get("input_args")
+    kwargs = raw.get("input_kwargs")
     args = args if isinstance(args, list) else []
     kwargs = kwargs if isinstance(kwargs, dict) else {}
     if op == "batchisendirecv":
         for item in p2p_items([args, kwargs]):
-            yield _Event(rank, call.index, normal_op(str(item.get("op", ""))), None, _int(item.get("peer")))
+            yield _Event(rank, index, normal_op(str(item.get("op", ""))), None, _int(item.get("peer")))
         return
-    group = _group(call.raw, args, kwargs)
+    group = _group(raw, args, kwargs)
     if group == () or any(_int(node) == _NOT_A_MEMBER for node in (*args, *kwargs.values())):
         return
-    yield _Event(rank, call.index, op, group, _root(op, call.raw, args, kwargs, group))
+    yield _Event(rank, index, op, group, _root(op, raw, args, kwargs, group))
 
 
 def p2p_items(node: Any) -> Iterator[Mapping[str, Any]]:

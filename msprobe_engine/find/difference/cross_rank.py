@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from msprobe_engine.find.collectives import links
 from msprobe_engine.find.collectives.links import Links
 from msprobe_engine.find.difference.origin import DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk
-from msprobe_engine.find.nonfinite import trace
-from msprobe_engine.find.nonfinite.flags import Call, Trace
 from msprobe_engine.formats.dump.dump_table import INPUT, DumpTable
 
 T = TypeVar("T")
@@ -18,19 +16,7 @@ T = TypeVar("T")
 
 def linked(sides: Mapping[int, DumpTable]) -> Links:
     """The collectives and messages of all ranks of one step; call indices are record indices."""
-    return links.match(
-        {rank: traced(rank, ((op, side.ops[op], one) for op, one in side.collectives.items())) for rank, side in sides.items()}
-    )
-
-
-def traced(rank: int, records: Iterable[tuple[int, str, Mapping[str, Any]]]) -> Trace:
-    """Communication calls of a rank, in order of execution: (index, name, the record as the dump has it) of each."""
-    calls = []
-    for index, name, record in records:
-        direction, call = name.rpartition(".")[2], name.split(".")[-3] if name.count(".") >= 3 else name
-        ins = trace.inputs_of("collective", call, record)
-        calls.append(Call(index, name, "collective", direction, call, ins, None, [], 0, 0, 0, None, record))
-    return Trace(0, rank, calls)
+    return links.match({rank: [(op, side.ops[op], raw) for op, raw in side.collectives.items()] for rank, side in sides.items()})
 
 
 def peer_distance(walkers: Mapping[int, DifferenceWalk], found: Links) -> dict[int, dict[int, float]]:

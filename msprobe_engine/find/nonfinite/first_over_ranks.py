@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.collectives.links import Links, match
+from msprobe_engine.find.collectives.links import Links, match_traces
 from msprobe_engine.find.nonfinite.flags import INF, NAN, NONFINITE, Call, Trace
 from msprobe_engine.find.nonfinite.scan import Arrival, NonFiniteOrigin, Scan, ends_bad, loss_or_gradient_bad, scan
 
@@ -54,7 +54,7 @@ def analyse(traces: Mapping[int, Trace]) -> Verdict:
         traces: rank to trace, all of the same step.
     """
     step = next(iter(traces.values())).step
-    links = match(traces)
+    links = match_traces(traces)
     scans = _scan_all(traces, links, follow_masks=True)
     verdict = _judge(step, traces, links, scans)
     if not verdict.suspects and any(loss_or_gradient_bad(trace) for trace in traces.values()):

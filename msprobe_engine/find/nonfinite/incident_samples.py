@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.log import one_line, warning
 from msprobe_engine.find.nonfinite.first_over_ranks import Verdict
-from msprobe_engine.find.nonfinite.flags import NONFINITE, Call, OddTensorError, Trace, flags_of
+from msprobe_engine.find.nonfinite.flags import NONFINITE, Call, Trace, row_flags
 from msprobe_engine.find.nonfinite.scan import NonFiniteOrigin
+from msprobe_engine.formats.dump.dump_table import OUTPUT, DumpTable
 from msprobe_engine.formats.dump.reader import MOST_BYTES
+from msprobe_engine.formats.dump.record_rows import RowReader
 
 _FILE = re.compile(r"samples_rank(\d{1,9})\.jsonl")
 _PHASES = (
@@ -44,18 +48,27 @@ def load(directory: Path) -> dict[int, dict[int, Trace]]:
                 continue
             if not isinstance(step, int):
                 continue
-            trace = out.setdefault(step, {}).setdefault(rank, Trace(step, rank, [], path=str(path)))
+            trace = out.setdefault(step, {}).setdefault(rank, Trace(step, rank, [], DumpTable(path), path=str(path)))
             for family, name, item in _items(line):
-                direction = "optimizer" if family in _WITHOUT_CALLS[2:] else "backward" if "grad" in family else "forward"
-                try:
-                    flags = flags_of(item)
-                except OddTensorError:
-                    continue
-                call = Call(
-                    len(trace.calls), f"{family}/{name}", "sample", direction, family, [], None, [("", item)], 0, 0, flags, None, {}
-                )
-                trace.calls.append(call)
+                reader = RowReader(trace.dump)
+                reader.at = len(trace.dump.ops)
+                trace.dump.ops.append(f"{family}/{name}")
+                reader.walk(f"{family}/{name}", item, OUTPUT, 0, False)
+                trace.dump.offsets.append(len(trace.dump))
+    for ranks in out.values():
+        for trace in ranks.values():
+            trace.calls += _calls(trace.dump)
     return dict(sorted(out.items()))
+
+
+def _calls(dump: DumpTable) -> Iterator[Call]:
+    """Of each sample one."""
+    flags = row_flags(dump)
+    for record, name in enumerate(dump.ops):
+        family, rows = name.partition("/")[0], dump.rows(record)
+        direction = "optimizer" if family in _WITHOUT_CALLS[2:] else "backward" if "grad" in family else "forward"
+        of_rows = int(np.bitwise_or.reduce(flags[rows.start : rows.stop]))
+        yield Call(record, record, name, "sample", direction, family, (), (), rows, 0, 0, of_rows, None, dump, flags)
 
 
 def _lines(path: Path) -> list[str]:

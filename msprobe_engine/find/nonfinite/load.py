@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import gc
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.nonfinite import trace
 from msprobe_engine.find.nonfinite.flags import Trace
-from msprobe_engine.formats.dump import frame_log, layout
-from msprobe_engine.formats.dump.completeness import missing_ranks, missing_records
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side, side_of
-from msprobe_engine.formats.dump.reader import DumpDirectory, parse_json, read_bytes, read_json
-from msprobe_engine.formats.dump.stream import open_records
+from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.completeness import missing_ranks
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.reader import DumpDirectory
 from msprobe_engine.measure.missing_statistics import UNSEARCHED
 
 
@@ -67,10 +62,7 @@ def load_step(dump: DumpDirectory, step: int, sides: dict[int, DumpTable] | None
 
 
 def load_rank(step: int, rank: int, path: Path, problems: list[str], sides: dict[int, DumpTable] | None = None) -> Trace:
-    """The trace of one rank directory; of a killed process from its frame log.
-
-    The JSON is taken as it is, without the reader's typed objects: most calls are clean and are looked at once. What is missing is said
-    in `problems`; so is a damaged stack.json or construct.json, without which the calls are looked at.
+    """The trace of one rank directory; of a killed process from its frame log. What is missing or damaged is said in `problems`.
 
     Raises:
         DumpFormatError: a file is damaged, or there is nothing yet in the directory.
@@ -78,63 +70,17 @@ def load_rank(step: int, rank: int, path: Path, problems: list[str], sides: dict
     file = path / layout.DUMP
     if not file.exists() and not (path / layout.FRAME_LOG).exists():
         raise DumpFormatError(f"{path}: the step was never finished on this rank (killed?); nothing of it can be read")
-    data: dict[str, Any] = {}
-    repeated = 0
-    with open_records(file) as records:
-        for block in records:
-            repeated += len(block) + len(data)
-            data.update(block)
-            repeated -= len(data)
-    header, repeated = records.header, repeated + records.repeated
-    if records.recovered:
-        logged = frame_log.decode(read_bytes(path / layout.FRAME_LOG), str(path / layout.FRAME_LOG))
-        stack, construct = (parse_json(text or b"{}", path / layout.FRAME_LOG) for text in (logged.stack, logged.construct))
-    else:
-        stack, construct = (_optional(path / name, problems) for name in (layout.STACK, layout.CONSTRUCT))
-    problems += missing_records(file, header, len(data), recovered=records.recovered, repeated=repeated)
-    odd = [name for name, record in data.items() if not isinstance(record, dict) and not name.endswith(".debug")]
-    if odd:
-        problems.append(f"{file}: {len(odd):,} records are no JSON objects and are left out, the first is {odd[0][:120]!r}")
-    complete = header.get("complete", True) is not False and (records.recovered or not (path / layout.MARKER).exists())
-    if sides is not None:
-        sides[rank] = side_of(file, header | {"data": data}, recovered=records.recovered)
+    dump = read_side(file)
+    complete = dump.header.get("complete", True) is not False and (dump.recovered or not (path / layout.MARKER).exists())
     with guard_reading(path, "a dump"):
-        made = trace.trace(
-            data,
-            construct if isinstance(construct, dict) else {},
-            stack if isinstance(stack, dict) else {},
-            step=step, rank=rank, complete=complete, path=str(path),
-        )  # fmt: skip
-    if made.left_out:
-        count, first = f"{len(made.left_out):,}", made.left_out[0][:120]
-        problems.append(f"{file}: {count} records with a shape that is no list of integers are left out, the first is {first!r}")
-    if made.unsearched:
-        problems.append(Sentence(UNSEARCHED, file, f"{len(made.unsearched):,}", made.unsearched[0][:120]))
-    if made.odd_stacks:
-        problems.append(f"{path / layout.STACK}: {made.odd_stacks:,} stacks are no lists of lines of text and are left out")
+        made = trace.trace(dump, step=step, rank=rank, complete=complete)
+        dump.stacks  # noqa: B018 - what is wrong with them is said now
+    odd = dict.fromkeys(dump.op[row] for row, shape in enumerate(dump.shape) if type(shape) is str and row not in dump.values)
+    if odd:
+        dump.say(f"{file}: {len(odd):,} records have a shape that is no list of integers, the first is {dump.ops[next(iter(odd))][:120]!r}")
+    if unsearched := made.unsearched:
+        dump.say(Sentence(UNSEARCHED, file, f"{len(unsearched):,}", unsearched[0][:120]))
+    problems += dump.problems
+    if sides is not None:
+        sides[rank] = dump
     return made
-
-
-def _optional(path: Path, problems: list[str]) -> Any:
-    if not os.path.lexists(path):
-        return {}
-    try:
-        found = read_json(path)
-        if isinstance(found, dict):
-            return found
-        problems.append(f"{path}: holds a {type(found).__name__}; a JSON object is needed. Looked at without it")
-    except DumpFormatError as error:
-        problems.append(f"{error}. Looked at without it")
-    return {}
-
-
-@contextmanager
-def no_gc() -> Iterator[None]:
-    """Building millions of small dicts is much slower while the cycle collector looks at them again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

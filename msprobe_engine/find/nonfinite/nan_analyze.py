@@ -15,7 +15,7 @@ from msprobe_engine.find.run_directory import incidents
 from msprobe_engine.formats.dump.completeness import missing_steps
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.layout import RERUN
-from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
+from msprobe_engine.formats.dump.reader import DumpDirectory, collection_paused, open_dump
 
 MOST_NAMED = 4
 
@@ -54,7 +54,7 @@ def nan_analyze(source: str | Path, output: str | Path | None = None, seen: Seen
         DumpFormatError: there is no dump at `source`.
         NothingCapturedError: there is one, and nothing in it can be read.
     """
-    with load.no_gc():
+    with collection_paused():
         return _nan_analyze(Path(source), output, seen)
 
 

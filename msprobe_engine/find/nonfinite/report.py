@@ -18,6 +18,7 @@ from msprobe_engine.find.nonfinite.first_over_ranks import Verdict
 from msprobe_engine.find.nonfinite.flags import INF, NAN, NONFINITE, Call, Trace, what
 from msprobe_engine.find.nonfinite.scan import NonFiniteOrigin
 from msprobe_engine.find.nonfinite.trace import module_path
+from msprobe_engine.formats.dump.stream import read_record
 
 CAUSES: Mapping[str, str] = {
     "operator": Sentence("clean inputs, bad output: born in this call"),
@@ -75,12 +76,14 @@ def finding(verdict: Verdict, number: int) -> dict[str, Any]:
     path, op = where(trace, call)
     # of an unrecorded operation the next recorded call is nearer than the module around it
     nearest = trace.calls[origin.spread[0]] if origin.cause == "unrecorded" and origin.spread else call
-    stack = trace.stacks.get(nearest.name) or trace.stacks.get(forward_twin(nearest.name)) or []
+    stacks = trace.dump.stacks
+    stack = stacks.get(nearest.name) or stacks.get(forward_twin(nearest.name)) or []
+    record = {} if call.kind == "sample" else read_record(trace.dump.path, call.name)
     keys = ("input_args", "input_kwargs", "output") if call.direction == "forward" else ("input", "output")
     before = [c for c in trace.calls[: int(max(0, origin.position))] if not (c.in_flags | c.out_flags | c.parameter_flags) & NONFINITE]
     return {
         "op_name": call.name,
-        "data_info": {key: call.raw[key] for key in keys if key in call.raw},
+        "data_info": {key: record[key] for key in keys if key in record},
         "construct_info": [*reversed(trace.ancestors(call)), call.name],
         "stack_info": list(stack),
         "step": trace.step,

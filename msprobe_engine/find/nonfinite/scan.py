@@ -257,7 +257,7 @@ class _Scanner:
                     break
             else:
                 first = facts[0]
-                if first.place != "input.0" and first.raw.get("requires_grad") and not call.parent and call.kind == "api":
+                if first.place != "input.0" and first.requires_grad and not call.parent and call.kind == "api":
                     cause = "parameter"
                     notes.append(Sentence("{0} of {1} looks like a weight", first.place, call.name))
                 elif call.kind == "api" and not call.parent and self._after_clean(call):
@@ -279,8 +279,8 @@ class _Scanner:
 
     def _same_as_input(self, bad_in: list[TensorFact], above: Call) -> bool:
         """Do the bad values come in through the module's inputs rather than its parameters?"""
-        shapes = {tuple(fact.raw.get("shape") or ()) for fact in above.parameter_facts() if fact.flags & NONFINITE}
-        return bool(above.in_flags & NAN) and not any(tuple(fact.raw.get("shape") or ()) in shapes for fact in bad_in)
+        shapes = {fact.shape for fact in above.parameter_facts() if fact.flags & NONFINITE}
+        return bool(above.in_flags & NAN) and not any(fact.shape in shapes for fact in bad_in)
 
     def _add(self, position: float, cause: str, call: Call, facts: list[TensorFact], notes: list[str]) -> None:
         self.brought = False
@@ -299,7 +299,7 @@ def loss_or_gradient_bad(trace: Trace) -> bool:
             if (call.out_flags | call.in_flags) & NONFINITE:
                 return True
         elif call.out_flags & (FINITE | NONFINITE):
-            scalars = [fact for fact in call.outputs() if not fact.raw.get("shape")] if call.parent is None else []
+            scalars = [fact for fact in call.outputs() if not fact.shape] if call.parent is None else []
             if scalars:
                 loss = call
     return loss is not None and bool(loss.out_flags & NONFINITE)

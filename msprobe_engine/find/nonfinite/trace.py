@@ -1,18 +1,18 @@
-"""From the JSON of one rank (dump.json, stack.json, construct.json) to a `Trace`.
-
-Formats of the existing tool 8.1.1 and 26.2.0 and of this project; record names follow `Module.path.Class.forward.N` and
-`Prefix.api.N.forward`.
-"""
+"""From the columns of one rank to a `Trace`: what each call takes in and gives out, and when."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.operator_traits import normal_op
-from msprobe_engine.find.nonfinite.flags import NONFINITE, UNSEARCHED, Call, OddTensorError, Trace, flags_of
-from msprobe_engine.formats.dump.stacks import stack_lines
+from msprobe_engine.find.nonfinite.flags import NONFINITE, Call, Trace, row_flags
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
+
+_ROLES = 5
 
 WRITE_ONLY: dict[str, tuple[int, str]] = {
     "recv": (0, "tensor"),
@@ -78,24 +78,22 @@ def module_path(name: str) -> str:
     return ".".join(parts[1:-3]) if kind == "module" else ""
 
 
-def inputs_of(kind: str, op: str, record: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """(place, JSON structure) of what a call reads; buffers that it only writes to are left out."""
-    pairs: list[tuple[str, Any]] = []
+def is_only_written(kind: str, op: str, name: str, row: str, tags: Mapping[str, Any]) -> bool:
+    """A call only writes to this argument: what it holds before is no input.
+
+    Args:
+        kind, op, name: of the call.
+        row: name of the row.
+        tags: further keys of the record.
+    """
     # our own observer records real inputs only and tags its records; the existing tool records the arguments as they come
-    tags = record.get("tags")
-    foreign = kind == "collective" and not (isinstance(tags, dict) and "group_ranks" in tags)
+    own = tags.get("tags")
+    foreign = kind == "collective" and not (isinstance(own, dict) and "group_ranks" in own)
     skip = WRITE_ONLY.get(normal_op(op)) if foreign else (0, "self") if kind == "api" and op in OVERWRITES else None
-    for key, place in (("input_args", "input"), ("input", "input"), ("input_kwargs", "kwargs")):
-        node = record.get(key)
-        if node is None:
-            continue
-        if skip is not None:
-            if isinstance(node, list) and key == "input_args" and len(node) > skip[0]:
-                node = [None if i == skip[0] else child for i, child in enumerate(node)]
-            elif isinstance(node, dict):
-                node = {k: v for k, v in node.items() if k != skip[1]}
-        pairs.append((place, node))
-    return pairs
+    if skip is None:
+        return False
+    place = row[len(name) + len(".input.") :].partition(".")[0]
+    return place in (str(skip[0]), skip[1])
 
 
 def _parent_of(value: Any) -> str | None:
@@ -104,61 +102,51 @@ def _parent_of(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def trace(
-    data: Mapping[str, Mapping[str, Any]],
-    construct: Mapping[str, Any] | None = None,
-    stack: Mapping[str, Any] | None = None,
-    *,
-    step: int,
-    rank: int,
-    complete: bool = True,
-    path: str = "",
-) -> Trace:
-    """Build the trace of one rank.
-
-    Args:
-        data: the ``data`` object of dump.json, in file order, which is order of completion.
-        construct: construct.json, child to parent (or to ``[parent, micro step]``).
-        stack: stack.json, either layout.
-    """
+def trace(dump: DumpTable, *, step: int, rank: int, complete: bool = True) -> Trace:
+    """Build the trace of one rank. `complete`: the step was not cut off."""
     parents: dict[str, str | None] = {
-        name: _parent_of(value) for name, value in (construct or {}).items() if name != "megatron_micro_step_number"
+        name: _parent_of(value) for name, value in dump.construct.items() if name != "megatron_micro_step_number"
     }
-    calls: list[Call] = []
-    left_out: list[str] = []
-    for name, record in data.items():
-        try:
-            if isinstance(record, dict):
-                calls.append(_call(name, record, parents.get(name)))
-        except OddTensorError:
-            left_out.append(name)
+    calls = list(_calls(dump, parents))
     if any(call.kind == "gradient" for call in calls):
         calls = _place_gradients(calls)
     for index, call in enumerate(calls):
         call.index = index
-    stacks, odd_stacks = stack_lines(stack or {})
-    result = Trace(step, rank, calls, stacks, complete, path)
-    result.left_out, result.odd_stacks = left_out, odd_stacks
-    result.unsearched = [call.name for call in calls if (call.in_flags | call.parameter_flags | call.out_flags) & UNSEARCHED]
+    result = Trace(step, rank, calls, dump, complete, str(dump.path.parent))
     result.parents = _with_backward_parents(calls, parents)
     return result
 
 
-def _call(name: str, record: Mapping[str, Any], parent: str | None) -> Call:
-    """One record; its place in time is not known yet."""
-    kind, direction, op = _split(name)
-    if kind == "gradient":
-        return Call(0, name, kind, direction, op, [], None, [("", dict(record))], 0, 0, flags_of(record), parent, record)
-    ins = inputs_of(kind, op, record)
-    parameters = record.get("parameters")
-    outs = [("output", record.get("output"))]
-    in_flags = 0
-    for _, node in ins:
-        in_flags |= flags_of(node)
-    return Call(
-        0, name, kind, direction, op, ins, parameters, outs,
-        in_flags, flags_of(parameters) if parameters else 0, flags_of(outs[0][1]), parent, record,
-    )  # fmt: skip
+def _calls(dump: DumpTable, parents: Mapping[str, str | None]) -> Iterator[Call]:
+    """The records in the order of the file; their place in time is not known yet."""
+    flags = row_flags(dump)
+    keys = np.array(dump.op, np.int64) * _ROLES + np.frombuffer(bytes(dump.role), np.uint8)
+    united = np.zeros(len(dump.ops) * _ROLES, np.uint8)
+    np.bitwise_or.at(united, keys, flags)
+    counts = np.bincount(keys, minlength=len(united)).reshape(-1, _ROLES).tolist()
+    sides = united.reshape(-1, _ROLES).tolist()
+    for record, name in enumerate(dump.ops):
+        if name.endswith(".debug"):
+            continue
+        kind, direction, op = _split(name)
+        rows, of_record, number = dump.rows(record), sides[record], counts[record]
+        if kind == "gradient":
+            yield Call(
+                record, record, name, kind, direction, op, (), (), rows,
+                0, 0, of_record[PARAMETERS_GRAD] | of_record[OUTPUT], parents.get(name), dump, flags,
+            )  # fmt: skip
+            continue
+        ins: Sequence[int] = rows[: number[INPUT]]
+        in_flags = of_record[INPUT]
+        tags = dump.tags.get(record, {})
+        kept = [row for row in ins if not is_only_written(kind, op, name, dump.name[row], tags)] if direction == "forward" else ins
+        if len(kept) < len(ins):
+            ins, in_flags = kept, int(np.bitwise_or.reduce(flags[kept])) if kept else 0
+        end = number[INPUT] + number[PARAMETERS]
+        yield Call(
+            record, record, name, kind, direction, op, ins, rows[number[INPUT] : end], rows[end:],
+            in_flags, of_record[PARAMETERS], of_record[OUTPUT], parents.get(name), dump, flags,
+        )  # fmt: skip
 
 
 def _place_gradients(calls: list[Call]) -> list[Call]:

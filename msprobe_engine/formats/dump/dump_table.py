@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import zlib
 from array import array
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -217,16 +216,6 @@ def read_side(path: Path | str) -> DumpTable:
         side.header = records.header
         side.recovered = records.recovered
     _say_damage(side, reader, records.repeated)
-    return side
-
-
-def side_of(path: Path, document: Mapping[str, Any], recovered: bool = False) -> DumpTable:
-    """As `read_side`, of a file that was read already."""
-    side = DumpTable(path, {key: value for key, value in document.items() if key != "data"}, recovered=recovered)
-    reader = RowReader(side)
-    with guard_reading(path, "a dump"):
-        reader.block(document["data"])
-    _say_damage(side, reader, 0)
     return side
 
 

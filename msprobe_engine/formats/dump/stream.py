@@ -158,3 +158,17 @@ def _block(text: bytes, path: Path, line: int, records: Records) -> dict[str, An
         raise DumpFormatError(f"{path}: about line {line + (error.line or 0)}: {error.problem}; it {advice}") from None
     records.repeated += max(0, text.count(_NAME) - len(block))
     return block
+
+
+def read_record(path: Path, name: str) -> dict[str, Any]:
+    """One record as the file has it; empty where there is none of this name.
+
+    Raises:
+        DumpFormatError: as `open_records`.
+    """
+    with open_records(path) as records:
+        for block in records:
+            record = block.get(name)
+            if isinstance(record, dict):
+                return record
+    return {}

@@ -14,7 +14,6 @@ from typing import Any
 
 from msprobe_engine.core.operator_traits import normal_op
 from msprobe_engine.find.collectives.links import SENDS, match, p2p_items
-from msprobe_engine.find.difference import cross_rank
 from msprobe_engine.report.graph.nodes.model import Cell, Comparison, Graph, Link
 from msprobe_engine.report.graph.options import GraphOptions
 
@@ -75,8 +74,8 @@ def link(ranks: Mapping[int, list[Call]]) -> dict[int, Linked]:
         if info:
             found[at[0]].setdefault(ranks[at[0]][at[1]].node, []).append(Link(word, info))
 
-    traces = {rank: cross_rank.traced(rank, ((at, call.name, call.record) for at, call in enumerate(some))) for rank, some in ranks.items()}
-    for one in match(traces).links:
+    records = {rank: [(at, call.name, call.record) for at, call in enumerate(some)] for rank, some in ranks.items()}
+    for one in match(records).links:
         sources, sinks, members = list(one.sources), list(one.sinks), list(one.members)
         for at in members:
             if len(sources) == len(sinks) == len(members):
