@@ -68,6 +68,7 @@ def test_harmless(noise: Any, root: Path, request: pytest.FixtureRequest) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # dumps and compares some sixty trainings
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_the_first_error_of_the_tables_is_the_first_suspect(name: str, root: Path, tmp_path: Path) -> None:
     """Of every planted case: the tables are projections of the finding, so they name no other place before it; where nothing is found no
