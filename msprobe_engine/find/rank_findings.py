@@ -9,13 +9,13 @@ from pathlib import Path
 from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.align.parallel.outcome import GlobalTensors
 from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.find.difference import suspects
 from msprobe_engine.find.difference.calibration import Floats
 from msprobe_engine.find.difference.divergence import Divergence, diverge, settle_origins
 from msprobe_engine.find.difference.layouts import diverge_whole
 from msprobe_engine.find.difference.rank_walk import RankWalk, walk_rank
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
-from msprobe_engine.find.run import StepLoop
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 
@@ -50,19 +50,17 @@ def find_in_rank(begun: RankWalk, step: int, rank: int, moved: Floats | None = N
     target, golden = begun.sides
     before = _before(target, golden, rank) if crossed(target, golden) and moved is None else None
     units = None if moved is None else {rank: moved}
-    return _found(diverge({rank: target}, {rank: golden}, before, units, {rank: begun}), before, step, rank, target)
+    return _found(diverge({rank: target}, {rank: golden}, before, units, {rank: begun}), step, rank)
 
 
 def find_in_whole(whole: GlobalTensors, step: int, rank: int) -> RankFindings:
     """Look at what all ranks of a step make together."""
-    return _found(diverge_whole(whole, rank), None, step, rank, whole.target)
+    return _found(diverge_whole(whole, rank), step, rank)
 
 
-def _found(walked: Divergence, before: Divergence | None, step: int, rank: int, target: DumpTable) -> RankFindings:
-    loop = StepLoop()
-    loop.add(step, {rank: target}, before, walked)
-    suspects = loop.suspects()
-    return RankFindings(walked.walkers[rank], suspects, bool(suspects), walked.walks[rank].largest, walked.noise)
+def _found(walked: Divergence, step: int, rank: int) -> RankFindings:
+    begins = suspects.of_origins(step, walked) or suspects.of_facts(step, walked)
+    return RankFindings(walked.walkers[rank], begins, bool(begins), walked.walks[rank].largest, walked.noise)
 
 
 def _before(target: DumpTable, golden: DumpTable, rank: int) -> Divergence | None:

@@ -18,15 +18,14 @@ from msprobe_engine.find import config_and_checkpoint, detect, findings, run_dir
 from msprobe_engine.find.coverage import renames, two_frameworks
 from msprobe_engine.find.coverage.common_records import are_unrelated, count_not_compared, restrict_to_common, say_one_sided
 from msprobe_engine.find.difference import calibration as calibrate
-from msprobe_engine.find.difference import call_facts, explain, layouts, output_arity
+from msprobe_engine.find.difference import call_facts, explain, layouts, output_arity, suspects
 from msprobe_engine.find.difference.calibration import Floats
 from msprobe_engine.find.difference.divergence import Divergence, diverge
-from msprobe_engine.find.difference.optimizer import not_updated
-from msprobe_engine.find.difference.optimizer.placed_suspects import placed
 from msprobe_engine.find.difference.optimizer.updated_parameters import name_parameters
 from msprobe_engine.find.difference.optimizer.updates import note_update
 from msprobe_engine.find.difference.origin import ARGUMENT
 from msprobe_engine.find.difference.rank_walk import RankWalk
+from msprobe_engine.find.difference.suspects import MOST_SUSPECTS
 from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.monitor.monitored import diagnose_monitor, diagnose_two_monitors
 from msprobe_engine.find.nonfinite import incident_samples
@@ -38,7 +37,7 @@ from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.measure import distances, dump_dialects
 
-MOST_SUSPECTS, MOST_RANKS = 20, 16
+MOST_RANKS = 16
 
 Movements = Callable[[int, Mapping[int, DumpTable], list[str]], Mapping[int, Floats]]
 AlreadyBegun = Callable[[int], Mapping[int, RankWalk]]
@@ -156,7 +155,7 @@ def compare_steps(
     Raises:
         NothingCapturedError: no record could be compared.
     """
-    way = StepLoop(moved, begun)
+    way = _StepLoop(moved, begun)
     with bar("diagnose", len(steps)) as advance:
         for step in steps:
             a, b = sides(step, way.found.problems)
@@ -172,7 +171,7 @@ def compare_steps(
     return way.conclusion(what)
 
 
-class StepLoop:
+class _StepLoop:
     """What is known of two runs after some of their steps.
 
     Attributes:
@@ -181,7 +180,7 @@ class StepLoop:
         looked: steps that both sides have.
     """
 
-    def __init__(self, moved: Movements | None = None, begun: AlreadyBegun | None = None) -> None:
+    def __init__(self, moved: Movements | None, begun: AlreadyBegun | None) -> None:
         self.found = Diagnosis()
         self.before: Divergence | None = None
         self.looked: list[int] = []
@@ -225,18 +224,10 @@ class StepLoop:
             walked = diverge(a, b, previous, units, self._begun(step) if self._begun else None)
         else:
             found.problems += lost(whole, a)
-        self.add(step, a, previous, walked)
-        found.problems += [problem for side in sides_of_both for problem in side.problems if problem not in found.problems]
-
-    def add(self, step: int, target: Mapping[int, DumpTable], previous: Divergence | None, walked: Divergence) -> None:
-        """What a step shows whose ranks were walked."""
         self.before = walked
-        self._note(step, target, walked)
+        self._note(step, a, walked)
         self._judge(step, previous, walked)
-
-    def suspects(self) -> list[Suspect]:
-        """Where differences begin, as far as is known now."""
-        return [*self.found.suspects, *self.found.further] or self._facts
+        found.problems += [problem for side in sides_of_both for problem in side.problems if problem not in found.problems]
 
     def _note(self, step: int, a: Mapping[int, DumpTable], walked: Divergence) -> None:
         self._records += sum(walk.compared for walk in walked.walks.values())
@@ -258,8 +249,7 @@ class StepLoop:
                 template = "{0} against {1}: the ranks or the reduction of {2} collectives are said on one side only, the first is {3}"
                 walker.side.say(Sentence(template, walker.side.path, walker.golden.side.path, f"{len(unsaid):,}", unsaid[0]))
         if not self._facts:
-            self._facts = [one for rank, walker in alike.items() for one in call_facts.differing(walker, step, rank)]
-            self._facts += [one for rank, walker in alike.items() for one in not_updated.differing(walker, step, rank)]
+            self._facts = suspects.of_facts(step, walked)
 
     def _judge(self, step: int, previous: Divergence | None, walked: Divergence) -> None:
         if walked.origins and are_unrelated(walked, self.found):
@@ -375,18 +365,13 @@ def _nonfinite_alone(target: Mapping[int, DumpTable], divergence: Divergence) ->
     return False
 
 
-def _most(suspects: list[Suspect]) -> tuple[list[Suspect], list[Suspect]]:
+def _most(found: list[Suspect]) -> tuple[list[Suspect], list[Suspect]]:
     """Those that are named, and those that are too many."""
-    return suspects[:MOST_SUSPECTS], suspects[MOST_SUSPECTS:]
+    return found[:MOST_SUSPECTS], found[MOST_SUSPECTS:]
 
 
 def _say(found: Diagnosis, step: int, divergence: Divergence) -> None:
-    for rank, origin in divergence.origins[:MOST_SUSPECTS]:
-        one = explain.suspect(step, layouts.rank_of(divergence, rank, origin), origin, divergence.walkers[rank])
-        found.suspects.append(placed(one, divergence, rank, origin))
-    for rank, origin in divergence.origins[MOST_SUSPECTS:]:
-        one = explain.place(step, layouts.rank_of(divergence, rank, origin), origin, divergence.walkers[rank])
-        found.further.append(placed(one, divergence, rank, origin))
+    found.suspects, found.further = _most(suspects.of_origins(step, divergence))
     name_parameters(found.suspects, divergence)
     rank, origin = divergence.origins[0]
     found.finding = explain.finding_of(divergence, rank, origin)
