@@ -14,6 +14,7 @@ from msprobe_engine.align.calls.structure import Aligned
 from msprobe_engine.align.mapping.user_mapping import Mappings
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.find.difference.divergence import Divergence
+from msprobe_engine.find.verdicts.version_262 import Verdicts
 from msprobe_engine.formats.dump.dump_table import DIGEST, MD5, STRUCTURE, TENSOR, DumpTable
 from msprobe_engine.measure.columns import COSINE, METRICS, ONE_THOUSANDTH
 from msprobe_engine.measure.factorize import Bools
@@ -22,7 +23,7 @@ from msprobe_engine.measure.tensors.mode import metrics as tensor_metrics
 from msprobe_engine.report.graph import suspects
 from msprobe_engine.report.graph.existing import precision
 from msprobe_engine.report.graph.existing.metrics import RowMetrics
-from msprobe_engine.report.graph.existing.verdicts import Checks, Verdicts
+from msprobe_engine.report.graph.existing.verdicts import GraphChecks
 from msprobe_engine.report.graph.nodes import micro_steps
 from msprobe_engine.report.graph.nodes.match import match, match_told, needless
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph, TaskOfGraph
@@ -160,7 +161,7 @@ class _Numbers:
 
     @cached_property
     def verdicts(self) -> Verdicts:
-        checks = Checks(self.graph, self.rows, bool(self.options.merge), self.meant)
+        checks = GraphChecks(self.graph, self.rows, bool(self.options.merge), self.meant)
         if self.task == "md5":
             return checks.checksums(self.equal)
         if self.task == "all":

@@ -232,7 +232,7 @@ class _Table:
         else:
             table = self._for_checks(cells, part, mine, other)
             table.norm, table.norm_cells = found.norm, found.columns[c.RELATIVE[3]]
-            cells[c.RESULT], cells[c.MESSAGE] = version_262.Checks(table).statistics()
+            cells[c.RESULT], cells[c.MESSAGE] = version_262.table_verdicts(table)
 
     def _tensor(self, cells: Block, part: slice) -> None:
         mine, other = self._shown(part)
@@ -255,7 +255,7 @@ class _Table:
         else:
             table = self._for_checks(cells, part, mine, other)
             table.thousandth, table.cosine = cells[c.ONE_THOUSANDTH], cells[c.COSINE]
-            cells[c.RESULT], cells[c.MESSAGE] = version_262.Checks(table).tensors()
+            cells[c.RESULT], cells[c.MESSAGE] = version_262.table_verdicts(table)
 
     def _checksums(self, cells: Block, part: slice, matched: npt.NDArray[np.bool_]) -> None:
         a = cells[c.TARGET_MD5] = checksums(self.target, self.rows[part], self.mode)
@@ -266,7 +266,7 @@ class _Table:
             cells[c.RESULT] = version_811.checksums(matched, a, b)
         else:
             table = version_262.Table(self.record[part], cells[c.TARGET_NAME], cells[c.GOLDEN_NAME], checksums=(a, b))
-            cells[c.RESULT], cells[c.MESSAGE] = version_262.Checks(table).checksums()
+            cells[c.RESULT], cells[c.MESSAGE] = version_262.table_verdicts(table)
 
     def _for_checks(self, cells: Block, part: slice, mine: Shown, other: Shown) -> version_262.Table:
         names = (*c.NAMES, c.TARGET_GRAD, c.GOLDEN_GRAD, c.TARGET_STATS[0], c.GOLDEN_STATS[0])

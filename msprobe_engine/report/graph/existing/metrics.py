@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from msprobe_engine.find.verdicts.version_262 import WORDS, Verdicts
 from msprobe_engine.find.verdicts.version_811 import DIFFERENT
 from msprobe_engine.find.verdicts.version_811 import PASS as SAME
 from msprobe_engine.measure.columns import DIFFERENCES, GRAD_EQUAL, MESSAGE, RELATIVE, RESULT, UNMATCHED
 from msprobe_engine.measure.factorize import Bools
-from msprobe_engine.report.graph.existing.verdicts import WORDS, Verdicts
 from msprobe_engine.report.graph.nodes.model import Cell
 from msprobe_engine.report.graph.nodes.rows import Floats, PairedRows
 

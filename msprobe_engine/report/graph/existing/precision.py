@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from msprobe_engine.find.verdicts.version_262 import PASS, UNINITIALISED
 from msprobe_engine.measure.factorize import Bools
-from msprobe_engine.report.graph.existing.verdicts import PASS, UNINITIALISED
 from msprobe_engine.report.graph.nodes.model import API_COLLECTION, ROOT, Graph, TaskOfGraph
 from msprobe_engine.report.graph.nodes.rows import Floats, Numbers, PairedRows
 
