@@ -64,9 +64,19 @@ def _arming(module: str) -> Callable[[], None]:
         from importlib import import_module
 
         if _fit():
+            _announce()
             import_module(module).arm()
 
     return arm
+
+
+def _announce() -> None:
+    """This process imports a framework and was asked for a probe: what it starts from now on is of its training, if it trains."""
+    from importlib import import_module
+
+    if request.current() is not None and not request.is_helper():
+        rank = import_module("msprobe_engine.core.process.launch").environment_rank()
+        import_module("msprobe_engine.core.process.processes").announce_candidate(rank)
 
 
 def _fit() -> bool:

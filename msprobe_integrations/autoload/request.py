@@ -23,7 +23,8 @@ CHILDREN = "MSPROBE_CHILDREN"
 of their own."""
 FLAG = "--msprobe-"
 _LAUNCHERS = (
-    *("torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed", "deepspeed.launcher.runner"),
+    *("torchrun", "torch.distributed.run", "torch.distributed.launch"),
+    *("deepspeed", "deepspeed.launcher.runner", "deepspeed.launcher.launch"),
     *("accelerate", "accelerate.commands.launch", "msrun"),
 )
 """Programs and modules that start ranks and train nothing."""
@@ -74,9 +75,7 @@ def inherited_from(asked: Request, rank: int | None) -> Process | None:
     from msprobe_engine.core.process.processes import find_living_owner
 
     owner = find_living_owner()
-    if owner is None or (owner.rank is None and rank is not None):
-        return None
-    return owner.process
+    return owner.process if owner is not None and owner.has_probe and not owner.is_launcher_of(rank) else None
 
 
 _told: Request | None = None
@@ -154,8 +153,10 @@ def may_be_mistyped() -> bool:
 
 def is_helper() -> bool:
     """Does this process only start those that train, or has `multiprocessing` started it for one of them?"""
-    words = getattr(sys, "orig_argv", sys.argv)[1:]
-    program = next((word for word in words if not word.startswith("-")), "")
+    from itertools import pairwise
+
+    words = getattr(sys, "orig_argv", sys.argv)
+    program = next((word for before, word in pairwise(words) if not word.startswith("-") and before not in ("-W", "-X")), "")
     return program.rpartition("/")[2] in _LAUNCHERS or "--multiprocessing-fork" in words
 
 

@@ -220,3 +220,24 @@ def test_names_of_processes() -> None:
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert start_time(pid) is None  # it has ended, though nobody has asked for its exit code yet
     os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("told", "rank", "place"),
+    [
+        ("?0:{parent}", "0", "run-2"),
+        ("?0:{parent}", "1", "run-2"),  # a launch of its own within the rank
+        ("?-:{parent}", "-", "run-2"),
+        ("?-:{parent}", "1", "."),  # a launcher of ranks
+        ("?0:{ended}", "0", "."),
+        ("0?:{parent}", "0", "."),  # nobody says this
+    ],
+)
+def test_a_child_leaves_the_place_to_a_parent_that_may_train(start: Any, tmp_path: Path, told: str, rank: str, place: str) -> None:
+    """Also when it comes first, and when it has ended before the parent begins."""
+    here = this_process()
+    told = told.format(parent=here, ended=here._replace(start="1"))
+    child = start(rank, {"MSPROBE_OWNER": told})
+    assert child.path == tmp_path / "out" / place
+    said = child.end()
+    assert ("which has started this one and may train, too" in said) == (place != ".")

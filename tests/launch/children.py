@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch._dynamo  # noqa: F401 - every optimizer imports it: once here instead of in every child
 
+from msprobe_engine.core.process.processes import OWNER
+
 AT, ENDS = sys.argv[1], sys.argv[2:]
 JOB = str(Path(__file__).with_name("job.py"))
 
@@ -18,6 +20,7 @@ for end in ENDS:
     pid = os.fork()
     if not pid:
         os.chdir(end)
+        os.environ.pop(OWNER, None)  # each stands for a program of its own, and is no child of a training
         os.dup2(os.open("stderr", os.O_WRONLY | os.O_CREAT), 2)
         sys.argv = [JOB, end, AT]
         break

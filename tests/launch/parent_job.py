@@ -1,6 +1,6 @@
 """A training whose rank 0 starts a process that trains, too. Arguments: how it is started (``none``, ``subprocess``, ``explicit``,
-``debugger``, ``fork``, ``spawn``; ``killed once``: rank 1 kills itself in its first launch), and the settings file for those that make a
-probe themselves. With JOB_WAITS the last step lasts until that file is there."""
+``debugger``, ``fork``, ``spawn``; ``early``: before the training begins; ``killed once``: rank 1 kills itself in its first launch), and
+the settings file for those that make a probe themselves. With JOB_WAITS the last step lasts until that file is there."""
 
 from __future__ import annotations
 
@@ -96,6 +96,8 @@ def main() -> None:
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
+    if HOW == "early" and os.environ.get("RANK", "0") == "0":
+        start_child()
     for step in range(STEPS):
         loss = model(torch.randn(2, 4)).square().mean()
         loss.backward()
@@ -117,5 +119,10 @@ def main() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    trainings = {"child subprocess": child_training, "child explicit": explicit_training, "child debugger": debugger_training}
+    trainings = {
+        "child subprocess": child_training,
+        "child early": child_training,
+        "child explicit": explicit_training,
+        "child debugger": debugger_training,
+    }
     trainings.get(HOW, main)()

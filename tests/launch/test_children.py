@@ -28,7 +28,7 @@ dump: {level: L0}
 """
 STEPS = 6
 _TIMES = ("time", "started", "started_unix", "launch")
-HOW = ("subprocess", "explicit", "debugger", "fork", "spawn")
+HOW = ("subprocess", "early", "explicit", "debugger", "fork", "spawn")
 _ALL_WAYS = ("torchrun", "one process")
 """Of the other launchers, which take long to start, one way is enough: what differs is what their environment hands on."""
 
@@ -132,12 +132,12 @@ def losses(directory: Path) -> list[str]:
     return [path.read_text() for path in sorted(directory.glob("loss*.txt"))]
 
 
-@pytest.mark.fast_cells("one process-subprocess")
+@pytest.mark.fast_cells("one process-subprocess", "one process-early")
 @pytest.mark.parametrize(
     ("alone", "how"), [(name, how) for name in LAUNCHERS for how in (HOW if name in _ALL_WAYS else HOW[:1])], indirect=["alone"]
 )
 def test_a_child_changes_nothing_of_its_parents(how: str, alone: tuple[str, dict[str, Any], list[str]], tmp_path: Path) -> None:
-    """Started in the middle of the training, with everything that the environment hands on."""
+    """Started before the training or in the middle of it, with everything that the environment hands on."""
     launcher, expected, trained = alone
     done = train(tmp_path, how, launcher)
     assert losses(tmp_path) == trained
@@ -148,9 +148,10 @@ def test_a_child_changes_nothing_of_its_parents(how: str, alone: tuple[str, dict
             assert found[name] == expected[name], name
     assert not (tmp_path / "out" / "config_check_pack.previous.zip").exists()
     own = sorted(path.name for path in (tmp_path / "out").glob("run-*"))
-    if how == "explicit":
+    if how in ("explicit", "early"):
         assert own == ["run-2"]
-        assert "this one writes in run-2" in done.stderr
+        assert done.stderr.count("this one writes in run-2") == 1
+        assert done.stderr.count("which has started this one and may train, too") == (how == "early")
         lines = [json.loads(line) for line in (tmp_path / "out" / "run-2" / "jsonl" / "rank0.jsonl").read_text().splitlines()]
         assert [line["step"] for line in lines if "step" in line] == [0, 1, 2]
     elif how == "debugger":

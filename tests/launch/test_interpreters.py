@@ -10,6 +10,8 @@ from pathlib import Path
 import launching as ln
 import pytest
 
+from msprobe_integrations.autoload import request
+
 VERSIONS = ("2.7", "3.6", "3.9", "3.10", "3.12", "3.13")
 
 
@@ -81,3 +83,20 @@ def test_nothing_is_imported_for_a_process_without_frameworks(tmp_path: Path) ->
     new = set(asked.stdout.split()) - set(plain)
     assert {name for name in new if not name.startswith("msprobe_integrations")} <= {"__future__"}
     assert "msprobe_integrations.autoload.imports" in new
+
+
+@pytest.mark.parametrize(
+    ("line", "starts_ranks"),
+    [
+        ("python /bin/torchrun --nproc_per_node 2 train.py", True),
+        ("python -u -m torch.distributed.run train.py", True),
+        ("python -W ignore -X dev -m torch.distributed.run train.py", True),
+        ("python -u -m deepspeed.launcher.launch --world_info=e30= train.py", True),
+        ("python train.py torchrun", False),
+        ("python -W torchrun train.py", False),
+    ],
+)
+def test_launchers_are_told_from_trainings(line: str, starts_ranks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher may have a rank in its environment (a pod's), and is nobody's parent all the same."""
+    monkeypatch.setattr(sys, "orig_argv", line.split())
+    assert request.is_helper() == starts_ranks

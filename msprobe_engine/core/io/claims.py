@@ -6,7 +6,8 @@ apart: who comes second writes in ``run-2`` below it.
     ROOT/.owners/{n}-{launch}/rank{R}    held (`flock`) by the process that writes as rank R, whose name is in it (`processes.Process`)
     ROOT/.owners/lock                    held for the moment in which a launch looks for its place
 
-A launch whose `n` is 1 writes in ROOT itself, others in ``ROOT/run-{n}``. All ranks of a launch go to the same place: the first one looks
+A launch whose `n` is 1 writes in ROOT itself, others in ``ROOT/run-{n}``. A process whose parent may train, but has not begun to, leaves 1
+to it. All ranks of a launch go to the same place: the first one looks
 whether anybody else is there, those after it look at the file of their own rank only, so that ten thousand ranks cost one another nothing.
 A process that ends takes its file away, and the last one the directory.
 
@@ -129,25 +130,31 @@ def _claim(given: Path, root: Path, rank: int | None, by_process: bool) -> _Held
     if number == "1":
         return _Held(given, made, slot, fd)
     path = given / PLACE.format(number)
-    _log.warning("%s belongs to a run that still goes on (%s): this one writes in %s", one_line(str(given)), other, path.name)
+    _log.warning("%s belongs to %s: this one writes in %s", one_line(str(given)), other, path.name)
     return _Held(path, made, slot, fd)
 
 
 def _find_place(owners: Path, name: str, rank: int | None) -> tuple[Path, int, str]:
     """The file of this process, its descriptor, and who is in the way of a better place."""
-    owner, other = find_living_owner(), ""
+    owner, other, first = find_living_owner(), "", 1
+    if owner is not None and not owner.has_probe:
+        if owner.is_launcher_of(rank):
+            owner = None
+        else:
+            first, other = 2, f"{owner.process.where}, which has started this one and may train, too"
     base = launch_key(rank) if owner is None else f"{launch_key(rank)};child of {owner.process}"
     for attempt in range(1, _MOST_TRIES):
         key = hashlib.sha256(f"{base};{attempt}".encode()).hexdigest()[:12]
-        directory, fd, who = _join_launch(owners, key, name)
+        directory, fd, who = _join_launch(owners, key, name, first)
         if fd >= 0:
-            return directory / name, fd, other or who or "its other ranks have found it so"
-        other = other or who
+            return directory / name, fd, other or (f"a run that still goes on ({who or 'its other ranks have found it so'})")
+        other = other or (who and f"a run that still goes on ({who})")
     raise Undecided(f"{_MOST_TRIES} launches are there")
 
 
-def _join_launch(owners: Path, key: str, name: str) -> tuple[Path, int, str]:
-    """The directory of this launch, the descriptor of our file in it (-1: somebody has it), and who is in the way."""
+def _join_launch(owners: Path, key: str, name: str, first: int) -> tuple[Path, int, str]:
+    """The directory of this launch (the number of a new one is at least `first`), the descriptor of our file in it (-1: somebody has it),
+    and who is in the way."""
     for _ in range(_MOST_TRIES):  # the directory of the launch may go while we come
         directory = _find_launch(owners, key)
         if directory is not None:
@@ -156,7 +163,7 @@ def _join_launch(owners: Path, key: str, name: str) -> tuple[Path, int, str]:
             continue
         with _locked(owners):
             if _find_launch(owners, key) is None:
-                number, who = _find_free_number(owners)
+                number, who = _find_free_number(owners, first)
                 directory = owners / f"{number}-{key}"
                 directory.mkdir(DIRECTORY_MODE)
                 fd, holder = _take(owners, directory / name)
@@ -174,8 +181,8 @@ def _launches(owners: Path) -> list[str]:
     return sorted(entry for entry in os.listdir(owners) if _LAUNCH.fullmatch(entry))
 
 
-def _find_free_number(owners: Path) -> tuple[int, str]:
-    """The first place where nobody lives, and who lives in place 1; what the dead have left goes. The lock is held."""
+def _find_free_number(owners: Path, first: int) -> tuple[int, str]:
+    """The first place, from `first` on, where nobody lives, and who lives in place 1; what the dead have left goes. The lock is held."""
     taken: dict[int, str] = {}
     until = time.monotonic() + PATIENCE / 2
     for entry in _launches(owners):
@@ -185,7 +192,7 @@ def _find_free_number(owners: Path) -> tuple[int, str]:
         else:
             with contextlib.suppress(OSError):
                 os.rmdir(owners / entry)
-    number = next(n for n in range(1, len(taken) + 2) if n not in taken)
+    number = next(n for n in range(first, first + len(taken) + 1) if n not in taken)
     return number, taken.get(1, "")
 
 

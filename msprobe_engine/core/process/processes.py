@@ -13,7 +13,7 @@ import platform
 from typing import NamedTuple
 
 OWNER = "MSPROBE_OWNER"
-"""Variable that a process with a probe sets for the processes it starts: its rank and its name, see `Owner`."""
+"""Variable that a process with a probe, or one that may get one, sets for the processes it starts, see `Owner`."""
 _ENDED = frozenset("ZXx")  # a zombie has been killed already; who should wait for it has not done so yet
 
 
@@ -48,14 +48,23 @@ class Process(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """Who has a probe, as it tells the processes that it starts.
+    """Who has a probe, or may get one, as it tells the processes that it starts; as text ``[?]RANK:PROCESS``.
 
     Attributes:
         rank: as its launcher says; None: it has none.
+        has_probe: False: it was asked for a probe and imports a framework, so it may train from some time on; nobody can know yet.
     """
 
     process: Process
     rank: int | None
+    has_probe: bool = True
+
+    def __str__(self) -> str:
+        return f"{'' if self.has_probe else '?'}{'-' if self.rank is None else self.rank}:{self.process}"
+
+    def is_launcher_of(self, rank: int | None) -> bool:
+        """Does it start ranks, of which this is one, without being one itself?"""
+        return self.rank is None and rank is not None
 
 
 def this_process() -> Process:
@@ -85,11 +94,23 @@ def start_time(pid: int) -> str | None:
 
 def announce_owner(rank: int | None) -> None:
     """Tell the processes that this one starts from now on that it has a probe."""
+    _announce(Owner(this_process(), rank))
+
+
+def announce_candidate(rank: int | None) -> None:
+    """Tell the processes that this one starts from now on that it may get a probe. Not where one further up has told already: what starts
+    here is of that training, too."""
+    owner, above = _read_owner(), find_living_owner()
+    if (owner is None or owner.process != this_process()) and (above is None or above.is_launcher_of(rank)):
+        _announce(Owner(this_process(), rank, has_probe=False))
+
+
+def _announce(owner: Owner) -> None:
     global _inherited
-    owner = _read_owner()
-    if owner is None or owner.process != this_process():
+    before = _read_owner()
+    if before is None or before.process != owner.process:
         _inherited = os.environ.get(OWNER)
-    os.environ[OWNER] = f"{'-' if rank is None else rank}:{this_process()}"
+    os.environ[OWNER] = str(owner)
 
 
 def withdraw_owner() -> None:
@@ -104,8 +125,8 @@ def withdraw_owner() -> None:
 
 
 def find_living_owner() -> Owner | None:
-    """A process further up that has a probe and still runs. One that has ended has no children: what it started goes its own way. Of
-    another container nothing is known; there the claims in the output directory decide."""
+    """A process further up that has a probe, or may get one, and still runs. One that has ended has no children: what it started goes its
+    own way. Of another container nothing is known; there the claims in the output directory decide."""
     owner = _read_owner()
     if owner is not None and owner.process == this_process():
         owner = None if _inherited is None else _parse_owner(_inherited)
@@ -117,11 +138,11 @@ def _read_owner() -> Owner | None:
 
 
 def _parse_owner(told: str) -> Owner | None:
-    rank, separator, text = told.partition(":")
+    rank, separator, text = told.removeprefix("?").partition(":")
     process = parse_process(text)
     if not separator or process is None or not (rank == "-" or (rank.isdecimal() and len(rank) < 10)):
         return None
-    return Owner(process, None if rank == "-" else int(rank))
+    return Owner(process, None if rank == "-" else int(rank), has_probe=not told.startswith("?"))
 
 
 _inherited: str | None = None
