@@ -4,7 +4,10 @@ stays. The cases are in ``secret_corpus.yaml``; random parts are made when the t
 from __future__ import annotations
 
 import base64
+import bz2
+import gzip
 import json
+import lzma
 import random
 import re
 import shlex
@@ -13,6 +16,8 @@ import sys
 import time
 import uuid
 import zipfile
+import zlib
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +31,7 @@ from msprobe_engine.cli.main import main
 from msprobe_engine.config.collect import system
 from msprobe_engine.config.environment import variables as environment
 from msprobe_engine.config.pack.writer import PackWriter, read_pack
-from msprobe_engine.config.secrets.masking import HIDDEN, cleaned, masked_arguments, masked_value
+from msprobe_engine.config.secrets.masking import HIDDEN, cleaned, masked, masked_arguments, masked_value
 from msprobe_engine.core.process import user_key
 from msprobe_engine.formats.pack import entries
 
@@ -230,6 +235,31 @@ def test_what_is_masked_is_said_and_recorded(artifacts: dict[str, bytes]) -> Non
 def test_a_variable_that_is_not_shown_is_compared_by_its_digest(artifacts: dict[str, bytes]) -> None:
     """FOO was another in the second pack: the packs of one key say so, as harmless."""
     assert any(one["name"] == "FOO" for one in json.loads(artifacts["all.json"])["harmless"])
+
+
+INSIDE = ("HF_TOKEN=hf_{0}", "export OBS_SK={0}", '{{"password": "{0}"}}', "--hub-token {0} --lr 1", "https://me:{0}@host/x", "{0}")
+PACKED = (bytes, gzip.compress, zlib.compress, bz2.compress, lzma.compress)
+
+
+@pytest.mark.parametrize("packed", PACKED, ids=["plain", "gzip", "zlib", "bz2", "xz"])
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode, base64.encodebytes])
+def test_a_secret_in_an_encoded_text_is_not_shown(encode: Callable[[bytes], bytes], packed: Callable[[bytes], bytes]) -> None:
+    """Nor a part of it, in a value and in a line of a script, with and without what fills the last block up."""
+    for inside in INSIDE:
+        for before in ("", "x" * 80 + " lr=1\n"):
+            word = encode(packed((before + inside.format("aB3dE6gH9jK2mN5pQ8sT1vW4")).encode())).decode().strip()
+            for shell in (word, word.rstrip("="), f"echo {word} | base64 -d", f"base64 -d <<EOF\n{word}\nEOF\ntorchrun x.py"):
+                shown = masked_value("XLA_FLAGS", shell)
+                assert HIDDEN in shown
+                assert not [line for line in word.split("\n") if line in shown and len(line) > 20], (inside, shell, shown)
+
+
+@pytest.mark.parametrize("text", ["lr=1e-4 warmup=2000 layers=32", '{"localhost": [0, 1, 2, 3]}', "path/to/some_data/of_a_long_name/x"])
+def test_an_encoded_text_without_a_secret_stays(text: str) -> None:
+    """DeepSpeed hands on its hosts so."""
+    word = base64.urlsafe_b64encode(text.encode()).decode()
+    for shell in (word, f"--world_info={word}", text):
+        assert masked(shell) == shell
 
 
 SECRETS = st.text(string.ascii_letters + string.digits + "!#%*+./:?^_~-", min_size=5, max_size=40).map(lambda text: f"Zq{text}x")

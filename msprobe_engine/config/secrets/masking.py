@@ -4,7 +4,8 @@ One masker for values of variables, settings, command lines, launch scripts, and
 
 1. at names (`secret_names`): of a setting, and of ``name=value``, ``--name value``, ``"name": value`` and ``?name=value`` inside a text;
 2. at shapes: user and password in a URL, tokens of services, private keys, headers;
-3. at words that look generated, whatever their name (`random_tokens`).
+3. at words that look generated, whatever their name (`random_tokens`);
+4. into texts that are encoded or packed (`encoded`).
 
 It is a net, not a proof: a short secret under an ordinary name is not seen. Therefore variables of the environment whose names are not
 known to matter are not written at all (`environment`).
@@ -18,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from msprobe_engine.config.secrets.encoded import masked_encoded
+from msprobe_engine.config.secrets.licenses import is_license_number
 from msprobe_engine.config.secrets.names import below_secrets, judged_name, may_name_secret, names_secret, secret_setting
 from msprobe_engine.config.secrets.random_tokens import UUID, is_digest_name, masked_random
 from msprobe_engine.core.errors import TextError
@@ -108,8 +111,14 @@ _LONGEST_JUDGED = 200
 
 
 def masked(text: str) -> str:
-    """`text` without what has the shape of a secret, or stands in it under the name of one."""
-    return _by_names(masked_shapes(text))
+    """`text` without what has the shape of a secret, or stands in it under the name of one, encoded or not."""
+    return masked_encoded(_by_names(masked_shapes(text)), _masked_inside, HIDDEN)
+
+
+def _masked_inside(text: str) -> str:
+    """An encoded text, which is not looked into again."""
+    plain = _masked_structure("", text)
+    return masked_random(_by_names(masked_shapes(plain)), HIDDEN)
 
 
 def masked_shapes(text: str) -> str:
@@ -236,7 +245,9 @@ def _name_inside(name: str, key: str, values: Mapping[Any, Any]) -> str:
 
 
 def masked_value(name: str, text: str) -> str:
-    """A text under a name that says nothing."""
+    """A text under a name that says nothing, but that it is a licence."""
+    if is_license_number(name, text):
+        return HIDDEN
     text = masked(_masked_structure(name, text))
     return text if is_digest_name(name) else masked_random(text, HIDDEN)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from msprobe_engine.config.secrets.licenses import is_license_name, is_license_number
 from msprobe_engine.config.secrets.random_tokens import is_random, looks_generated, reads_as_words, words_of_settings
 
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
@@ -127,6 +128,8 @@ def secret_setting(name: str, value: Any) -> bool:
     if text.lower() in _SWITCHES or _REFERENCE.fullmatch(text):
         return False
     name = _INDICES.sub("", name[-300:])
+    if is_license_number(name, text):
+        return True
     grade, parts = _grade(name), _parts(name)
     if grade == NOTHING and parts and parts[-1] in _OF_PEOPLE:
         return bool(_USER_AND_PASSWORD.fullmatch(text))
@@ -153,6 +156,8 @@ def names_secret(name: str) -> bool:
 
 def may_name_secret(name: str) -> bool:
     """Is it worth while to look at the value?"""
+    if is_license_name(name):
+        return True
     return _grade(name[-300:]) != NOTHING or (name.isupper() and secret_variable(name)) or bool(_OF_PEOPLE & set(_parts(name[-300:])[-1:]))
 
 
