@@ -13,14 +13,13 @@ import numpy as np
 from msprobe_engine.core.errors import NothingCapturedError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
-from msprobe_engine.find.difference.origin import GROWTH
 from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.nonfinite.load import numbered, read_step
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_steps
 from msprobe_engine.formats.dump.dump_table import DEBUG, DumpTable
 from msprobe_engine.formats.dump.reader import DumpDirectory
-from msprobe_engine.measure import distances
+from msprobe_engine.measure import distances, roundoff
 
 _STATISTICS = ("Max", "Min", "Mean", "Norm")
 _MOST = 20
@@ -50,7 +49,7 @@ def order(side: DumpTable) -> list[int]:
 def differing(found: Diagnosis, step: int, target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> int:
     """Put the variables of a step that differ into `found`, and the names that only one side has. Returns how many rows were compared.
 
-    Any number of calls may lie between two variables, so `GROWTH` times the round-off of one call is accepted.
+    Any number of calls may lie between two variables, so `roundoff.GROWTH` times the round-off of one call is accepted.
     """
     suspects: list[tuple[int, Suspect]] = []
     compared = 0
@@ -68,7 +67,9 @@ def differing(found: Diagnosis, step: int, target: Mapping[int, DumpTable], gold
         m = distances.distances(mine, theirs, rows)
         off = 0
         for at, (row, other_row) in enumerate(rows):
-            limit = GROWTH * distances.limit(distances.eps(theirs.dtype[other_row]), distances.longest_sum(theirs.shape[other_row]))
+            limit = roundoff.GROWTH * roundoff.call_limit(
+                roundoff.eps(theirs.dtype[other_row]), roundoff.longest_sum(theirs.shape[other_row])
+            )
             if m.distance[at] <= limit:
                 continue
             off += 1

@@ -7,16 +7,13 @@ A distance is relative to the tensor itself and free of units:
 * norm: ``|dNorm| / Norm``
 * mean: ``|dMean| / (Norm / sqrt(n))``, because a mean near zero says nothing about the size of the elements
 
-The limit below which a distance is round-off follows from the coarser dtype of the two: half a unit in the last place, times 8 plus the
-square root of the longest sum that can stand behind an element (rounding errors of a sum of n terms grow like sqrt(n): N. Higham and
-T. Mary, "A New Approach to Probabilistic Rounding Error Analysis", SIAM J. Sci. Comput. 41, 2019). Types of 16 bits and less round their
-result to a few bits and are summed in float32, so four units count there.
+Which distance round-off explains is said by `measure.roundoff`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -25,51 +22,17 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.formats.dump.dump_table import DumpTable
-from msprobe_engine.measure import dump_dialects, factorize, missing_statistics, redacted_rows
+from msprobe_engine.measure import dump_dialects, factorize, missing_statistics, redacted_rows, roundoff
 from msprobe_engine.measure import nonfinite_rows as infinite
 from msprobe_engine.measure.comparable_dtypes import kind_of
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-EPS: Mapping[str, float] = {
-    "float64": 2.0**-52, "double": 2.0**-52, "complex128": 2.0**-52,
-    "float32": 2.0**-23, "float": 2.0**-23, "complex64": 2.0**-23,
-    "float16": 2.0**-10, "half": 2.0**-10, "complex32": 2.0**-10, "bfloat16": 2.0**-7,
-    "float8_e4m3fn": 2.0**-3, "float8_e4m3fnuz": 2.0**-3, "float8_e5m2": 2.0**-2, "float8_e5m2fnuz": 2.0**-2,
-}  # fmt: skip
-"""Distance of 1.0 to the next number, by dtype."""
-
-_WIDE = 2.0**-20
 _MASK = 1e3
 REARRANGED = 1e-13
 """Another checksum with the same numbers: elements have changed places. Rounding moves the norm of a million numbers by more."""
 _IGNORED = frozenset(("torch.device", "torch.Generator", "generator", "torch.memory_format", "device"))
-
-
-@lru_cache(maxsize=4096)
-def eps(dtype: str | None) -> float:
-    """`EPS` of a dtype as dump files have it (``torch.bfloat16``, ``BFloat16``); 0 for integers, bool and what is no tensor."""
-    return EPS.get(str(dtype).rpartition(".")[2].lower(), 0.0)
-
-
-def limit(units: float, longest: int) -> float:
-    """Round-off of one call in a dtype whose `eps` is `units`, when sums have at most `longest` terms."""
-    return 4 * units if units > _WIDE else units / 2 * (8 + math.sqrt(longest))
-
-
-def longest_sum(shape: Any) -> int:
-    """Terms of the longest sum that an element of a result may have, from the shape of one operand: a product sums over the last
-    dimension, its weight gradient over all the others."""
-    return _longest(tuple(shape)) if isinstance(shape, list) and shape else 1
-
-
-@lru_cache(maxsize=65536)
-def _longest(shape: tuple[Any, ...]) -> int:
-    if not all(isinstance(n, int) and n >= 0 for n in shape):
-        return 1
-    last = max(1, int(shape[-1]))
-    return max(last, int(math.prod(shape)) // last, 1)
 
 
 def elements(shape: Any) -> int:
@@ -130,7 +93,7 @@ def distances(target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, in
         norm = _ratio(np.abs(a[:, 3] - b[:, 3]), norms)
         mean = _ratio(np.abs(a[:, 2] - b[:, 2]), norms / np.sqrt(np.maximum(count, 1)))
         distance = np.fmax(np.fmax(extremes, norm), mean)
-    distance[coarse & (distance <= limit(EPS["float32"], 1) * np.sqrt(np.maximum(count, 1)))] = 0.0
+    distance[coarse & (distance <= roundoff.call_limit(roundoff.EPS["float32"], 1) * np.sqrt(np.maximum(count, 1)))] = 0.0
     known = ~np.isnan(distance)
     bad_a, bad_b = _bad(target, left, a), _bad(golden, right, b)
     distance = np.where(bad_a & bad_b, 0.0, np.where(bad_a != bad_b, np.inf, np.nan_to_num(distance, nan=0.0, posinf=np.inf)))
@@ -139,7 +102,7 @@ def distances(target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, in
     distance[half], known[half] = np.maximum(distance[half], 1.0), True
     both = np.flatnonzero(bad_a & bad_b)
     if len(both):
-        floating = factorize.of_each(golden.dtype, eps) > 0
+        floating = factorize.of_each(golden.dtype, roundoff.eps) > 0
         distance[both], known[both], overflown = infinite.compared(target, golden, left[both], right[both], a[both], b[both], floating)
         nan_a, nan_b = nans(target, left[both], a[both]), nans(golden, right[both], b[both])  # the -inf of a mask hides no NaN
         distance[both[nan_a != nan_b]] = np.inf

@@ -17,7 +17,7 @@ from msprobe_engine.align.parallel.micro_batches import ADDING, Piece, last_back
 from msprobe_engine.align.parallel.outcome import AGREES, IN_PLACE, LOCAL, PART, PASSING, Call, GlobalTensors
 from msprobe_engine.align.parallel.run_pieces import Run
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD
-from msprobe_engine.measure import distances
+from msprobe_engine.measure import distances, roundoff
 
 _Mark = tuple[tuple[str, int], bytes]
 
@@ -130,7 +130,7 @@ class PartialSumTracker:
         """What a call gives out that was told where this rank is: masks and indices, or something made of the arguments alone."""
         side = self._a.first
         blind = call.lost == call.tensors  # nothing else goes in
-        return side.role[i] == OUTPUT and (call.local or call.lost > 0) and (not distances.eps(side.dtype[i]) or blind)
+        return side.role[i] == OUTPUT and (call.local or call.lost > 0) and (not roundoff.eps(side.dtype[i]) or blind)
 
     def _masked_gradient(self, i: int) -> bool:
         """Of a part of which the forward pass has zeroed what belongs to other ranks: the backward pass does it too, in place."""
@@ -178,7 +178,7 @@ class PartialSumTracker:
         if pieces.tobytes() in self._parts or side.role[i] == PARAMETERS_GRAD:
             return True
         if side.role[i] in (INPUT, PARAMETERS):
-            if distances.eps(side.dtype[i]) == 0 and side.role[i] == INPUT and self._has_cut_table(op, i):
+            if roundoff.eps(side.dtype[i]) == 0 and side.role[i] == INPUT and self._has_cut_table(op, i):
                 return True  # tokens of other ranks are masked
             producer = self._producers.get(i)
             if producer is None and self._written.get(self._kind(i)) is not None:

@@ -37,7 +37,7 @@ from msprobe_engine.align.parallel.partial_sums import PartialSumTracker
 from msprobe_engine.align.parallel.run_pieces import Run
 from msprobe_engine.align.parallel.tied_embeddings import SHARE
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
-from msprobe_engine.measure import distances
+from msprobe_engine.measure import distances, roundoff
 
 
 class Unsharder(PartialSumTracker):
@@ -250,7 +250,7 @@ class Unsharder(PartialSumTracker):
 
     def _tokens(self, call: Call, i: int, j: int, found: experts.Tokens) -> bool:
         """Merge rows with a row per token. Returns True: they are pieces."""
-        numbers = not distances.eps(self._a.first.dtype[i])  # places of tokens, which are other ones on each rank
+        numbers = not roundoff.eps(self._a.first.dtype[i])  # places of tokens, which are other ones on each rank
         if found.target is None or found.golden is None or (numbers and not merge_statistics.close(found.target, found.golden)):
             self._skip(i, j, TOKENS)
             return True
@@ -268,7 +268,7 @@ class Unsharder(PartialSumTracker):
         first, second = self._a.first, self._b.first
         if merge_statistics.whole_shape(first.shape[i], second.shape[j]) is None:
             return True
-        if distances.eps(first.dtype[i]):
+        if roundoff.eps(first.dtype[i]):
             return False
         ours, theirs = (np.array([stats for _, stats in run.everywhere(row)]) for run, row in ((self._a, i), (self._b, j)))
         return len(ours) != len(theirs) or not merge_statistics.close(merge_statistics.merged(ours), merge_statistics.merged(theirs))

@@ -20,7 +20,7 @@ from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.nonfinite.report import own_line
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
 from msprobe_engine.formats.dump.record_rows import is_number
-from msprobe_engine.measure import distances
+from msprobe_engine.measure import distances, roundoff
 
 _SAME_EVERYWHERE = frozenset(("allreduce", "broadcast", "allreducecoalesced"))
 _SLACK = 64
@@ -127,7 +127,7 @@ def _expected(link: Link, sides: Mapping[int, DumpTable], ins: Mapping[int, Sequ
             return None
         means += mean
         spread += norm / math.sqrt(max(1, distances.elements(side.shape[row])))
-        eps = max(eps, distances.eps(side.dtype[row]))
+        eps = max(eps, roundoff.eps(side.dtype[row]))
     share = len(ins) if how == "avg" else 1
     return means / share, _SLACK * eps * spread / share
 

@@ -10,19 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from msprobe_engine.formats.dump.dump_table import OUTPUT
-from msprobe_engine.measure import distances
+from msprobe_engine.measure import distances, roundoff
 from msprobe_engine.measure.segments import RecordSums
 
 if TYPE_CHECKING:
     from msprobe_engine.find.difference.walk import DifferenceWalk
-
-AVERAGED = 6.0
-"""Round-off of the norm of n elements, in units of their type over sqrt(n): products summed in another order show up to 1.5."""
-
-MANY = 256
-"""Elements over which rounding averages out."""
-
-_UNITS = (distances.EPS["bfloat16"], distances.EPS["float16"])
 
 
 def bit_equal_limit(walker: DifferenceWalk, at: int, records: RecordSums, known: float) -> float:
@@ -33,10 +25,10 @@ def bit_equal_limit(walker: DifferenceWalk, at: int, records: RecordSums, known:
         known: its limit where differences came before, as `DifferenceWalk.limits` has it; given back for other types, modules whose calls
             are there too, the backward pass, and behind calls that only one side has.
     """
-    (op, other), unit = walker.structure.pairs[at], known / 4
+    op, other = walker.structure.pairs[at]
     leaf = not walker.target.children.get(op) and not walker.golden.children.get(other) and walker.target.kinds[op][0] == "forward"
     strangers = min(walker.extra, default=op) < op or min(walker.missing, default=other) < other
-    if unit not in _UNITS or not leaf or strangers:
+    if not roundoff.is_short(known) or not leaf or strangers:
         return known
     same = not records.inner[at]
     if same and records.argument[at] >= 0 and records.outer[at] > 0:
@@ -44,9 +36,8 @@ def bit_equal_limit(walker: DifferenceWalk, at: int, records: RecordSums, known:
     found = known
     for pair in walker.span_of(op):
         row = walker.rows[pair][0]
-        count = distances.elements(walker.side.shape[row])
-        if count >= MANY and (same if walker.side.role[row] == OUTPUT else walker.target.producers.get(row) is None):
-            averaged = AVERAGED * unit / count**0.5
+        if same if walker.side.role[row] == OUTPUT else walker.target.producers.get(row) is None:
+            averaged = roundoff.averaged_limit(known, distances.elements(walker.side.shape[row]))
             if walker.measured.norm[pair] > averaged:
                 found = min(found, averaged)
     return found

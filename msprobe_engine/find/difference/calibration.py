@@ -15,7 +15,7 @@ import numpy.typing as npt
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Matcher
 from msprobe_engine.formats.dump.dump_table import DumpTable
-from msprobe_engine.measure import distances, saved_tensors
+from msprobe_engine.measure import distances, roundoff, saved_tensors
 
 Floats = npt.NDArray[np.float64]
 
@@ -38,7 +38,7 @@ def movements(golden: DumpTable, others: Sequence[DumpTable]) -> Floats:
         distance = found.distance
         places = np.fromiter((j for _, j in rows), np.int64, len(rows))
         np.maximum.at(moved, places, np.where(np.isfinite(distance), distance, 0.0))
-    units = np.fromiter((distances.eps(dtype) for dtype in golden.dtype), np.float64, len(golden))
+    units = np.fromiter((roundoff.eps(dtype) for dtype in golden.dtype), np.float64, len(golden))
     floats = np.flatnonzero(units)
     moved[floats] = np.maximum(moved[floats], _around(moved[floats]))
     return np.maximum(np.maximum(moved, units / 2), 1e-15)

@@ -16,13 +16,7 @@ from msprobe_engine.find.difference.origin import GRADIENT, RESULT, DifferenceOr
 from msprobe_engine.find.difference.rank_walk import RankWalk, reuse_walk
 from msprobe_engine.find.difference.walk import DifferenceWalk, Walk
 from msprobe_engine.formats.dump.dump_table import DumpTable
-from msprobe_engine.measure import distances as measure
-
-PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv", "einsum", "dot", "attention", "gemm")
-"""Parts of the names of calls that devices compute with fewer bits of mantissa unless they are told not to."""
-
-NOISIEST = 2.0**-10
-"""Two units of a mantissa of ten bits (TF32), which is what the inputs of a float32 product are rounded to on many devices."""
+from msprobe_engine.measure import roundoff
 
 
 @dataclass
@@ -109,9 +103,7 @@ def _noise(found: Divergence) -> float:
     if not found.origins:
         return found.noise
     rank, origin = found.origins[0]
-    walker = found.walkers[rank]
-    name = walker.side.ops[origin.op].lower()
-    fine = measure.eps(walker.side.dtype[origin.row]) == measure.EPS["float32"]
-    if origin.noise and fine and origin.kind in (RESULT, GRADIENT) and origin.distance <= NOISIEST and any(p in name for p in PRODUCTS):
-        return 4 * origin.distance
-    return found.noise
+    side = found.walkers[rank].side
+    if not origin.noise or origin.kind not in (RESULT, GRADIENT):
+        return found.noise
+    return roundoff.product_noise(side.ops[origin.op], side.dtype[origin.row], origin.distance) or found.noise

@@ -15,12 +15,12 @@ from msprobe_engine.find import findings
 from msprobe_engine.find.difference import origin as origins
 from msprobe_engine.find.difference.divergence import Divergence
 from msprobe_engine.find.difference.origin import DifferenceOrigin
-from msprobe_engine.find.difference.walk import CALIBRATED, DifferenceWalk
+from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.nonfinite.report import own_line
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
-from msprobe_engine.measure import distances, factorize, missing_statistics
+from msprobe_engine.measure import distances, factorize, missing_statistics, roundoff
 
 _STATISTICS = ("Max", "Min", "Mean", "Norm")
 
@@ -215,7 +215,7 @@ def _numbers_agree(found: Divergence) -> bool:
         m, (left, right) = walker.measured, factorize.columns(walker.rows)
         tensors = [factorize.of_each(one.shape, _is_shape, bool)[rows] for one, rows in ((walker.side, left), (walker.golden.side, right))]
         limits = np.repeat(np.maximum(walker.limits, found.noise), np.diff(walker.starts))
-        limits = np.full(len(limits), CALIBRATED) if walker.calibrated else limits + origins.GROWTH * found.walks[rank].largest
+        limits = np.full(len(limits), roundoff.CALIBRATED) if walker.calibrated else limits + roundoff.GROWTH * found.walks[rank].largest
         if ((m.distance > limits) & ~m.argument & tensors[0] & tensors[1]).any():
             return False
     return True

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-GROWTH = 50.0
-"""By how much a difference may grow in one call: norms and softmax do that, and differences of nearly equal numbers."""
+from msprobe_engine.measure import roundoff
 
 RESULT, TAKEN, PARAMETER, GRADIENT = "result", "taken in", "parameter", "gradient"
 ARGUMENT, NONFINITE, EXTRA, MISSING, UNUSED = "argument", "non-finite", "extra call", "missing call", "unused result"
@@ -50,4 +49,4 @@ class DifferenceOrigin:
     @property
     def weight(self) -> float:
         """How many times more than round-off."""
-        return self.distance / max(self.limit + GROWTH * self.inside, 1e-30)
+        return self.distance / max(self.limit + roundoff.GROWTH * self.inside, 1e-30)

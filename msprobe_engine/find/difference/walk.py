@@ -31,16 +31,13 @@ from msprobe_engine.find.difference import attribution, bit_equal_limit
 from msprobe_engine.find.difference import harmless as aside
 from msprobe_engine.find.difference.optimizer import cancelling_gradients
 from msprobe_engine.find.difference.optimizer.cancelling_gradients import Cancelled
-from msprobe_engine.find.difference.origin import ARGUMENT, GRADIENT, GROWTH, NONFINITE, PARAMETER, RESULT, TAKEN, DifferenceOrigin
+from msprobe_engine.find.difference.origin import ARGUMENT, GRADIENT, NONFINITE, PARAMETER, RESULT, TAKEN, DifferenceOrigin
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
-from msprobe_engine.measure import distances, factorize, saved_tensors
+from msprobe_engine.measure import distances, factorize, roundoff, saved_tensors
 from msprobe_engine.measure.distances import Floats
 from msprobe_engine.measure.factorize import Bools, Integers
 from msprobe_engine.measure.segments import RecordSums, SegmentReduce
 from msprobe_engine.measure.tensors.metrics import Figures
-
-CALIBRATED, CALIBRATED_GROWTH = 20.0, 4.0
-"""Limit and growth in multiples of what a record was seen to move."""
 
 
 @dataclass
@@ -86,7 +83,7 @@ class DifferenceWalk:
         self.missing = set(structure.only_golden)
         self._position = {op: at for at, (op, _) in enumerate(structure.pairs)}
         self.back = {b: a for a, b in structure.pairs}
-        self._growth = GROWTH
+        self._growth = roundoff.GROWTH
         self._units: np.ndarray[tuple[int], np.dtype[np.float64]] | None = None
         self.moved = np.zeros(0)
         self._leave_out()
@@ -190,7 +187,7 @@ class DifferenceWalk:
         parents = self.target.parents
         for at in self._order[records.counts[self._order] & records.moved[self._order]].tolist():
             op, other = self.structure.pairs[at]
-            limit = CALIBRATED if self._units is not None else max(self.limits[at], floor)
+            limit = roundoff.CALIBRATED if self._units is not None else max(self.limits[at], floor)
             if not found.largest and limit <= self.limits[at]:
                 limit = bit_equal_limit.bit_equal_limit(self, at, records, limit)
             origin = self._look(op, other, at, records, made, limit, found.largest if clean else np.inf)
@@ -270,7 +267,7 @@ class DifferenceWalk:
         self.moved = moved
         self._units = moved[np.fromiter((j for _, j in self.rows), np.int64, len(self.rows))]
         self.measured = dataclasses.replace(self.measured, distance=self.measured.distance / self._units)
-        self._growth = CALIBRATED_GROWTH
+        self._growth = roundoff.CALIBRATED_GROWTH
 
     @property
     def calibrated(self) -> bool:
@@ -281,21 +278,21 @@ class DifferenceWalk:
     def limits(self) -> list[float]:
         """Round-off of each pair of records."""
         golden, (left, right) = self.golden.side, factorize.columns(self.rows)
-        mine, theirs = factorize.of_each(self.side.dtype, distances.eps)[left], factorize.of_each(golden.dtype, distances.eps)[right]
+        mine, theirs = factorize.of_each(self.side.dtype, roundoff.eps)[left], factorize.of_each(golden.dtype, roundoff.eps)[right]
         if self._mostly_other_dtypes(mine, theirs):
             theirs = np.maximum(mine, theirs)
-        longest = factorize.of_each(self.side.shape, distances.longest_sum)[left]
+        longest = factorize.of_each(self.side.shape, roundoff.longest_sum)[left]
         sums = SegmentReduce(self.starts)
         inputs = np.frombuffer(bytes(self.side.role), np.uint8)[left] == INPUT
         worst, most = (
             np.maximum(sums.largest(values)[0], self._behind(sums.largest(values)[0], sums.largest(np.where(inputs, values, 0.0))[0]))
             for values in (theirs, longest)
         )
-        found = [distances.limit(unit, int(max(terms, 1))) for unit, terms in zip(worst.tolist(), most.tolist())]
+        found = [roundoff.call_limit(unit, int(max(terms, 1))) for unit, terms in zip(worst.tolist(), most.tolist())]
         seen = set(self._kept[3].tolist())
         for at, (op, _) in enumerate(self.structure.pairs):
             if self.target.gradients[op] and at not in seen:  # of a module whose calls cannot be compared (compiled on one side)
-                found[at] *= GROWTH
+                found[at] *= roundoff.GROWTH
         return found
 
     def _behind(self, whole: Floats, inputs: Floats) -> Floats:
@@ -392,7 +389,7 @@ class DifferenceWalk:
     def is_off(self, op: int) -> bool:
         """Do outputs of a record differ by more than round-off?"""
         span = self.span_of(op)
-        limit = CALIBRATED if self._units is not None else self.limits[self._position[op]] if op in self._position else 0.0
+        limit = roundoff.CALIBRATED if self._units is not None else self.limits[self._position[op]] if op in self._position else 0.0
         return any(self.side.role[self.rows[at][0]] == OUTPUT and self.measured.distance[at] > limit for at in span)
 
     def argument_of(self, op: int) -> int:

@@ -20,7 +20,7 @@ COMPARED = ("norm", "max", "min")
 Table = Mapping[Any, Series]
 """Of one column: key to numbers."""
 _RATE = re.compile(r"(learning_rate|lr)(?![a-z])", re.I)
-_OF_THE_MACHINE = re.compile(r"seconds|time|per_sec|throughput|t?flops|memory|bytes|elapsed", re.I)
+OF_THE_MACHINE = re.compile(r"seconds|time|per_sec|throughput|t?flops|memory|bytes|elapsed", re.I)
 """Numbers of the step that say how fast it went: no two runs have the same."""
 
 
@@ -76,7 +76,7 @@ def paired_numbers(run: Run, other: Run) -> tuple[list[Number], tuple[list[str],
         steps = np.intersect1d(_steps(run, rank), _steps(other, rank))
         scalars, theirs = run.scalars(rank), other.scalars(rank)
         for k, (one, two) in enumerate(((run, other), (other, run))):
-            numbers = {name: series for name, series in one.scalars(rank).items() if not _OF_THE_MACHINE.search(name)}
+            numbers = {name: series for name, series in one.scalars(rank).items() if not OF_THE_MACHINE.search(name)}
             alone[k].extend(_unpaired(numbers, two.scalars(rank), steps, f"rank {rank}, "))
             for family in one.families(rank):
                 ops = [op for op in _compared(one, rank, family) if op != "nans"][:1]
@@ -84,7 +84,7 @@ def paired_numbers(run: Run, other: Run) -> tuple[list[Number], tuple[list[str],
                 for op in ops:
                     table = two.series(rank, family, op) if op in known else {}
                     alone[k].extend(_unpaired(one.series(rank, family, op), table, steps, f"rank {rank}, {family}/"))
-        for name in (name for name in scalars if name in theirs and not _OF_THE_MACHINE.search(name)):
+        for name in (name for name in scalars if name in theirs and not OF_THE_MACHINE.search(name)):
             items += _paired(rank, "loss" if "loss" in name else "step", 0, Key(0, name), "value", scalars[name], theirs[name])
         families = other.families(rank)
         for family in (family for family in run.families(rank) if family in families):

@@ -19,12 +19,11 @@ import numpy.typing as npt
 
 from msprobe_engine.align.frameworks.common_terms import CommonSide
 from msprobe_engine.align.parallel.merge_records import origin_of
-from msprobe_engine.find.difference.origin import ARGUMENT, DTYPE, GRAD_FLAG, GROWTH, MISSING, PARAMETER, TAKEN
-from msprobe_engine.find.difference.walk import CALIBRATED, CALIBRATED_GROWTH
+from msprobe_engine.find.difference.origin import ARGUMENT, DTYPE, GRAD_FLAG, MISSING, PARAMETER, TAKEN
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.rank_findings import RankFindings
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
-from msprobe_engine.measure import distances, factorize, missing_statistics
+from msprobe_engine.measure import distances, factorize, missing_statistics, roundoff
 
 Rows = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -130,15 +129,15 @@ class RowProjection:
     def _limits(self) -> Floats:
         """Round-off of each record, float64 (records,)."""
         if self.walker.calibrated:
-            return np.full(len(self.starts), CALIBRATED)
+            return np.full(len(self.starts), roundoff.CALIBRATED)
         ops = [self.target.op[row] if row >= 0 else -1 for row in self.rows[self.starts].tolist()]
         places = np.fromiter(map(self.walker.position, ops), np.int64, len(ops))
         found: Floats = np.array([*self.walker.limits, 0.0])[places]
         for group in np.flatnonzero((places < 0) & np.logical_or.reduceat(self.both, self.starts)).tolist():
             ends = np.append(self.starts[1:], len(self.rows))
             pairs = [at for at in range(self.starts[group], ends[group]) if self.both[at]]
-            units = max(distances.eps(self.golden.dtype[self.others[at]]) for at in pairs)
-            found[group] = distances.limit(units, max(distances.longest_sum(self.target.shape[self.rows[at]]) for at in pairs))
+            units = max(roundoff.eps(self.golden.dtype[self.others[at]]) for at in pairs)
+            found[group] = roundoff.call_limit(units, max(roundoff.longest_sum(self.target.shape[self.rows[at]]) for at in pairs))
         return np.asarray(np.maximum(found, self.found.noise))
 
     def _begins(self) -> Iterator[tuple[list[int], Suspect]]:
@@ -178,7 +177,7 @@ class RowProjection:
         """Rows that are off without being at fault. Before the first fault differences have been accepted as round-off that grows."""
         if not self.found.differs:
             return
-        growth = CALIBRATED_GROWTH if self.walker.calibrated else GROWTH
+        growth = roundoff.CALIBRATED_GROWTH if self.walker.calibrated else roundoff.GROWTH
         limits = self.limits[self.group]
         before = np.arange(len(self.rows)) < first if first >= 0 else np.ones(len(self.rows), bool)
         allowed = np.where(before & (self.role != PARAMETERS_GRAD), limits + growth * self.found.accepted, limits)

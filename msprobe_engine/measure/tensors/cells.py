@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.measure.distances import EPS
+from msprobe_engine.measure import roundoff
 from msprobe_engine.measure.options import OLD
 from msprobe_engine.measure.tensors.metrics import Figures, relative_error
 
@@ -110,7 +110,7 @@ def cells(figures: Figures) -> list[Cell]:
 def units(figures: Figures, dtype: str) -> float:
     """The largest difference in units in the last place, of the larger of the element it is at and the typical (root mean square)
     element; NaN for integers."""
-    eps = EPS.get(dtype, 0.0)
+    eps = roundoff.EPS.get(dtype, 0.0)
     if not eps or not figures.size:
         return math.nan
     typical = math.sqrt(max(figures.left, figures.right) / figures.size)

@@ -22,8 +22,8 @@ from msprobe_engine.core.log import get_logger, one_line
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.tensors.blocks import InMemoryTensor, Readable, check_dumped, join, open_elements, whole
 from msprobe_engine.formats.tensors.reader import TensorFiles
+from msprobe_engine.measure import roundoff
 from msprobe_engine.measure.columns import MESSAGE, METRICS
-from msprobe_engine.measure.distances import EPS, limit, longest_sum
 from msprobe_engine.measure.options import NEW, OLD, CompareOptions
 from msprobe_engine.measure.tensors import cells as tensor_words
 from msprobe_engine.measure.tensors import plugins
@@ -202,8 +202,8 @@ class TensorMode:
         if target.size != golden.size:
             return Measured([None] * 6, (), shapes, math.inf, 0.0)
         figures = TensorDiff(target, golden, None).run()
-        coarse = max((target.dtype, golden.dtype), key=lambda dtype: EPS.get(dtype, 0.0))
-        allowed = limit(EPS.get(coarse, 0.0), longest_sum(list(golden.shape)))
+        coarse = max((target.dtype, golden.dtype), key=lambda dtype: roundoff.EPS.get(dtype, 0.0))
+        allowed = roundoff.call_limit(roundoff.EPS.get(coarse, 0.0), roundoff.longest_sum(list(golden.shape)))
         said = [shapes, "" if target.dtype == golden.dtype else f"{target.dtype} against {golden.dtype}"]
         if not figures.size:
             said.append("both are empty")

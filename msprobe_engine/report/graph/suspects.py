@@ -16,14 +16,13 @@ from msprobe_engine.find.difference.divergence import Divergence, diverge
 from msprobe_engine.find.difference.rank_walk import RankWalk, walk_rank
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS_GRAD
-from msprobe_engine.measure import factorize
-from msprobe_engine.measure.distances import EPS, limit
+from msprobe_engine.measure import factorize, roundoff
 from msprobe_engine.measure.segments import SegmentReduce
 from msprobe_engine.report.graph.nodes.match import outside_in, standing_for
 from msprobe_engine.report.graph.nodes.model import Graph
 from msprobe_engine.report.graph.nodes.rows import Floats
 
-_EXACT = limit(EPS["float64"], 1)
+_EXACT = roundoff.call_limit(roundoff.EPS["float64"], 1)
 """Round-off of calls in which everything is an integer: none, so any difference is many units; not infinitely many, which says NaN."""
 
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from msprobe_engine.core.names import forward_twin
-from msprobe_engine.find.difference.origin import GROWTH
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD
-from msprobe_engine.measure import distances, factorize
+from msprobe_engine.measure import distances, factorize, roundoff
 from msprobe_engine.measure.distances import Floats
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ def detect_cancelling(walker: DifferenceWalk) -> Cancelled:
             continue
         apart, raw = float(np.nanmax(np.abs(a - b) * _units(side.shape[i]))) / terms, float(m.distance[k])
         m.distance[k] = min(apart, raw)
-        if size < terms * max(_SMALL, 2 * unit) and apart <= GROWTH * walker.limits[walker.position(op)]:
+        if size < terms * max(_SMALL, 2 * unit) and apart <= roundoff.GROWTH * walker.limits[walker.position(op)]:
             n = distances.elements(side.shape[i])
             sizes[n] = max(sizes.get(n, 0.0), size)
             if role[k] == PARAMETERS_GRAD:
@@ -201,7 +200,7 @@ def _terms(walker: DifferenceWalk, op: int) -> tuple[float, float]:
         for row in side.rows(call):
             shape = side.shape[row]
             if side.role[row] == INPUT and isinstance(shape, list) and len(shape) > 1 and side.stats[row][3] > norm:
-                norm, unit = float(side.stats[row][3]), distances.eps(side.dtype[row])
+                norm, unit = float(side.stats[row][3]), roundoff.eps(side.dtype[row])
     return norm, unit
 
 
