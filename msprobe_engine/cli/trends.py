@@ -16,8 +16,10 @@ examples:
 The page holds every step and rank where --size allows; else neighbouring steps, then ranks, are put together, and the largest and the
 smallest number of a group stay. NaN and Inf always do.
 
-exit codes: 0 done, 2 no data or wrong usage, 3 done, but something is missing or could not be read and is not on the page,
-or two runs have no numbers in common"""
+Of two runs all statistics that both have are compared, of the ranks and steps that both have.
+
+exit codes: 0 done, and two runs agree; 1 two runs are apart; 2 no data or wrong usage; 3 done, nothing is apart, but something is missing
+or could not be read, or only one of two runs has it"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: the page is written, 3: without what could not be read; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    """The exit code, see `EPILOG`; errors are raised as `ProbeError`, which the entry point turns into 2."""
     from msprobe_engine.align.sources import numbers
     from msprobe_engine.cli.inputs import warn_same_files
     from msprobe_engine.core.errors import UsageError
@@ -74,5 +76,7 @@ def run(args: argparse.Namespace) -> int:
         import webbrowser
 
         webbrowser.open(page.resolve().as_uri())
+    if trends.apart:
+        return 1
     nothing_compared = len(sources) > 1 and not trends.compared
-    return 3 if nothing_compared or any(source.left_out for source in sources) else 0
+    return 3 if nothing_compared or trends.left_alone or any(source.left_out for source in sources) else 0

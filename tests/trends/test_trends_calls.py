@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.report.trends.apart import apart
 from msprobe_engine.report.trends.calls import calls_of
 from msprobe_engine.report.trends.collect import collect
-from msprobe_engine.report.trends.findings import apart
 from msprobe_engine.report.trends.source import Wanted, open_source
 
 

@@ -52,7 +52,7 @@ def test_a_wrapped_run_beside_a_bare_one(tmp_path: Path, capsys: pytest.CaptureF
     assert second == [
         ["rows only in bare: 2, the first: head.a (grad_reduced, reduced)", "仅 bare 有的行：2 行，首行为 head.a（grad_reduced, reduced）"]
     ]
-    assert main(["trends", str(ddp), str(bare)]) == 0
+    assert main(["trends", str(ddp), str(bare)]) == 3
     out = capsys.readouterr().out
     assert "note: 'module.' taken off the front of the names of ddp" in out
     assert "note: rows only in bare: 2, the first: head.a" in out

@@ -46,7 +46,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("two")
     a, b = write(root / "a", 2, 6, {}), write(root / "b", 2, 6, {(0, 5): math.nan}, factor=1.5)
-    assert main(["trends", str(a), str(b), "-o", str(root / "page.html")]) == 0
+    assert main(["trends", str(a), str(b), "-o", str(root / "page.html")]) == 1
     return root / "page.html"
 
 

@@ -99,3 +99,38 @@ class Extremes:
     def missing(self) -> npt.NDArray[np.bool_]:
         """Cells without numbers."""
         return np.asarray((self.high == -np.inf) & (self.low == np.inf))
+
+
+class Sums:
+    """A sum of the numbers of each cell in which every step and rank has a weight of its own: of two runs, what the extremes of a cell do
+    not show, such as two ranks that have changed places.
+
+    Attributes:
+        total: of the finite numbers; `weight`: of all numbers, `bad`: of those that are not finite.
+    """
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.total, self.weight, self.bad = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+
+    def add(self, cells: npt.NDArray[np.int64], steps: npt.NDArray[np.int64], rank: int, values: Numbers) -> None:
+        """Take numbers of one rank into cells, given by their flat index."""
+        weights = 0.5 + ((steps * 2_654_435_761 + rank * 40_503 + 12_345) * 2_246_822_519 % 1_000_003) / 1_000_003
+        finite = np.isfinite(values)
+        for into, numbers in (
+            (self.total, np.where(finite, values, 0.0) * weights),
+            (self.weight, weights),
+            (self.bad, np.where(finite, 0.0, weights)),
+        ):
+            np.add.at(into.reshape(-1), cells, numbers)
+
+    def distance(self, other: Sums, size: Numbers, not_equal: float) -> Numbers:
+        """How far the numbers of the cells are apart, as a share of `size`, about; NaN where not both have the same steps and ranks.
+
+        Args:
+            not_equal: what to say where not the same numbers are finite.
+        """
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            off = np.abs(self.total - other.total)
+            out = np.where(off == 0, 0.0, off / (size * np.sqrt(np.maximum(self.weight, 1.0))))
+        out = np.where(np.isclose(self.bad, other.bad), out, not_equal)
+        return np.where(np.isclose(self.weight, other.weight) & ~np.isnan(out), out, np.nan)

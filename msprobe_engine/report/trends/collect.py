@@ -10,10 +10,12 @@ import numpy.typing as npt
 
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.records import FAMILIES
+from msprobe_engine.core.text.ranges import ranks_text
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.monitor.series import Floats, Integers
 from msprobe_engine.report.trends import findings
-from msprobe_engine.report.trends.bins import Extremes, distinct
+from msprobe_engine.report.trends.apart import apart
+from msprobe_engine.report.trends.bins import Extremes, Sums, distinct
 from msprobe_engine.report.trends.dumps import DumpSource
 from msprobe_engine.report.trends.model import Grid, Metric, RunTrend, Trends
 from msprobe_engine.report.trends.order import Order, in_order
@@ -72,19 +74,19 @@ def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0
         run.steps = (len(own), int(own[0]), int(own[-1]))
         steps.append(own)
         runs.append(run)
-    joined = _joined(seen, runs)
+    joined, left_alone = _joined(seen, runs)
     if len(runs) == 2:
-        _apart_by_themselves(runs, steps)
+        left_alone = _apart_by_themselves(runs, steps) or left_alone
     metrics = {name: _metric(name, joined[name]) for name in sorted(joined, key=_place)}
     rows = sum(len(m.targets) * len(m.statistics) for m in metrics.values()) * len(sources)
     ranks = np.array(sorted({rank for run in runs for rank in run.ranks}), np.int64)
     how = plan(np.unique(np.concatenate(steps)), ranks, rows, numbers, doubled)
-    trends = Trends(how, metrics, runs, shift)
+    trends = Trends(how, metrics, runs, shift, left_alone=left_alone)
     for number, (source, run) in enumerate(zip(sources, runs)):
         _fill(trends, run, source, shift if number else 0, progress)
         run.stand_out = findings.stand_out(trends, run)
     if len(runs) > 1:
-        trends.apart, trends.limit, trends.compared = findings.apart(trends)
+        trends.apart, trends.limit, trends.compared = apart(trends)
     return trends
 
 
@@ -104,8 +106,9 @@ def _unwrap(sources: Sequence[Source]) -> None:
             dump.unwrap = depth - least
 
 
-def _joined(seen: Sequence[dict[str, _Seen]], runs: Sequence[RunTrend]) -> dict[str, _Seen]:
-    """Rows of all runs by metric; what does not match between two runs is put among their problems."""
+def _joined(seen: Sequence[dict[str, _Seen]], runs: Sequence[RunTrend]) -> tuple[dict[str, _Seen], bool]:
+    """Rows of all runs by metric; what does not match between two runs is put among their problems, and whether one has some alone."""
+    left_alone = False
     if len(seen) == 2:
         for of, run, names in zip(seen, runs, paired(*({name: list(found.targets) for name, found in of.items()} for of in seen))):
             run.names = names.of
@@ -122,20 +125,26 @@ def _joined(seen: Sequence[dict[str, _Seen]], runs: Sequence[RunTrend]) -> dict[
         rows_of = [{(name, target): None for name, found in of.items() for target in found.targets} for of in seen]
         for run, mine, other in zip(runs, rows_of, reversed(rows_of)):
             if only := [row for row in mine if row not in other]:
+                left_alone = True
                 metric, first = only[0]
                 text = "rows only in {0}: {1}, the first: {2} ({3})"
                 run.problems[Sentence(text, run.name, f"{len(only):,}", first.shown, metric)] = 1
+        for run, of, other_of in zip(runs, seen, reversed(seen)):
+            for metric in (metric for metric in of if metric in other_of):
+                if lone := [s for s in of[metric].statistics if s not in other_of[metric].statistics]:
+                    left_alone = True
+                    run.problems[Sentence("statistics of {1} only in {0}, not compared: {2}", run.name, metric, ", ".join(lone))] = 1
     joined: dict[str, _Seen] = {}
     for of in seen:
         for name, found in of.items():
             both = joined.setdefault(name, _Seen())
             both.targets.add(found.targets)
             both.statistics.update(found.statistics)
-    return joined
+    return joined, left_alone
 
 
-def _apart_by_themselves(runs: Sequence[RunTrend], steps: Sequence[npt.NDArray[np.int64]]) -> None:
-    """Say what makes numbers of two runs differ, or keeps them from being compared, whatever the model does."""
+def _apart_by_themselves(runs: Sequence[RunTrend], steps: Sequence[npt.NDArray[np.int64]]) -> bool:
+    """Say what makes numbers of two runs differ, or keeps them from being compared, whatever the model does. True: there is something."""
     common = len(np.intersect1d(steps[0], steps[1]))
     for run, own in zip(runs, steps):
         if common < len(own):
@@ -144,6 +153,10 @@ def _apart_by_themselves(runs: Sequence[RunTrend], steps: Sequence[npt.NDArray[n
     if one != other:
         text = "ranks: {1} in {0}, {2} in the other run; activations and calls are of a rank's own part of the batch, and may differ so"
         runs[0].problems[Sentence(text, runs[0].name, one, other)] = 1
+    elif runs[0].ranks != runs[1].ranks:
+        text = "the runs have not the same ranks: {1} in {0}, {2} in the other run; numbers over all ranks were compared"
+        runs[0].problems[Sentence(text, runs[0].name, *(ranks_text(run.ranks) for run in runs))] = 1
+    return runs[0].ranks != runs[1].ranks or any(common < len(own) for own in steps)
 
 
 def _name(source: Source, sources: Sequence[Source]) -> str:
@@ -186,6 +199,7 @@ def _fill(trends: Trends, run: RunTrend, source: Source, shift: int, progress: P
     how = trends.plan
     index = {name: {target: i for i, target in enumerate(m.targets)} for name, m in trends.metrics.items()}
     gathered = findings.Gathered()
+    shared = {rank for rank in run.ranks if all(rank in other.ranks for other in trends.runs)} if len(trends.runs) > 1 else set()
     late = 0
     for rank in source.ranks:
         for part in source.parts(rank, progress):
@@ -204,12 +218,12 @@ def _fill(trends: Trends, run: RunTrend, source: Source, shift: int, progress: P
             for statistic, values in part.values.items():
                 grid = run.grids.get((part.metric, statistic))
                 if grid is None:
-                    grid = run.grids[part.metric, statistic] = _grid(how, len(places))
+                    grid = run.grids[part.metric, statistic] = _grid(how, len(places), compared=bool(shared))
                 mask = part.there.get(statistic)
-                if mask is None:
-                    _add(grid, rows, fine, flat, values)
-                else:
-                    _add(grid, rows[mask], fine[mask], flat[mask], values[mask])
+                at = slice(None) if mask is None else mask
+                _add(grid, rows[at], fine[at], flat[at], values[at])
+                if grid.sums is not None and rank in shared:
+                    grid.sums.add(rows[at] * len(how.fine) + fine[at], steps[at], rank, values[at])
             gathered.add(part, rows, steps)
     run.nonfinite, run.nonfinite_count = gathered.first()
     run.problems |= source.problems
@@ -225,9 +239,10 @@ def _only(part: Part, rows: npt.NDArray[np.bool_]) -> Part:
     )
 
 
-def _grid(how: Plan, targets: int) -> Grid:
-    overview = Extremes((targets, len(how.fine))) if how.overview else None
-    return Grid(overview, Extremes((targets, len(how.ranks), len(how.coarse))))
+def _grid(how: Plan, targets: int, compared: bool) -> Grid:
+    shape = targets, len(how.fine)
+    overview = Extremes(shape) if how.overview else None
+    return Grid(overview, Extremes((targets, len(how.ranks), len(how.coarse))), Sums(shape) if compared else None)
 
 
 def _add(grid: Grid, rows: Integers, fine: Integers, flat: Integers, values: Floats) -> None:

@@ -15,9 +15,6 @@ KEPT = 200
 """Findings of a kind that a page lists."""
 NOTABLE = 3.0
 """Factor from which a target stands out."""
-APART, APART_EXACT = 1e-3, 1e-6
-"""Relative difference from which two runs are apart: the second where they agree to it in their first common step, so that nothing but
-what came later can have made a difference; the first where other devices or orders of sums make some from the beginning."""
 _BEGINNING = 20
 """The first of so many parts of a run is not looked at for jumps: optimizers and losses begin far from where they stay."""
 _LEADING = ("norm", ABSMAX, VALUE, "max")
@@ -74,7 +71,7 @@ class Gathered:
 
     def first(self) -> tuple[list[NonFinite], int]:
         """The earliest, and how many there are."""
-        return sorted(self._found.values(), key=lambda one: _moment(one.step, one.metric, one.target, one.order))[:KEPT], len(self._found)
+        return sorted(self._found.values(), key=lambda one: moment(one.step, one.metric, one.target, one.order))[:KEPT], len(self._found)
 
 
 def over_ranks(grid: Grid) -> Extremes:
@@ -154,40 +151,6 @@ def _median(values: Numbers) -> Numbers:
     return out
 
 
-def apart(trends: Trends) -> tuple[list[StandOut], float, int]:
-    """Where two runs go apart: per target the first column in which they differ by more than a limit, in the order of a run; the limit;
-    how many targets have a column in common."""
-    one, two = trends.runs
-    steps = trends.plan.fine.first
-    differences: list[tuple[str, str, Numbers]] = []
-    for metric, statistic in _leading(trends):
-        a, b = one.grids.get((metric, statistic)), two.grids.get((metric, statistic))
-        if a is None or b is None:
-            continue
-        x, y = over_ranks(a), over_ranks(b)
-        far = np.maximum(_relative(x.high, y.high), _relative(x.low, y.low))
-        far[x.missing | y.missing] = np.nan
-        if metric == SCALARS:
-            far[[i for i, target in enumerate(trends.metrics[metric].targets) if target.name.endswith("seconds")]] = np.nan
-        differences.append((metric, statistic, far))
-    limit = APART_EXACT if _begins_equal([far for _, _, far in differences]) else APART
-    found: list[StandOut] = []
-    for metric, statistic, far in differences:
-        hit = far > limit
-        for i in np.flatnonzero(hit.any(1)).tolist():
-            column = int(hit[i].argmax())
-            found.append(StandOut("runs", int(steps[column]), metric, statistic, i, float(min(far[i, column], 1e300))))
-    found.sort(key=lambda one: _moment(one.step, one.metric, one.target))
-    return found[:KEPT], limit, sum(int(np.isfinite(far).any(1).sum()) for _, _, far in differences)
-
-
-def _begins_equal(differences: list[Numbers]) -> bool:
-    """Whether two runs agree in the first column that both have."""
-    common = [np.flatnonzero(np.isfinite(far).any(0))[:1] for far in differences]
-    first = min((int(columns[0]) for columns in common if len(columns)), default=None)
-    return first is not None and all(not (far[:, first] > APART_EXACT).any() for far in differences)
-
-
 def moment_of(metrics: Iterable[str]) -> list[int]:
     """When the calls of a step were made, of those in the order in which a dump has them. Numbers of calls ascend, and lie where those of
     `_MOMENTS` do: a call of an optimizer between two backward passes comes behind the first one, whatever its metric."""
@@ -203,21 +166,10 @@ def _place(metric: str) -> int:
     return _MOMENTS.index(family) if family in _MOMENTS else len(_MOMENTS) + (metric == SCALARS)
 
 
-def _moment(step: int, metric: str, target: int, order: int = -1) -> tuple[int, int, int]:
+def moment(step: int, metric: str, target: int, order: int = -1) -> tuple[int, int, int]:
     """When in the run a number was made: of two layers the one that is computed first comes first."""
     if order >= 0:
         return step, *divmod(order, _CALLS)
     place = _place(metric)
     backwards = 3 < place < len(_MOMENTS)
     return step, place, -target if backwards else target
-
-
-def _relative(a: Numbers, b: Numbers) -> Numbers:
-    """Difference against the larger of both; 2 where only one of them is finite, 0 where both are the same kind of not finite."""
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        out = np.abs(a - b) / np.maximum(np.abs(a), np.abs(b))
-    out = np.where(a == b, 0.0, out)
-    odd = np.isfinite(a) != np.isfinite(b)
-    same = ~np.isfinite(a) & ~np.isfinite(b)
-    differ = same & ~((np.isnan(a) & np.isnan(b)) | (a == b))
-    return np.where(odd | differ, 2.0, np.where(same, 0.0, out))

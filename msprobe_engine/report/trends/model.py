@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from msprobe_engine.report.trends.bins import Extremes
+from msprobe_engine.report.trends.bins import Extremes, Sums
 from msprobe_engine.report.trends.plan import Plan
 from msprobe_engine.report.trends.source import Target
 
@@ -31,10 +31,12 @@ class Grid(NamedTuple):
     Attributes:
         overview: extremes over the ranks, [targets, fine columns]; None where the cube is as fine.
         cube: [targets, groups of ranks, coarse columns].
+        sums: of two runs, over the ranks that both have, [targets, fine columns].
     """
 
     overview: Extremes | None
     cube: Extremes
+    sums: Sums | None = None
 
 
 class NonFinite(NamedTuple):
@@ -120,6 +122,7 @@ class Trends:
         shift: steps that the second run is moved by.
         apart: where two runs go apart, and `limit`, the relative difference from which they do.
         compared: how many rows of two runs have a step in common.
+        left_alone: something that only one of two runs has, and that was not compared: rows, steps, ranks, statistics.
     """
 
     plan: Plan
@@ -129,3 +132,4 @@ class Trends:
     apart: list[StandOut] = field(default_factory=list)
     limit: float = 0.0
     compared: int = 0
+    left_alone: bool = False

@@ -25,7 +25,7 @@ def lines(trends: Trends) -> Iterator[str]:
             yield "the runs have no numbers in common: nothing was compared (--shift moves the steps of the second)"
         elif not trends.apart:
             yield f"the runs agree: no relative difference above {trends.limit:g} in {_many(trends.compared, 'row')}"
-            yield "of each metric one statistic was compared, no shape and no dtype; msprobe diagnose RUN GOLDEN compares more"
+            yield "no shape and no dtype was compared, and of calls in a step the extremes; msprobe diagnose compares more"
     for run in trends.runs:
         yield from _found(trends, run.stand_out, f"{run.name}: stand out")
         for what, count in list(run.problems.items())[:_SHOWN]:
@@ -64,7 +64,7 @@ def _found(trends: Trends, found: list[StandOut], headline: str) -> Iterator[str
     for one in found[:_SHOWN]:
         target = trends.metrics[one.metric].targets[one.target].shown
         words = {"jump": "{0:g} times its median", "fall": "1/{0:g} of its median", "ranks": "ranks {0:g} times further apart than usual"}
-        apart = "only one of them is finite" if one.factor >= 2 else "relative difference {0:.2g}"
+        apart = "only one of them is finite" if one.factor > 2 else "relative difference {0:.2g}"
         text = words.get(one.what, apart).format(one.factor)
         yield f"  step {one.step}: {target} ({one.metric}, {one.statistic}): {text}"
 

@@ -74,7 +74,7 @@ const Lists = (() => {
   function outliers(found, run) {
     const b = Trends.book, list = Kit.make("ol", pane, null, "t-list");
     for (const [what, step, m, s, target, factor] of found) {
-      const metric = b.metrics[m], text = what === "runs" ? (factor >= 2 ? Kit.t("trends.one_finite") : Kit.t("trends.what_runs", Kit.number(+factor.toPrecision(2)))) : Kit.t("trends.what_" + what, Kit.number(+factor.toPrecision(3)));
+      const metric = b.metrics[m], text = what === "runs" ? (factor > 2 ? Kit.t("trends.one_finite") : Kit.t("trends.what_runs", Kit.number(+factor.toPrecision(2)))) : Kit.t("trends.what_" + what, Kit.number(+factor.toPrecision(3)));
       item(list, { jump: "↑", fall: "↓", ranks: "↕", runs: "≠" }[what], what === "runs" ? "apart" : "out", metric.targets[target], [Kit.t("trends.step_n", stepName(step)) + " · " + text, Kit.name(metric.name) + ": " + Kit.name(metric.statistics[s])], () => go(run, m, s, target, step, null), `${m}/${target}`);
     }
   }
