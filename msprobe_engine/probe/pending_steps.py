@@ -12,8 +12,10 @@ from __future__ import annotations
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from msprobe_engine.core.alerts import Alert
@@ -22,12 +24,6 @@ from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.statistics import rows as _rows
 
-RowsEdit = Callable[[_rows.Rows], None]
-"""Changes the rows of a step after they have arrived, on any thread: used to put merged rows of several ranks in place of local ones. An
-edit may have `start(rows)`, called once when the rows are on the host, `ready()`, asked on any thread until it says True, and
-`wait(seconds)`, called at the end of the run; then the frame waits for it and the training does not. After the call it may have `unknown`:
-rows that have no numbers, each with the reason under which the frame counts it as lost. `leave_out(rows)` gives the same before it is
-ready, and takes the numbers out of rows that are a copy."""
 BuildFrame = Callable[[_rows.Rows, Mapping[int, str]], Frame]
 """(rows, those without numbers) -> the frame; may be called twice."""
 SaveFrame = Callable[[Frame], None]
@@ -36,6 +32,47 @@ PATIENCE_SECONDS = 1.0
 """Seconds after which a step is saved without what its edits wait for."""
 PART = "saving of finished steps"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02
+
+
+class RowsEdit(ABC):
+    """Changes the rows of a step after they have arrived, on any thread: used to put merged rows of several ranks in place of local ones.
+    The frame waits for it and the training does not.
+
+    Attributes:
+        unknown: after `apply`: rows that have no numbers, each with the reason under which the frame counts it as lost.
+    """
+
+    unknown: Mapping[int, str] = MappingProxyType({})
+
+    def start(self, rows: _rows.Rows) -> None:
+        """Called once when the rows are on the host; returns at once and never raises."""
+
+    def ready(self) -> bool:
+        """True when `apply` will not wait; asked on any thread until it says so."""
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """Wait until ready, at most so long; called at the end of the run."""
+
+    def leave_out(self, rows: _rows.Rows) -> Mapping[int, str] | None:
+        """Before it is ready: take the numbers out of rows that are a copy; what `unknown` is then. None: nothing can be said of the step
+        until it is ready."""
+        del rows
+        return None
+
+    @abstractmethod
+    def apply(self, rows: _rows.Rows) -> None:
+        """Change the rows, once."""
+
+
+class ChangedRows(RowsEdit):
+    """A function that changes the rows and waits for nothing."""
+
+    def __init__(self, change: Callable[[_rows.Rows], None]) -> None:
+        self._change = change
+
+    def apply(self, rows: _rows.Rows) -> None:
+        self._change(rows)
 
 
 class PendingStep:
@@ -70,17 +107,16 @@ class PendingStep:
                 return False
             rows = self.pending.rows()
             for edit in self.edits:
-                if (start := getattr(edit, "start", None)) is not None:
-                    start(rows)
+                edit.start(rows)
             self.rows, self.arrived = rows, time.monotonic()
         return True
 
     def edited(self, wait: bool, until: float) -> bool:
         """True when every edit can be called without a wait, or has been waited for until then."""
         for edit in self.edits:
-            if wait and (finish := getattr(edit, "wait", None)) is not None:
-                finish(max(0.0, until - time.monotonic()))
-            elif not _is_ready(edit):
+            if wait:
+                edit.wait(max(0.0, until - time.monotonic()))
+            elif not edit.ready():
                 return False
         return True
 
@@ -93,8 +129,8 @@ class PendingStep:
         try:
             for edit in self.edits:
                 with faults.guard("merge over ranks"):
-                    edit(self.rows)
-                unknown.update(getattr(edit, "unknown", {}))
+                    edit.apply(self.rows)
+                unknown.update(edit.unknown)
             frame = self.build(self.rows, unknown)
             _save(frame, faults, saves)
             self.frame = frame
@@ -110,12 +146,12 @@ class PendingStep:
         rows = self.rows.copy()
         unknown: dict[int, str] = {}
         for edit in self.edits:
-            if _is_ready(edit):
+            if edit.ready():
                 with faults.guard("merge over ranks"):
-                    edit(rows)
-                unknown.update(getattr(edit, "unknown", {}))
-            elif (leave_out := getattr(edit, "leave_out", None)) is not None:
-                unknown.update(leave_out(rows))
+                    edit.apply(rows)
+                unknown.update(edit.unknown)
+            elif (left := edit.leave_out(rows)) is not None:
+                unknown.update(left)
             else:
                 return
         _save(self.build(rows, unknown), faults, saves)
@@ -194,11 +230,6 @@ class StepSaver:
                 return False
         self._steps.popleft()
         return True
-
-
-def _is_ready(edit: RowsEdit) -> bool:
-    ready = getattr(edit, "ready", None)
-    return ready is None or bool(ready())
 
 
 def _save(frame: Frame, faults: Faults, saves: Sequence[SaveFrame]) -> None:

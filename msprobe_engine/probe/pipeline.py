@@ -112,7 +112,7 @@ class Pipeline:
         return self._scalars.get(name)
 
     def edit_rows(self, edit: RowsEdit) -> None:
-        """Call `edit` with this step's rows once they are on the host."""
+        """Let `edit` change this step's rows once they are on the host."""
         self._edits.append(edit)
 
     def lose(self, reason: str, count: int = 1) -> None:

@@ -48,7 +48,6 @@ class Session:
     ) -> None:
         from msprobe_engine.probe.rules.build import build_rules
         from msprobe_engine.probe.sinks.build import build_sinks
-        from msprobe_engine.probe.sinks.prometheus.sink import PrometheusSink
 
         redaction.demand(settings.redact)
         self.settings = settings
@@ -82,8 +81,7 @@ class Session:
         self.writer = Writer([*sinks, *extra_sinks], self.faults, int(settings.sinks.max_gb * 1e9))
         self.pipeline = Pipeline(backend, build_rules(with_rules), self.writer, self.faults)
         for rule in self.pipeline.rules:
-            if (bind := getattr(rule, "bind", None)) is not None:
-                bind(self.raise_alert)
+            rule.bind(self.raise_alert)
         self.incidents: IncidentManager | None = None
         self._incident_lock = threading.Lock()
         if settings.incident.enabled and with_rules.rules:
@@ -99,17 +97,14 @@ class Session:
             self.pipeline.listeners.append(self._incident)
         elif notifier is not None:
             notifier.close()  # it has a thread from the beginning
-        for sink in self.writer.sinks:  # sinks that say where the rank is, and those that export the probe's own losses
-            if (watch := getattr(sink, "watch_info", None)) is not None:
-                watch(self.pipeline.rank_info)
-            if (watch_remark := getattr(sink, "watch_remark", None)) is not None:
-                watch_remark("without_optimizer", self.pipeline.without_optimizer)
-                for rule in self.pipeline.rules:
-                    if (passed_over := getattr(rule, "passed_over", None)) is not None:
-                        watch_remark("masks", passed_over)
-            if isinstance(sink, PrometheusSink):
-                sink.watch_losses(self.writer.lost)
-                sink.watch_cost(self.pipeline.cost)
+        for sink in self.writer.sinks:
+            sink.watch_info(self.pipeline.rank_info)
+            sink.watch_remark("without_optimizer", self.pipeline.without_optimizer)
+            for rule in self.pipeline.rules:
+                if rule.passed_over is not None:
+                    sink.watch_remark("masks", rule.passed_over)
+            sink.watch_losses(self.writer.lost)
+            sink.watch_cost(self.pipeline.cost)
 
     def say_what_is_on(self) -> None:
         """One line on rank 0: that the probe is there, what it watches and where it writes; a second where another run has written."""
@@ -126,8 +121,7 @@ class Session:
         if not parts:
             _log.warning("the probe has nothing to do: the settings have no monitor, dump or incident.level section")
             return
-        ports = {s: getattr(s, "port", None) for s in (*self.writer.sinks, *self.writer.dump_sinks)}
-        sinks = ", ".join(f"{s.name} on port {port}" if port else s.name for s, port in ports.items())
+        sinks = ", ".join(f"{s.name} on port {s.port}" if s.port else s.name for s in (*self.writer.sinks, *self.writer.dump_sinks))
         _log.info("msprobe is on: %s; writing to %s%s", ", ".join(parts), self.output_dir, f" ({sinks or 'no sink'})")
         if self._earlier:
             _log.log(logging.INFO if is_restart() else logging.WARNING, "%s", self._earlier)
@@ -146,16 +140,15 @@ class Session:
     def hold(self, held: bool) -> None:
         """Evaluation begins (True) or is over: rules that expect steps wait."""
         for rule in self.pipeline.rules:
-            if (hold := getattr(rule, "hold", None)) is not None:
-                hold(held)
+            rule.hold(held)
 
     def follow(self, settings: ProbeSettings) -> None:
         """The monitor's settings have changed: sinks show other columns from the frame of the next step on."""
         self.settings = settings
-        monitor = settings.monitor
-        for sink in self.writer.sinks:
-            if monitor is not None and (follow := getattr(sink, "follow", None)) is not None:
-                self.pipeline.afterwards(partial(self.writer.call, partial(follow, monitor), f"settings of sink {sink.name}"))
+        if settings.monitor is not None:
+            for sink in self.writer.sinks:
+                job = partial(sink.follow, settings.monitor)
+                self.pipeline.afterwards(partial(self.writer.call, job, f"settings of sink {sink.name}"))
 
     @property
     def frames(self) -> list[Frame]:
@@ -166,9 +159,8 @@ class Session:
     def close(self) -> None:
         """Finish all steps and close every sink. Safe to call twice."""
         for rule in self.pipeline.rules:
-            if (close := getattr(rule, "close", None)) is not None:
-                with self.faults.guard(f"rule {rule.name}"):
-                    close()
+            with self.faults.guard(f"rule {rule.name}"):
+                rule.close()
         with self.faults.guard("closing"):
             self.pipeline.advance(wait=True)
             for alert in self.pipeline.untold():

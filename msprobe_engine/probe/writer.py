@@ -68,7 +68,7 @@ class SinkQueue:
         if os.getpid() != self._process:  # a forked child: the thread, and whoever held the queue's lock, stayed in the parent
             self._process, self._queue, self._thread = os.getpid(), queue.Queue(QUEUE_LENGTH), None
             for sink in self.sinks:
-                if hasattr(sink, "losses"):
+                if sink.losses is not None:
                     sink.losses.take_over()
         self._need_thread()
         began = time.monotonic()
@@ -158,7 +158,7 @@ class SinkQueue:
     def _write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
         for_files = self._file_limit.shorten(frame, alerts)
         for sink in self.sinks:
-            given = for_files if hasattr(sink, "size") else frame
+            given = for_files if sink.size is not None else frame
             try:
                 if given is not None:
                     sink.write(given, alerts)
@@ -169,11 +169,11 @@ class SinkQueue:
         self._tell()
 
     def _note(self, sink: Sink, frame: Frame, alerts: Sequence[Alert]) -> None:
-        if hasattr(sink, "losses"):
+        if sink.losses is not None:
             self._losses.note(sink.name, frame.step, len(alerts))
 
     def _tell(self) -> None:
-        self._losses.tell([sink.losses for sink in self.sinks if hasattr(sink, "losses")])
+        self._losses.tell([sink.losses for sink in self.sinks if sink.losses is not None])
 
     def _fail(self, sink: Sink, error: Exception) -> None:
         self._lose(sink.name)
@@ -228,8 +228,7 @@ class Writer:
         self._monitor.flush(CLOSE_SECONDS)
         left = max(began + CLOSE_SECONDS - time.monotonic(), CLOSE_SECONDS / 60)
         for sink in self.dump_sinks:
-            if (drain := getattr(sink, "drain", None)) is not None:  # tensor files: minutes of work are no hanging file system
-                drain()
+            sink.drain()  # tensor files: minutes of work are no hanging file system
         self._dump.flush(left)
 
     def close(self) -> None:

@@ -130,7 +130,7 @@ class Debugger(ABC):
         """
         check(settings, source)
 
-    @staticmethod  # noqa: B027  # a framework need not have such a probe
+    @staticmethod  # a framework need not have such a probe
     def claim() -> None:
         """The script makes a probe of its own: one that was asked for from outside follows the training no more."""
 

@@ -16,11 +16,11 @@ from msprobe_engine.core.settings.selection import selection, written_by_each
 from msprobe_engine.formats.dump import world
 from msprobe_engine.formats.dump.summary import Tally
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
-from msprobe_engine.formats.dump.writing.writer import DumpSink
 from msprobe_engine.probe.output_claims import OutputClaims
 from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.dump import crash_safe
+from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 from msprobe_engine.probe.sinks.dump.reported import ReportedSink
 from msprobe_engine.probe.writer import Writer
 

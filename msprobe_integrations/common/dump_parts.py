@@ -135,7 +135,7 @@ class DumpParts(ABC):
         """The cuts that `dump` asks for."""
         return None
 
-    def prepare(self, model: Any) -> None:  # noqa: B027
+    def prepare(self, model: Any) -> None:
         """``start()`` was called, and there is a model."""
 
     def open_capture(self, capture: Any, inside: bool) -> None:  # noqa: ARG002

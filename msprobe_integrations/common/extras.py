@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
-from msprobe_engine.formats.dump.writing.writer import DumpSink
 from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 from msprobe_engine.probe.sinks.dump.earlier_dump import Bench, DifferenceSink
 from msprobe_engine.probe.sinks.dump.overflow import Overflows, OverflowSink
 

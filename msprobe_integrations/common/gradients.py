@@ -18,6 +18,7 @@ import numpy.typing as npt
 from msprobe_engine.core.records import Sample, TensorDescription, TensorRef
 from msprobe_engine.core.statistics import histograms
 from msprobe_engine.core.statistics import rows as _rows
+from msprobe_engine.probe.pending_steps import ChangedRows, RowsEdit
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.probe import Probe
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
 class Exchange(Protocol):
     """Merges rows of shards over the ranks that hold them."""
 
-    def merge(
-        self, step: int, names: Sequence[str], places: Sequence[int], extras: Sequence[dict[str, Any]]
-    ) -> Callable[[_rows.Rows], None]:
+    def merge(self, step: int, names: Sequence[str], places: Sequence[int], extras: Sequence[dict[str, Any]]) -> RowsEdit:
         """What puts the merged rows in place of this rank's: an edit of the step's rows.
 
         Args:
@@ -249,13 +248,13 @@ class Pieces:
             edit(exchange.merge(step, names, places, extras))
         without, self._without_digest = self._without_digest, []
         if without and self._probe.backend.want_digest:
-            edit(functools.partial(_drop_digests, without))
+            edit(ChangedRows(functools.partial(_drop_digests, without)))
         values, self._values = self._values, []
         if values:
-            edit(functools.partial(_single_values, values))
+            edit(ChangedRows(functools.partial(_single_values, values)))
         unless, self._unless = self._unless, None
         if unless is not None:
-            edit(functools.partial(_take_back, *unless))
+            edit(ChangedRows(functools.partial(_take_back, *unless)))
 
     def exchange(self, kept: Any = None) -> Any:
         """Put aside what is to be merged, and go on with nothing, or with what an earlier call gave."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from msprobe_engine.core.records import TensorRef
 from msprobe_engine.core.statistics import rows as _rows
+from msprobe_engine.probe.pending_steps import ChangedRows
 from msprobe_integrations.common.gradients import REDUCED, UNSCALED, set_values
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def note_norms(probe: Probe, given: Mapping[str, Any]) -> None:
         if places and name not in given and pipeline.noted(name) is None:
             row = probe.backend.blank_row()
             divisor = scale if name == "grad_norm" else None
-            pipeline.edit_rows(functools.partial(_norm, row, [p for p in places if p >= 0], divisor))
+            pipeline.edit_rows(ChangedRows(functools.partial(_norm, row, [p for p in places if p >= 0], divisor)))
             pipeline.scalar(name, TensorRef(row, probe.number))
 
 

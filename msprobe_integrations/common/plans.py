@@ -12,9 +12,9 @@ from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_engine.core.settings.selection import selection, written_by_each
 from msprobe_engine.core.window import Window
 from msprobe_engine.formats.dump import world
-from msprobe_engine.formats.dump.writing.writer import DumpSink
 from msprobe_engine.probe.session import Session
 from msprobe_engine.probe.sinks.dump import crash_safe
+from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 from msprobe_engine.probe.sinks.select import SelectSink
 from msprobe_integrations.common.wanted import CHECKSUMS
 from msprobe_integrations.common.wants import Wants

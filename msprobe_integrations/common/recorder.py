@@ -127,7 +127,7 @@ class CallRecorder(ABC):
         """The structure of a result that is one object, or None; asked for what is neither a tensor nor a container."""
         return None
 
-    def watched(self, watch: Any, outputs: Sequence[Any]) -> None:  # noqa: B027
+    def watched(self, watch: Any, outputs: Sequence[Any]) -> None:
         """The gradients of a call are waited for. Nothing more to do, unless a framework says so."""
 
     # what is the same for all

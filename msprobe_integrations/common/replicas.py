@@ -29,6 +29,7 @@ import numpy as np
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.statistics import rows as _rows
+from msprobe_engine.probe.pending_steps import RowsEdit
 from msprobe_engine.probe.rules.builtin.replica_mismatch import Mismatch, replica_rule, short_ranks
 from msprobe_integrations.common.replica_channel import Channel, Difference, Mask, Ranks, Words
 
@@ -308,7 +309,7 @@ class ReplicaCheck:
             probe.session.raise_alert(alert)
 
 
-class _Send:
+class _Send(RowsEdit):
     """Edit of a step's rows that changes nothing: it sends the digests when they are on the host."""
 
     def __init__(self, found: Any, step: int, sendings: list[tuple[Channel, _Group]], places: Words) -> None:
@@ -318,7 +319,6 @@ class _Send:
         self._places = places
 
     def start(self, rows: _rows.Rows) -> None:
-        """Send; returns at once and never raises."""
         ints = _rows.as_int64(rows)
         there = self._places >= 0
         at = np.where(there, self._places, 0)
@@ -329,7 +329,7 @@ class _Send:
             known = taken[places]
             channel.submit(self._step, digests[places], known, partial(self._found, channel, group, known))
 
-    def __call__(self, rows: _rows.Rows) -> None:
+    def apply(self, rows: _rows.Rows) -> None:
         """Nothing is left to do."""
 
 

@@ -86,7 +86,7 @@ class EngineObserver(LoopObserver):
         self.undo(events.take_off)
         self._events = events
         if self.sink is not None:
-            self.sink.follow(engine)
+            self.sink.attach(engine)
             self.undo(before_ranks_end(self._ranks_end))
 
     def follows(self, engine: Any) -> bool:

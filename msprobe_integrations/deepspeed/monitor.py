@@ -17,6 +17,7 @@ from typing import Any
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.records import Frame
+from msprobe_engine.probe.sinks.base import Sink
 
 _log = get_logger()
 PREFIX = "msprobe/"
@@ -29,8 +30,8 @@ _NOT_OURS = ("eval_loss",)
 Event = tuple[str, float, int]
 
 
-class MonitorSink:
-    """Implements `msprobe_engine.probe.sinks.base.Sink`: events for DeepSpeed's monitor."""
+class MonitorSink(Sink):
+    """Events for DeepSpeed's monitor."""
 
     name = "deepspeed"
 
@@ -39,7 +40,7 @@ class MonitorSink:
         self._samples: dict[int, int] = {}
         self._engine: Any = None
 
-    def follow(self, engine: Any) -> None:
+    def attach(self, engine: Any) -> None:
         """Events go to this engine's monitor. Says so when it has no writer."""
         self._engine = engine
         if not getattr(getattr(engine, "monitor", None), "enabled", False):
@@ -52,12 +53,6 @@ class MonitorSink:
         found += [(f"{PREFIX}{name}", value) for name, value in frame.scalars.items() if math.isfinite(value)]
         if found:
             self._waiting.append((frame.step, found[:PER_STEP]))
-
-    def flush(self) -> None:
-        """Nothing is held back that could be written from here."""
-
-    def close(self) -> None:
-        """The training thread hands the rest over."""
 
     def hand_over(self, write: Callable[[list[Event]], None]) -> None:
         """On the training thread, after an update: what has come in since goes to the user's writers.

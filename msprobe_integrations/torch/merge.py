@@ -23,6 +23,7 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.core.statistics.rows import Rows
+from msprobe_engine.probe.pending_steps import RowsEdit
 from msprobe_engine.probe.rules.builtin.replica_mismatch import short_ranks
 from msprobe_integrations.torch.own_group import OwnGroup
 from msprobe_integrations.torch.step_exchange import CLOSED, Flight, StepExchange
@@ -210,9 +211,8 @@ class _Reduce(_Rows):
         return out
 
 
-class RowMerge:
-    """The rows of one step and group on their way; see `RowExchange.merge`. Used by the pipeline: `start` when the rows are on the
-    host, `ready` at every step boundary, then the call itself."""
+class RowMerge(RowsEdit):
+    """The rows of one step and group on their way; see `RowExchange.merge`."""
 
     def __init__(
         self,
@@ -225,8 +225,6 @@ class RowMerge:
         self._exchange = exchange
         self._places = np.asarray(places, np.int64)
         self._extras = extras
-        self.unknown: dict[int, str] = {}
-        """Rows that have no numbers, see `msprobe_engine.probe.pending_steps.RowsEdit`."""
         self._deadline = 0.0
         self.number = max(-_FAR, min(_FAR, step))
         self.identity = _identity([f"step {step}", *names])
@@ -240,19 +238,16 @@ class RowMerge:
         """It is because a rank takes no part."""
 
     def start(self, rows: Rows) -> None:
-        """Send this rank's rows; returns at once and never raises."""
         self._deadline = time.monotonic() + self._exchange._patience
         self.mine = np.ascontiguousarray(rows[self._places])
         self._exchange.submit(self)
 
     def ready(self) -> bool:
-        """True when the call will not wait."""
         exchange = self._exchange
         over = self.merged is not None or self.apart or exchange.failed
         return bool(over) or exchange.stalled or time.monotonic() > self._deadline
 
     def wait(self, seconds: float) -> None:
-        """Wait until ready, at most so long; for the end of the run."""
         end = time.monotonic() + seconds
         self._exchange.hurry()
         while not self.ready() and time.monotonic() < end:
@@ -264,7 +259,7 @@ class RowMerge:
         empty = self._places[_rows.as_int64(left)[:, _rows.COUNT] == 0].tolist()
         return dict.fromkeys(empty, f"statistics of sharded tensors, not merged over ranks {short_ranks(self._exchange.ranks)}")
 
-    def __call__(self, rows: Rows) -> None:
+    def apply(self, rows: Rows) -> None:
         """Put the merged rows in place. Where there are none, those of this rank's part would be taken for the whole: all that is left of
         them are NaN and Inf, the samples say so, and it is logged once.
 

@@ -14,10 +14,10 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.records import Frame, Sample
 from msprobe_engine.formats.dump.layout import RERUN
-from msprobe_engine.formats.dump.writing.writer import DumpSink
 from msprobe_engine.probe.incident import again
 from msprobe_engine.probe.incident.event import Event
 from msprobe_engine.probe.sinks.dump import crash_safe
+from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.probe import TorchProbe

@@ -20,6 +20,7 @@ from torch import nn
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_engine.core.statistics.rows import Statistics
+from msprobe_engine.probe.sinks.base import Sink
 from msprobe_integrations.torch.probe import TorchProbe
 
 with contextlib.suppress(ImportError):  # initialize imports it late; older versions do not have it
@@ -84,7 +85,7 @@ def batches(dtype: str, count: int) -> list[torch.Tensor]:
     return [torch.randn(4, 7, generator=generator).to(DTYPES[dtype]) for _ in range(count)]
 
 
-class Frames:
+class Frames(Sink):
     """A sink that keeps frames."""
 
     name = "frames"
@@ -94,9 +95,6 @@ class Frames:
 
     def write(self, frame: Frame, _alerts: Any) -> None:
         self.frames.append(frame)
-
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
 
 
 def probe_of(monitor: MonitorSettings, sink: Frames) -> TorchProbe:

@@ -24,7 +24,7 @@ from msprobe_engine.core.records import Entry, Frame, TensorRef
 from msprobe_engine.core.statistics import rows as R
 from msprobe_engine.formats.dump.parsed import DumpedTensor, StepDump
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_engine.formats.dump.writing.writer import DumpSink
+from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 

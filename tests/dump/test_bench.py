@@ -11,7 +11,7 @@ import pytest
 from msprobe_engine.core.records import Entry, Frame, Opaque, TensorDescription, TensorRef
 from msprobe_engine.core.statistics import rows as R
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_engine.formats.dump.writing.writer import DumpSink
+from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 from msprobe_engine.probe.sinks.dump.earlier_dump import Bench, DifferenceSink
 
 F32 = TensorDescription("torch.Tensor", "torch.float32", (2, 3), False)

@@ -20,9 +20,9 @@ from msprobe_engine.core.records import Entry, Frame, Opaque, TensorDescription,
 from msprobe_engine.core.statistics import rows as R
 from msprobe_engine.formats.dump.writing import disk
 from msprobe_engine.formats.dump.writing.template import Options
-from msprobe_engine.formats.dump.writing.writer import DumpSink
 from msprobe_engine.probe.estimate.cost import Range
 from msprobe_engine.probe.estimate.forecast import Estimate
+from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 F32 = TensorDescription("torch.Tensor", "torch.float32", (16, 8), True)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from msprobe_engine.core.io.regular_files import make_directories
-from msprobe_engine.formats.dump.writing.writer import DumpSink
 from msprobe_engine.probe.incident.event import Event
 from msprobe_engine.probe.incident.files import write_text
 from msprobe_engine.probe.incident.writer import write_incident
+from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 
 
 @pytest.fixture(autouse=True)

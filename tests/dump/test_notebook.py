@@ -21,7 +21,7 @@ from msprobe_engine.core import names
 from msprobe_engine.core.errors import DumpFormatError, ProbeError, UsageError
 from msprobe_engine.core.records import Entry, Frame, Opaque, TensorRef
 from msprobe_engine.formats.dump.notebook.api import KINDS, Record, Snapshot
-from msprobe_engine.formats.dump.writing.writer import DumpSink
+from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 VERSIONS = ["8.1.1", "26.2.0"]

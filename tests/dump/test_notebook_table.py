@@ -14,7 +14,7 @@ import pytest
 from msprobe import dump
 from msprobe_engine.core.errors import MissingExtraError, UsageError
 from msprobe_engine.formats.dump.notebook.pandas_table import COLUMNS
-from msprobe_engine.formats.dump.writing.writer import DumpSink
+from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 pd = pytest.importorskip("pandas")

@@ -18,8 +18,8 @@ from msprobe_engine.core.records import Opaque
 from msprobe_engine.formats.dump import frame_log
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.writing.text import Template
-from msprobe_engine.formats.dump.writing.writer import DumpSink
 from msprobe_engine.probe.estimate.recorded_step import elements
+from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 VERSIONS = ["8.1.1", "26.2.0"]

@@ -14,7 +14,7 @@ from msprobe_engine.core.records import Entry, Frame, TensorDescription, TensorR
 from msprobe_engine.core.statistics import host_kernel
 from msprobe_engine.core.statistics import rows as R
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_engine.formats.dump.writing.writer import DumpSink
+from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 
 X = np.array([[0, 1, 2], [3, 4, 5]], np.float32)
 BAD = np.array([1, np.nan], np.float32)

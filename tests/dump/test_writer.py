@@ -22,8 +22,8 @@ from msprobe_engine.core.records import Entry, Frame, Opaque, TensorDescription,
 from msprobe_engine.formats.dump import layout, world
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.writing import text
-from msprobe_engine.formats.dump.writing.writer import DumpSink
 from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 
 
 def tensor(row: int, dtype: str = "torch.float32", grad: bool | None = False, **extra: Any) -> TensorRef:

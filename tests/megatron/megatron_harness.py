@@ -20,13 +20,14 @@ import train_gpt  # noqa: E402
 
 from msprobe_engine.core.records import Frame  # noqa: E402
 from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings  # noqa: E402
+from msprobe_engine.probe.sinks.base import Sink  # noqa: E402
 from msprobe_integrations.megatron import patches  # noqa: E402
 from msprobe_integrations.megatron.layout import unwrapped  # noqa: E402
 from msprobe_integrations.megatron.observer import TrainingObserver  # noqa: E402
 from msprobe_integrations.torch.probe import TorchProbe  # noqa: E402
 
 
-class Frames:
+class Frames(Sink):
     """A sink that keeps frames."""
 
     name = "frames"
@@ -36,9 +37,6 @@ class Frames:
 
     def write(self, frame: Frame, _alerts: Any) -> None:
         self.frames.append(frame)
-
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
 
 
 def probe_settings(monitor: MonitorSettings | None, *, level: str = "", output: str = "unused", strict: bool = True) -> ProbeSettings:

@@ -14,6 +14,7 @@ from torch import nn
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, RuleSettings, SinkSettings
+from msprobe_engine.probe.sinks.base import Sink
 from msprobe_integrations.torch.probe import TorchProbe
 
 WIDTH, HEADS, LENGTH, WORDS = 32, 2, 16, 61
@@ -115,7 +116,7 @@ class Step:
     loss_factor: float = 1.0
 
 
-class Recorder:
+class Recorder(Sink):
     """Keeps the alerts of all frames."""
 
     name = "recorder"
@@ -127,10 +128,6 @@ class Recorder:
     def write(self, _frame: Frame, alerts: Sequence[Alert]) -> None:
         self.frames += 1
         self.alerts += alerts
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def settings(place: Path, rules: Sequence[RuleSettings], monitor: MonitorSettings = EVERYTHING, csv: bool = False) -> ProbeSettings:

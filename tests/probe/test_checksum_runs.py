@@ -18,6 +18,7 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings, SliceSettings
 from msprobe_engine.core.statistics import rows
 from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.probe.sinks.base import Sink
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 from msprobe_integrations.torch.probe import TorchProbe
 
@@ -88,7 +89,7 @@ def test_files_are_what_checksums_say(tmp_path: Path, level: str) -> None:
     assert min(seen, cut) > 50
 
 
-class Frames:
+class Frames(Sink):
     """Keeps the frames it is given."""
 
     name = "frames"
@@ -98,10 +99,6 @@ class Frames:
 
     def write(self, frame: Any, alerts: list[Alert]) -> None:  # noqa: ARG002
         self.frames.append(frame)
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def probed(output: str, mode: str) -> list[tuple[int, int, set[tuple[int, ...]]]]:

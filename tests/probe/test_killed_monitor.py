@@ -31,7 +31,7 @@ from msprobe_engine.core.settings.schema import (
     SqliteSettings,
 )
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_engine.formats.dump.writing.writer import DumpSink
+from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 from msprobe_integrations.torch.probe import TorchProbe
 
 pytestmark = pytest.mark.framework

@@ -23,6 +23,7 @@ from msprobe_engine.core.settings.schema import (
     SinkSettings,
     TensorBoardSettings,
 )
+from msprobe_engine.probe.pending_steps import RowsEdit
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.probe import TorchProbe
 
@@ -314,7 +315,7 @@ def test_strict_raises(tmp_path: Path) -> None:
     assert "planted fault" in done.log
 
 
-class Late:
+class Late(RowsEdit):
     """An edit of the rows that can be made when the test says so, as a merge that waits for another rank."""
 
     here = False
@@ -322,7 +323,7 @@ class Late:
     def ready(self) -> bool:
         return self.here
 
-    def __call__(self, _rows: Any) -> None: ...
+    def apply(self, _rows: Any) -> None: ...
 
 
 def test_a_step_that_waits_keeps_its_columns(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.statistics import rows
 from msprobe_engine.probe import writer
+from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.writer import Writer
 
 
-class Sink:
+class FileSink(Sink):
     """Writes steps to a file; `gate` holds it back, steps in `bad` fail."""
 
     name = "test"
@@ -34,8 +35,6 @@ class Sink:
             raise OSError("no room")
         with open(self.path, "a") as file:
             file.write(f"{frame.step}\n")
-
-    def flush(self) -> None: ...
 
     def close(self) -> None:
         self.closed = True
@@ -71,7 +70,7 @@ def make(kind: str, sinks: Sequence[Sink], faults: Faults) -> Writer:
 @each_queue
 def test_a_failing_sink_loses_its_frames_only(tmp_path: Path, kind: str) -> None:
     """A sink that fails in some steps loses these, which is counted; other sinks and steps do not notice."""
-    one, two = Sink(tmp_path / "one", bad=(1, 3)), Sink(tmp_path / "two")
+    one, two = FileSink(tmp_path / "one", bad=(1, 3)), FileSink(tmp_path / "two")
     faults = Faults()
     under_test = make(kind, [one, two], faults)
     for step in range(5):
@@ -93,10 +92,10 @@ def test_hanging_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ki
     monkeypatch.setattr(writer, "CLOSE_SECONDS", 0.1)
     monkeypatch.setattr(writer, "QUEUE_LENGTH", 4)
     gate = threading.Event()
-    under_test = make(kind, [Sink(tmp_path / "hangs", gate=gate)], Faults())
+    under_test = make(kind, [FileSink(tmp_path / "hangs", gate=gate)], Faults())
     (other,) = set(QUEUES) - {kind}
     written = threading.Semaphore(0)
-    works = Sink(tmp_path / "works")
+    works = FileSink(tmp_path / "works")
     monkeypatch.setattr(works, "write", lambda *_: written.release())
     getattr(under_test, other).append(works)
     started = time.monotonic()
@@ -116,8 +115,8 @@ def test_full_queues_hold_the_training_up_once(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(writer, "QUEUE_LENGTH", 1)
     monkeypatch.setattr(writer, "CLOSE_SECONDS", 0.1)
     gate = threading.Event()
-    under_test = Writer([Sink(tmp_path / "one", gate=gate)], Faults())
-    under_test.dump_sinks.append(Sink(tmp_path / "two", gate=gate))
+    under_test = Writer([FileSink(tmp_path / "one", gate=gate)], Faults())
+    under_test.dump_sinks.append(FileSink(tmp_path / "two", gate=gate))
     monkeypatch.setattr(writer, "PATIENCE_SECONDS", 0.05)
     for step in range(3):
         under_test.submit(frame(step), [])
@@ -135,7 +134,7 @@ def test_full_queues_hold_the_training_up_once(tmp_path: Path, monkeypatch: pyte
 @each_queue
 def test_strict_error_reaches_the_training(tmp_path: Path, kind: str) -> None:
     """With strict settings the error of a sink is raised at the next call on the training thread."""
-    under_test = make(kind, [Sink(tmp_path / "steps", bad=(0,))], Faults(strict=True))
+    under_test = make(kind, [FileSink(tmp_path / "steps", bad=(0,))], Faults(strict=True))
     under_test.submit(frame(0), [])
     under_test.flush()
     with pytest.raises(OSError, match="no room"):
@@ -144,8 +143,8 @@ def test_strict_error_reaches_the_training(tmp_path: Path, kind: str) -> None:
 
 def test_forked_child_writes_with_its_own_threads(tmp_path: Path) -> None:
     """In a forked child the writer starts threads of its own instead of waiting for the parent's."""
-    under_test = Writer([Sink(tmp_path / "monitor")], Faults())
-    under_test.dump_sinks.append(Sink(tmp_path / "dump"))
+    under_test = Writer([FileSink(tmp_path / "monitor")], Faults())
+    under_test.dump_sinks.append(FileSink(tmp_path / "dump"))
     under_test.submit(frame(0), [])
     under_test.flush()
     child = os.fork()
@@ -169,7 +168,7 @@ def test_thread_that_died_is_replaced(tmp_path: Path, kind: str, monkeypatch: py
     """A sink may end its thread (a library that calls sys.exit): that frame is lost, which is said and counted, and the next ones are
     written; the training hears nothing of it. Who waits for a thread that dies is told how long he has waited."""
     gate = threading.Event()
-    sink = Sink(tmp_path / "steps", gate=gate)
+    sink = FileSink(tmp_path / "steps", gate=gate)
     write = sink.write
 
     def end_thread(given: Frame, alerts: Sequence[Alert]) -> None:

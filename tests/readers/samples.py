@@ -197,7 +197,7 @@ def frame_log(root: Path) -> None:
     """A rank that was killed: the log of its step, and no dump.json."""
     from msprobe_engine.core.records import Entry, Frame, Opaque, TensorDescription, TensorRef
     from msprobe_engine.core.statistics import rows
-    from msprobe_engine.formats.dump.writing.writer import DumpSink
+    from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 
     numbers = rows.empty(6)
     rows.as_int64(numbers)[:, [rows.COUNT, rows.FLAGS]] = 12, rows.WRITTEN

@@ -23,6 +23,7 @@ from msprobe_engine.core.settings.schema import (
     RuleSettings,
     SinkSettings,
 )
+from msprobe_engine.probe.sinks.base import Sink
 from msprobe_integrations.torch.probe import TorchProbe
 
 
@@ -40,7 +41,7 @@ class Said(NamedTuple):
     """Number of the frame that it came with."""
 
 
-class Ears:
+class Ears(Sink):
     """A sink that keeps alerts and the frames they came with."""
 
     name = "ears"
@@ -52,9 +53,6 @@ class Ears:
     def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
         self.frames.append(frame)
         self.alerts += [(frame.step, alert) for alert in alerts]
-
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
 
     def said(self, rule: str = "replica_mismatch") -> list[Said]:
         return [said_of(frame, alert) for frame, alert in self.alerts if alert.rule == rule]

@@ -43,7 +43,7 @@ end = began + 4.0
 for edit, rows in edits:
     edit.wait(max(0.0, end - time.monotonic()))
     try:
-        edit(rows)
+        edit.apply(rows)
     except MergeFailed as error:
         print(error, file=sys.stderr)
 exchange.close()

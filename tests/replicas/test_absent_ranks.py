@@ -39,6 +39,7 @@ from msprobe_engine.core.settings.schema import (
     SinkSettings,
 )
 from msprobe_engine.core.statistics import rows as R
+from msprobe_engine.probe.sinks.base import Sink
 from msprobe_integrations.common.parameter_watch import ParameterWatch
 from msprobe_integrations.torch.group_members import Members, Rendezvous
 from msprobe_integrations.torch.merge import RowExchange
@@ -108,7 +109,7 @@ class Seen(NamedTuple):
     bits: list[bytes]
 
 
-class _Sink:
+class _Sink(Sink):
     name = "frames"
 
     def __init__(self) -> None:
@@ -116,9 +117,6 @@ class _Sink:
 
     def write(self, frame: Frame, _alerts: Sequence[Alert]) -> None:
         self.frames.append(frame)
-
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
 
 
 def _settings(place: str) -> ProbeSettings:

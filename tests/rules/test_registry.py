@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from pathlib import Path
 
 import pytest
 
 from msprobe_engine.core.errors import SettingsError
-from msprobe_engine.core.settings import schema
 from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
 from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.rules import builtin
 from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.build import build_rules
 from msprobe_engine.probe.rules.document import page
 from msprobe_engine.probe.rules.registry import RECOMMENDED, RULES
-from msprobe_engine.probe.rules.texts import TEXTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "alerts.md"
 
@@ -24,11 +25,13 @@ def build(*rules: RuleSettings) -> list[Rule]:
     return build_rules(ProbeSettings(rules=rules))
 
 
-def test_names_are_the_same_everywhere() -> None:
-    """The settings allow exactly the rules of the registry and the name of the set; every rule has its words."""
-    assert set(schema.RULES) == {*RULES, RECOMMENDED}
-    assert set(TEXTS) == set(RULES)
-    assert all(text.severity in ("warning", "critical") and text.meaning and text.next for text in TEXTS.values())
+def test_every_rule_is_there_with_its_words() -> None:
+    """The registry has every rule that a file of `builtin` makes, under its name and with its words."""
+    modules = (importlib.import_module(f"{builtin.__name__}.{module.name}") for module in pkgutil.iter_modules(builtin.__path__))
+    made = {value for module in modules for value in vars(module).values() if isinstance(value, type) and issubclass(value, Rule)}
+    assert set(RULES.values()) == {rule for rule in made if "name" in vars(rule)}
+    assert all(rule.name == name and rule.name != RECOMMENDED for name, rule in RULES.items())
+    assert all(rule.severity in ("warning", "critical") and rule.fires and rule.meaning and rule.next for rule in RULES.values())
 
 
 def test_page_is_up_to_date() -> None:
@@ -40,7 +43,7 @@ def test_page_is_up_to_date() -> None:
 def test_recommended_is_the_set() -> None:
     """`recommended` stands for all rules marked so; one that is named besides it is built once, as it is named."""
     names = [rule.name for rule in build(RuleSettings(rule=RECOMMENDED))]
-    assert names == [name for name, info in RULES.items() if info.recommended]
+    assert names == [name for name, rule in RULES.items() if rule.recommended]
     both = build(RuleSettings(rule=RECOMMENDED), RuleSettings(rule="loss_spike", severity="critical"))
     assert [r.name for r in both].count("loss_spike") == 1
 
@@ -86,5 +89,5 @@ def test_a_rule_of_the_set_with_arguments_in_two_places() -> None:
 def test_alerts_say_what_they_mean() -> None:
     """Alerts carry what they usually mean and what to run next."""
     (alert,) = build(RuleSettings(rule="extreme_value"))[0].check(frame_of({"w": [1e30]}))
-    assert alert.extra["meaning"] == TEXTS["extreme_value"].meaning
-    assert alert.extra["next"] == TEXTS["extreme_value"].next
+    assert alert.extra["meaning"] == RULES["extreme_value"].meaning
+    assert alert.extra["next"] == RULES["extreme_value"].next

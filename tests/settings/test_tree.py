@@ -104,7 +104,7 @@ def message(tree: Any) -> str:
         ({"dump": [1]}, "test: dump: [1] (list) is not allowed; allowed: a mapping with the keys task,"),
         ({"dump": {"list": "relu"}}, "(for one item write ['relu'])"),
         ({"dump": {"level": "l0"}}, "did you mean 'L0'?"),
-        ({"rules": [{}, {"rule": "nan"}]}, "test: rules[1].rule: 'nan' (string) is not allowed"),
+        ({"rules": [{}, {"rule": 3}]}, "test: rules[1].rule: 3 (integer) is not allowed"),
         ({"rules": [{"args": {1: 2}}]}, "test: rules[0].args: the key 1 (integer) is not allowed; allowed: strings"),
         ({"sinks": {"prometheus": {"port": 65536}}}, "allowed: an integer >= 0 and <= 65535"),
     ],

@@ -23,13 +23,14 @@ from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, RuleSettings, SinkSettings
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.probe.sinks.base import Sink
 from msprobe_integrations.torch.probe import TorchProbe
 
 BAD = 3
 STEPS = 6
 
 
-class Frames:
+class Frames(Sink):
     """Keeps what a sink gets."""
 
     name = "frames"
@@ -41,9 +42,6 @@ class Frames:
     def write(self, frame: Frame, alerts: Any) -> None:
         self.frames.append(frame)
         self.alerts += alerts
-
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
 
 
 class Sick(nn.Module):

@@ -14,7 +14,7 @@ from capturing import Block, capture, entries
 from torch import nn
 
 from msprobe_engine.core.records import Frame
-from msprobe_engine.formats.dump.writing.writer import DumpSink
+from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 from msprobe_integrations.common.filters import RecordFilter
 from msprobe_integrations.common.stacks import Stacks
 from msprobe_integrations.torch.backend import TorchBackend

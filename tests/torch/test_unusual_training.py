@@ -21,6 +21,7 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame, Opaque
 from msprobe_engine.core.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings
 from msprobe_engine.probe.incident.notify import SilentNotifier, StoreNotifier
+from msprobe_engine.probe.sinks.base import Sink
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.probe import TorchProbe
 from msprobe_integrations.torch.structure import MAX_VALUES, convert
@@ -340,7 +341,7 @@ def test_incidents_are_announced_when_the_group_came_late(tmp_path: Path) -> Non
 # What users hand to `end_step`.
 
 
-class Frames:
+class Frames(Sink):
     name = "frames"
 
     def __init__(self) -> None:
@@ -349,18 +350,12 @@ class Frames:
     def write(self, frame: Frame, alerts: list[Alert]) -> None:  # noqa: ARG002 - the protocol's signature
         self.frames.append(frame)
 
-    def flush(self) -> None:
-        return None
-
-    def close(self) -> None:
-        return None
-
 
 def test_a_scalar_that_is_no_number_costs_itself_only(tmp_path: Path) -> None:
     """Text, huge integers, complex numbers and containers are left out and counted; steps stay apart and memory does not grow."""
     sink = Frames()
     settings = ProbeSettings(output_dir=str(tmp_path), monitor=MonitorSettings(), incident=IncidentSettings(level="mix"))
-    probe = TorchProbe(settings, extra_sinks=[sink])  # type: ignore[list-item]
+    probe = TorchProbe(settings, extra_sinks=[sink])
     model = nn.Linear(2, 2)
     probe.attach(model, torch.optim.SGD(model.parameters(), 0.1))
     for step, value in enumerate(["text", 10**400, 1j, {"loss": 1.0}, [1.0], object()]):

@@ -20,11 +20,6 @@ def _rule(default: Any, help: str, **rule: Any) -> Any:
 LEVELS = ("L0", "L1", "mix", "L2", "debug")
 TASKS = ("statistics", "tensor", "structure", "overflow_check", "free_benchmark")
 OPS = ("norm", "min", "max", "mean", "zeros", "nans", "infs", "rms", "absmax", "kurtosis", "underflow", "shape", "dtype", "digest")
-RULES = (
-    "recommended", "nan_inf", "loss_not_finite", "loss_spike", "update_norm_doubling", "exploding_gradient", "vanishing_gradient",
-    "dead_activation", "dead_expert", "unchanged_parameter", "gradient_underflow", "loss_scale_collapse", "skipped_updates",
-    "replica_mismatch", "outlier_rank", "stalled", "no_progress", "extreme_value", "turbulence", "learned", "condition",
-)  # fmt: skip
 REDACTABLE = ("tokens",)
 """What settings can keep out of all files, see `msprobe_engine.core.redaction`."""
 SMALL_FLOATS = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
@@ -221,7 +216,7 @@ class MonitorSettings:
 class RuleSettings:
     """One alert rule."""
 
-    rule: str = _rule("nan_inf", "name of the rule; recommended stands for a set of them", choices=RULES)
+    rule: str = _rule("nan_inf", "name of the rule, see alerts.md; recommended stands for a set of them")
     severity: str = _rule("", "warning or critical; empty: the rule's own", choices=("", "warning", "critical"))
     kinds: tuple[str, ...] = _rule((), "only these kinds of tensors, [] is all the rule is made for")
     args: Mapping[str, Any] = _rule({}, "arguments of the rule (threshold, warmup, patience, ...)", free=True)

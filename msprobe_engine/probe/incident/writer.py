@@ -104,7 +104,7 @@ def write_incident(
 
 def dump_sink(directory: Path, frame: Frame) -> Sink:
     """The project's dump writer for one frame."""
-    from msprobe_engine.formats.dump.writing.writer import DumpSink
+    from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 
     return DumpSink(directory, level=frame.level or "mix", framework=frame.framework, rank=frame.rank)
 

@@ -7,23 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.records import Frame, Sample
+from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.kinds import KINDS
 from msprobe_engine.probe.rules.layout import Layout
-from msprobe_engine.probe.rules.texts import TEXTS
-
-
-def check_kinds(rule: str, kinds: Sequence[str], allowed: Sequence[str] = KINDS) -> tuple[str, ...]:
-    """`kinds`, or all of `allowed` when empty.
-
-    Raises:
-        SettingsError: a kind that this rule does not look at.
-    """
-    for kind in kinds:
-        if kind not in allowed:
-            raise SettingsError(f"rules: {rule}.kinds = {kind!r}: expected some of {', '.join(allowed)}")
-    return tuple(kinds) or tuple(allowed)
 
 
 def excluded(name: str, patterns: Sequence[str]) -> bool:
@@ -41,17 +28,18 @@ def alert_at(
     layout: Layout,
     i: int,
     *,
-    rule: str,
-    severity: str,
+    rule: Rule,
     value: float,
     expected: str,
     seen: str,
+    severity: str = "",
     extra: dict[str, Any] | None = None,
 ) -> Alert:
-    """The alert for tensor `i` of the frame. `seen` is the value in words, as the message shows it."""
+    """The alert for tensor `i` of the frame. `seen` is the value in words, as the message shows it; `severity` that of this
+    alert where it is not the rule's."""
     source = layout.source(frame, i)
     name = layout.names[i]
-    facts = {**(extra or {}), **words(rule)}
+    facts = {**(extra or {}), **rule.words}
     shown = name
     if isinstance(source, Sample):
         facts["family"] = source.family
@@ -65,25 +53,19 @@ def alert_at(
         shown = f"{name} ({source.family}{', ' + source.phase if source.phase else ''})"
     where = f"rank {frame.rank} step {frame.step}" + (f" micro step {source.micro_step}" if source.micro_step >= 0 else "")
     return Alert(
-        rule=rule,
-        severity=severity,
+        rule=rule.name,
+        severity=severity or rule.severity,
         kind=KINDS[layout.kinds[i]],
         name=name,
         step=frame.step,
         rank=frame.rank,
         value=value,
         expected=expected,
-        message=f"{rule}: {shown}, {where}: {seen}; expected {expected}",
+        message=f"{rule.name}: {shown}, {where}: {seen}; expected {expected}",
         micro_step=source.micro_step,
         order=int(layout.order[i]),
         extra=facts,
     )
-
-
-def words(rule: str) -> dict[str, str]:
-    """What an alert of the rule usually means and what to run next, for `Alert.extra`."""
-    text = TEXTS.get(rule)
-    return {} if text is None else {"meaning": text.meaning, "next": text.next}
 
 
 def scalar_alert(
@@ -91,27 +73,27 @@ def scalar_alert(
     name: str,
     kind: str,
     *,
-    rule: str,
-    severity: str,
+    rule: Rule,
     value: float,
     expected: str,
     seen: str,
+    severity: str = "",
     order: int | None = None,
     extra: dict[str, Any] | None = None,
 ) -> Alert:
     """The alert for a number of the step, or of several tensors: it comes after all tensors unless `order` says where."""
     return Alert(
-        rule=rule,
-        severity=severity,
+        rule=rule.name,
+        severity=severity or rule.severity,
         kind=kind,
         name=name,
         step=frame.step,
         rank=frame.rank,
         value=value,
         expected=expected,
-        message=f"{rule}: {name}, rank {frame.rank} step {frame.step}: {seen}; expected {expected}",
+        message=f"{rule.name}: {name}, rank {frame.rank} step {frame.step}: {seen}; expected {expected}",
         order=len(frame.entries) + len(frame.samples) if order is None else order,
-        extra={**(extra or {}), **words(rule)},
+        extra={**(extra or {}), **rule.words},
     )
 
 

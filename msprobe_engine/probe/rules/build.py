@@ -36,18 +36,19 @@ def build_rules(settings: ProbeSettings) -> list[Rule]:
     names = [rule.name for rule in rules if isinstance(rule, ConditionRule)]
     for name in sorted({name for name in names if names.count(name) > 1}):
         mistakes.append(f"rules: two conditions have the name {name!r}; give each its own")
+    mistakes += [f"rules: condition.name = {name!r}: is the name of a rule; take another one" for name in names if name in RULES]
     if mistakes:
         raise SettingsError("\n".join(mistakes))
     return rules
 
 
 def _build(rule: RuleSettings, layouts: LayoutCache) -> Rule:
-    info = RULES.get(rule.rule)
-    if info is None:
+    made = RULES.get(rule.rule)
+    if made is None:
         near = difflib.get_close_matches(rule.rule, [*RULES, RECOMMENDED], 1)
         hint = f"did you mean '{near[0]}'? " if near else ""
         raise SettingsError(f"rules: rule = {rule.rule!r}: {hint}expected one of {RECOMMENDED}, {', '.join(RULES)}")
-    return info.rule(parse_args(info.args, rule.rule, rule.args), severity=rule.severity, kinds=rule.kinds, layouts=layouts)
+    return made(parse_args(made.args_type, rule.rule, rule.args), severity=rule.severity, kinds=rule.kinds, layouts=layouts)
 
 
 def _recommended(rule: RuleSettings, named: set[str], layouts: LayoutCache) -> list[Rule]:
@@ -56,7 +57,7 @@ def _recommended(rule: RuleSettings, named: set[str], layouts: LayoutCache) -> l
     Raises:
         SettingsError: an argument for a rule that is not in the set; severity or kinds, which no two rules share.
     """
-    names = [name for name, info in RULES.items() if info.recommended and name not in named]
+    names = [name for name, made in RULES.items() if made.recommended and name not in named]
     if rule.severity or rule.kinds:
         raise SettingsError(f"rules: {RECOMMENDED} takes neither severity nor kinds; name the rule that shall have them besides it")
     for name, args in rule.args.items():

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from msprobe_engine.probe.rules.arguments import CommonArgs
 from msprobe_engine.probe.rules.registry import RECOMMENDED, RULES
-from msprobe_engine.probe.rules.texts import TEXTS
 
 BEGIN, END = "<!-- rules: begin -->", "<!-- rules: end -->"
 _COMMON = frozenset(f.name for f in dataclasses.fields(CommonArgs))
@@ -30,12 +29,11 @@ def page(text: str) -> str:
 def tables() -> str:
     """What each rule looks for, and what its alerts mean. Markdown."""
     lines = [f"| rule | fires when | `args` (default) | severity | in `{RECOMMENDED}` |", "| --- | --- | --- | --- | --- |"]
-    for name, info in RULES.items():
-        text = TEXTS[name]
-        args = ", ".join(f"`{f.name}` ({_default(f.default)})" for f in dataclasses.fields(info.args) if f.name not in _COMMON)
-        lines.append(f"| `{name}` | {text.fires} | {args} | {text.severity} | {'yes' if info.recommended else ''} |")
+    for name, rule in RULES.items():
+        args = ", ".join(f"`{f.name}` ({_default(f.default)})" for f in dataclasses.fields(rule.args_type) if f.name not in _COMMON)
+        lines.append(f"| `{name}` | {rule.fires} | {args} | {rule.severity} | {'yes' if rule.recommended else ''} |")
     lines += ["", "## What they mean", "", "| rule | what it usually means | what to run next |", "| --- | --- | --- |"]
-    lines += [f"| `{name}` | {TEXTS[name].meaning} | {TEXTS[name].next} |" for name in RULES if name not in ("condition", "learned")]
+    lines += [f"| `{name}` | {rule.meaning} | {rule.next} |" for name, rule in RULES.items() if name not in ("condition", "learned")]
     return "\n".join(lines) + "\n"
 
 

@@ -1,68 +1,53 @@
-"""All rules by name. The table of docs/alerts.md is made of this: ``python -m msprobe_engine.probe.rules.document``."""
+"""All rules by name, in the order of docs/alerts.md: ``python -m msprobe_engine.probe.rules.document docs/alerts.md``."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.builtin import (
     condition,
     dead_activation,
     dead_expert,
+    extreme_value,
     gradient_underflow,
     layer_gradients,
     learned,
     loss_scaling,
     losses,
+    nan_inf,
+    no_progress,
     outlier_rank,
     replica_mismatch,
     stalled,
+    turbulence,
     unchanged_parameter,
     update_norm,
 )
-from msprobe_engine.probe.rules.builtin.extreme_value import ExtremeValueArgs, ExtremeValueRule
-from msprobe_engine.probe.rules.builtin.nan_inf import NanInfArgs, NanInfRule
-from msprobe_engine.probe.rules.builtin.no_progress import NoProgressArgs, NoProgressRule
-from msprobe_engine.probe.rules.builtin.turbulence import TurbulenceArgs, TurbulenceRule
 
 RECOMMENDED = "recommended"
-"""Name of the rule that stands for the set of all rules below with `recommended` True."""
+"""Name of the rule that stands for the set of all rules below that are recommended."""
 
-
-class RuleInfo(NamedTuple):
-    """One rule.
-
-    Attributes:
-        rule: class, called with the arguments and ``severity``, ``kinds``, ``layouts``.
-        args: dataclass of the arguments.
-        recommended: part of the set ``recommended``.
-    """
-
-    rule: Callable[..., Rule]
-    args: type[Any]
-    recommended: bool = True
-
-
-RULES: dict[str, RuleInfo] = {
-    "nan_inf": RuleInfo(NanInfRule, NanInfArgs),
-    "loss_not_finite": RuleInfo(losses.LossNotFiniteRule, losses.LossNotFiniteArgs),
-    "loss_spike": RuleInfo(losses.LossSpikeRule, losses.LossSpikeArgs),
-    "update_norm_doubling": RuleInfo(update_norm.UpdateNormRule, update_norm.UpdateNormArgs),
-    "exploding_gradient": RuleInfo(layer_gradients.ExplodingGradientRule, layer_gradients.ExplodingGradientArgs),
-    "vanishing_gradient": RuleInfo(layer_gradients.VanishingGradientRule, layer_gradients.VanishingGradientArgs),
-    "dead_activation": RuleInfo(dead_activation.DeadActivationRule, dead_activation.DeadActivationArgs),
-    "dead_expert": RuleInfo(dead_expert.DeadExpertRule, dead_expert.DeadExpertArgs),
-    "unchanged_parameter": RuleInfo(unchanged_parameter.UnchangedParameterRule, unchanged_parameter.UnchangedParameterArgs),
-    "gradient_underflow": RuleInfo(gradient_underflow.GradientUnderflowRule, gradient_underflow.GradientUnderflowArgs),
-    "loss_scale_collapse": RuleInfo(loss_scaling.LossScaleRule, loss_scaling.LossScaleArgs),
-    "skipped_updates": RuleInfo(loss_scaling.SkippedUpdatesRule, loss_scaling.SkippedUpdatesArgs),
-    "replica_mismatch": RuleInfo(replica_mismatch.ReplicaMismatchRule, replica_mismatch.ReplicaMismatchArgs),
-    "outlier_rank": RuleInfo(outlier_rank.OutlierRankRule, outlier_rank.OutlierRankArgs),
-    "stalled": RuleInfo(stalled.StalledRule, stalled.StalledArgs),
-    "no_progress": RuleInfo(NoProgressRule, NoProgressArgs),
-    "extreme_value": RuleInfo(ExtremeValueRule, ExtremeValueArgs),
-    "turbulence": RuleInfo(TurbulenceRule, TurbulenceArgs, recommended=False),
-    "learned": RuleInfo(learned.LearnedRule, learned.LearnedArgs, recommended=False),
-    "condition": RuleInfo(condition.ConditionRule, condition.ConditionArgs, recommended=False),
+RULES: dict[str, type[Rule]] = {
+    rule.name: rule
+    for rule in (
+        nan_inf.NanInfRule,
+        losses.LossNotFiniteRule,
+        losses.LossSpikeRule,
+        update_norm.UpdateNormRule,
+        layer_gradients.ExplodingGradientRule,
+        layer_gradients.VanishingGradientRule,
+        dead_activation.DeadActivationRule,
+        dead_expert.DeadExpertRule,
+        unchanged_parameter.UnchangedParameterRule,
+        gradient_underflow.GradientUnderflowRule,
+        loss_scaling.LossScaleRule,
+        loss_scaling.SkippedUpdatesRule,
+        replica_mismatch.ReplicaMismatchRule,
+        outlier_rank.OutlierRankRule,
+        stalled.StalledRule,
+        no_progress.NoProgressRule,
+        extreme_value.ExtremeValueRule,
+        turbulence.TurbulenceRule,
+        learned.LearnedRule,
+        condition.ConditionRule,
+    )
 }

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
-from msprobe_engine.probe.rules.alert_factory import check_kinds, excluded, note_rest, number, over_alert, scalar_alert
+from msprobe_engine.probe.rules.alert_factory import excluded, note_rest, number, over_alert, scalar_alert
 from msprobe_engine.probe.rules.arguments import LastingArgs
-from msprobe_engine.probe.rules.layout import LayoutCache
-from msprobe_engine.probe.rules.texts import TEXTS
+from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.tracked_series import OCTAVE, Episode, Episodes
 
 A = TypeVar("A", bound=LastingArgs)
@@ -32,33 +32,16 @@ def layer_of(name: str) -> str:
     return found[0] if found else name.rpartition(".")[0] or name
 
 
-class LastingRule(Generic[A]):
-    """A rule with arguments `args`, severity, kinds and the episodes of its slots.
+class LastingRule(Rule, Generic[A]):
+    """A rule with the episodes of its slots; the first of `all_kinds` is that of alerts that belong to no single tensor."""
 
-    Class attributes:
-        name: as in the settings.
-        all_kinds: kinds it can look at; the first one is that of alerts that belong to no single tensor.
-        args_type: dataclass of its arguments.
-    """
-
-    name: str
-    all_kinds: ClassVar[tuple[str, ...]]
     args_type: type[A]
+    args: A
 
-    def __init__(self, args: A | None = None, *, severity: str = "", kinds: Sequence[str] = (), layouts: LayoutCache | None = None) -> None:
-        self.args: A = args or self.args_type()
-        self.severity = severity or TEXTS[self.name].severity
-        self.kinds = check_kinds(self.name, kinds, self.all_kinds)
-        self.layouts = layouts or LayoutCache()
-        self.episodes = Episodes(self.args.patience, self.args.recovery)
-        self.setup()
-
-    def setup(self) -> None:
-        """Make what the rule remembers."""
-
-    def check(self, frame: Frame) -> list[Alert]:
-        """Alerts for one frame."""
-        raise NotImplementedError
+    @functools.cached_property
+    def episodes(self) -> Episodes:
+        """Of all slots."""
+        return Episodes(self.args.patience, self.args.recovery)
 
     def left_out(self, name: str) -> bool:
         """Is it excluded by the arguments?"""
@@ -131,8 +114,7 @@ class ScalarLevel:
                 frame,
                 name,
                 kind,
-                rule=rule.name,
-                severity=rule.severity,
+                rule=rule,
                 value=value,
                 expected=f"at most {number(self._threshold * level)}",
                 seen=f"value {number(value)}, {number(value / level)} times its running level {number(level)}",

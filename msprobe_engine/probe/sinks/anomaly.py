@@ -27,6 +27,7 @@ from msprobe_engine.core.io.output_files import make_directory, replace_file
 from msprobe_engine.core.io.regular_files import explain
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.records import Frame, Sample
+from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.tensorboard import tag_of
 
 _log = get_logger()
@@ -36,7 +37,7 @@ MAX_RECORDS = 20_000
 """An alarm that never stops must not fill the disk: what comes after so many is counted."""
 
 
-class AnomalySink:
+class AnomalySink(Sink):
     """Writes the whole file anew after each step with alerts, atomically.
 
     Args:
@@ -76,9 +77,6 @@ class AnomalySink:
             else:
                 self._left_out += 1
         replace_file(self.path, json.dumps(self._records, indent=1).encode("ascii"))
-
-    def flush(self) -> None:
-        """Nothing waits here: the file is whole after every `write`."""
 
     def close(self) -> None:
         """Say how many alerts found no room."""

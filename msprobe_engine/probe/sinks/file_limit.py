@@ -31,7 +31,7 @@ class FileLimit:
 
     Args:
         limit: bytes of one rank in one launch, all sinks together; 0: no limit.
-        sinks: those that have a ``size`` (bytes that their files take) are counted.
+        sinks: the `size` of their files is counted.
 
     Attributes:
         thinned: steps without samples so far.
@@ -52,7 +52,7 @@ class FileLimit:
         if not self._limit or self._ended:
             self.lost += self._ended
             return None if self._ended else frame
-        used = sum(getattr(sink, "size", 0) for sink in self._sinks)
+        used = sum(sink.size or 0 for sink in self._sinks)
         if used >= self._limit:
             self._ended = True
             self.lost += 1

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
+from msprobe_engine.probe.sinks.base import Sink
 
 
-class MemorySink:
+class MemorySink(Sink):
     """Keeps the last `limit` frames and their alerts; all of them when `limit` is None."""
 
     name = "memory"
@@ -36,9 +37,3 @@ class MemorySink:
         with self._lock:
             self._frames.append(frame)
             self._alerts.append(tuple(alerts))
-
-    def flush(self) -> None:
-        """Nothing waits here."""
-
-    def close(self) -> None:
-        """The frames stay."""

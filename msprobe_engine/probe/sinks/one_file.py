@@ -10,10 +10,11 @@ from msprobe_engine.core.io.output_files import make_directory
 from msprobe_engine.core.io.safe_cells import Names
 from msprobe_engine.core.settings.schema import JsonLinesSettings, MonitorSettings, SqliteSettings
 from msprobe_engine.formats.monitor.losses import ENDING, LossFile
+from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.run_files import RunFile
 
 
-class OneFileSink:
+class OneFileSink(Sink):
     """Where the file is, which statistics it gets, and what the run says about itself.
 
     Class attributes:
@@ -33,7 +34,7 @@ class OneFileSink:
         SinkError: the file cannot be opened.
     """
 
-    name: str
+    losses: LossFile
     place: ClassVar[str]
     ending: ClassVar[str]
     left_out: ClassVar[tuple[str, ...]] = ("shape", "dtype")
@@ -63,12 +64,7 @@ class OneFileSink:
         raise NotImplementedError
 
     def watch_info(self, info: Mapping[str, Any]) -> None:
-        """Facts about the rank (tp, pp, dp, ...); a mapping that its owner fills when they are known."""
         self._run.watch(info)
 
     def watch_remark(self, key: str, facts: Mapping[str, Any]) -> None:
-        """What the run says about itself under a key, in a mapping that grows."""
         self._run.watch(facts, key)
-
-    def flush(self) -> None:
-        """Nothing waits here: every step is with the operating system when `write` returns."""

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
-from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.base import Sink, SinkInFront
 
 
-class SelectSink:
+class SelectSink(SinkInFront):
     """Passes on the frames whose step is `wanted` and drops the others.
 
     Args:
@@ -18,20 +18,9 @@ class SelectSink:
     """
 
     def __init__(self, sink: Sink, wanted: Callable[[int], bool]) -> None:
-        self.name = sink.name
-        self._sink = sink
+        super().__init__(sink)
         self._wanted = wanted
 
     def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
         if self._wanted(frame.step):
             self._sink.write(frame, alerts)
-
-    def drain(self) -> None:
-        if (drain := getattr(self._sink, "drain", None)) is not None:
-            drain()
-
-    def flush(self) -> None:
-        self._sink.flush()
-
-    def close(self) -> None:
-        self._sink.close()

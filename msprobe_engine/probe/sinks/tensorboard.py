@@ -39,6 +39,7 @@ from msprobe_engine.core.statistics.columns import OPS, column
 from msprobe_engine.core.statistics.rows import MAX, MIN
 from msprobe_engine.formats.monitor.event_files import EventFile, tag_bytes
 from msprobe_engine.formats.monitor.losses import FILE, LossFile
+from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.csv.features import FEATURES
 from msprobe_engine.probe.sinks.heatmap import Heatmap
 
@@ -47,7 +48,7 @@ IMAGE_STEPS = 100
 _IMAGES = {"update": "adam_update", "ratio": "adam_ratio"}
 
 
-class TensorBoardSink:
+class TensorBoardSink(Sink):
     """Writes samples, scalars and alert counts. One directory per rank, because TensorBoard reads one file per directory.
 
     Args:
@@ -62,6 +63,7 @@ class TensorBoardSink:
     """
 
     name = "tensorboard"
+    losses: LossFile
 
     def __init__(self, settings: TensorBoardSettings, *, output_dir: Path, rank: int, monitor: MonitorSettings | None = None) -> None:
         unknown = [op for op in settings.ops if op not in OPS]
@@ -121,9 +123,6 @@ class TensorBoardSink:
             self._images(add)
         if tags or len(summary.value):
             self._file.append(frame.step, tags, values, summary)
-
-    def flush(self) -> None:
-        """Nothing waits here: every event is with the operating system when `write` returns."""
 
     def close(self) -> None:
         """Write the images of the last steps, close the file."""

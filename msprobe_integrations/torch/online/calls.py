@@ -14,7 +14,7 @@ from msprobe_engine.accuracy.online import messages
 from msprobe_engine.accuracy.online.connect import check, connect, finish
 from msprobe_engine.accuracy.online.events import DROPPING, RECOVERED, Event
 from msprobe_engine.accuracy.online.options import BLOCK
-from msprobe_engine.accuracy.online.sender import CallSink, CallStore, Transport
+from msprobe_engine.accuracy.online.sender import CallStore, Transport
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.log import get_logger
@@ -35,6 +35,7 @@ from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture import Capture
 from msprobe_integrations.torch.graph_tasks import current_graph_task
 from msprobe_integrations.torch.keep import Keeper
+from msprobe_integrations.torch.online.call_sink import CallSink
 
 PART = "online pre-check"
 _SUFFIX = ".pt"

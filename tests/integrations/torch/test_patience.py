@@ -11,6 +11,7 @@ import pytest
 from torch import nn
 
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.probe.pending_steps import RowsEdit
 from msprobe_engine.probe.pipeline import CLOSE_PATIENCE
 from msprobe_integrations.common.patience import CUT_PATIENCE, LEAST
 from msprobe_integrations.torch.loop import LoopObserver
@@ -24,7 +25,7 @@ class Clock:
         patch.setattr(time, "monotonic", lambda: self.now)
 
 
-class Rows:
+class Rows(RowsEdit):
     """Rows of another rank that come after so many seconds of waiting."""
 
     def __init__(self, clock: Clock, after: float) -> None:
@@ -38,7 +39,7 @@ class Rows:
         self.clock.now += self.asked
         self.after -= self.asked
 
-    def __call__(self, _rows: Any) -> None:
+    def apply(self, _rows: Any) -> None:
         self.used = True
 
 

@@ -39,7 +39,7 @@ class StepText:
 
     Args:
         options: what of an entry is written.
-        level, task, framework, selection, construct_micro_steps: see `msprobe_engine.formats.dump.writing.writer.DumpSink`.
+        level, task, framework, selection, construct_micro_steps: see `msprobe_engine.probe.sinks.dump.dump_files.DumpSink`.
 
     Attributes:
         world: keys of the header of steps that are prepared from now on, see `msprobe_engine.formats.dump.world`.

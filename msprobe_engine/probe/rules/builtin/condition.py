@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +17,10 @@ from msprobe_engine.core.statistics.columns import column
 from msprobe_engine.core.statistics.rows import NANS, NEG_INF, POS_INF, SUM
 from msprobe_engine.probe.rules.alert_factory import number, over_alert
 from msprobe_engine.probe.rules.arguments import arg
+from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.expression import Expression, MissingValue
 from msprobe_engine.probe.rules.kinds import scalar_kind
 from msprobe_engine.probe.rules.layout import LayoutCache
-from msprobe_engine.probe.rules.texts import TEXTS
 from msprobe_engine.probe.rules.tracked_series import Episodes, View, Watch
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -46,7 +45,7 @@ class ConditionArgs:
     next: str = arg("", "what to run next")
 
 
-class ConditionRule:
+class ConditionRule(Rule):
     """Alerts while the expression holds: one when it has held for `for_steps` steps, one when it is over. A step that lacks a number of
     the expression says nothing.
 
@@ -54,24 +53,25 @@ class ConditionRule:
         SettingsError: no name, no expression, or one that is not allowed.
     """
 
-    def __init__(
-        self, args: ConditionArgs | None = None, *, severity: str = "", kinds: Sequence[str] = (), layouts: LayoutCache | None = None
-    ) -> None:
-        self._args = args = args or ConditionArgs()
-        if kinds:
+    name = "condition"
+    fires = "the expression `when` holds for `for_steps` steps"
+    meaning = "A condition of the settings holds."
+    next = "see the condition in the settings"
+    recommended = False
+    args_type = ConditionArgs
+    args: ConditionArgs
+
+    def setup(self) -> None:
+        args = self.args
+        if self.kinds is not self.all_kinds:
             raise SettingsError("rules: condition.kinds: the expression says what is looked at; leave kinds out")
         if not _NAME.fullmatch(args.name):
             raise SettingsError(f"rules: condition.name = {args.name!r}: expected small letters, digits and _, a letter first, at most 64")
-        if args.name in TEXTS:
-            raise SettingsError(f"rules: condition.name = {args.name!r}: is the name of a rule; take another one")
-        self.name = args.name
-        self._severity = severity or TEXTS["condition"].severity
+        self.name, self.meaning, self.next = args.name, args.meaning or self.meaning, args.next or self.next
         self._expression = Expression(args.when, window=args.window, warmup=args.warmup, where=f"rules: condition '{args.name}', when")
         self._unseen, self._looks = set(self._expression.numbers), _LOOKS
-        self._source = _FrameSource(layouts or LayoutCache())
+        self._source = _FrameSource(self.layouts)
         self._episodes = Episodes(args.for_steps, args.recovery)
-        words = {"meaning": args.meaning or TEXTS["condition"].meaning, "next": args.next or TEXTS["condition"].next}
-        self._words = {**words, "when": self._expression.text}
 
     def check(self, frame: Frame) -> list[Alert]:
         """Alerts for one frame; a step that was cut off is not looked at."""
@@ -110,16 +110,20 @@ class ConditionRule:
         lasting = f" for {steps} steps" if steps > 1 else ""
         return Alert(
             rule=self.name,
-            severity=self._severity,
+            severity=self.severity,
             kind=kind,
             name=self.name,
             step=frame.step,
             rank=frame.rank,
             value=seen.get(first, math.nan),
             expected=f"not: {self._expression.text}",
-            message=f"{self.name}: {self._args.message or self._expression.text}, rank {frame.rank} step {frame.step}{lasting}: {values}",
+            message=f"{self.name}: {self.args.message or self._expression.text}, rank {frame.rank} step {frame.step}{lasting}: {values}",
             order=len(frame.entries) + len(frame.samples),
-            extra={**self._words, "values": {text: value for text, value in seen.items() if math.isfinite(value)}},
+            extra={
+                **self.words,
+                "when": self._expression.text,
+                "values": {text: value for text, value in seen.items() if math.isfinite(value)},
+            },
         )
 
 

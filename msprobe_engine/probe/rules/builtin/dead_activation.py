@@ -31,6 +31,9 @@ class DeadActivationRule(LastingRule[DeadActivationArgs]):
     not looked at: masks and padding are zeros on purpose."""
 
     name = "dead_activation"
+    fires = "an output is (almost) all exact zeros for `patience` monitored steps"
+    meaning = "The units of this layer have died (a ReLU pushed below zero for good) or nothing is routed through it."
+    next = "look at bias and learning rate of the layer in front; compare the share of zeros over the run in `msprobe monitor report RUN`"
     all_kinds = ("activation",)
     args_type = DeadActivationArgs
 
@@ -60,8 +63,7 @@ class DeadActivationRule(LastingRule[DeadActivationArgs]):
                 frame,
                 view.table.layout,
                 self._watch.first[episode.slot],
-                rule=self.name,
-                severity=self.severity,
+                rule=self,
                 value=share,
                 expected=f"less than {number(self.args.threshold)} of exact zeros",
                 seen=f"{number(100.0 * share)} % exact zeros for {episode.steps} monitored steps",

@@ -44,6 +44,9 @@ class DeadExpertRule(LastingRule[DeadExpertArgs]):
     """
 
     name = "dead_expert"
+    fires = "an expert gets no token or no gradient for `patience` monitored steps while its neighbours do"
+    meaning = "The router has stopped to use the expert; without a balancing loss it will not come back."
+    next = "check the balancing loss and the router's logits (`monitor.layer_features.router_logits`)"
     all_kinds = ("grad", "feature")
     args_type = DeadExpertArgs
 
@@ -114,8 +117,7 @@ class DeadExpertRule(LastingRule[DeadExpertArgs]):
                 frame,
                 name(episode.slot),
                 "feature" if router else "grad",
-                rule=self.name,
-                severity=self.severity,
+                rule=self,
                 value=dead if router else 0.0,
                 expected=f"at most {number(float(self._usual[episode.slot]))}, as at the beginning"
                 if router

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +11,10 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.statistics.columns import absmax
 from msprobe_engine.core.statistics.rows import COUNT, MAX, MIN, NANS, NEG_INF, POS_INF, as_int64
-from msprobe_engine.probe.rules.alert_factory import alert_at, check_kinds, excluded, note_rest, number, scalar_alert
+from msprobe_engine.probe.rules.alert_factory import alert_at, excluded, note_rest, number, scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
+from msprobe_engine.probe.rules.base import ORDER, Rule
 from msprobe_engine.probe.rules.kinds import scalar_kind
-from msprobe_engine.probe.rules.layout import LayoutCache
 from msprobe_engine.probe.rules.uninitialised import Computed
 
 MASK_FILL = -3.3e38
@@ -29,7 +28,7 @@ class ExtremeValueArgs(CommonArgs):
     threshold: float = arg(1e10, "largest allowed absolute value", above=0.0)
 
 
-class ExtremeValueRule:
+class ExtremeValueRule(Rule):
     """Warnings for records with a finite value whose absolute value is above `threshold`, and for such numbers of the step.
 
     NaN and Inf are the business of rule ``nan_inf``: they do not hide large finite values here and do not count as large. As
@@ -37,34 +36,32 @@ class ExtremeValueRule:
     """
 
     name = "extreme_value"
+    fires = "a finite absolute value is above `threshold`"
+    meaning = "Values near the end of a half-precision range: Inf is a step or two away."
+    next = f"{ORDER}; then look at scale and normalisation in front of the named tensor"
+    args_type = ExtremeValueArgs
+    args: ExtremeValueArgs
 
-    def __init__(
-        self, args: ExtremeValueArgs | None = None, *, severity: str = "", kinds: Sequence[str] = (), layouts: LayoutCache | None = None
-    ) -> None:
-        self._args = args or ExtremeValueArgs()
-        self._severity = severity or "warning"
-        self._kinds = check_kinds(self.name, kinds)
-        self._layouts = layouts or LayoutCache()
+    def setup(self) -> None:
         self._computed = Computed()
 
     def check(self, frame: Frame) -> list[Alert]:
         """Alerts for one frame, earliest first."""
         alerts: list[Alert] = []
-        if len(frame.rows) and (absmax(frame.rows) > self._args.threshold).any():
+        if len(frame.rows) and (absmax(frame.rows) > self.args.threshold).any():
             alerts = self._tensors(frame)
         for name, value in frame.scalars.items():
             kind = scalar_kind(name)
             # A loss scale is meant to be large.
-            if name == "loss_scale" or kind not in self._kinds or not math.isfinite(value) or abs(value) <= self._args.threshold:
+            if name == "loss_scale" or kind not in self.kinds or not math.isfinite(value) or abs(value) <= self.args.threshold:
                 continue
-            if not excluded(name, self._args.exclude):
+            if not excluded(name, self.args.exclude):
                 alerts.append(
                     scalar_alert(
                         frame,
                         name,
                         kind,
-                        rule=self.name,
-                        severity=self._severity,
+                        rule=self,
                         value=value,
                         expected=self._expected,
                         seen=f"value {number(value)}",
@@ -74,21 +71,21 @@ class ExtremeValueRule:
 
     @property
     def _expected(self) -> str:
-        return f"absolute values up to {number(self._args.threshold)}"
+        return f"absolute values up to {number(self.args.threshold)}"
 
     def _tensors(self, frame: Frame) -> list[Alert]:
-        layout = self._layouts.of(frame)
+        layout = self.layouts.of(frame)
         rows = layout.take(frame)
-        limit = self._args.threshold
+        limit = self.args.threshold
         ints = as_int64(rows)
         filled = ints[:, COUNT] > ints[:, NANS] + ints[:, POS_INF] + ints[:, NEG_INF]
         low = -rows[:, MIN] > limit
         low &= ~(layout.mask(("activation",)) & (rows[:, MIN] <= MASK_FILL))
-        bad = filled & ((rows[:, MAX] > limit) | low) & layout.mask(self._kinds)
+        bad = filled & ((rows[:, MAX] > limit) | low) & layout.mask(self.kinds)
         hits = np.flatnonzero(bad & self._computed.of(layout)) if bad.any() else np.empty(0, np.intp)
-        found = [i for i in hits.tolist() if not excluded(layout.names[i], self._args.exclude)]
+        found = [i for i in hits.tolist() if not excluded(layout.names[i], self.args.exclude)]
         alerts = []
-        for i in found[: self._args.max_alerts]:
+        for i in found[: self.args.max_alerts]:
             high, bottom = float(rows[i, MAX]), float(rows[i, MIN])
             value = bottom if low[i] and -bottom > high else high
             alerts.append(
@@ -96,8 +93,7 @@ class ExtremeValueRule:
                     frame,
                     layout,
                     i,
-                    rule=self.name,
-                    severity=self._severity,
+                    rule=self,
                     value=value,
                     expected=self._expected,
                     seen=f"{'min' if value == bottom and value < 0 else 'max'} {number(value)}",

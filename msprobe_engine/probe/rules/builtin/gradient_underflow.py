@@ -37,6 +37,9 @@ class GradientUnderflowRule(LastingRule[GradientUnderflowArgs]):
     """
 
     name = "gradient_underflow"
+    fires = "a good part of a gradient is, or becomes, zero for want of range in the number format"
+    meaning = "Gradients are smaller than the format can hold: the loss scale is too small, or a scale in the model is."
+    next = "raise the loss scale or use bfloat16; watch op `underflow` with `monitor.underflow_dtype` of the training"
     all_kinds = ("grad", "activation_grad")
     args_type = GradientUnderflowArgs
 
@@ -79,8 +82,7 @@ class GradientUnderflowRule(LastingRule[GradientUnderflowArgs]):
                 frame,
                 table.layout,
                 self._watch.first[episode.slot],
-                rule=self.name,
-                severity=self.severity,
+                rule=self,
                 value=value,
                 expected=f"at most {number(100.0 * limit)} %",
                 seen=f"{number(100.0 * value)} % {what}, for {episode.steps} monitored steps",

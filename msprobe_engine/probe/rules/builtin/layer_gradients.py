@@ -16,6 +16,7 @@ from msprobe_engine.core.records import Frame, Sample
 from msprobe_engine.core.statistics.columns import Column
 from msprobe_engine.probe.rules.alert_factory import number, scalar_alert
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
+from msprobe_engine.probe.rules.base import ORDER
 from msprobe_engine.probe.rules.stateful_rule import LastingRule, ScalarLevel, layer_of
 from msprobe_engine.probe.rules.tracked_series import Episode, Level, Mask, View, Watch
 
@@ -65,6 +66,12 @@ class VanishingGradientRule(LastingRule[VanishingGradientArgs]):
     that of the median layer. A gradient of exact zeros is no vanishing one: nothing was computed for it."""
 
     name = "vanishing_gradient"
+    fires = "the gradient of a layer falls to almost nothing, against its own past or against the other layers"
+    meaning = "The layer does not learn any more: saturated activations, a cut in the graph, or values too small for the number format."
+    next = (
+        "watch its activations (`monitor: {activations: true, targets: [...]}`) for zeros and saturation; "
+        "compare with a float32 run of a few steps"
+    )
     all_kinds = ("grad",)
     args_type = VanishingGradientArgs
 
@@ -94,8 +101,7 @@ class VanishingGradientRule(LastingRule[VanishingGradientArgs]):
                 frame,
                 self._watch.names[episode.slot],
                 "grad",
-                rule=self.name,
-                severity=self.severity,
+                rule=self,
                 value=value,
                 expected=f"at least {number(self.args.drop * level if against else self.args.share * others)}",
                 seen=f"gradient with rms {number(value)}, "
@@ -121,6 +127,9 @@ class ExplodingGradientRule(LastingRule[ExplodingGradientArgs]):
     """Warnings for layers whose gradient, or a ``grad_norm`` of the step that, is `threshold` times its running level."""
 
     name = "exploding_gradient"
+    fires = "the gradient of a layer, or the global norm, rises far above its own running level"
+    meaning = "An unstable layer or a learning rate that is too high; without clipping the next update will be as large."
+    next = f"{ORDER}; the layer named first is where it began. Try gradient clipping or a smaller learning rate"
     all_kinds = ("grad", "step")
     args_type = ExplodingGradientArgs
 
@@ -155,8 +164,7 @@ class ExplodingGradientRule(LastingRule[ExplodingGradientArgs]):
                 frame,
                 self._watch.names[episode.slot],
                 "grad",
-                rule=self.name,
-                severity=self.severity,
+                rule=self,
                 value=value,
                 expected=f"at most {number(self.args.threshold * level)}",
                 seen=f"gradient with rms {number(value)}, {number(value / level)} times its running level {number(level)}",

@@ -14,15 +14,15 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.errors import ProbeError, SettingsError
 from msprobe_engine.core.records import Frame, Sample
 from msprobe_engine.core.statistics.columns import Column
-from msprobe_engine.probe.rules.alert_factory import alert_at, check_kinds, excluded, number, over_alert, scalar_alert
+from msprobe_engine.probe.rules.alert_factory import alert_at, excluded, number, over_alert, scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
 from msprobe_engine.probe.rules.bands import Band, Bands, key_of, load_bands
+from msprobe_engine.probe.rules.base import ORDER, Rule
 from msprobe_engine.probe.rules.builtin.nan_inf import NanInfArgs, NanInfRule
 from msprobe_engine.probe.rules.builtin.unchanged_parameter import UnchangedParameterArgs, UnchangedParameterRule
 from msprobe_engine.probe.rules.kinds import KINDS, scalar_kind
 from msprobe_engine.probe.rules.layout import LayoutCache, Table
 from msprobe_engine.probe.rules.stateful_rule import episode_alerts
-from msprobe_engine.probe.rules.texts import TEXTS
 from msprobe_engine.probe.rules.tracked_series import Episode, Episodes, Mask, Slots, View, Watch
 
 
@@ -100,7 +100,7 @@ class _Family:
         return self._known[view.slots]
 
 
-class LearnedRule:
+class LearnedRule(Rule):
     """Warnings for metrics outside of their band, and for relations that do not hold any more. Metrics that were not learned are not
     looked at.
 
@@ -109,6 +109,12 @@ class LearnedRule:
     """
 
     name = "learned"
+    fires = "a metric leaves the band that `msprobe monitor learn` found in a healthy run, or a relation that held there does not"
+    meaning = "This run does something that the healthy run never did."
+    next = f"{ORDER}; if the change is meant, learn again from a run that has it"
+    recommended = False
+    args_type = LearnedArgs
+    args: LearnedArgs
 
     def __init__(
         self,
@@ -119,10 +125,11 @@ class LearnedRule:
         layouts: LayoutCache | None = None,
         bands: Bands | None = None,
     ) -> None:
-        self._args = args = args or LearnedArgs()
-        self._severity = severity or TEXTS[self.name].severity
-        self._kinds = check_kinds(self.name, kinds)
-        layouts = layouts or LayoutCache()
+        self._bands = bands
+        super().__init__(args, severity=severity, kinds=kinds, layouts=layouts)
+
+    def setup(self) -> None:
+        args, bands = self.args, self._bands
         if bands is None:
             if not args.file:
                 raise SettingsError("rules: learned.file is missing; msprobe monitor learn RUN -o bands.json makes it")
@@ -131,7 +138,7 @@ class LearnedRule:
             except ProbeError as error:
                 raise SettingsError(f"rules: learned.file: {error}") from error
         patience = args.patience or bands.patience
-        names = [n for n in bands.scalars if scalar_kind(n) in self._kinds and not excluded(n, args.exclude)]
+        names = [n for n in bands.scalars if scalar_kind(n) in self.kinds and not excluded(n, args.exclude)]
         self._scalars = {name: i for i, name in enumerate(names)}
         self._scalar_limits = Limits([bands.scalars[n] for n in names], bands.knots, args.widen)
         self._scalar_episodes = Episodes(patience, args.recovery)
@@ -139,9 +146,9 @@ class LearnedRule:
         for family, ops in bands.samples.items():
             for op, keys in ops.items():
                 limits = Limits(list(keys.values()), bands.knots, args.widen)
-                watch = Watch(layouts, _chooser(family, keys, args.exclude))
+                watch = Watch(self.layouts, _chooser(family, keys, args.exclude))
                 self._families.append(_Family(op, list(keys), watch, limits, Episodes(patience, args.recovery)))
-        self._relations = _Relations(bands, self._severity, self._kinds, args, layouts)
+        self._relations = _Relations(bands, self)
 
     def check(self, frame: Frame) -> list[Alert]:
         """Alerts for one frame; a step that was cut off, or skipped, is not held against bands."""
@@ -178,8 +185,7 @@ class LearnedRule:
                 frame,
                 view.table.layout,
                 places[episode.slot],
-                rule=self.name,
-                severity=self._severity,
+                rule=self,
                 value=value,
                 expected=f"{family.limits.words(episode.slot, frame.step)} as in the healthy run",
                 seen=f"{'share of zeros' if family.op == 'zeros' else family.op} {number(value)} for {episode.steps} steps",
@@ -188,12 +194,12 @@ class LearnedRule:
 
         return episode_alerts(
             frame,
-            [e for e in found if e.over or kind(e.slot) in self._kinds],
+            [e for e in found if e.over or kind(e.slot) in self.kinds],
             lambda slot: family.names[slot].split(" ", 4)[4],
             describe,
             rule=self.name,
             kind=kind(found[0].slot),
-            max_alerts=self._args.max_alerts,
+            max_alerts=self.args.max_alerts,
         )
 
     def _numbers(self, frame: Frame) -> list[Alert]:
@@ -214,8 +220,7 @@ class LearnedRule:
                     frame,
                     name,
                     scalar_kind(name),
-                    rule=self.name,
-                    severity=self._severity,
+                    rule=self,
                     value=value,
                     expected=f"{self._scalar_limits.words(episode.slot, frame.step)} as in the healthy run",
                     seen=f"value {number(value)} for {episode.steps} steps",
@@ -227,7 +232,6 @@ class LearnedRule:
 class _Changing(UnchangedParameterRule):
     """Parameters that changed with every step of the healthy run."""
 
-    name = "unchanged_parameter"
     only: frozenset[str] = frozenset()
 
     def _key(self, sample: Sample) -> str | None:
@@ -238,8 +242,9 @@ class _Changing(UnchangedParameterRule):
 class _Relations:
     """What held in every step of the healthy run."""
 
-    def __init__(self, bands: Bands, severity: str, kinds: Sequence[str], args: LearnedArgs, layouts: LayoutCache) -> None:
-        self._severity = severity
+    def __init__(self, bands: Bands, rule: LearnedRule) -> None:
+        self._rule = rule
+        args, kinds, severity, layouts = rule.args, rule.kinds, rule.severity, rule.layouts
         self._scale = bands.scale and "step" in kinds
         self._last = math.nan
         self._skipped = False
@@ -248,13 +253,13 @@ class _Relations:
             given = UnchangedParameterArgs(exclude=args.exclude, max_alerts=args.max_alerts, recovery=args.recovery, frozen=True)
             self._changing = _Changing(given, severity=severity, layouts=layouts)
             self._changing.only = frozenset(bands.changing)
-            self._changing.name = "learned"
+            self._changing.speak_as(rule)
         self._finite: NanInfRule | None = None
         if bands.finite and "grad" in kinds:
             self._finite = NanInfRule(
                 NanInfArgs(exclude=args.exclude, max_alerts=args.max_alerts), severity=severity, kinds=("grad",), layouts=layouts
             )
-            self._finite.name = "learned"
+            self._finite.speak_as(rule)
 
     def check(self, frame: Frame) -> list[Alert]:
         """Alerts for one frame."""
@@ -271,8 +276,7 @@ class _Relations:
                         frame,
                         "loss_scale",
                         "step",
-                        rule="learned",
-                        severity=self._severity,
+                        rule=self._rule,
                         value=scale,
                         expected="a loss scale that falls only when an update is skipped, as in the healthy run",
                         seen=f"value {number(scale)}, down from {number(self._last)} without a skipped update",

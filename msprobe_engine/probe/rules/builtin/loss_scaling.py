@@ -32,6 +32,9 @@ class LossScaleRule(LastingRule[LossScaleArgs]):
     never was above `floor` is a fixed one."""
 
     name = "loss_scale_collapse"
+    fires = "the loss scale falls again and again, or down to `floor`"
+    meaning = "Gradients overflow at every scale: there are NaN in the model, not values that are merely too large."
+    next = "look at the alerts of nan_inf in the skipped steps; the first tensor named is the cause"
     all_kinds = ("step",)
     args_type = LossScaleArgs
 
@@ -60,8 +63,7 @@ class LossScaleRule(LastingRule[LossScaleArgs]):
                 frame,
                 "loss_scale",
                 "step",
-                rule=self.name,
-                severity=self.severity,
+                rule=self,
                 value=scale,
                 expected=f"above {number(self.args.floor)}" if low else f"fewer than {self.args.falls} falls in {self.args.window} steps",
                 seen=f"value {number(scale)}, down from {number(self._top)}" + (f", fell {falls} times" if falls else ""),
@@ -83,6 +85,9 @@ class SkippedUpdatesRule(LastingRule[SkippedUpdatesArgs]):
     """Warnings when the optimizer skips `row` updates in a row, or more than `share` of a full window (number ``skipped`` of the step)."""
 
     name = "skipped_updates"
+    fires = "too many updates are skipped"
+    meaning = "The optimizer finds Inf or NaN in the gradients and drops the step: training stands still while time goes by."
+    next = "look at the alerts of nan_inf in the skipped steps, and at the loss scale"
     all_kinds = ("step",)
     args_type = SkippedUpdatesArgs
 
@@ -112,8 +117,7 @@ class SkippedUpdatesRule(LastingRule[SkippedUpdatesArgs]):
                 frame,
                 "skipped",
                 "step",
-                rule=self.name,
-                severity=self.severity,
+                rule=self,
                 value=float(count),
                 expected=f"fewer than {self.args.row} in a row and at most {number(100.0 * self.args.share)} %",
                 seen=f"{self._row} updates in a row skipped, {count} of the last {len(self._past)}",

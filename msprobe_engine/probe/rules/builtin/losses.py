@@ -12,6 +12,7 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
 from msprobe_engine.probe.rules.alert_factory import number, scalar_alert
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
+from msprobe_engine.probe.rules.base import ORDER
 from msprobe_engine.probe.rules.kinds import scalar_kind
 from msprobe_engine.probe.rules.stateful_rule import LastingRule
 from msprobe_engine.probe.rules.tracked_series import Episodes
@@ -28,6 +29,10 @@ class LossNotFiniteRule(LastingRule[LossNotFiniteArgs]):
     """Critical alerts for a loss that is NaN or Inf."""
 
     name = "loss_not_finite"
+    fires = "the loss is NaN or Inf"
+    severity = "critical"
+    meaning = "The forward pass overflowed, or the parameters are not finite any more since an earlier update."
+    next = f"{ORDER}. If parameters are NaN at the beginning of the step, the fault is in the step before"
     all_kinds = ("loss",)
     args_type = LossNotFiniteArgs
 
@@ -50,8 +55,7 @@ class LossNotFiniteRule(LastingRule[LossNotFiniteArgs]):
                     frame,
                     name,
                     "loss",
-                    rule=self.name,
-                    severity=self.severity,
+                    rule=self,
                     value=value,
                     expected="a finite number",
                     seen=f"value {value}",
@@ -76,6 +80,12 @@ class LossSpikeRule(LastingRule[LossSpikeArgs]):
     up for half of it."""
 
     name = "loss_spike"
+    fires = "the loss is far above the median of its last steps, measured by their scatter"
+    meaning = "A bad batch, a learning rate that is too high, or an update that was too large a step or two earlier."
+    next = (
+        "look for an update_norm_doubling or exploding_gradient alert in the steps before: with one it is the optimizer, "
+        "without one the data of this step"
+    )
     all_kinds = ("loss",)
     args_type = LossSpikeArgs
 
@@ -105,8 +115,7 @@ class LossSpikeRule(LastingRule[LossSpikeArgs]):
                     frame,
                     name,
                     "loss",
-                    rule=self.name,
-                    severity=self.severity,
+                    rule=self,
                     value=value,
                     expected=f"at most {number(limit)}",
                     seen=f"value {number(value)}, the median of its last {len(past.values)} values is {number(past.median)}",
@@ -119,7 +128,7 @@ class _Past:
     """The last values of one loss."""
 
     def __init__(self, args: LossSpikeArgs) -> None:
-        self._args = args
+        self.args = args
         self.values: deque[float] = deque(maxlen=args.window)
         self.episodes = Episodes(args.patience, args.recovery)
         self.median = math.nan
@@ -129,7 +138,7 @@ class _Past:
     def limit(self, value: float) -> float:
         """Largest value that is no spike; Inf while there is too little to go by, and where `value` is none in any case: a value of the
         window was as large."""
-        args = self._args
+        args = self.args
         if len(self.values) < args.warmup or (value <= max(self.values) and not math.isnan(self._start)):
             return math.inf
         values = np.array(self.values)
@@ -150,6 +159,6 @@ class _Past:
             self.values.append(value)
             return
         self._high.append(value)
-        if 2 * len(self._high) >= self._args.window:  # no spike any more but the new level
+        if 2 * len(self._high) >= self.args.window:  # no spike any more but the new level
             self.values.extend(self._high)
             self._high.clear()

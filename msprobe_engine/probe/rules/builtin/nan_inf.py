@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +12,9 @@ import numpy.typing as npt
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.statistics.rows import COUNT, NANS, NEG_INF, POS_INF, as_int64, nonfinite
-from msprobe_engine.probe.rules.alert_factory import alert_at, check_kinds, excluded, note_rest, scalar_alert
+from msprobe_engine.probe.rules.alert_factory import alert_at, excluded, note_rest, scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
+from msprobe_engine.probe.rules.base import ORDER, Rule
 from msprobe_engine.probe.rules.kinds import KINDS, scalar_kind
 from msprobe_engine.probe.rules.layout import Layout, LayoutCache
 from msprobe_engine.probe.rules.masks import Masks
@@ -34,29 +34,31 @@ _SCALED = ("grad", "activation_grad")
 """What a loss scale multiplies, and what therefore may overflow in a healthy run."""
 
 
-class NanInfRule:
+class NanInfRule(Rule):
     """Critical alerts for records with NaN or Inf, earliest first, at most `max_alerts` per step.
 
     A healthy frame costs one look at three columns; entries are walked only after something was found.
     """
 
     name = "nan_inf"
+    fires = "a tensor or number of the step is NaN or Inf; earliest first"
+    severity = "critical"
+    meaning = "An operation overflowed, divided by zero, or was given NaN. What comes later in the step follows from the first one."
+    next = f"{ORDER}. In a dump of the step `msprobe nan_analyze -i DUMP` names the operator in which the first NaN was born"
+    args_type = NanInfArgs
+    args: NanInfArgs
 
     def __init__(
         self, args: NanInfArgs | None = None, *, severity: str = "", kinds: Sequence[str] = (), layouts: LayoutCache | None = None
     ) -> None:
-        self._args = args or NanInfArgs()
-        self._severity = severity
-        self._kinds = check_kinds(self.name, kinds)
-        self._layouts = layouts or LayoutCache()
+        super().__init__(args, severity=severity, kinds=kinds, layouts=layouts)
+        self._given_severity = severity
+
+    def setup(self) -> None:
         self._computed = Computed()
         self._masks = Masks()
+        self.passed_over = self._masks.passed_over
         self._flagged = False
-
-    @property
-    def passed_over(self) -> Mapping[str, Any]:
-        """What was taken for masks so far, see `Masks`; grows while the run goes on."""
-        return self._masks.passed_over
 
     def check(self, frame: Frame) -> list[Alert]:
         """Alerts for the NaN and Inf of one frame: tensors in order of execution, then scalars."""
@@ -69,7 +71,7 @@ class NanInfRule:
             severity = self._severity_of("grad" if name.startswith("grad") else kind, frame)
             alerts.append(
                 scalar_alert(
-                    frame, name, kind, rule=self.name, severity=severity, value=value, expected="a finite number", seen=f"value {value}"
+                    frame, name, kind, rule=self, severity=severity, value=value, expected="a finite number", seen=f"value {value}"
                 )
             )
         if masks and alerts:
@@ -79,13 +81,13 @@ class NanInfRule:
 
     def _scalars(self, frame: Frame) -> list[str]:
         """Numbers of the step that are not finite."""
-        bad = [name for name, value in frame.scalars.items() if not math.isfinite(value) and scalar_kind(name) in self._kinds]
-        return [name for name in bad if not excluded(name, self._args.exclude)]
+        bad = [name for name, value in frame.scalars.items() if not math.isfinite(value) and scalar_kind(name) in self.kinds]
+        return [name for name in bad if not excluded(name, self.args.exclude)]
 
     def _saturated(self, frame: Frame) -> list[Alert]:
         """The device's own flag, where it writes large finite numbers in place of Inf. It stays until somebody clears it: said once."""
         flag = frame.scalars.get(_FLAG)
-        if flag is None or excluded(_FLAG, self._args.exclude):
+        if flag is None or excluded(_FLAG, self.args.exclude):
             return []
         before, self._flagged = self._flagged, flag > 0
         if before or not self._flagged:
@@ -93,16 +95,16 @@ class NanInfRule:
         severity = self._severity_of("grad", frame)
         seen = "an overflow that the device saturated: no tensor shows it"
         kind = scalar_kind(_FLAG)
-        return [scalar_alert(frame, _FLAG, kind, rule=self.name, severity=severity, value=flag, expected="no overflow", seen=seen)]
+        return [scalar_alert(frame, _FLAG, kind, rule=self, severity=severity, value=flag, expected="no overflow", seen=seen)]
 
     def _tensors(self, frame: Frame) -> tuple[list[Alert], list[str]]:
         """Their alerts, and the names of those whose -Inf is taken for that of a mask."""
-        layout = self._layouts.of(frame)
+        layout = self.layouts.of(frame)
         found, masks = self._hits(frame, layout)
         ints = as_int64(layout.take(frame))
         # Entries come before samples in a layout; within both it is the order of observation.
         alerts = []
-        for i in found[: self._args.max_alerts]:
+        for i in found[: self.args.max_alerts]:
             nans, plus, minus = (int(ints[i, word]) for word in (NANS, POS_INF, NEG_INF))
             parts = [f"{n} {what}" for n, what in ((nans, "NaN"), (plus, "+Inf"), (minus, "-Inf")) if n]
             severity = self._severity_of(KINDS[layout.kinds[i]], frame)
@@ -111,7 +113,7 @@ class NanInfRule:
                     frame,
                     layout,
                     i,
-                    rule=self.name,
+                    rule=self,
                     severity=severity,
                     value=math.nan if nans else math.inf if plus else -math.inf,
                     expected="only finite values",
@@ -125,7 +127,7 @@ class NanInfRule:
         """Name and statistics row, [16], of the first tensor of the frame that the rule would fire for."""
         if not len(frame.rows) or not nonfinite(frame.rows).any():
             return None
-        layout = self._layouts.of(frame)
+        layout = self.layouts.of(frame)
         found, _ = self._hits(frame, layout)
         return (layout.names[found[0]], layout.take(frame)[found[0]]) if found else None
 
@@ -134,7 +136,7 @@ class NanInfRule:
         ints = as_int64(layout.take(frame))
         certain = (ints[:, NANS] + ints[:, POS_INF]) > 0
         infinite = ~certain & (ints[:, NEG_INF] > 0)
-        doubtful = infinite & layout.mask(("activation",)) if self._args.masks else np.zeros(len(infinite), bool)
+        doubtful = infinite & layout.mask(("activation",)) if self.args.masks else np.zeros(len(infinite), bool)
         hits = self._watched(layout, (certain | infinite) & ~doubtful)
         masks = self._watched(layout, doubtful)
         if not masks:
@@ -148,14 +150,14 @@ class NanInfRule:
         return sorted([*hits, *born]), [i for i in before if i not in born]
 
     def _watched(self, layout: Layout, bad: npt.NDArray[np.bool_]) -> list[int]:
-        bad &= layout.mask(self._kinds)
+        bad &= layout.mask(self.kinds)
         if not bad.any():
             return []
         found = np.flatnonzero(bad & self._computed.of(layout))
-        return [i for i in found.tolist() if not excluded(layout.names[i], self._args.exclude)]
+        return [i for i in found.tolist() if not excluded(layout.names[i], self.args.exclude)]
 
     def _severity_of(self, kind: str, frame: Frame) -> str:
-        if self._severity:
-            return self._severity
-        scaled = self._args.overflow and kind in _SCALED and frame.scalars.get("loss_scale", 1.0) != 1.0
-        return "warning" if scaled else "critical"
+        if self._given_severity:
+            return self._given_severity
+        scaled = self.args.overflow and kind in _SCALED and frame.scalars.get("loss_scale", 1.0) != 1.0
+        return "warning" if scaled else self.severity

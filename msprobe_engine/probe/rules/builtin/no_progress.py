@@ -6,7 +6,6 @@ That no step goes by at all cannot be seen from inside a frame; the Prometheus a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +14,11 @@ import numpy.typing as npt
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import FINER_COPY, Frame
 from msprobe_engine.core.statistics.rows import COUNT, DIGEST, FLAGS, HAS_DIGEST, MAX, MIN, SUM, SUMSQ, ZEROS, as_int64
-from msprobe_engine.probe.rules.alert_factory import check_kinds, scalar_alert
+from msprobe_engine.probe.rules.alert_factory import scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
+from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.kinds import scalar_kind
-from msprobe_engine.probe.rules.layout import Layout, LayoutCache
+from msprobe_engine.probe.rules.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class NoProgressArgs(CommonArgs):
     patience: int = arg(10, "monitored steps in a row without a change before the rule fires, and between two alerts", minimum=1)
 
 
-class NoProgressRule:
+class NoProgressRule(Rule):
     """Warnings when for `patience` frames in a row the loss is bitwise the same, all reduced gradients are exactly zero, or all
     updated parameters are the same (by digest where it was taken, else by five statistics).
 
@@ -37,18 +37,17 @@ class NoProgressRule:
     """
 
     name = "no_progress"
-    kinds = ("loss", "grad", "param")
+    fires = "`patience` monitored steps with the same loss, with all reduced gradients exactly zero, or with unchanged parameters"
+    meaning = "Nothing is learned: a learning rate of 0, a graph that is cut off, frozen parameters, or the same batch over and over."
+    next = "check learning rate, requires_grad and the data loader"
+    all_kinds = ("loss", "grad", "param")
+    args_type = NoProgressArgs
+    args: NoProgressArgs
 
-    def __init__(
-        self, args: NoProgressArgs | None = None, *, severity: str = "", kinds: Sequence[str] = (), layouts: LayoutCache | None = None
-    ) -> None:
-        self._args = args or NoProgressArgs()
-        self._severity = severity or "warning"
-        self._kinds = check_kinds(self.name, kinds, self.kinds)
+    def setup(self) -> None:
         self._same: dict[str, int] = {}
         self._losses: dict[str, float] = {}
         self._params: npt.NDArray[np.int64] | None = None
-        self._layouts = layouts or LayoutCache()
         self._layout: Layout | None = None
         self._families: dict[str, npt.NDArray[np.intp]] = {}
 
@@ -57,15 +56,15 @@ class NoProgressRule:
         if not frame.complete:
             return []
         alerts: list[Alert] = []
-        if "loss" in self._kinds:
+        if "loss" in self.kinds:
             for name, value in frame.scalars.items():
                 if scalar_kind(name) == "loss":
                     alerts += self._count(frame, name, "loss", self._loss_stays(name, value), value, "unchanged", "a loss that changes")
-        if "grad" in self._kinds:
+        if "grad" in self.kinds:
             rows = self._rows_of(frame, "grad_reduced")
             zero = bool((as_int64(rows)[:, ZEROS] == as_int64(rows)[:, COUNT]).all()) if len(rows) else None
             alerts += self._count(frame, "all reduced gradients", "grad", zero, 0.0, "exactly zero", "gradients other than zero")
-        if "param" in self._kinds:
+        if "param" in self.kinds:
             still = self._params_stay(frame)
             alerts += self._count(frame, "all parameters", "param", still, 0.0, "unchanged by the optimizer step", "parameters that change")
         return alerts
@@ -74,10 +73,10 @@ class NoProgressRule:
         if stays is None:
             return []
         self._same[name] = n = self._same.get(name, 0) + 1 if stays else 0
-        if n == 0 or n % self._args.patience or any(pattern in name for pattern in self._args.exclude):
+        if n == 0 or n % self.args.patience or any(pattern in name for pattern in self.args.exclude):
             return []
         seen = f"{what} for {n} monitored steps" + (f" (value {value!r})" if kind == "loss" else "")
-        return [scalar_alert(frame, name, kind, rule=self.name, severity=self._severity, value=value, expected=expected, seen=seen)]
+        return [scalar_alert(frame, name, kind, rule=self, value=value, expected=expected, seen=seen)]
 
     def _loss_stays(self, name: str, value: float) -> bool | None:
         if not math.isfinite(value):
@@ -101,7 +100,7 @@ class NoProgressRule:
         return last.shape == now.shape and bool((last == now).all())
 
     def _rows_of(self, frame: Frame, family: str) -> npt.NDArray[np.float64]:
-        layout = self._layouts.of(frame)
+        layout = self.layouts.of(frame)
         if layout is not self._layout:
             self._layout, self._families = layout, {}
         index = self._families.get(family)

@@ -57,6 +57,9 @@ class OutlierRankRule(LastingRule[OutlierRankArgs]):
     from the rank it is about. Three ranks are the least with which it can be said who differs."""
 
     name = "outlier_rank"
+    fires = "numbers of one rank (loss, local gradient norm, time) differ from those of all others for `patience` steps"
+    meaning = "One rank computes something else: its data, its device, or a parameter that drifted."
+    next = "switch on `monitor.replica_check`; dump a step there and on a neighbour and compare the records"
     all_kinds = ("step", "loss")
     args_type = OutlierRankArgs
 
@@ -96,8 +99,7 @@ class OutlierRankRule(LastingRule[OutlierRankArgs]):
                 frame,
                 name,
                 scalar_kind(name),
-                rule=self.name,
-                severity=self.severity,
+                rule=self,
                 value=float(mine[i]),
                 expected="a value near that of the other ranks",
                 seen=f"value {number(float(mine[i]))} in step {numbers.step}, the median of {len(ranks)} ranks is "

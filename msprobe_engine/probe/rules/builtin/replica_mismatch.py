@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
-from msprobe_engine.probe.rules.alert_factory import words
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
 from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.stateful_rule import LastingRule
@@ -61,6 +60,16 @@ class ReplicaMismatchRule(LastingRule[ReplicaMismatchArgs]):
     """Alerts for replicas that differ, each tensor once until it is equal again. `patience` and `recovery` count checks, not steps."""
 
     name = "replica_mismatch"
+    fires = "parameters or gradients that have to be equal on several ranks are not (needs `monitor.replica_check`)"
+    severity = "critical"
+    meaning = (
+        "Replicas drift apart: a gradient that is not reduced, a different seed or order of operations, or a fault of the hardware. "
+        "It does not heal by itself."
+    )
+    next = (
+        "ranks in a minority are the suspects, of two ranks both: dump a step there and on another rank and compare the records; one "
+        "single rank and one single tensor point to its hardware"
+    )
     all_kinds = ("param", "grad")
     args_type = ReplicaMismatchArgs
 
@@ -151,7 +160,7 @@ class ReplicaMismatchRule(LastingRule[ReplicaMismatchArgs]):
             expected=expected,
             message=f"{self.name}: {what} {m.name}, step {step}: {seen}; expected {expected}",
             order=m.order,
-            extra={**facts, **words(self.name)},
+            extra={**facts, **self.words},
         )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.records import Frame
-from msprobe_engine.probe.rules.alert_factory import number, over_alert, words
+from msprobe_engine.probe.rules.alert_factory import number, over_alert
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
 from msprobe_engine.probe.rules.stateful_rule import LastingRule
 
@@ -43,6 +43,9 @@ class StalledRule(LastingRule[StalledArgs]):
     """
 
     name = "stalled"
+    fires = "no step has ended for `factor` times the median time of a step"
+    meaning = "A rank waits: a hanging collective, a slow or dead neighbour, storage or the data loader."
+    next = "the stack in the alert says where this rank waits; the rank whose stack is elsewhere is the one the others wait for"
     all_kinds = ("step",)
     args_type = StalledArgs
 
@@ -120,7 +123,7 @@ class StalledRule(LastingRule[StalledArgs]):
             expected=f"a step within {number(limit)} s",
             message=f"{self.name}: rank {rank}: no step has ended for {waited:.0f} s after step {step} (median {number(median)} s); "
             f"it waits in {where}",
-            extra={"stack": stack, **words(self.name)},
+            extra={"stack": stack, **self.words},
         )
 
     def _watch(self) -> None:

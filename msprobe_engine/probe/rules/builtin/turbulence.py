@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +11,11 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.statistics.columns import Column
 from msprobe_engine.core.statistics.rows import COUNT, NANS, NEG_INF, POS_INF, SUM, SUMSQ, as_int64
-from msprobe_engine.probe.rules.alert_factory import alert_at, check_kinds, excluded, note_rest, number, scalar_alert
+from msprobe_engine.probe.rules.alert_factory import alert_at, excluded, note_rest, number, scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
+from msprobe_engine.probe.rules.base import ORDER, Rule
 from msprobe_engine.probe.rules.kinds import scalar_kind
-from msprobe_engine.probe.rules.layout import Layout, LayoutCache
+from msprobe_engine.probe.rules.layout import Layout
 
 OPS = ("norm", "mean")
 
@@ -70,7 +70,7 @@ class _History:
         return out
 
 
-class TurbulenceRule:
+class TurbulenceRule(Rule):
     """Warnings for records whose norm (or mean) is far from the running mean of its own healthy past.
 
     Of thousands of intermediate results of a step some leave their range in any healthy run, so calls are looked at only on demand.
@@ -79,18 +79,18 @@ class TurbulenceRule:
     """
 
     name = "turbulence"
+    fires = "norm (or mean) above `(1 + threshold)` times the running mean of its own healthy past"
+    meaning = "One tensor left the range of its own past: a rare batch, a learning rate that is too high, or a fault in its layer."
+    next = f"{ORDER}; a single hit with a normal next step is usually the batch"
+    recommended = False
+    args_type = TurbulenceArgs
+    args: TurbulenceArgs
 
-    def __init__(
-        self, args: TurbulenceArgs | None = None, *, severity: str = "", kinds: Sequence[str] = (), layouts: LayoutCache | None = None
-    ) -> None:
-        self._args = args or TurbulenceArgs()
-        self._severity = severity or "warning"
-        self._kinds = check_kinds(self.name, kinds)
-        self._layouts = layouts or LayoutCache()
+    def setup(self) -> None:
         self._layout: Layout | None = None
         self._watched: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._scaled: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
-        self._ops = OPS if self._args.mean else OPS[:1]
+        self._ops = OPS if self.args.mean else OPS[:1]
         self._history = {op: _History(0) for op in self._ops}
         self._scalars: dict[str, _History] = {}
 
@@ -98,7 +98,7 @@ class TurbulenceRule:
         """Alerts for one frame. A step that was cut off is not looked at: its values are partial."""
         if not frame.complete:
             return []
-        layout = self._layouts.of(frame)
+        layout = self.layouts.of(frame)
         if layout is not self._layout and layout.names:  # a step that is not due holds nothing, and history waits for the next
             self._follow(layout, frame)
         found: list[tuple[int, str, float, float]] = []
@@ -116,7 +116,7 @@ class TurbulenceRule:
                 history = self._history[op]
                 before = history.mean.copy()
                 # A sum of squares can overflow although every element is finite.
-                hits = history.fired(x, finite & (x < np.inf), self._args)
+                hits = history.fired(x, finite & (x < np.inf), self.args)
                 found += [
                     (i, op, float(x[i] * factor[i]), float(before[i] * factor[i])) for i in np.flatnonzero(hits & self._watched).tolist()
                 ]
@@ -126,14 +126,13 @@ class TurbulenceRule:
                 frame,
                 layout,
                 i,
-                rule=self.name,
-                severity=self._severity,
+                rule=self,
                 value=value,
                 expected=self._expected(mean),
                 seen=f"{op} {number(value)}, {_ratio(value, mean)} its running mean {number(mean)}",
                 extra={"op": op, "running_mean": mean},
             )
-            for i, op, value, mean in found[: self._args.max_alerts]
+            for i, op, value, mean in found[: self.args.max_alerts]
         ]
         return note_rest(alerts, len(found)) + self._check_scalars(frame)
 
@@ -146,42 +145,38 @@ class TurbulenceRule:
 
     def _check_scalars(self, frame: Frame) -> list[Alert]:
         alerts = []
-        for name in self._args.scalars:
+        for name in self.args.scalars:
             value = frame.scalars.get(name)
             kind = scalar_kind(name)
-            if value is None or kind not in self._kinds:
+            if value is None or kind not in self.kinds:
                 continue
             history = self._scalars.setdefault(name, _History(1))
             mean = float(history.mean[0])
             x = np.abs(np.array([value], np.float64))
-            if history.fired(x, np.isfinite(x), self._args)[0]:
+            if history.fired(x, np.isfinite(x), self.args)[0]:
                 seen = f"value {number(value)}, {_ratio(abs(value), mean)} its running mean {number(mean)}"
-                alerts.append(
-                    scalar_alert(
-                        frame, name, kind, rule=self.name, severity=self._severity, value=value, expected=self._expected(mean), seen=seen
-                    )
-                )
+                alerts.append(scalar_alert(frame, name, kind, rule=self, value=value, expected=self._expected(mean), seen=seen))
         return alerts
 
     def _expected(self, mean: float) -> str:
-        factor = 1.0 + self._args.threshold
-        low = f"at least {number(mean / factor)} and " if self._args.two_sided else ""
+        factor = 1.0 + self.args.threshold
+        low = f"at least {number(mean / factor)} and " if self.args.two_sided else ""
         return f"{low}at most {number(mean * factor)}"
 
     def _follow(self, layout: Layout, frame: Frame) -> None:
         known = {key: i for i, key in enumerate(self._layout.keys)} if self._layout is not None else {}
         source = np.array([known.get(key, -1) for key in layout.keys], np.intp)
         self._history = {op: history.moved(source) for op, history in self._history.items()}
-        self._watched = layout.mask(self._kinds)
+        self._watched = layout.mask(self.kinds)
         entries = len(frame.entries)
         plain = {i for i, sample in enumerate(frame.samples, entries) if sample.phase in ("unscaled", "clipped")}
         self._scaled = layout.mask(("grad", "activation_grad")) & np.array(
             [order not in plain for order in layout.order.tolist()], np.bool_
         )
-        if not self._args.calls:
+        if not self.args.calls:
             self._watched &= layout.order >= len(frame.entries)
-        if self._args.exclude:
-            self._watched &= np.array([not excluded(name, self._args.exclude) for name in layout.names], np.bool_)
+        if self.args.exclude:
+            self._watched &= np.array([not excluded(name, self.args.exclude) for name in layout.names], np.bool_)
         self._layout = layout
 
 

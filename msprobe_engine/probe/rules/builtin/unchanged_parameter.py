@@ -47,6 +47,12 @@ class UnchangedParameterRule(LastingRule[UnchangedParameterArgs]):
     """
 
     name = "unchanged_parameter"
+    fires = "a parameter with a gradient is the same after the optimizer step although the learning rate is not 0"
+    meaning = (
+        "The optimizer does not own this parameter, its update is lost (a stale copy, a wrong shard), or the update is smaller than "
+        "the parameter's number format can hold."
+    )
+    next = "check that the parameter is in a group of the optimizer with a learning rate; for half-precision parameters keep float32 copies"
     all_kinds = ("param",)
     args_type = UnchangedParameterArgs
 
@@ -96,8 +102,7 @@ class UnchangedParameterRule(LastingRule[UnchangedParameterArgs]):
                 frame,
                 table.layout,
                 place,
-                rule=self.name,
-                severity=self.severity,
+                rule=self,
                 value=float(episode.steps),
                 expected="a parameter that changes with the optimizer step",
                 seen=f"unchanged over {episode.steps} monitored optimizer steps, its gradient is {gradient}",

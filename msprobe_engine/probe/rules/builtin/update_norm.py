@@ -60,6 +60,9 @@ class UpdateNormRule(LastingRule[UpdateNormArgs]):
     over all layers), is `threshold` times its running median."""
 
     name = "update_norm_doubling"
+    fires = "the optimizer's update, of a layer or in total, doubles against its running median"
+    meaning = "The earliest known sign of a loss spike: gradients begin to point the same way while the second moment is still small."
+    next = "keep a checkpoint of this step; lower beta2 or the learning rate, or clip updates, if the loss follows"
     all_kinds = ("update", "step")
     args_type = UpdateNormArgs
 
@@ -113,8 +116,7 @@ class UpdateNormRule(LastingRule[UpdateNormArgs]):
                 frame,
                 name(episode.slot),
                 "step" if episode.slot == 0 else "update",
-                rule=self.name,
-                severity=self.severity,
+                rule=self,
                 value=value,
                 expected=f"at most {number(self.args.threshold * level)}",
                 seen=f"norm of the update {number(value)}, {number(value / level)} times its running median {number(level)}",

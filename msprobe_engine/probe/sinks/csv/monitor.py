@@ -33,6 +33,7 @@ from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.formats.monitor.losses import FILE, LossFile
 from msprobe_engine.formats.monitor.run_layout import MONTHS, read_info
 from msprobe_engine.probe.sinks import resume
+from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.csv.features import FEATURES, pivot
 from msprobe_engine.probe.sinks.csv.number_cells import statistic_cells
 from msprobe_engine.probe.sinks.run_files import ALERTS, SCALARS_HEADER, RunFile, alert_lines, scalar_lines
@@ -42,7 +43,7 @@ __all__ = ["CsvSink", "safe_cell"]
 _log = get_logger()
 
 
-class CsvSink:
+class CsvSink(Sink):
     """Writes the samples of every frame. Each frame is one block per file, so a killed process leaves whole steps.
 
     Args:
@@ -59,6 +60,7 @@ class CsvSink:
     """
 
     name = "csv"
+    losses: LossFile
 
     def __init__(
         self,
@@ -105,11 +107,9 @@ class CsvSink:
         """Columns of derived numbers, as far as they are known."""
 
     def watch_info(self, info: Mapping[str, Any]) -> None:
-        """Facts about the rank for run.json (tp, pp, dp, ...); a mapping that its owner fills when they are known."""
         self._run.watch(info)
 
     def watch_remark(self, key: str, facts: Mapping[str, Any]) -> None:
-        """What the run says about itself under a key, in a mapping that grows."""
         self._run.watch(facts, key)
 
     def follow(self, monitor: MonitorSettings) -> None:

@@ -20,6 +20,7 @@ from msprobe_engine.core.io.output_files import AppendFile, make_directory
 from msprobe_engine.core.io.safe_cells import safe_cell
 from msprobe_engine.core.records import Frame, Sample
 from msprobe_engine.core.statistics import columns
+from msprobe_engine.probe.sinks.base import Sink
 
 _PLACE = re.compile(r"(.*)\.(input|output)(?:_([0-9]+))?", re.DOTALL)
 _MONITOR = {
@@ -37,7 +38,7 @@ _SCOPE = {"actv": "forward", "actv_grad": "backward", "grad_unreduced": "unreduc
 _ORDER = {family: i for i, family in enumerate(("actv", "actv_grad", "grad_unreduced", "grad_reduced", *_MONITOR))}
 
 
-class CsvV2Sink:
+class CsvV2Sink(Sink):
     """Writes the samples of the monitors that are on; one block per step and file.
 
     Args:
@@ -75,8 +76,12 @@ class CsvV2Sink:
         self._collectives = not cc_ranks or rank in cc_ranks
         self._files: dict[str, AppendFile] = {}
         self._block = -1
-        self.size = 0
+        self._size = 0
+
+    @property
+    def size(self) -> int:
         """Bytes written."""
+        return self._size
 
     def header(self, monitor: str) -> list[str]:
         """Column names of a monitor's files."""
@@ -108,9 +113,6 @@ class CsvV2Sink:
         if failed is not None:
             raise failed
 
-    def flush(self) -> None:
-        """Nothing waits here."""
-
     def close(self) -> None:
         """Close the files of the block."""
         for file in self._files.values():
@@ -138,7 +140,7 @@ class CsvV2Sink:
             text = ",".join(self.header(monitor)) + "\n" + text
         data = text.encode("utf-8", "backslashreplace")
         file.append(data)
-        self.size += len(data)
+        self._size += len(data)
 
     def _stage(self, sample: Sample) -> str:
         if sample.family == "other":

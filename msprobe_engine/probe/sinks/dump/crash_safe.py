@@ -8,7 +8,7 @@ from __future__ import annotations
 from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.records import Frame
-from msprobe_engine.formats.dump.writing.writer import DumpSink
+from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 
 _log = get_logger()
 

@@ -25,8 +25,8 @@ from msprobe_engine.formats.dump.parsed import DumpedTensor, StepDump
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.formats.dump.writing.tensor_names import holds_gradients, place_of
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
-from msprobe_engine.formats.dump.writing.writer import DumpSink
 from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 from msprobe_engine.probe.sinks.dump.filter_sink import ChosenRecords
 
 _log = get_logger()

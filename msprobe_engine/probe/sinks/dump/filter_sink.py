@@ -12,11 +12,11 @@ from msprobe_engine.core.records import Frame
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.writing.tensor_names import tensor_files
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
-from msprobe_engine.formats.dump.writing.writer import DumpSink
-from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.base import Sink, SinkInFront
+from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 
 
-class ChosenRecords:
+class ChosenRecords(SinkInFront):
     """What sinks of this kind share. The frame log of a killed process has all records of its last step.
 
     Args:
@@ -25,10 +25,8 @@ class ChosenRecords:
         tensors: the store of `files`; files of the step that belong to no chosen record are removed.
     """
 
-    name = "dump"
-
     def __init__(self, sink: Sink, files: DumpSink, tensors: TensorStore | None) -> None:
-        self._sink = sink
+        super().__init__(sink)
         self._files = files
         self._tensors = tensors
         if tensors is not None:
@@ -80,13 +78,3 @@ class ChosenRecords:
         for directory in (path / layout.TENSORS, path, path.parent):  # where nothing is left
             with contextlib.suppress(OSError):
                 directory.rmdir()
-
-    def drain(self) -> None:
-        """See `DumpSink.drain`."""
-        self._files.drain()
-
-    def flush(self) -> None:
-        self._sink.flush()
-
-    def close(self) -> None:
-        self._sink.close()

@@ -14,8 +14,8 @@ from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.core.statistics.rows import Rows
 from msprobe_engine.formats.dump.writing.tensor_names import holds_gradients
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
-from msprobe_engine.formats.dump.writing.writer import DumpSink
 from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 from msprobe_engine.probe.sinks.dump.filter_sink import ChosenRecords
 
 _log = get_logger()

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.writing.writer import DumpSink
+from msprobe_engine.probe.sinks.base import SinkInFront
+from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 
 Written = Callable[[Frame, str, list[int]], None]
 
 
-class ReportedSink:
+class ReportedSink(SinkInFront):
     """Passes everything on.
 
     Args:
@@ -23,13 +24,13 @@ class ReportedSink:
     """
 
     def __init__(self, sink: DumpSink, written: Written) -> None:
-        self.name = sink.name
-        self.sink = sink
+        super().__init__(sink)
+        self._directory = sink.directory
         self._written = written
 
     def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
-        self.sink.write(frame, alerts)
-        directory = self.sink.directory(frame.step)
+        self._sink.write(frame, alerts)
+        directory = self._directory(frame.step)
         sizes: list[int] = []
         main = ""
         for name in (layout.STACK, layout.CONSTRUCT, layout.SHAPES, layout.DUMP, layout.DEBUG):
@@ -40,13 +41,3 @@ class ReportedSink:
             main = str(directory / name)
         if main:
             self._written(frame, main, sizes)
-
-    def drain(self) -> None:
-        if (drain := getattr(self.sink, "drain", None)) is not None:
-            drain()
-
-    def flush(self) -> None:
-        self.sink.flush()
-
-    def close(self) -> None:
-        self.sink.close()

@@ -21,6 +21,7 @@ from msprobe_engine.core.metrics_server.http import MetricsServer
 from msprobe_engine.core.metrics_server.text import Exposition
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import PrometheusSettings
+from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.prometheus.metrics import RankMetrics
 from msprobe_engine.probe.sinks.prometheus.node import folded, node_families, snapshot_path, write_snapshot
 from msprobe_engine.probe.sinks.prometheus.push import Pusher
@@ -32,7 +33,7 @@ _TEXTFILE_MODE = 0o644
 """The node exporter runs as another user; metrics hold no secrets."""
 
 
-class PrometheusSink:
+class PrometheusSink(Sink):
     """Exports the metrics of this rank, or of all ranks of the node.
 
     Args:

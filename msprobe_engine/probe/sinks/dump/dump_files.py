@@ -27,13 +27,14 @@ from msprobe_engine.formats.dump.writing.step_files import Saved
 from msprobe_engine.formats.dump.writing.step_text import Prepared, StepText
 from msprobe_engine.formats.dump.writing.template import Layout, Options
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
+from msprobe_engine.probe.sinks.base import Sink
 
 _log = logging.getLogger("msprobe.dump")
 _MODES = ("all", "input", "output", "forward", "backward")
 _SUMMARY_MODES = ("statistics", "md5", "xor", "digest")
 
 
-class DumpSink:
+class DumpSink(Sink):
     """The sink that writes ``{root}/step{N}/rank{R}/{dump.json, stack.json, construct.json}``.
 
     A step may pass through three calls: `begin_step` when its capture starts (the directory gets its marker), `write_log` at its
@@ -301,9 +302,6 @@ class DumpSink:
         """Wait until tensors that were copied are written, however long that takes, as long as anything is written at all."""
         if self._tensors is not None:
             self._tensors.drain()
-
-    def flush(self) -> None:
-        """Nothing waits in this process: every finished `write` has handed its bytes to the system."""
 
     def close(self) -> None:
         """Forget everything held for speed."""
