@@ -27,6 +27,8 @@ def written(
     cut: Iterable[tuple[int, int]] = (),
     writing: Mapping[int, Process] = MappingProxyType({}),
     numbers: bool = True,
+    of_rank: Mapping[int, Mapping[str, Any]] = MappingProxyType({}),
+    kind: str = "",
     launch: str = "1a2b3c4d",
     began: float = 1.0,
 ) -> Path:
@@ -36,16 +38,20 @@ def written(
         cut: rank and step that were interrupted.
         writing: rank to the process that has not closed its files.
         numbers: with the numbers of the steps, which the existing tool has not.
+        of_rank: rank to more of its run.json.
+        kind: two more cells of the tensor, shape and data type.
     """
     for rank, steps in ranks.items():
         place = root / "monitor" / f"Dec03_21-34-40-rank{rank}-{launch}"
         place.mkdir(parents=True)
         info = {"rank": rank, "world_size": len(ranks) if world is None else world, "started_unix": began, "monitor": monitor or {}}
+        info |= of_rank.get(rank, {})
         (place / "run.json").write_text(json.dumps(info))
         if process := writing.get(rank):
             (place / "losses.json").write_text(json.dumps({"version": 1, "alerts": 0, "lost": {}, "process": str(process)}))
-        rows = [f"0,fc.weight,{step},{1 + step},0,{step}" for step in steps if (rank, step) not in cut]
-        (place / "grad_reduced_0-99.csv").write_text("\n".join(["vpp_stage,name,step,norm,min,max", *rows]) + "\n")
+        rows = [f"0,fc.weight,{step},{1 + step},0,{step}{kind and ',' + kind}" for step in steps if (rank, step) not in cut]
+        header = "vpp_stage,name,step,norm,min,max" + (",shape,dtype" if kind else "")
+        (place / "grad_reduced_0-99.csv").write_text("\n".join([header, *rows]) + "\n")
         rows = [f"{step},{name},{value}" for step in steps for name, value in _numbers(step, (rank, step) in cut)]
         if numbers:
             (place / "scalars_0-99.csv").write_text("\n".join(["step,name,value", *rows]) + "\n")
@@ -105,6 +111,18 @@ ONE_RUN: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a rank without files": ({"ranks": {0: range(3)}, "world": 2}, ["the run had 2 ranks, and there are no files of rank 1;"]),
     "many ranks without files": ({"ranks": {0: range(3)}, "world": 10**15}, ["no files of ranks 1-16 and 999,999,999,999,983 more;"]),
     "ranks that the settings leave out": ({"ranks": {0: range(3)}, "world": 2, "monitor": {"rank": [0]}}, []),
+    "a file of losses that is gone": (
+        {"ranks": WHOLE, "of_rank": {0: {"losses": True}, 1: {"losses": True}}, "writing": {0: this_process()._replace(machine="")}},
+        ["rank 0 did not end, or still runs on", "losses.json: is not there; it would tell what the run could not write"],
+    ),
+    "a rank with other settings": (
+        {"ranks": {0: range(4), 1: range(4), 2: range(4)}, "of_rank": {2: {"monitor": {"updates": True, "ops": ["norm"]}}}},
+        ['rank 2 recorded by other settings than ranks 0-1: monitor.updates true / null, monitor.ops ["norm"] / null; what only'],
+    ),
+    "a rank with other rules": (
+        {"ranks": WHOLE, "of_rank": {0: {"rules": ["nan_inf"]}, 1: {"rules": []}}},
+        ['rank 1 recorded by other settings than rank 0: rules [] / ["nan_inf"]; what only some ranks have was not compared'],
+    ),
     "a rank of the settings": ({"ranks": {0: range(3)}, "world": 4, "monitor": {"rank": [0, 3]}}, ["there are no files of rank 3;"]),
 }
 
@@ -208,3 +226,27 @@ def test_the_first_line_says_that_not_all_was_compared(
     main(["diagnose", *map(str, roots), "-o", str(tmp_path / "out")])
     assert capfd.readouterr().out.splitlines()[0].endswith(headline)
     assert f"sign {tone}" in (tmp_path / "out" / "diagnosis.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "said"),
+    [
+        ('"[4, 8]",torch.float32', 0, ""),
+        ('"[4,8]",float32', 0, ""),
+        ('"[8, 4]",torch.float32', 1, "its shape is [8,4], in the golden run [4,8]"),
+        (
+            '"[4, 8]",torch.bfloat16',
+            0,
+            "2 tensors have data type bfloat16, in the golden run float32; the first is rank 0, grad_reduced/fc.weight",
+        ),
+        ("", 0, ""),
+    ],
+)
+def test_shapes_and_data_types_of_two_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str, code: int, said: str) -> None:
+    """Another shape is another structure, whatever the numbers say; another data type is said. A file that has neither says nothing."""
+    target = written(tmp_path / "target", WHOLE, kind=kind)
+    golden = written(tmp_path / "golden", WHOLE, kind='"[4, 8]",torch.float32')
+    assert main(["diagnose", str(target), str(golden), "-o", str(tmp_path / "out")]) == code
+    out = capfd.readouterr().out
+    assert said in out
+    assert ("data type" in out) == ("data type" in said)

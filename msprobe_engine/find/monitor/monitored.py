@@ -18,6 +18,7 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
 from msprobe_engine.find.collectives.replicas import Odd, say_not_compared
 from msprobe_engine.find.findings import Diagnosis, Suspect
+from msprobe_engine.find.monitor.kinds import other_kinds
 from msprobe_engine.find.monitor.number_pairs import COMPARED, Number, every_series, order_in_step, paired_numbers
 from msprobe_engine.find.monitor.one_run import never_there
 from msprobe_engine.find.monitor.replicas import check_replicas
@@ -121,7 +122,9 @@ def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
             found.next = _dump_of(step, [off[0].rank], golden=True)
             break
         accepted = max(accepted, max(item.distance for item in by_step[step]))
-    _say_never_there(found, never_there(a, b))
+    shapes, types = other_kinds(a, b)
+    _say_never_there(found, sorted([*never_there(a, b), *shapes], key=lambda one: one.step))
+    found.evidence += types
     found.problems = [*missing_parts(a), *missing_parts(b), *steps_on_one_side(a, b)]
     found.remarks = [*still_running(a), *still_running(b), *other_runs(a), *other_runs(b)]
     found.evidence += found.remarks

@@ -6,6 +6,7 @@ they are the steps of one family that all ranks have.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import reduce
@@ -34,10 +35,10 @@ Steps = Mapping[int, frozenset[int]]
 
 def missing_parts(run: Run) -> list[str]:
     """Sentences about ranks without files, ranks that lack steps which others have, ranks that did not end, steps that were interrupted,
-    and what could not be written; and about a run of which there is no step."""
+    what could not be written, and ranks with other settings; and about a run of which there is no step."""
     if not run.ranks:
         return [Sentence(_NO_STEP, run.path)]
-    return [*_missing_ranks(run), *_missing_steps(run), *_cut_off(run), *_interrupted_steps(run), *_losses(run)]
+    return [*_missing_ranks(run), *_missing_steps(run), *_cut_off(run), *_interrupted_steps(run), *_losses(run), *_other_settings(run)]
 
 
 def remarks(run: Run) -> list[str]:
@@ -212,13 +213,41 @@ def _losses(run: Run) -> Iterator[str]:
     where: dict[tuple[str, Loss], set[int]] = {}
     for rank in run.ranks:
         for file, kept in run.losses(rank):
-            if kept is None:
+            if not file.exists() and run.info(rank).get("losses") is True and file.parent.is_dir():
+                yield Sentence("{0}: is not there; it would tell what the run could not write, and whether it ended", file)
+            elif kept is None:
                 yield Sentence("{0}: cannot be read; it would tell what the run could not write", file)
             for name, loss in (kept.lost if kept is not None else {}).items():
                 where.setdefault((name, loss), set()).add(rank)
     for (name, loss), ranks in islice(where.items(), _MOST):
         template = "{0}: sink {1} of {2} could not write {3} steps, or parts of them (from step {4} to step {5}), with {6} alerts"
         yield Sentence(template, run.path, name, ranks_text(sorted(ranks)), f"{loss.steps:,}", loss.first, loss.last, f"{loss.alerts:,}")
+
+
+def _other_settings(run: Run) -> Iterator[str]:
+    """Ranks that were told to record something else than most: what they lack is no fault of the training, and nobody has looked there."""
+    alike: dict[str, list[int]] = {}
+    facts: dict[str, dict[str, Any]] = {}
+    for rank in run.ranks:
+        info = run.info(rank)
+        if isinstance(monitor := info.get("monitor"), Mapping):
+            told = {f"monitor.{key}": value for key, value in monitor.items()} | {"rules": info.get("rules")}
+            text = json.dumps(told, sort_keys=True, default=str)
+            facts.setdefault(text, told)
+            alike.setdefault(text, []).append(rank)
+    usual = max(alike, key=lambda text: len(alike[text]), default="")
+    for text, ranks in islice(alike.items(), _MOST + 1):
+        if text != usual:
+            keys = [key for key in facts[text] | facts[usual] if facts[text].get(key) != facts[usual].get(key)]
+            said = ", ".join(f"{key} {_shown(facts[text].get(key))} / {_shown(facts[usual].get(key))}" for key in keys[:4])
+            said += f" and {len(keys) - 4} more" if len(keys) > 4 else ""
+            template = "{0}: {1} recorded by other settings than {2}: {3}; what only some ranks have was not compared between ranks"
+            yield Sentence(template, run.path, ranks_text(ranks), ranks_text(alike[usual]), said)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _steps_of_ranks(runs: list[Run]) -> list[Steps]:

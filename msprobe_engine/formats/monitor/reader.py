@@ -39,7 +39,7 @@ from msprobe_engine.formats.monitor.reader_csv import (
 )
 from msprobe_engine.formats.monitor.reader_json import CUT, read_alerts
 from msprobe_engine.formats.monitor.run_layout import RankDirectory, between, rank_directories, rank_directory, scan
-from msprobe_engine.formats.monitor.series import EMPTY, SAMPLES_EVERY, Builder, Floats, Integers, Key, Series, Table, steps_of
+from msprobe_engine.formats.monitor.series import EMPTY, SAMPLES_EVERY, Builder, Floats, Integers, Key, Kind, Series, Table, steps_of
 
 __all__ = ["Key", "Run", "Series", "Table", "open_run"]
 
@@ -150,6 +150,10 @@ class Run:
     def series(self, rank: int, family: str, op: str) -> dict[Key, Series]:
         """One statistic of every tensor of a family over the steps, empty when there is none."""
         return self.table(rank, family).series(op)
+
+    def kinds(self, rank: int, family: str) -> Mapping[Key, frozenset[Kind]]:
+        """Shapes and data types of the tensors of a family, where the files say them."""
+        return self.table(rank, family).kinds
 
     def scalars(self, rank: int) -> dict[str, Series]:
         """Numbers of the steps by name (``loss``, ``grad_norm``, ...)."""

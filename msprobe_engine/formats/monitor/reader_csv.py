@@ -132,6 +132,8 @@ class _Rows:
         self._numbers: list[int] = []
         """Number of every key in the builder of its family."""
         self._families = Ids()
+        self._key_of: list[Key] = []
+        self._kinds: set[tuple[int, str, str]] = set()
 
     def add(self, header: Sequence[str], rows: list[list[str]]) -> None:
         columns = dict(zip(reversed(header), reversed(list(zip(*rows)))))  # of two columns with one name the first counts
@@ -152,6 +154,8 @@ class _Rows:
             if op not in _NOT_NUMBERS and op not in values:
                 values[op], wrong = floats(columns[op])
                 _count(self._problems, f"cell of {op} that is no number", wrong)
+        if "shape" in columns or "dtype" in columns:
+            self._add_kinds(ids.tolist(), columns.get("shape", nothing), columns.get("dtype", nothing))
         homes = np.array(self._homes)[ids]
         homes[~good] = -1
         _count(self._problems, "row whose vpp_stage, micro_step or scope is unknown", int((homes[good] < 0).sum()))
@@ -163,15 +167,27 @@ class _Rows:
             elif mine.any():
                 self._builder_of(family).add(Part(numbers[mine], steps[mine], {op: v[mine] for op, v in values.items()}), self)
 
+    def _add_kinds(self, ids: list[int], shapes: Sequence[str], dtypes: Sequence[str]) -> None:
+        new = set(zip(ids, shapes, dtypes)) - self._kinds
+        self._kinds |= new
+        names = {home: family for family, home in self._families.items()}
+        for i, shape, dtype in new:
+            if self._homes[i] >= 0 and (shape or dtype):
+                builder = self._builder_of(names[self._homes[i]])
+                builder.add_kind(self._key_of[i], shape, dtype)
+
     def _place(self, vpp: str, name: str, micro: str, phase: str, detail: str, scope: str) -> None:
         family = _V2_FAMILIES.get((self._monitor, scope), "") if self._monitor else self._family
         stage, micro_step = _stage(vpp), whole(micro) if micro != "" else -1
         if not family or stage is None or micro_step is None:
             self._homes.append(-1)
             self._numbers.append(-1)
+            self._key_of.append(Key(0, ""))
             return
+        key = Key(stage, plain_name(name), micro_step, phase, detail)
         self._homes.append(self._families[family])
-        self._numbers.append(self._builder_of(family).keys[Key(stage, plain_name(name), micro_step, phase, detail)])
+        self._numbers.append(self._builder_of(family).keys[key])
+        self._key_of.append(key)
 
 
 def _stage(text: str) -> int | None:

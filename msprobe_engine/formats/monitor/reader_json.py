@@ -233,7 +233,10 @@ def _samples(found: Any, step: int, builders: dict[str, Builder], problems: Prob
         if key is None or not isinstance(family, str):
             problems["sample without family, name or with a wrong stage"] += 1
             continue
-        row = builders.setdefault(family, Builder(family)).keys[key]
+        builder = builders.setdefault(family, Builder(family))
+        row = builder.keys[key]
+        if isinstance(shape := sample.get("shape"), list):
+            builder.add_kind(key, str(shape), str(sample.get("dtype", "")))
         mine = ids.setdefault(family, [])
         mine.append(row)
         ops = columns.setdefault(family, {})

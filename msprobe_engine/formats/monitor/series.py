@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,6 +60,7 @@ class Table:
         steps: step of every row, int64 [n], ascending within a key.
         values: statistic to float64 [n].
         repeated: rows that a later row of the same key and step has replaced.
+        kinds: shapes and data types as the files have them, of keys of which they say any; of the calls of a module together.
     """
 
     keys: list[Key]
@@ -67,6 +68,7 @@ class Table:
     steps: Integers
     values: Mapping[str, Floats]
     repeated: int = 0
+    kinds: Mapping[Key, frozenset[Kind]] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -83,6 +85,17 @@ class Table:
 
 
 EMPTY = Table([], np.empty(0, np.int64), np.empty(0, np.int64), {})
+
+
+class Kind(NamedTuple):
+    """Shape (``[4,8]``) and data type (``float32``) of a tensor; "" where nobody says."""
+
+    shape: str
+    dtype: str
+
+
+_MOST_KINDS = 64
+"""Of one key: sequences may be of any length."""
 
 
 class Ids(dict[Any, int]):
@@ -116,6 +129,7 @@ class Builder:
     def __init__(self, family: str = "") -> None:
         self.keys: Ids = Ids()
         """`Key` to its number."""
+        self.kinds: dict[Key, set[Kind]] = {}
         self._of_calls = family in OF_CALLS
         self._parts: list[Part] = []
         self._files: list[int] = []
@@ -129,6 +143,12 @@ class Builder:
             begins = file is None or file is not self._file
             self._files.append(len(self._files) if begins else self._files[-1])
             self._file = file
+
+    def add_kind(self, key: Key, shape: str, dtype: str) -> None:
+        """What the files say of a tensor in some step."""
+        known = self.kinds.setdefault(key, set())
+        if len(known) < _MOST_KINDS:
+            known.add(Kind("".join(shape.split()), dtype.rpartition(".")[2].lower()))
 
     def table(self) -> Table:
         """The table of all parts; of rows with the same key and step the last one stays."""
@@ -147,7 +167,8 @@ class Builder:
         order = order[last]
         ops = dict.fromkeys(op for p in parts for op in p.values)
         values = {op: np.concatenate([_column(p, op) for p in parts])[order] for op in ops}
-        return Table(list(self.keys), ids[last], steps[last], values, repeated)
+        kinds = {key: frozenset(kinds) for key, kinds in self.kinds.items()}
+        return Table(list(self.keys), ids[last], steps[last], values, repeated, kinds)
 
     def _by_call(self, ids: Integers, steps: Integers) -> Integers:
         """The numbers of the keys of rows, where later calls have keys of their own; keys are in the order of their first rows then."""

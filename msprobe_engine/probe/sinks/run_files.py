@@ -72,6 +72,7 @@ class RunFile:
             "restart": is_restart(),
             "monitor": None if monitor is None else asdict(monitor),
             "rules": None if rules is None else list(rules),
+            "losses": True,  # beside it lies a `LossFile`: where that is gone, somebody has taken it away
         }
         self._directory = directory
         self._watched: dict[str, Mapping[str, Any]] = {}

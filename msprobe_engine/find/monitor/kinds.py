@@ -1,0 +1,48 @@
+"""Tensors of two monitored runs that have another shape or another data type, whatever their numbers say."""
+
+from __future__ import annotations
+
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.findings import Suspect
+from msprobe_engine.find.monitor.number_pairs import order_in_step
+from msprobe_engine.formats.monitor.reader import Run
+from msprobe_engine.formats.monitor.series import Key
+
+_FACTS = ("shape", "dtype")
+
+
+def other_kinds(target: Run, golden: Run) -> tuple[list[Suspect], list[str]]:
+    """Tensors with another shape, in the order of execution, and what is to be said of data types. Of tensors whose shape is another one
+    from step to step all shapes count. Nothing where the files of a run do not say: a trend data base has neither."""
+    shapes: list[tuple[tuple[int, ...], Suspect]] = []
+    types: dict[tuple[str, str], list[str]] = {}
+    for rank in sorted(set(target.ranks) & set(golden.ranks)):
+        for family in target.families(rank):
+            if family not in golden.families(rank):
+                continue
+            others, steps = golden.kinds(rank, family), _first_steps(target, rank, family)
+            for at, (key, kinds) in enumerate(target.kinds(rank, family).items()):
+                mine, theirs = (
+                    [" or ".join(sorted({getattr(k, f) for k in ks} - {""})) for f in _FACTS] for ks in (kinds, others.get(key, ()))
+                )
+                if all((mine[0], theirs[0])) and mine[0] != theirs[0]:
+                    step = steps.get(key, 0)
+                    shapes.append(((step, *order_in_step(family, key, at), rank), _suspect(rank, step, family, key, mine[0], theirs[0])))
+                if all((mine[1], theirs[1])) and mine[1] != theirs[1]:
+                    types.setdefault((mine[1], theirs[1]), []).append(f"rank {rank}, {family}/{key.name}")
+    said = [
+        Sentence("{0} tensors have data type {1}, in the golden run {2}; the first is {3}", f"{len(names):,}", mine, theirs, names[0])
+        for (mine, theirs), names in types.items()
+    ]
+    return [suspect for _, suspect in sorted(shapes, key=lambda one: one[0])], list(said)
+
+
+def _first_steps(run: Run, rank: int, family: str) -> dict[Key, int]:
+    ops = run.ops(rank, family)[:1]
+    return {key: int(series.steps[0]) for op in ops for key, series in run.series(rank, family, op).items()}
+
+
+def _suspect(rank: int, step: int, family: str, key: Key, mine: str, theirs: str) -> Suspect:
+    why = Sentence("its shape is {0}, in the golden run {1}", mine, theirs)
+    row = f"{family}/{key.name}"
+    return Suspect(row, key.name.rpartition(".")[0], rank, step, kind="series", why=why, tensor=row)
