@@ -4,7 +4,7 @@ inputs, kernels of an NPU, the free benchmark)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
@@ -14,29 +14,31 @@ from msprobe_engine.probe.sinks.dump.earlier_dump import Bench, DifferenceSink
 from msprobe_engine.probe.sinks.dump.overflow import Overflows, OverflowSink
 
 
-class Extra(Protocol):
-    """Follows the calls of the debugger beside the dump, or in its place."""
+class Extra:
+    """Follows the calls of the debugger beside the dump, or in its place.
+
+    Attributes:
+        api: sees calls of APIs where there is no dump; None: it sees none.
+    """
+
+    api: Any = None
 
     @property
     def alone(self) -> bool:
         """Nothing else is wanted: there is no dump."""
-        ...
+        return True
 
     def begin(self, model: Any, step: int, rank: int | None) -> None:
         """``start()``. `model` is what was given to it, None when nothing was."""
-        ...
 
     def pause(self) -> None:
         """``stop()``."""
-        ...
 
     def end_step(self, next_step: int) -> None:
         """``step()``."""
-        ...
 
     def close(self) -> None:
         """Take everything off."""
-        ...
 
 
 class Extras:

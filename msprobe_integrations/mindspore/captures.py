@@ -51,7 +51,7 @@ class Captures:
     @property
     def api(self) -> Any:
         """What makes records of API calls, None at a level without."""
-        return getattr(self._eager, "api", None)
+        return self._eager.api
 
     def chosen_cells(self, is_on: Callable[[], bool]) -> ModuleRecords:
         """Records of some Cells, by the numbers and filters of this capture."""

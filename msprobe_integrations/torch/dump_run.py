@@ -80,7 +80,7 @@ class TorchDumpRun(DumpRun):
         """What sees calls of APIs now."""
         if self.capture is not None:
             return self.capture.api
-        return next((api for part in self.extras.parts if (api := getattr(part, "api", None)) is not None), None)  # free benchmark, online
+        return next((part.api for part in self.extras.parts if part.api is not None), None)  # free benchmark, online
 
     def make_extras(self, dump: DumpSettings, root: Path) -> list[Extra]:
         return parts_of(dump, root, self.faults)

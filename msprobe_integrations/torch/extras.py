@@ -35,23 +35,21 @@ def parts_of(dump: DumpSettings, root: Path, faults: Faults) -> list[Extra]:
     return parts
 
 
-class _Kernels:
+class _Kernels(Extra):
     """The kernel dump in the steps where it is wanted."""
-
-    alone = True
 
     def __init__(self, kernels: KernelDump, window: Window) -> None:
         self._kernels = kernels
         self._window = window
 
-    def begin(self, _model: Any, step: int, rank: int | None) -> None:
+    def begin(self, model: Any, step: int, rank: int | None) -> None:  # noqa: ARG002
         if self._window.wanted(step, rank):
             self._kernels.begin(step, rank)
 
     def pause(self) -> None:
         self._kernels.pause()
 
-    def end_step(self, _next_step: int) -> None:
+    def end_step(self, next_step: int) -> None:  # noqa: ARG002
         self._kernels.end_step()
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from msprobe_engine.core.settings.schema import LoadSettings
 from msprobe_engine.core.window import Window
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.formats.tensors.reader import TensorFiles
+from msprobe_integrations.common.extras import Extra
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.graph_tasks import current_graph_task
 from msprobe_integrations.torch.module_hooks import OwnHook
@@ -33,7 +34,7 @@ _log = get_logger()
 _PART = "replay of inputs"
 
 
-class Replay:
+class Replay(Extra):
     """Replaces inputs of the listed calls in the steps and on the ranks where it is wanted.
 
     Tensors among the arguments are replaced, positional and keyword ones, also inside lists, tuples, dicts and dataclasses, which

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.accuracy.results import CallResult
+
 BENCHES = ("float64", "raised")
 """Precision of the bench: always float64, or one step above the recorded type, as the existing tool has it."""
 
@@ -125,17 +127,18 @@ class About:
 
 
 @dataclass(frozen=True)
-class AboutCheck:
-    """A check of calls that can say what it compares with what.
+class Check:
+    """What checks calls.
 
     Attributes:
-        check: see `worker.Check`.
-        about: of it.
+        check: ``name``, ``record`` and ``backward`` (forward and backward record) of a call to its result; with `Work.received`
+            ``directory`` and ``tensors`` too. Never raises for what an operator does.
+        about: what is compared with what; None: it says nothing of itself.
     """
 
-    check: Callable[..., Any]
-    about: About
+    check: Callable[..., CallResult]
+    about: About | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> CallResult:
         """Check a call."""
         return self.check(*args, **kwargs)

@@ -17,19 +17,15 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.accuracy.precheck.options import Work
-from msprobe_engine.accuracy.results import CallResult, skipped
+from msprobe_engine.accuracy.precheck.options import Check, Work
+from msprobe_engine.accuracy.results import skipped
 from msprobe_engine.core.backend import load_backend
 from msprobe_engine.core.errors import ProbeError
-
-Check = Callable[..., CallResult]
-"""``name``, ``record`` and ``backward`` (forward and backward record) of a call to its result; with `Work.received` ``directory`` and
-``tensors`` too. Never raises for what an operator does."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _BACKENDS = {"mindspore": "mindspore"}
@@ -52,8 +48,7 @@ def main() -> None:
     except ImportError as error:
         _say(answers, {"failed": f"the framework of the dump cannot be imported here: {error}"})
         return
-    about = getattr(check, "about", None)
-    _say(answers, {"ready": True if about is None else asdict(about)})
+    _say(answers, {"ready": True if check.about is None else asdict(check.about)})
     for line in lines:
         call = json.loads(line)
         try:

@@ -12,10 +12,11 @@ from msprobe_engine.core import log
 from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.settings.schema import DumpSettings, FreeBenchmarkSettings
 from msprobe_engine.core.window import Window
+from msprobe_integrations.common.extras import Extra
 from msprobe_integrations.common.free_benchmark.choice import PART
 
 
-class FreeBenchmarkRun:
+class FreeBenchmarkRun(Extra):
     """An `Extra` in the place of a dump. Frameworks inherit, and say how calls are taken.
 
     Args:
@@ -24,8 +25,6 @@ class FreeBenchmarkRun:
         faults: isolation of failures.
         table: the files.
     """
-
-    alone = True
 
     def __init__(self, dump: DumpSettings, root: Path, faults: Faults, table: FreeBenchmarkTable) -> None:
         self.settings = dump.free_benchmark or FreeBenchmarkSettings()
@@ -67,7 +66,7 @@ class FreeBenchmarkRun:
         self.on = False
         self.leave_calls()
 
-    def end_step(self, _next_step: int) -> None:
+    def end_step(self, next_step: int) -> None:  # noqa: ARG002
         """``step()``."""
         self.pause()
         with self.faults.guard(PART):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import mindspore
 import numpy as np
 
-from msprobe_engine.accuracy.precheck.options import About, AboutCheck, Work
+from msprobe_engine.accuracy.precheck.options import About, Check, Work
 from msprobe_engine.accuracy.results import CallResult
 from msprobe_engine.core import names
 from msprobe_engine.core.errors import UsageError
@@ -26,8 +26,8 @@ _TARGETS = {"npu": "Ascend", "ascend": "Ascend", "gpu": "GPU", "cuda": "GPU", "c
 _LONGEST = 200
 
 
-def make_check(work: Work) -> Callable[[str, Mapping[str, Any], Mapping[str, Any] | None], CallResult]:
-    """See `msprobe_engine.accuracy.precheck.worker.Check`. PyNative mode.
+def make_check(work: Work) -> Check:
+    """See `msprobe_engine.accuracy.precheck.options.Check`. PyNative mode.
 
     With device ``auto`` the recorded results are judged where the dump has saved them; a device that is named runs every call.
 
@@ -63,7 +63,7 @@ def make_check(work: Work) -> Callable[[str, Mapping[str, Any], Mapping[str, Any
 
     target = str(mindspore.get_context("device_target"))
     device = f"recorded results (where none were saved: {target})" if recorded else target
-    return AboutCheck(check, About(device=device, sides=work.sides(f"mindspore {mindspore.__version__}")))
+    return Check(check, About(device=device, sides=work.sides(f"mindspore {mindspore.__version__}")))
 
 
 def _use(kind: str, number: str) -> None:

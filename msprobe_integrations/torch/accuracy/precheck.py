@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from msprobe_engine.accuracy.precheck.options import About, AboutCheck, Work
+from msprobe_engine.accuracy.precheck.options import About, Check, Work
 from msprobe_engine.accuracy.results import CallResult
 from msprobe_engine.core import names
 from msprobe_engine.core.errors import UsageError
@@ -28,8 +28,8 @@ _LONGEST = 200
 """Characters of a file name that come from a dump; file systems take 255 bytes."""
 
 
-def make_check(work: Work) -> Callable[[str, Mapping[str, Any], Mapping[str, Any] | None], CallResult]:
-    """See `msprobe_engine.accuracy.precheck.worker.Check`.
+def make_check(work: Work) -> Check:
+    """See `msprobe_engine.accuracy.precheck.options.Check`.
 
     Raises:
         UsageError: there is no such device or type here, or a file of operators cannot be loaded.
@@ -64,7 +64,7 @@ def make_check(work: Work) -> Callable[[str, Mapping[str, Any], Mapping[str, Any
         remark=remark if device == "cpu" else "",
         operators=registered() if work.operators else (),
     )
-    return AboutCheck(check, about)
+    return Check(check, about)
 
 
 def _load() -> None:

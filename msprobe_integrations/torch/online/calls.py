@@ -27,6 +27,7 @@ from msprobe_engine.formats.dump.writing.template import Options
 from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_engine.probe.writer import Writer
 from msprobe_integrations.common import exits
+from msprobe_integrations.common.extras import Extra
 from msprobe_integrations.common.filters import record_filter
 from msprobe_integrations.common.patience import raised
 from msprobe_integrations.common.stacks import Stacks
@@ -42,7 +43,7 @@ _SUFFIX = ".pt"
 _log = get_logger()
 
 
-class OnlineCalls:
+class OnlineCalls(Extra):
     """See `msprobe_integrations.common.extras.Extra`.
 
     Args:
@@ -52,8 +53,6 @@ class OnlineCalls:
     Raises:
         SettingsError: nothing can be sent with these settings.
     """
-
-    alone = True
 
     def __init__(self, dump: DumpSettings, faults: Faults) -> None:
         self._online = dump.online or OnlineSettings()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.accuracy.precheck.options import ONLY_ACCELERATOR, Work
+from msprobe_engine.accuracy.precheck.options import ONLY_ACCELERATOR, Check, Work
 from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, skipped
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.input_files import open_input
@@ -86,8 +86,8 @@ def _sources(path: str, _changed: int) -> dict[str, TensorSource]:
     return TensorFiles.of_shard(path).sources()
 
 
-def make_check(work: Work) -> Callable[..., CallResult]:
-    """See `msprobe_engine.accuracy.precheck.worker.Check`.
+def make_check(work: Work) -> Check:
+    """See `msprobe_engine.accuracy.precheck.options.Check`.
 
     Raises:
         UsageError: there is no such device here, or a file of operators cannot be loaded.
@@ -113,7 +113,7 @@ def make_check(work: Work) -> Callable[..., CallResult]:
         result = checker.check(name, record, backward, recorded=True).result
         return _as_existing(result) if work.compat else result
 
-    return check
+    return Check(check)
 
 
 def _as_existing(result: CallResult) -> CallResult:
