@@ -228,7 +228,7 @@ def _group(raw: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def _members(ranks: Sequence[Any]) -> tuple[int, ...] | None:
-    return tuple(sorted(ranks)) if all(isinstance(rank, int) for rank in ranks) else None
+    return tuple(sorted(ranks)) if {*map(type, ranks)} <= {int, bool} else None
 
 
 def _root(op: str, raw: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any], group: Sequence[int] | None) -> int | None:

@@ -115,8 +115,9 @@ def _collectives(walker: DifferenceWalk) -> Iterator[tuple[int, Values]]:
             continue
         record, golden_record = side.collectives[op], golden.collectives[other]
         groups = [group_of(one) for one in (record, golden_record)]
-        from_own = [None if group is None else tuple(rank - first for rank in group) for group, first in zip(groups, own)]
-        yield op, ((from_own[0], from_own[1]), (reduction_of(record), reduction_of(golden_record)))
+        if own[0] != own[1]:
+            groups = [None if group is None else tuple(rank - first for rank in group) for group, first in zip(groups, own)]
+        yield op, ((groups[0], groups[1]), (reduction_of(record), reduction_of(golden_record)))
 
 
 def _origin(op: int, partner: int, kind: str, row: int, other: int) -> DifferenceOrigin:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -23,12 +24,15 @@ def peer_distance(walkers: Mapping[int, DifferenceWalk], found: Links) -> dict[i
     """Rank -> record of a collective -> largest distance of what other ranks put into it."""
     out: dict[int, dict[int, float]] = {rank: {} for rank in walkers}
     for link in found.links:
+        put_in: dict[int, float] = {}  # by rank; looked up once, however many ranks take it out again
+        for rank, op in link.sources:
+            if rank in walkers:
+                put_in[rank] = max(put_in.get(rank, 0.0), taken_in(walkers[rank], op))
+        first, second = (*heapq.nlargest(2, put_in, key=put_in.__getitem__), -1, -1)[:2]
         for rank, op in link.sinks:
-            if rank not in walkers:
-                continue
-            others = [taken_in(walkers[r], o) for r, o in link.sources if r != rank and r in walkers]
-            if others:
-                out[rank][op] = max(out[rank].get(op, 0.0), *others)
+            other = second if rank == first else first
+            if rank in walkers and other >= 0:
+                out[rank][op] = max(out[rank].get(op, 0.0), put_in[other])
     return out
 
 
