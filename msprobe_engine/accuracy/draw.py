@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.accuracy.moments import POOL, Floats, counting, definite, dominant, moments, symmetric
+from msprobe_engine.core.dtypes import plain_name
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.formats.tensors.dtypes import plain_name
 
 Array = npt.NDArray[Any]
 PLAIN, SORTED, OFFSETS, UNIQUE, DISTINCT, CLASSES = "plain", "sorted", "offsets", "unique", "distinct", "classes"

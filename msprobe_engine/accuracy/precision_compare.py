@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
-from msprobe_engine.accuracy.dtypes import plain
 from msprobe_engine.accuracy.result_files import call_of
 from msprobe_engine.accuracy.result_forms import BLANK, bare_api, join
 from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING
@@ -24,6 +23,7 @@ from msprobe_engine.accuracy.verdict import standards
 from msprobe_engine.accuracy.verdict.judge import SECOND_WORST
 from msprobe_engine.accuracy.verdict.metrics import COLUMNS
 from msprobe_engine.accuracy.verdict.three_way import ALGORITHMS, STATUS_COLUMNS, VALUE_COLUMNS, Judged, NoValue, judge_rows
+from msprobe_engine.core import dtypes
 from msprobe_engine.core.errors import SinkError, TextError, UnreadableFileError, UsageError
 from msprobe_engine.core.io.csv_text import read_rows
 from msprobe_engine.core.io.output_files import write_file
@@ -185,7 +185,7 @@ def _our_row(name: str, npu: Mapping[str, str], gpu: Mapping[str, str]) -> dict[
     if npu.get("Status") == SKIP or gpu.get("Status") == SKIP:
         return _skipped(name, npu.get("Message") or gpu.get("Message") or _NOT_COMPARED) | beside
     try:
-        if not dtype.strip() or plain(dtype) in standards.WITHOUT or not _is_tensor(dtype):
+        if not dtype.strip() or dtypes.plain_name(dtype) in standards.WITHOUT or not _is_tensor(dtype):
             raise NoValue(_NOT_COMPARED)
         judged = _judged(bare_api(name), dtype, npu, gpu)
     except NoValue as error:

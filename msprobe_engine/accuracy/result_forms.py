@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from msprobe_engine.accuracy.dtypes import float_type, plain
 from msprobe_engine.accuracy.results import SKIP, WARNING, CallResult, Metric, TensorResult
 from msprobe_engine.accuracy.verdict import standards
 from msprobe_engine.accuracy.verdict.existing import shown
 from msprobe_engine.accuracy.verdict.metrics import COLUMNS
+from msprobe_engine.core.dtypes import float_type, plain_name
 from msprobe_engine.core.io.safe_cells import safe_cell, utf8
 from msprobe_engine.core.log import printable
 
@@ -138,7 +138,7 @@ def _plain(value: Metric) -> str:
 
 def _working_type(tensor: TensorResult) -> str:
     """Type that numpy gives a mix of both sides."""
-    if plain(tensor.device_dtype) == "bfloat16":
+    if plain_name(tensor.device_dtype) == "bfloat16":
         return "float32"
     widths = {53: "float64", 24: "float32", 11: "float16"}
     kinds = [float_type(dtype) for dtype in (tensor.bench_dtype, tensor.device_dtype)]
@@ -146,7 +146,7 @@ def _working_type(tensor: TensorResult) -> str:
 
 
 def _ulp_type(tensor: TensorResult) -> str:
-    return "float64" if plain(tensor.device_dtype) == "float32" else "float32"
+    return "float64" if plain_name(tensor.device_dtype) == "float32" else "float32"
 
 
 def _narrow(value: float, dtype: str) -> str:

@@ -16,12 +16,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-EPS: Mapping[str, float] = {
-    "float64": 2.0**-52, "double": 2.0**-52, "complex128": 2.0**-52,
-    "float32": 2.0**-23, "float": 2.0**-23, "complex64": 2.0**-23,
-    "float16": 2.0**-10, "half": 2.0**-10, "complex32": 2.0**-10, "bfloat16": 2.0**-7,
-    "float8_e4m3fn": 2.0**-3, "float8_e4m3fnuz": 2.0**-3, "float8_e5m2": 2.0**-2, "float8_e5m2fnuz": 2.0**-2,
-}  # fmt: skip
+from msprobe_engine.core.dtypes import FLOATS, plain_name
+
+EPS: Mapping[str, float] = {name: kind.eps for name, kind in FLOATS.items()}
 """Distance of 1.0 to the next number, by dtype."""
 
 
@@ -49,7 +46,7 @@ _MANY = 256
 @lru_cache(maxsize=4096)
 def eps(dtype: str | None) -> float:
     """`EPS` of a dtype as dump files have it (``torch.bfloat16``, ``BFloat16``); 0 for integers, bool and what is no tensor."""
-    return EPS.get(str(dtype).rpartition(".")[2].lower(), 0.0)
+    return EPS.get(plain_name(str(dtype)), 0.0)
 
 
 def call_limit(units: float, longest: int) -> float:

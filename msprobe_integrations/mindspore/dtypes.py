@@ -13,8 +13,8 @@ MindSpore                                in memory
 
 from __future__ import annotations
 
+from msprobe_engine.core.dtypes import plain_name
 from msprobe_engine.core.statistics.host_kernel import CODES
-from msprobe_engine.formats.tensors.dtypes import plain_name
 
 _FLOATS = ("Float64", "Float32", "Float16", "BFloat16", "Float8E4M3FN", "Float8E5M2", "Complex64", "Complex128")
 _INTEGERS = ("Int64", "Int32", "Int16", "Int8", "UInt64", "UInt32", "UInt16", "UInt8", "Bool")

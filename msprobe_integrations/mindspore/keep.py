@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.guard import Faults, is_of_training
 from msprobe_engine.core.records import TensorRef
 from msprobe_engine.formats.dump.writing.npy_template import NpyTemplate
 from msprobe_engine.formats.dump.writing.step_files import NOT_COPIED, StepFiles
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
-from msprobe_engine.formats.tensors.dtypes import item_size
 from msprobe_integrations.common.keep import NO_DIRECTORY, BaseKeeper
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.memory import Memory, memory_of

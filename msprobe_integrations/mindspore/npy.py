@@ -11,16 +11,15 @@ import mindspore
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.dtypes import item_size, plain_name
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.output_files import WholeFile
 from msprobe_engine.formats.dump.writing.npy_template import NpyTemplate
-from msprobe_engine.formats.tensors.dtypes import decoder, item_size
+from msprobe_engine.formats.tensors.decoding import decoder
 from msprobe_integrations.mindspore.memory import memory_of
 
 _TYPES: dict[str, str] = {  # those whose name in mindspore is not the printed one in lower case
     "Bool": "bool_",
-    "Float8E4M3FN": "float8_e4m3fn",
-    "Float8E5M2": "float8_e5m2",
     "Int4": "qint4x2",
 }
 
@@ -64,7 +63,7 @@ def from_bytes(data: bytes | bytearray | memoryview, dtype: str, shape: Sequence
     Raises:
         DumpFormatError: there is no such type, or the bytes are not those of the shape.
     """
-    kind = getattr(mindspore, _TYPES.get(dtype, dtype.lower()), None)
+    kind = getattr(mindspore, _TYPES.get(dtype, plain_name(dtype)), None)
     size = item_size(dtype)
     whole = tuple(shape)
     if kind is None or size is None:

@@ -23,15 +23,16 @@ from any_processor import KERNELS
 from existing_precheck import CASES, VERSIONS
 from verdict_cases import Case, cases, name
 
-from msprobe_engine.accuracy.dtypes import float_type, round_to
 from msprobe_engine.accuracy.precision_compare import Compared, compare_files, compare_rows, write
 from msprobe_engine.accuracy.result_forms import DETAILS_COLUMNS, Form, form_of, join
 from msprobe_engine.accuracy.results import SKIP, CallResult, TensorResult
+from msprobe_engine.accuracy.rounding import round_to
 from msprobe_engine.accuracy.verdict.existing import comparable, old_status
 from msprobe_engine.accuracy.verdict.judge import judge
 from msprobe_engine.accuracy.verdict.metrics import COLUMNS, working
 from msprobe_engine.accuracy.verdict.standards import _forms
 from msprobe_engine.cli.main import main
+from msprobe_engine.core.dtypes import float_type
 from msprobe_engine.core.errors import UnreadableFileError, UsageError
 
 # Cells of ``--compat`` are those of the existing tool, and so is the three-way comparison; what that one gets wrong ours does not.

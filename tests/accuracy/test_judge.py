@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from msprobe_engine.accuracy.dtypes import float_type, round_to
 from msprobe_engine.accuracy.precheck import memory
 from msprobe_engine.accuracy.precheck.calls import Call
 from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING, CallResult, TensorResult, skipped, worst
+from msprobe_engine.accuracy.rounding import round_to
 from msprobe_engine.accuracy.verdict import condition, metrics, standards
 from msprobe_engine.accuracy.verdict.judge import judge
+from msprobe_engine.core.dtypes import float_type
 from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.torch.accuracy import types
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from msprobe_engine.accuracy.dtypes import FLOAT32, float_type
 from msprobe_engine.accuracy.verdict import condition as engine_condition
 from msprobe_engine.accuracy.verdict import judge as engine_judge
 from msprobe_engine.cli.main import main
+from msprobe_engine.core.dtypes import FLOAT32, float_type
 from msprobe_engine.core.errors import ProbeError
 from msprobe_integrations.torch.accuracy import script_support, script_verdict
 

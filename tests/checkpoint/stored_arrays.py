@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.formats.checkpoint.model import Box, Checkpoint, StoredTensor, whole
-from msprobe_engine.formats.tensors.dtypes import decoder
+from msprobe_engine.formats.tensors.decoding import decoder
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import any_formats
 import pytest
 
+from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.find.checkpoint.diff import diff
 from msprobe_engine.find.checkpoint.result import OTHER_VALUES, SAME
 from msprobe_engine.formats.checkpoint.model import MODEL, StoredTensor
 from msprobe_engine.formats.checkpoint.open import open_checkpoint
-from msprobe_engine.formats.tensors.dtypes import item_size
 
 pytestmark = [pytest.mark.framework, pytest.mark.slow]  # each format is read beside its own framework by a test of its own
 HERE = Path(__file__).parent

@@ -26,7 +26,7 @@ from msprobe_engine.find.checkpoint.diff import Options, diff
 from msprobe_engine.find.checkpoint.result import SAME
 from msprobe_engine.formats.checkpoint.model import RANDOM, Checkpoint
 from msprobe_engine.formats.checkpoint.open import open_checkpoint
-from msprobe_engine.formats.tensors.dtypes import decoder
+from msprobe_engine.formats.tensors.decoding import decoder
 
 pytestmark = pytest.mark.framework
 

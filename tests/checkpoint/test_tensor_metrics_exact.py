@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine.formats.tensors.dtypes import decoder, word_type
+from msprobe_engine.formats.tensors.decoding import decoder, word_type
 from msprobe_engine.measure.stored.tensors import available, differences, in_numpy
 
 TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int64", "uint8", "bool", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")

@@ -18,10 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from msprobe_engine.core import dtypes
 from msprobe_engine.core.errors import DumpFormatError, MissingExtraError, UsageError
+from msprobe_engine.core.statistics.host_kernel import CODES, fp8_table
 from msprobe_engine.formats.dump.writing import packed_files
 from msprobe_engine.formats.dump.writing.step_files import Payload
-from msprobe_engine.formats.tensors import dtypes, saved_file
+from msprobe_engine.formats.tensors import saved_file
 from msprobe_engine.formats.tensors.pt_file import read_pt
 from msprobe_engine.formats.tensors.reader import TensorFiles
 
@@ -58,7 +60,7 @@ def test_what_torch_saves_is_what_is_read(
 def test_every_code_of_an_8_bit_float(name: str) -> None:
     """All 256 codes have the value torch gives them, minus zero too."""
     values = torch.arange(256, dtype=torch.uint8).view(getattr(torch, name)).float().numpy()
-    ours = dtypes.small_float_values(name)
+    ours = fp8_table(CODES[name])
     np.testing.assert_array_equal(ours, values)
     numbers = ~np.isnan(values)
     np.testing.assert_array_equal(np.signbit(ours[numbers]), np.signbit(values[numbers]))

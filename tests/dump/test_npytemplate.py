@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msprobe_engine.core.dtypes import plain_name
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.statistics import host_kernel
 from msprobe_engine.formats.dump.writing.npy_template import NpyTemplate
-from msprobe_engine.formats.tensors.dtypes import plain_name
 
 PLAIN = ("Float64", "Float32", "Float16", "Int64", "Int8", "UInt64", "UInt16", "Bool", "Complex64", "Complex128", "torch.float32", "Int4")
 WIDE = ("BFloat16", "Float8E4M3FN", "Float8E5M2", "torch.bfloat16", "torch.float8_e5m2")

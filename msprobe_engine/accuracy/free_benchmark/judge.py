@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.accuracy.free_benchmark.perturb import CHANGE_VALUE, IMPROVE, NO_CHANGE, NOISE
+from msprobe_engine.core.dtypes import FLOATS
 
 Array = npt.NDArray[Any]
 
@@ -26,7 +27,7 @@ AMPLIFIED = 10.0
 """How much more than its input a result may move. Without it one bit of bfloat16 is reported for every matrix product."""
 SMALL_GRADIENT = 1e-3
 """Values of gradients below this are lifted to it."""
-_FRACTION = {"float16": (10, -14), "bfloat16": (7, -126), "float32": (23, -126), "float64": (52, -1022)}
+_FRACTION = {name: (FLOATS[name].bits - 1, FLOATS[name].least) for name in ("float16", "bfloat16", "float32", "float64")}
 """Bits of the fraction and exponent of the smallest normal number."""
 
 

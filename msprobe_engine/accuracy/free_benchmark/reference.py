@@ -15,14 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.accuracy.free_benchmark.judge import Judgement
+from msprobe_engine.core.dtypes import FLOATS
 
 Array = npt.NDArray[Any]
 
-ALLOWED = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+ALLOWED = {name: FLOATS[name].round_off for name in ("float16", "bfloat16")}
 """Largest error, by type of the device's result."""
 OTHERWISE = 2.0**-14
 MEAN = 1e-4
-_LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38, "float64": math.inf}
+_LARGEST = {name: FLOATS[name].largest for name in ("float16", "bfloat16", "float32")}
 
 
 @dataclass

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.accuracy.dtypes import FLOAT32, FloatType
+from msprobe_engine.core.dtypes import FLOAT32, FloatType
 
 Array = npt.NDArray[Any]
 

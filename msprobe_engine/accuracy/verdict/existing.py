@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from msprobe_engine.accuracy.dtypes import plain
 from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING, Metric
 from msprobe_engine.accuracy.verdict.metrics import BY_STANDARD, COSINE_LIMIT, MAX_ABS_LIMIT, RELATIVE, one_side_zero
 from msprobe_engine.accuracy.verdict.standards import BINARY, NARROW, NEW, OLD
+from msprobe_engine.core.dtypes import plain_name
 
 Array = npt.NDArray[Any]
 
@@ -53,12 +53,12 @@ def _walk(metrics: Mapping[str, Metric], device_dtype: str, one_side: bool, vers
     if largest is not None and largest < MAX_ABS_LIMIT:
         return PASS, ("cosine", "max_abs")
     good = {key: bool((metrics[key] or 0) > 1 - limit) for key, limit in RELATIVE.items()}
-    if plain(device_dtype) in _SIXTEEN:
+    if plain_name(device_dtype) in _SIXTEEN:
         if not good["hundredth"]:
             return ERROR, ("cosine", "max_abs", "hundredth")
         return (PASS if good["thousandth"] else WARNING), ("cosine", "max_abs", "hundredth", "thousandth")
     seen = ("cosine", "max_abs", "thousandth", "ten_thousandth")
-    if plain(device_dtype) not in ("float32", "float64"):
+    if plain_name(device_dtype) not in ("float32", "float64"):
         return PASS, seen
     return (ERROR if not good["thousandth"] else PASS if good["ten_thousandth"] else WARNING), seen
 
@@ -76,6 +76,6 @@ def shown(metrics: Mapping[str, Metric], standard: str, device_dtype: str, size:
         return frozenset({"error_rate"} & metrics.keys())
     one_side = metrics["cosine"] is None and size > 1 and status == ERROR
     seen = set(_walk(metrics, device_dtype, one_side, version)[1])
-    if plain(device_dtype) in NARROW:
+    if plain_name(device_dtype) in NARROW:
         seen |= set(BY_STANDARD[standard]) if standard != BINARY else {"error_rate"}
     return frozenset(seen)

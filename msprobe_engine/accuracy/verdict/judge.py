@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.accuracy.dtypes import FloatType, float_type, plain, round_to
 from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING, Metric, TensorResult
+from msprobe_engine.accuracy.rounding import round_to
 from msprobe_engine.accuracy.verdict import standards
 from msprobe_engine.accuracy.verdict.condition import Measured, internal, measure
 from msprobe_engine.accuracy.verdict.existing import old_status
 from msprobe_engine.accuracy.verdict.metrics import blocks, error_rate, float_metrics, working
+from msprobe_engine.core.dtypes import FloatType, float_type, plain_name
 
 Array = npt.NDArray[Any]
 Value = Array | bool | int | float | complex | str | None
@@ -120,7 +121,7 @@ def _verdict(
     if bench.shape != device.shape:
         return ERROR, f"the bench's result has the shape {bench.shape}, the device's {device.shape}", None
     if _family(bench) != _family(device):
-        return ERROR, f"the bench's result is of type {bench.dtype.name}, the device's {plain(device_dtype)}", None
+        return ERROR, f"the bench's result is of type {bench.dtype.name}, the device's {plain_name(device_dtype)}", None
     if not bench.size:
         return PASS, "", None
     changed = [np.asarray(other) for other in changed if np.shape(other) == bench.shape]

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.accuracy.dtypes import FLOAT32, float_type, plain
 from msprobe_engine.accuracy.results import Metric
 from msprobe_engine.accuracy.verdict import standards
+from msprobe_engine.core.dtypes import FLOAT32, float_type, plain_name
 
 Array = npt.NDArray[Any]
 
@@ -55,7 +55,7 @@ def single_in_double(kind: str, dimensions: int) -> bool:
 
 def working(bench: Array, device: Array, device_dtype: str) -> tuple[Array, Array]:
     """Both sides in the types the metrics are computed in."""
-    if plain(device_dtype) == "bfloat16":
+    if plain_name(device_dtype) == "bfloat16":
         with np.errstate(over="ignore"):
             return bench.astype(np.float32, copy=False), device.astype(np.float32, copy=False)
     return bench, device
@@ -147,7 +147,7 @@ class FloatMetrics:
     """
 
     def __init__(self, bench: Array, device: Array, device_dtype: str) -> None:
-        self.bench, self.device, self.kind = bench, device, plain(device_dtype)
+        self.bench, self.device, self.kind = bench, device, plain_name(device_dtype)
         with np.errstate(all="ignore"):
             self.error = np.abs(device - bench)
             self._abs_bench = np.abs(bench)
@@ -306,7 +306,7 @@ def float_metrics(bench: Array, device: Array, device_dtype: str, *wanted: str) 
     """Common metrics and those of the standards `wanted` of a float tensor of one shape, not empty; of complex ones and types without a
     standard (float64) the common ones alone."""
     b, d = working(bench, device, device_dtype)
-    kind, complexes = plain(device_dtype), np.iscomplexobj(b) or np.iscomplexobj(d)
+    kind, complexes = plain_name(device_dtype), np.iscomplexobj(b) or np.iscomplexobj(d)
     taken = wanted if kind in (*standards.NARROW, *standards.FLOAT8) and not complexes else ()
     parts: list[Counts] = []
     for one, other in blocks(b, d):

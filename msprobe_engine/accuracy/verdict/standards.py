@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
-from msprobe_engine.accuracy.dtypes import plain
+from msprobe_engine.core.dtypes import FLOATS, plain_name
 
 ABSOLUTE, BINARY, ULP, THOUSANDTH, BENCHMARK = "absolute_threshold", "binary_consistency", "ulp", "thousandth", "benchmark"
 STANDARDS = (ABSOLUTE, BINARY, ULP, THOUSANDTH, BENCHMARK)
@@ -30,7 +30,7 @@ SMALL_ATOL = {
 RTOL = {"float16": 2.0**-10, "bfloat16": 2.0**-8, "float32": 2.0**-20}
 LEAST_ERROR = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-14}
 """Smallest denominator of a ratio of two errors."""
-ULP_BITS = {"float16": (10, -14), "bfloat16": (7, -126), "float32": (23, -126)}
+ULP_BITS = {name: (FLOATS[name].bits - 1, FLOATS[name].least) for name in NARROW}
 """Bits of the fraction and smallest exponent, for the ULP metrics."""
 ULP_LIMIT = {"float16": 1, "bfloat16": 1, "float32": 32}
 
@@ -50,7 +50,7 @@ _LEVEL_OF = {
 
 def of_type(table: Mapping[str, float], dtype: str) -> float:
     """The constant of a type (``"torch.bfloat16"``); types that have none take float32's."""
-    return table.get(plain(dtype), table["float32"])
+    return table.get(plain_name(dtype), table["float32"])
 
 
 @cache
@@ -90,11 +90,11 @@ def standard_of(api: str, dtype: str, version: str = OLD, input_dtype: str = "")
         version: of `VERSIONS`; the newer one looks at types first, so that its lists hold for no float type of 16 bits and more.
         input_dtype: float8 inputs have the absolute threshold there.
     """
-    name = plain(dtype)
+    name = plain_name(dtype)
     if version == NEW:
         if name in FLOAT8:
             return ULP
-        if plain(input_dtype) in FLOAT8:
+        if plain_name(input_dtype) in FLOAT8:
             return ABSOLUTE
         if name in (*NARROW, "float64"):
             return BENCHMARK

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from msprobe_engine.accuracy.dtypes import plain
 from msprobe_engine.accuracy.results import ERROR, PASS
 from msprobe_engine.accuracy.verdict import standards
 from msprobe_engine.accuracy.verdict.metrics import COLUMNS
+from msprobe_engine.core.dtypes import plain_name
 
 Row = Mapping[str, str]
 
@@ -142,7 +142,7 @@ def _thousandth(judged: Judged, api: str, dtype: str, npu: Row, gpu: Row, versio
 
 
 def _ulp(judged: Judged, api: str, dtype: str, npu: Row, gpu: Row, version: str, strict: bool) -> None:  # noqa: ARG001
-    if plain(dtype) in standards.FLOAT8:
+    if plain_name(dtype) in standards.FLOAT8:
         share = _value(npu, "ulp_share", 0.0)
         judged.values |= {"ulp_share": share}
         good = share < standards.NARROW_ULP_SHARE
@@ -157,7 +157,7 @@ def _ulp(judged: Judged, api: str, dtype: str, npu: Row, gpu: Row, version: str,
     consistent = means and (finite or _alike(share, other_share))
     good = consistent
     if good:
-        single = plain(dtype) == "float32"
+        single = plain_name(dtype) == "float32"
         limit = standards.ULP_SHARE if single else standards.NARROW_ULP_SHARE
         good = (single and mean < standards.MEAN_ULP) or share < limit or ratio < 1.0
         good = good or (not strict and (share <= other_share and (mean <= other_mean or _alike(mean, other_mean))))

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msprobe_engine.core.dtypes import SMALL_FLOATS
+
 
 def _rule(default: Any, help: str, **rule: Any) -> Any:
     if isinstance(default, (list, dict)):
@@ -22,8 +24,6 @@ TASKS = ("statistics", "tensor", "structure", "overflow_check", "free_benchmark"
 OPS = ("norm", "min", "max", "mean", "zeros", "nans", "infs", "rms", "absmax", "kurtosis", "underflow", "shape", "dtype", "digest")
 REDACTABLE = ("tokens",)
 """What settings can keep out of all files, see `msprobe_engine.core.redaction`."""
-SMALL_FLOATS = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
-"""Types that a value may underflow in."""
 
 
 @dataclass(frozen=True, kw_only=True)

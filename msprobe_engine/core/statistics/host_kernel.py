@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.dtypes import TYPES, small_float_values
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.statistics import digest as _digest
 from msprobe_engine.core.statistics import rows as _rows
@@ -38,7 +39,7 @@ NAMES = (
 CODES: dict[str, int] = {name: code for code, name in enumerate(NAMES)}
 """Element type, as frameworks call it, to the kernel's dtype code."""
 
-ITEMSIZE = (4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8, 1, 8, 16, 1, 1, 1, 1, 1)
+ITEMSIZE = tuple(TYPES[name].size for name in NAMES)
 _INTEGERS = range(CODES["int8"], CODES["bool"] + 1)
 _FP8 = CODES["float8_e4m3fn"]
 _PLAIN = {c: np.dtype(n) for n, c in CODES.items() if not n.startswith(("bfloat", "float8"))}
@@ -264,25 +265,8 @@ def decode(raw: npt.NDArray[np.uint8], code: int) -> npt.NDArray[Any]:
 
 @lru_cache(None)
 def fp8_table(code: int) -> npt.NDArray[np.float32]:
-    """Value of each of the 256 bytes of an 8-bit float type, [256] float32. Formats: OCP OFP8 and MX specifications, and the
-    ``fnuz`` variants (https://onnx.ai/onnx/technical/float8.html)."""
-    name = NAMES[code]
-    if name == "float8_e8m0fnu":
-        return np.array([math.ldexp(1.0, b - 127) for b in range(255)] + [math.nan], np.float32)
-    mantissa = 3 if "e4m3" in name else 2
-    bias = (1 << (6 - mantissa)) - (0 if name.endswith("fnuz") else 1)
-    table = np.empty(256, np.float32)
-    for b in range(256):
-        exponent, fraction = (b & 127) >> mantissa, b & ((1 << mantissa) - 1)
-        value = math.ldexp(fraction + ((1 << mantissa) if exponent else 0), max(exponent, 1) - bias - mantissa)
-        if name.endswith("fnuz"):
-            value = math.nan if b == 128 else value
-        elif name == "float8_e4m3fn":
-            value = math.nan if (b & 127) == 127 else value
-        elif exponent == 31:
-            value = math.nan if fraction else math.inf
-        table[b] = -value if b & 128 else value
-    return table
+    """Value of each of the 256 bytes of an 8-bit float type, [256] float32."""
+    return np.array(small_float_values(NAMES[code]), np.float32)
 
 
 def _address(out_ptr: int) -> npt.NDArray[np.float64]:

@@ -50,6 +50,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.dtypes import FLOATS, SMALL_FLOATS
 from msprobe_engine.core.errors import UsageError
 
 WORDS = 16
@@ -61,7 +62,6 @@ REDACTED, NO_SUMS = 256, 512
 
 Rows = npt.NDArray[np.float64]
 
-_SMALLEST = {"bfloat16": -133, "float16": -24, "float8_e4m3fn": -9, "float8_e5m2": -16}
 _LARGEST_Q = 1000.0
 
 
@@ -71,11 +71,11 @@ def underflow_limit(dtype: str) -> float:
     are zero, or would be.
 
     Raises:
-        UsageError: `dtype` is none of bfloat16, float16, float8_e4m3fn, float8_e5m2.
+        UsageError: `dtype` is none of `SMALL_FLOATS`.
     """
-    if dtype not in _SMALLEST:
-        raise UsageError(f"underflow_dtype is {dtype!r}; allowed: {', '.join(_SMALLEST)}")
-    return math.nextafter(math.ldexp(1.0, _SMALLEST[dtype] - 1), math.inf)
+    if dtype not in SMALL_FLOATS:
+        raise UsageError(f"underflow_dtype is {dtype!r}; allowed: {', '.join(SMALL_FLOATS)}")
+    return math.nextafter(FLOATS[dtype].smallest / 2, math.inf)
 
 
 def as_int64(rows: Rows) -> npt.NDArray[np.int64]:

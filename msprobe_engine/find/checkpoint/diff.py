@@ -11,6 +11,7 @@ from typing import Any
 
 from msprobe_engine.align.parameters.align_names import Pair, aligned, label
 from msprobe_engine.align.parameters.mapping_file import read_mapping
+from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.io.regular_files import make_directories
@@ -36,7 +37,6 @@ from msprobe_engine.find.checkpoint.scalars import as_the_other
 from msprobe_engine.find.checkpoint.values import compare_values
 from msprobe_engine.formats.checkpoint.model import MODEL, Checkpoint, StoredTensor
 from msprobe_engine.formats.checkpoint.open import open_checkpoint
-from msprobe_engine.formats.tensors.dtypes import item_size
 from msprobe_engine.formats.tensors.file_reads import FileReads
 from msprobe_engine.measure.stored.crc import same_crc
 from msprobe_engine.measure.stored.threads import DEFAULT_MEMORY_MB, Plan, plan

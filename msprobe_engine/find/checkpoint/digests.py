@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from msprobe_engine.core.dtypes import plain_name
 from msprobe_engine.core.errors import DumpFormatError, SinkError
 from msprobe_engine.core.io.damaged_files import DAMAGED
 from msprobe_engine.core.io.input_files import open_input, read_input
@@ -27,7 +28,6 @@ from msprobe_engine.core.statistics.digest import digest_array, words_per_elemen
 from msprobe_engine.find.checkpoint.result import strict
 from msprobe_engine.formats.checkpoint.blocks import Block, Boxes, Room, blocks_of, fill, width_of
 from msprobe_engine.formats.checkpoint.model import Checkpoint, StoredTensor
-from msprobe_engine.formats.tensors.dtypes import plain_name
 from msprobe_engine.formats.tensors.file_reads import FileReads
 from msprobe_engine.measure.stored.threads import Job, Plan, Pool
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from msprobe_engine.align.parameters.align_names import Alignment, Pair
 from msprobe_engine.align.parameters.model_facts import Model
+from msprobe_engine.core.dtypes import FLOATS, item_size, plain_name
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.checkpoint.hints_layouts import rearranged
@@ -24,7 +25,6 @@ from msprobe_engine.find.checkpoint.hints_renamed import renamed
 from msprobe_engine.find.checkpoint.result import DIFFERENT, SHAPE, TensorResult
 from msprobe_engine.formats.checkpoint.blocks import Block
 from msprobe_engine.formats.checkpoint.model import OPTIMIZER, StoredTensor
-from msprobe_engine.formats.tensors.dtypes import item_size, plain_name
 from msprobe_engine.measure.stored.contents import Contents
 
 _MOST = 2000
@@ -35,8 +35,7 @@ _SENTENCES = 8
 """About experts, each of its own."""
 _NORM = 1e-9
 """Norms of the same elements in another order agree to this."""
-_FRACTIONS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
-_EXPONENTS = {"float64": 11, "float32": 8, "float16": 5, "bfloat16": 8}
+_WIDE = {name: FLOATS[name] for name in ("float64", "float32", "float16", "bfloat16")}
 _EXPERT = re.compile(r"experts?[. ](?P<e>[0-9]+)|\.(?:weight|bias)(?P<g>[0-9]+)$|\[expert (?P<p>[0-9]+)")
 _LAYER = re.compile(r"(?:layers|h|blocks)\.(?P<n>[0-9]+)\.")
 
@@ -103,7 +102,7 @@ class _Explaining:
             narrow = min((result.dtype_a, result.dtype_b), key=lambda d: item_size(d) or 0)
             return Sentence("the same, rounded to {0}", narrow)
         simple = self._few(pair, result) or _by_numbers(result)
-        if not simple and plain_name(result.dtype_a) in _FRACTIONS and plain_name(result.dtype_b) in _FRACTIONS:
+        if not simple and plain_name(result.dtype_a) in _WIDE and plain_name(result.dtype_b) in _WIDE:
             simple = self._scaled(pair, result) or self._shifted(pair, result) or self._rounded_before(pair)
         if simple:
             return simple
@@ -134,7 +133,7 @@ class _Explaining:
         """One side is the other times a constant."""
         if result.cos is None or not result.norm_a or not result.norm_b or result.numel <= 8:
             return ""
-        precision = 2.0 ** -min(_FRACTIONS[plain_name(dtype)] for dtype in (result.dtype_a, result.dtype_b))
+        precision = max(_WIDE[plain_name(dtype)].eps for dtype in (result.dtype_a, result.dtype_b))
         ratio = math.copysign(result.norm_b / result.norm_a, result.cos)
         if 1.0 - abs(result.cos) > max(1e-14, precision**2) or abs(ratio - 1.0) <= 4.0 * precision:
             return ""
@@ -152,7 +151,7 @@ class _Explaining:
         if a.shape != b.shape or not a.size:
             return ""
         by = float(np.median(b - a))
-        if not np.allclose(b - a, by, rtol=0.0, atol=2.0 ** -_FRACTIONS[plain_name(pair.b.dtype)] * max(1.0, abs(by))):
+        if not np.allclose(b - a, by, rtol=0.0, atol=_WIDE[plain_name(pair.b.dtype)].eps * max(1.0, abs(by))):
             return ""
         why = Sentence(" (a norm that is stored as what is added to 1?)") if abs(abs(by) - 1.0) < 1e-3 and "norm" in result.name else ""
         return Sentence("B is A plus {0}{1}", f"{by:.6g}", why) if by > 0 else Sentence("B is A minus {0}{1}", f"{-by:.6g}", why)
@@ -309,9 +308,9 @@ def _by_numbers(result: TensorResult) -> str:
 
 def _meaning(dtype: str, bit: int) -> str:
     name = plain_name(dtype)
-    if name not in _FRACTIONS:
+    if name not in _WIDE:
         return ""
-    fraction, exponent = _FRACTIONS[name], _EXPONENTS[name]
+    fraction, exponent = _WIDE[name].bits - 1, _WIDE[name].exponent_bits
     if bit < fraction:
         return Sentence(" (fraction, {0} from the top)", fraction - bit)
     return Sentence(" (exponent)") if bit < fraction + exponent else Sentence(" (sign)")

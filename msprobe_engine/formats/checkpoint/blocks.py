@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.formats.checkpoint.model import Box, Index, StoredTensor
 from msprobe_engine.formats.checkpoint.strided_reads import Piece, read_piece
-from msprobe_engine.formats.tensors.dtypes import item_size, word_type
+from msprobe_engine.formats.tensors.decoding import word_type
 from msprobe_engine.formats.tensors.file_reads import FileReads, Unreadable, buffer
 
 _MANY = 32

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.formats.checkpoint.model import Box, StoredTensor, dropped, joined, permuted, rows
-from msprobe_engine.formats.tensors.dtypes import item_size
 
 
 @dataclass(frozen=True, slots=True)

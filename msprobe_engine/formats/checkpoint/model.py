@@ -50,7 +50,7 @@ class StoredTensor:
     Attributes:
         name: of the parameter, whole-model numbers in it (``decoder.layers.7.mlp.linear_fc1.weight``), whatever rank or stage held it.
         shape: of the whole.
-        dtype: plain name (``bfloat16``), as `msprobe_engine.formats.tensors.dtypes` has it.
+        dtype: plain name (``bfloat16``), as `msprobe_engine.core.dtypes` has it.
         boxes: cover the whole once. Elements that no box covers were missing in the checkpoint.
         copies: boxes that hold again what `boxes` hold: replicas on other ranks.
         state: of an optimizer what it is to the parameter `name`: ``exp_avg``, ``exp_avg_sq``, ``master`` (the copy that is updated,

@@ -18,9 +18,10 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.dtypes import item_size, plain_name
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.input_files import open_input
-from msprobe_engine.formats.tensors.dtypes import decoder, item_size, plain_name
+from msprobe_engine.formats.tensors.decoding import decoder
 from msprobe_engine.formats.tensors.pt_file import locate_pt
 from msprobe_engine.formats.tensors.reader import NPY, SAFETENSORS, TensorFiles, TensorSource
 

@@ -18,11 +18,12 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.errors import ArchiveError, DumpFormatError
 from msprobe_engine.core.io.archives import read_member, read_members, stored_begin
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.regular_files import OddFileError
-from msprobe_engine.formats.tensors.dtypes import Array, decoder, item_size
+from msprobe_engine.formats.tensors.decoding import Array, decoder
 from msprobe_engine.formats.tensors.pt_parts import ARCHIVE, STORAGES, is_size, is_view, reach
 from msprobe_engine.formats.tensors.unpickle import Wrong, load
 

@@ -12,37 +12,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
+from msprobe_engine.core.dtypes import TYPES, item_size
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.json_text import parse_json, unique_keys
 from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.formats.checkpoint.model import strides_of
-from msprobe_engine.formats.tensors.dtypes import item_size
 from msprobe_engine.formats.tensors.pt_parts import is_size
 from msprobe_engine.formats.tensors.torch_pickle import FileTensor
 
 _LARGEST_HEADER = 100_000_000  # what the safetensors library accepts
-_DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-    "C64": "complex64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-}
+_DTYPES = {kind.safetensors: kind.name for kind in TYPES.values() if kind.safetensors}
 
 
 class SafeFile(NamedTuple):

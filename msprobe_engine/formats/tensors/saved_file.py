@@ -10,7 +10,7 @@ import numpy as np
 from msprobe_engine.core.backend import load_backend
 from msprobe_engine.core.errors import DumpFormatError, MissingExtraError, UsageError
 from msprobe_engine.core.io.npy_file import map_array
-from msprobe_engine.formats.tensors.dtypes import Array, decoder
+from msprobe_engine.formats.tensors.decoding import Array, decoder
 from msprobe_engine.formats.tensors.pt_file import read_pt
 from msprobe_engine.formats.tensors.reader import NPY, SAFETENSORS, Loader, TensorFiles
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.errors import ArchiveError, DumpFormatError
 from msprobe_engine.core.io.archives import MEMBER, read_members, stored_begin
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.formats.checkpoint.flat_tables import plain
-from msprobe_engine.formats.tensors.dtypes import item_size
 from msprobe_engine.formats.tensors.opaque_objects import Inert, Named, attributes
 from msprobe_engine.formats.tensors.pt_parts import ARCHIVE, is_size, shown
 from msprobe_engine.formats.tensors.torch_pickle import FileTensor, Storage, TorchHooks

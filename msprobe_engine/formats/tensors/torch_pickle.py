@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine.formats.tensors.dtypes import item_size
+from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.formats.tensors.opaque_objects import Inert, Named, full_name, is_known
 from msprobe_engine.formats.tensors.pt_parts import STORAGES, UNTYPED, is_size, is_view, reach, shown
 from msprobe_engine.formats.tensors.unpickle import Wrong, checked_key

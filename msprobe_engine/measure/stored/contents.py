@@ -14,7 +14,7 @@ import numpy as np
 from msprobe_engine.formats.checkpoint.blocks import Block, Boxes, Room, blocks_of, fill
 from msprobe_engine.formats.checkpoint.cuts import width_of
 from msprobe_engine.formats.checkpoint.model import StoredTensor
-from msprobe_engine.formats.tensors.dtypes import decoder
+from msprobe_engine.formats.tensors.decoding import decoder
 from msprobe_engine.formats.tensors.file_reads import FileReads
 from msprobe_engine.measure.stored.tensors import Array
 

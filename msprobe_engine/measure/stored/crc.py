@@ -13,8 +13,8 @@ import struct
 
 import numpy as np
 
+from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.formats.checkpoint.model import Box, StoredTensor, strides_of
-from msprobe_engine.formats.tensors.dtypes import item_size
 from msprobe_engine.formats.tensors.file_reads import FileReads, Unreadable
 
 _MAGIC = b"PK\x07\x08"

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.formats.tensors.dtypes import decoder, item_size, plain_name
+from msprobe_engine.core.dtypes import item_size, plain_name
+from msprobe_engine.formats.tensors.decoding import decoder
 
 Array = npt.NDArray[Any]
 

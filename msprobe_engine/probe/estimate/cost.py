@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from msprobe_engine.core import names
+from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.records import Entry, TensorRef, leaves
 from msprobe_engine.core.settings.schema import DumpSettings, SliceSettings
@@ -20,7 +21,6 @@ from msprobe_engine.core.statistics import rows as R
 from msprobe_engine.formats.dump.writing import text
 from msprobe_engine.formats.dump.writing.template import LayoutCache, Options
 from msprobe_engine.formats.dump.writing.tensor_names import tensor_files
-from msprobe_engine.formats.tensors.dtypes import item_size
 from msprobe_engine.probe.estimate.recorded_step import ROWS, SourceStep, elements
 from msprobe_engine.probe.selection import risk
 from msprobe_engine.probe.selection.patterns import NamePatterns

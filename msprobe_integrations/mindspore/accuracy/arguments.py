@@ -9,7 +9,7 @@ import mindspore
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.formats.tensors.dtypes import plain_name
+from msprobe_engine.core.dtypes import plain_name
 from msprobe_integrations.common.accuracy.arguments import CannotRun, Files, RecordedArguments
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 

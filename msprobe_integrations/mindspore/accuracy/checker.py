@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from msprobe_engine.accuracy.dtypes import float_type
 from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, CallResult, TensorResult, not_judged, skipped, worst
 from msprobe_engine.accuracy.verdict.judge import judge
 from msprobe_engine.accuracy.verdict.mindspore_form import existing_metrics, existing_status
+from msprobe_engine.core.dtypes import float_type
 from msprobe_engine.core.errors import ProbeError, UsageError
 from msprobe_integrations.common.accuracy.arguments import CannotRun, Files
 from msprobe_integrations.common.nested import leaves_of

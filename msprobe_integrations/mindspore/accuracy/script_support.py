@@ -1,7 +1,7 @@
 """What every generated operator script of MindSpore ends with (`msprobe_engine.accuracy.scripts`): runs the call, compares, prints.
 
 Needs mindspore and numpy. Scripts get the text below the line of dashes as it stands, and in front of it the texts of
-`msprobe_engine.accuracy.dtypes` and `msprobe_engine.accuracy.verdict.condition`: their errors are measured by the same code as in the
+`msprobe_engine.core.dtypes` and `msprobe_engine.accuracy.verdict.condition`: their errors are measured by the same code as in the
 pre-check.
 """
 
@@ -20,8 +20,9 @@ import mindspore
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.accuracy.dtypes import Array, FloatType, float_type, round_to
+from msprobe_engine.accuracy.rounding import Array, round_to
 from msprobe_engine.accuracy.verdict.condition import Measured, internal, measure
+from msprobe_engine.core.dtypes import FloatType, float_type
 
 USED = (math, Sequence, dataclass, npt)
 """For the texts in front."""

@@ -14,7 +14,7 @@ import numpy as np
 from msprobe_engine.accuracy.scripts.literals import CannotWrite
 from msprobe_engine.accuracy.scripts.source import MARK
 from msprobe_engine.core import names
-from msprobe_engine.formats.tensors.dtypes import plain_name
+from msprobe_engine.core.dtypes import plain_name
 from msprobe_integrations.mindspore.accuracy.arguments import Tensor, type_of
 from msprobe_integrations.mindspore.accuracy.execute import FLOATS, array_of
 from msprobe_integrations.mindspore.api_names import Api, apis

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeGuard
 
+from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.log import one_line
 from msprobe_engine.formats.checkpoint.model import Box, Index
-from msprobe_engine.formats.tensors.dtypes import item_size
 from msprobe_engine.formats.tensors.opaque_objects import Inert, Named, attributes
 from msprobe_engine.formats.tensors.pt_parts import is_size, shown
 from msprobe_engine.formats.tensors.torch_file import FileTensor, UnknownNameError, read_torch, regions

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.formats.checkpoint.deepspeed.zero_partitions import in_a_row, of_partitions
 from msprobe_engine.formats.checkpoint.deepspeed.zero_rank_file import listed
 from msprobe_engine.formats.checkpoint.files.trainer_files import stored
 from msprobe_engine.formats.checkpoint.model import OPTIMIZER, StoredTensor, whole
 from msprobe_engine.formats.checkpoint.optimizer_names import Parameter, is_optimizer, optimizer_parts
-from msprobe_engine.formats.tensors.dtypes import decoder, item_size
+from msprobe_engine.formats.tensors.decoding import decoder
 from msprobe_engine.formats.tensors.torch_file import FileTensor, plain
 
 _MASTER = "master"

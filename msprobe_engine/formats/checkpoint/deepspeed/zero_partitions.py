@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.formats.checkpoint.model import Box, Index, flat
-from msprobe_engine.formats.tensors.dtypes import item_size
 from msprobe_engine.formats.tensors.torch_pickle import FileTensor
 
 

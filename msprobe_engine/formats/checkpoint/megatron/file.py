@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.formats.checkpoint.flat_tables import plain
 from msprobe_engine.formats.checkpoint.megatron.ranks import Rank
 from msprobe_engine.formats.checkpoint.megatron.states import RankStates
 from msprobe_engine.formats.checkpoint.model import StoredTensor, whole
-from msprobe_engine.formats.tensors.dtypes import item_size
 from msprobe_engine.formats.tensors.opaque_objects import attributes
 from msprobe_engine.formats.tensors.torch_file import read_torch
 from msprobe_engine.formats.tensors.torch_pickle import FileTensor

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.dtypes import item_size, plain_name
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.formats.checkpoint.flat_tables import plain
 from msprobe_engine.formats.checkpoint.megatron.buffers import found as found_layout
 from msprobe_engine.formats.checkpoint.megatron.cuts import is_expert
 from msprobe_engine.formats.checkpoint.megatron.groups import Parameter, label, members_of
 from msprobe_engine.formats.checkpoint.model import OPTIMIZER, Index, StoredTensor, whole
-from msprobe_engine.formats.tensors.dtypes import item_size, plain_name
 from msprobe_engine.formats.tensors.opaque_objects import Named
 from msprobe_engine.formats.tensors.torch_pickle import FileTensor
 

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from msprobe_engine.core.dtypes import item_size, plain_name
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.log import printable
 from msprobe_engine.formats.checkpoint.mindspore.proto_wire import BYTES, Field, Source, WireError
 from msprobe_engine.formats.checkpoint.model import Box, Index, flat, whole
-from msprobe_engine.formats.tensors.dtypes import decoder, item_size, plain_name
+from msprobe_engine.formats.tensors.decoding import decoder
 from msprobe_engine.formats.tensors.safetensors_file import read_safetensors
 
 ENCRYPTED = (b"\xd8\x5e\x3a\x7f", b"\xd9\x5e\x3a\x7f", b"\xda\x5e\x3a\x7f")

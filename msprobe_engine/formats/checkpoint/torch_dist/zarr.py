@@ -13,11 +13,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.formats.checkpoint.files.small_files import read_text
 from msprobe_engine.formats.checkpoint.model import Box, Index, StoredTensor, strides_of
-from msprobe_engine.formats.tensors.dtypes import item_size
 from msprobe_engine.formats.tensors.torch_file import UnknownNameError, read_torch
 
 _KINDS = {"f": "float", "i": "int", "u": "uint"}

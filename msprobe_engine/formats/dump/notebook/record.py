@@ -10,7 +10,7 @@ from msprobe_engine.core import names
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.formats.dump.parsed import DumpedEntry, DumpedTensor, Value
 from msprobe_engine.formats.tensors import saved_file
-from msprobe_engine.formats.tensors.dtypes import Array
+from msprobe_engine.formats.tensors.decoding import Array
 
 if TYPE_CHECKING:
     from msprobe_engine.formats.dump.notebook.api import Snapshot

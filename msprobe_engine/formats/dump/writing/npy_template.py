@@ -14,8 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.formats.tensors.dtypes import Array, decoder, item_size
+from msprobe_engine.formats.tensors.decoding import Array, decoder
 
 
 class NpyTemplate:

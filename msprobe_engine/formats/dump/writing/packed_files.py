@@ -19,6 +19,7 @@ import json
 import math
 from collections.abc import Callable, Iterable
 
+from msprobe_engine.core.dtypes import TYPES
 from msprobe_engine.formats.dump.writing.disk_quota import DiskQuota
 from msprobe_engine.formats.dump.writing.step_files import NOT_WRITTEN, OVER_QUOTA, WRITTEN, Payload, StepFiles
 
@@ -26,15 +27,11 @@ INDEX = "index.json"
 FORMAT, VERSION = "msprobe packed tensors", 1
 SHARD_BYTES = 64 << 20
 DTYPES: dict[str, tuple[str, int]] = {
-    "torch.bool": ("BOOL", 1), "torch.uint8": ("U8", 1), "torch.int8": ("I8", 1), "torch.int16": ("I16", 2), "torch.uint16": ("U16", 2),
-    "torch.int32": ("I32", 4), "torch.uint32": ("U32", 4), "torch.int64": ("I64", 8), "torch.uint64": ("U64", 8),
-    "torch.float16": ("F16", 2), "torch.bfloat16": ("BF16", 2), "torch.float32": ("F32", 4), "torch.float64": ("F64", 8),
-    "torch.float8_e4m3fn": ("F8_E4M3", 1), "torch.float8_e5m2": ("F8_E5M2", 1),
-    "Bool": ("BOOL", 1), "UInt8": ("U8", 1), "Int8": ("I8", 1), "Int16": ("I16", 2), "UInt16": ("U16", 2),
-    "Int32": ("I32", 4), "UInt32": ("U32", 4), "Int64": ("I64", 8), "UInt64": ("U64", 8),
-    "Float16": ("F16", 2), "BFloat16": ("BF16", 2), "Float32": ("F32", 4), "Float64": ("F64", 8),
-    "Float8E4M3FN": ("F8_E4M3", 1), "Float8E5M2": ("F8_E5M2", 1),
-}  # fmt: skip
+    name: (kind.safetensors, kind.size)
+    for kind in TYPES.values()
+    if kind.safetensors and kind.common
+    for name in (f"torch.{kind.name}", kind.mindspore)
+}
 """dtype of dump files (PyTorch, MindSpore) to the name safetensors has for it since version 0.4.5, and bytes per element."""
 TORCH, MINDSPORE = "pt", "ms"
 """``__metadata__["format"]``, as the frameworks' own files have it: whose dtypes the tensors are."""

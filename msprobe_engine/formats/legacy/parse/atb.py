@@ -18,9 +18,9 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
+from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.formats.dump.reader import read_bytes
-from msprobe_engine.formats.tensors.dtypes import item_size
 
 DTYPES = {
     0: "float32", 1: "float16", 2: "int8", 3: "int32", 4: "uint8", 6: "int16", 7: "uint16", 8: "uint32",

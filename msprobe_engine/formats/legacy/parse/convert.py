@@ -23,7 +23,7 @@ from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.legacy.parse import ascend, atb
 from msprobe_engine.formats.legacy.parse.atb import Raw
-from msprobe_engine.formats.tensors.dtypes import Array, decoder
+from msprobe_engine.formats.tensors.decoding import Array, decoder
 from msprobe_engine.formats.tensors.pt_file import read_pt
 from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_engine.formats.tensors.saved_file import load_numpy

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.formats.tensors.dtypes import Array
+from msprobe_engine.formats.tensors.decoding import Array
 
 _BLOCK = 1 << 20
 """Elements at a time: what is computed on the way takes a few tens of megabytes, however large the arrays are."""

@@ -22,7 +22,7 @@ from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.log import printable
 from msprobe_engine.formats.legacy.parse import ascend, elements
 from msprobe_engine.formats.legacy.parse.directories import compare_directories
-from msprobe_engine.formats.tensors.dtypes import Array
+from msprobe_engine.formats.tensors.decoding import Array
 from msprobe_engine.formats.tensors.saved_file import load_numpy
 
 ROOT = Path("parse_data")
