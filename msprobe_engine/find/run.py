@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from msprobe_engine.align.calls.alignment import crossed
+from msprobe_engine.align.calls.order import out_of_order
 from msprobe_engine.align.mapping.user_mapping import Mappings, lost
 from msprobe_engine.align.parallel.join_stages_and_experts import together
 from msprobe_engine.core import names
@@ -337,8 +338,22 @@ def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
         if rank not in divergence.wholes:
             for word, places in zip(("target", "golden"), output_arity.on_one_side(walker)):
                 found.unmatched[word] += [name for name in places[:100] if name not in found.unmatched[word]]
+        if rank not in divergence.wholes:
+            _note_order(found, rank, walker.side, walker.golden.side, structure.pairs)
     renames.add_renames(found, divergence)
     two_frameworks.add_coverage(found, divergence)
+
+
+def _note_order(found: Diagnosis, rank: int, side: DumpTable, golden: DumpTable, pairs: Sequence[tuple[int, int]]) -> None:
+    """Calls in another order are no difference of a number; of two frameworks and two recorders nobody expects one order."""
+    if crossed(side, golden) or dump_dialects.differ(side, golden):
+        return
+    if moved := out_of_order(pairs):
+        (op, other), *_ = moved
+        template = "rank {0}: {1} records stand in another order than on the golden side, the first is {2}: record {3}, there {4}"
+        sentence = Sentence(template, rank, f"{len(moved):,}", side.ops[op], op + 1, other + 1)
+        if sentence not in found.evidence:
+            found.evidence.append(sentence)
 
 
 def _one_program(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> bool:

@@ -5,6 +5,7 @@ Statistics do not see that elements changed places, or that many small ones diff
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,11 +16,13 @@ from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump.dump_table import TENSOR, DumpTable
 from msprobe_engine.formats.tensors.blocks import check_dumped, open_elements
-from msprobe_engine.measure import distances
+from msprobe_engine.measure import distances, roundoff
 from msprobe_engine.measure.distances import Distances
 from msprobe_engine.measure.tensors.metrics import Figures, TensorDiff, threads
 
 _BATCH = 4096
+_SLACK = 1e-3
+"""Of a number's size: statistics are summed in float32, in any order."""
 
 
 def refine(
@@ -49,6 +52,7 @@ def refine(
     at = [k for k, (i, j) in enumerate(rows) if target.data_name[i] and golden.data_name[j] and not facts[k]]
     done = unread = 0
     first = ""
+    contradicting: list[int] = []
     with ThreadPoolExecutor(threads(workers)) as pool:
         for part in _batches(at):
             read = pool.map(lambda k: _figures(target, golden, *rows[k]), part)
@@ -58,6 +62,8 @@ def refine(
                 if figures is None or isinstance(figures, str):
                     continue
                 done += 1
+                if not figures.bad_left and not figures.bad_right and _contradict(figures, target, golden, *rows[k]):
+                    contradicting.append(k)
                 # NaN on both sides are no difference to a walk, which asks where they come from; what is left of the tensor is
                 distance = replace(figures, apart=0).distance if figures.bad_left and figures.bad_right else figures.distance
                 if figures.bad_left and figures.bad_right and _nan_on_one_side(target, golden, *rows[k]):
@@ -65,6 +71,10 @@ def refine(
                 found.distance[k] = distance
                 found.bad_target[k], found.bad_golden[k] = bool(figures.bad_left), bool(figures.bad_right)
                 found.known[k] = True
+    if contradicting:
+        name = target.name[rows[contradicting[0]][0]]
+        template = "{0} against {1}: the statistics of {2} rows contradict the saved tensors, which count; the first is {3}"
+        target.say(Sentence(template, target.path, golden.path, f"{len(contradicting):,}", name))
     if unread:
         target.say(
             Sentence(
@@ -72,6 +82,22 @@ def refine(
             )
         )
     return done
+
+
+def _contradict(figures: Figures, target: DumpTable, golden: DumpTable, i: int, j: int) -> bool:
+    """Do the statistics that stand in the dumps not belong to the tensors that were read? A norm is that of its tensor, and maxima, minima
+    and means are no further apart than the elements are."""
+    if target.dtype[i] != golden.dtype[j] or not str(target.dtype[i]).rpartition(".")[2].startswith(("float", "bfloat")):
+        return False
+    mine, theirs = target.stats[i], golden.stats[j]
+    slack = _SLACK + 4 * roundoff.EPS.get(str(target.dtype[i]).rpartition(".")[2], 0.0)
+    for said, squares in ((mine[3], figures.left), (theirs[3], figures.right)):
+        norm = math.sqrt(squares)
+        if math.isfinite(said) and abs(said - norm) > slack * max(norm, said):
+            return True
+    apart = np.abs(mine[:3] - theirs[:3])
+    size = max((abs(x) for x in (*mine[:3], *theirs[:3]) if math.isfinite(x)), default=0.0)
+    return bool((apart[np.isfinite(apart)] > figures.worst + slack * size).any())
 
 
 def _nan_on_one_side(target: DumpTable, golden: DumpTable, i: int, j: int) -> bool:

@@ -99,3 +99,23 @@ def test_nan_is_told_from_difference(sides: tuple[DumpTable, DumpTable]) -> None
     torch.save(bad, golden.path.parent / "dump_tensor_data" / name)
     refine(found, target, golden, [(0, 0)])
     assert found.distance[0] == 0
+
+
+@pytest.mark.parametrize("number", ["Max", "Min", "Mean", "Norm"])
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize(("factor", "contradicts"), [(1.5, True), (1 + 1e-5, False)])
+def test_statistics_that_are_not_those_of_the_tensor_are_said(
+    number: str, side: int, factor: float, contradicts: bool, sides: tuple[DumpTable, DumpTable]
+) -> None:
+    """The tensors count, of both runs; digits that a sum in another order changes are none."""
+    file = sides[side].path
+    document = json.loads(file.read_text())
+    leaf_of_weight = document["data"]["Functional.linear.0.forward"]["input_args"][0]
+    assert abs(leaf_of_weight[number]) > 0.1
+    leaf_of_weight[number] *= factor
+    file.write_text(json.dumps(document))
+    target, golden = (read_side(one.path) for one in sides)
+    refine(walker(target, golden).measured, target, golden, walker(target, golden).rows)
+    said = [problem for problem in target.problems if "contradict the saved tensors" in problem]
+    assert len(said) == contradicts
+    assert all("statistics of 1 rows" in one and "Functional.linear.0.forward.input.0" in one for one in said)

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 from driver_dumps import dump, pair, tensor
+from hypothesis import given
+from hypothesis import strategies as st
 
+from msprobe_engine.align.calls.order import out_of_order
 from msprobe_engine.cli.main import main
 
 Document = dict[str, Any]
@@ -147,6 +150,17 @@ STEPS = {
     "lost": Case(
         edited(lambda document: document.update(lost={"outputs": 3})), (*TWO, *ONE, *DRAWN), "could not keep everything: outputs 3"
     ),
+    "no stack.json": Case(
+        lambda target, _: (_rank(target) / "stack.json").unlink(), (*TWO, *ONE, "trends"), "stack.json is not there; no line"
+    ),
+    "no construct.json": Case(
+        lambda target, _: (_rank(target) / "construct.json").unlink(), (*TWO, *ONE, "trends"), "construct.json is not there; which call"
+    ),
+    "neither": Case(
+        lambda target, _: [(_rank(target) / name).unlink() for name in ("stack.json", "construct.json")],
+        (*TWO, *ONE),
+        "is not there; which call",
+    ),
     "no dump.json": Case(_no_dump_json, (*TWO, *ONE, *DRAWN), "no dump.json in rank1"),
     "step without a dump": Case(_empty_step, (*TWO, *ONE, *DRAWN), "no dump.json in the directories of steps 7"),
     "no record": Case(edited(lambda document: document["data"].clear()), (*TWO, *ONE, "trends"), "no record in it"),
@@ -172,6 +186,33 @@ def test_what_is_missing_is_said(name: str, command: str, tmp_path: Path, capsys
     assert name in STEPS or case.numbers_alike or "All numbers are the same" not in said, said
     shown = [line.removeprefix("warning").strip(": ") for line in map(str.strip, said.splitlines()) if case.phrase in line]
     assert not command.startswith("diagnose") or len(set(shown)) == len(shown), said
+
+
+@pytest.mark.parametrize("command", ["compare", "diagnose two"])
+def test_records_in_another_order_are_said(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All numbers are the same; that two calls were exchanged no number shows."""
+    calls = {
+        name: {"input_args": [tensor(1.0)], "input_kwargs": {}, "output": [tensor(2.0)]}
+        for name in ("Torch.neg.0.forward", "Torch.abs.0.forward")
+    }
+    dump(_rank(tmp_path / "target"), extra=calls)
+    dump(_rank(tmp_path / "golden"), extra=dict(reversed(calls.items())))
+    assert run(command, tmp_path / "target", tmp_path / "golden", tmp_path / "out") == 0
+    said = "".join(capsys.readouterr())
+    assert "rank 0: 1 records stand in another order than on the golden side, the first is Torch.neg.0.forward: record 7, there 8" in said
+
+
+@given(st.lists(st.integers(0, 30), unique=True, max_size=12))
+def test_as_few_records_as_possible_are_out_of_order(places: list[int]) -> None:
+    """The rest stands in one order, and no larger rest does."""
+    pairs = list(enumerate(places))
+    out = out_of_order(pairs)
+    rest = [pair for pair in pairs if pair not in out]
+    assert rest == sorted(rest, key=lambda pair: pair[1])
+    longest = [1] * len(places)
+    for i in range(len(places)):
+        longest[i] += max((longest[j] for j in range(i) if places[j] < places[i]), default=0)
+    assert len(rest) == max(longest, default=0)
 
 
 @pytest.mark.parametrize("command", [*TWO, *ONE, *DRAWN])

@@ -42,6 +42,29 @@ def missing_records(file: Path, header: Mapping[str, Any], count: int, *, recove
     return found
 
 
+def missing_companions(file: Path) -> list[str]:
+    """Sentences about stack.json and construct.json that are gone from beside a dump.json: every recorder writes both or none, and of a
+    dump with neither another rank of the step tells."""
+    absent = [name for name in (layout.STACK, layout.CONSTRUCT) if not (file.parent / name).exists()]
+    if not absent or file.name != layout.DUMP:
+        return []
+    if len(absent) == 2 and not any(
+        _has_companion(place) for place in sorted(file.parent.parent.glob("rank*"))[:_MOST] if place != file.parent
+    ):
+        return []
+    return [Sentence("{0}: {1} is not there; {2}", file, name, _COMPANIONS[name]) for name in absent]
+
+
+_COMPANIONS: Mapping[str, str] = {
+    layout.STACK: Sentence("no line of code is named, and functions are matched without it"),
+    layout.CONSTRUCT: Sentence("which call ran in which module is not known, and calls may be matched wrongly"),
+}
+
+
+def _has_companion(directory: Path) -> bool:
+    return (directory / layout.STACK).exists() or (directory / layout.CONSTRUCT).exists()
+
+
 def missing_ranks(dump: DumpDirectory, step: int, ranks: Collection[int] = ()) -> list[str]:
     """Sentences about the directories of ranks of a step that hold no dump, or are of a rank that another one is of, and about ranks that
     other steps have, or that the dump itself says there are. Of the directory of one rank nothing is said.

@@ -22,7 +22,7 @@ from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump import frame_log, layout
-from msprobe_engine.formats.dump.completeness import missing_records
+from msprobe_engine.formats.dump.completeness import missing_companions, missing_records
 from msprobe_engine.formats.dump.reader import collection_paused, parse_json, read_bytes
 from msprobe_engine.formats.dump.record_rows import DEBUG as DEBUG
 from msprobe_engine.formats.dump.record_rows import INPUT as INPUT
@@ -231,4 +231,6 @@ def _say_damage(side: DumpTable, reader: RowReader, repeated: int) -> None:
         )
     repeated += len(side.ops) - len(set(side.ops))
     for problem in missing_records(side.path, side.header, len(side.ops), recovered=side.recovered, repeated=repeated):
+        side.say(problem)
+    for problem in () if side.recovered else missing_companions(side.path):
         side.say(problem)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from msprobe_engine.core.errors import DumpFormatError, UsageError
-from msprobe_engine.formats.dump.completeness import missing_ranks, missing_records, missing_steps
+from msprobe_engine.formats.dump.completeness import missing_companions, missing_ranks, missing_records, missing_steps
 from msprobe_engine.formats.dump.layout import DUMP
 from msprobe_engine.formats.dump.parsed import DumpedTensor
 from msprobe_engine.formats.dump.reader import DumpDirectory
@@ -99,6 +99,7 @@ class DumpSource:
             self._problems[f"step {step} rank {rank}: {error}"] = 1
             return
         missing = missing_records(dump.directory / DUMP, dump.header, len(dump.entries), recovered=dump.recovered)
+        missing += [] if dump.recovered else missing_companions(dump.directory / DUMP)
         self._problems |= dict.fromkeys(missing, 1)
         calls = calls_of(dump, self.unwrap)
         seen: dict[str, list[str]] = {}
