@@ -29,6 +29,9 @@ CORE = (
     ),
     Reliance("megatron.core.parallel_state:get_tensor_model_parallel_group", "replica check over tensor-parallel ranks", "0.8 to 0.19"),
     Reliance(
+        "megatron.core.parallel_state:_GLOBAL_MEMORY_BUFFER", "memory without values in dumps that begin in a later step", "0.8 to 0.19"
+    ),
+    Reliance(
         "megatron.core.rerun_state_machine:RerunStateMachine.should_run_forward_backward",
         "capture of the second run of Megatron's rerun machine",
         "0.10 to 0.19",

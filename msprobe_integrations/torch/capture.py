@@ -22,6 +22,7 @@ from msprobe_integrations.torch.graphed import graphed_modules
 from msprobe_integrations.torch.keep import Keeper
 from msprobe_integrations.torch.modules import ModuleCapture, ModuleInfo
 from msprobe_integrations.torch.origins import Origins
+from msprobe_integrations.torch.raw import scratch_buffers
 from msprobe_integrations.torch.recorder import Recorder
 from msprobe_integrations.torch.slices import Slices
 
@@ -87,6 +88,9 @@ class Capture:
         """Put hooks on (nothing happens when they are) and start seeing calls; `modes`: see `ApiCapture.install`."""
         if not self.on:
             node_hooks.install()
+        if not self._collecting:
+            for buffer in scratch_buffers():
+                self.recorder.raw.add(buffer)
         self.on = self._collecting = True
         self._collector.begin()
         self._pipeline.level = self.level

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import torch
 
 from msprobe_engine.core.guard import raise_of_training, suppress_faults
+from msprobe_engine.core.operator_traits import UNINITIALISED
 
-_MAKERS = frozenset(("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"))
 _BETA = {"baddbmm": 0, "addmm": 0, "addbmm": 0, "addmv": 0, "addr": 0, "baddbmm_": 0, "addmm_": 0, "addbmm_": 0, "addmv_": 0, "addr_": 0}
 _OVERWRITING = frozenset(
     (
@@ -39,7 +39,7 @@ _SHAPE_ONLY = ("new_", "view_as", "expand_as", "reshape_as")
 
 def raw_results(api: str, result: Any) -> Sequence[torch.Tensor]:
     """Results of the call `api` that are memory without values."""
-    if api in _MAKERS and isinstance(result, torch.Tensor):
+    if api in UNINITIALISED and isinstance(result, torch.Tensor):
         return (result,)
     # FSDP2: the buffer of an all-gather, of which only this rank's part is filled
     if api == "all_gather_copy_in" and isinstance(result, tuple) and len(result) > 1 and isinstance(result[1], torch.Tensor):
@@ -62,6 +62,20 @@ def writes_in_place(api: str) -> bool:
     """Does an operation of this name read its first argument and write to it (``add_``, ``__iadd__``)? Read after the call it would show
     the result."""
     return (api.endswith("_") and not api.endswith("__")) or api.startswith("__i")
+
+
+_SCRATCH = (("megatron.core.parallel_state", "_GLOBAL_MEMORY_BUFFER", "buffer"),)
+"""Module, its variable, and there a mapping of tensors that lend their memory: what a step finds in them is left from an earlier one."""
+
+
+def scratch_buffers() -> list[torch.Tensor]:
+    """Memory that frameworks hand out again and again, and that counts as without values when a step begins. Never raises."""
+    found: list[torch.Tensor] = []
+    for module, variable, mapping in _SCRATCH:
+        with suppress_faults():
+            lent = getattr(getattr(sys.modules.get(module), variable, None), mapping, None) or {}
+            found += [tensor for tensor in lent.values() if isinstance(tensor, torch.Tensor)]
+    return found
 
 
 class _Buffer(NamedTuple):
