@@ -15,8 +15,6 @@ from msprobe_engine.core.settings import text, tree
 SECTIONS = ("run_ut", "acc_check")
 """Names of the section in a config.json that has other sections too."""
 
-ALWAYS_BLOCKED = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_with_format"))
-"""APIs without a result that could be compared: memory that nobody has written."""
 BLOCKED_THERE = frozenset(("to",))
 """APIs that the existing tool does not check besides."""
 

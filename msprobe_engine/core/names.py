@@ -12,10 +12,10 @@ ApiName(prefix='Functional', api='linear', number=2, direction='forward')
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from itertools import repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 
@@ -214,6 +214,28 @@ def split_tensor_file(file: str) -> tuple[str, str]:
 def forward_twin(name: str) -> str:
     """Record name of the forward call that a backward record belongs to."""
     return name.replace(".backward", ".forward", 1) if ".backward" in name else name
+
+
+def is_collective(name: str) -> bool:
+    """Is it a record of communication?"""
+    return name.startswith(("Distributed.", "MintDistributed."))
+
+
+def node_parent(node: Any) -> str | None:
+    """The parent in a value of construct.json: text, null, ``""`` (8.1.1, first call) or ``[parent, micro step]`` (26.2.0, Megatron)."""
+    if isinstance(node, (list, tuple)):
+        node = node[0] if node else None
+    return node if isinstance(node, str) and node else None
+
+
+def node_parents(construct: Mapping[str, Any]) -> dict[str, str | None]:
+    """Each node of construct.json and its parent."""
+    return {name: node_parent(node) for name, node in construct.items() if name != MICRO_STEP_KEY}
+
+
+def node_micro_step(node: Any) -> int | None:
+    """The micro step in a value of construct.json; None: it has none."""
+    return node[1] if isinstance(node, (list, tuple)) and len(node) > 1 and type(node[1]) is int else None
 
 
 def layer_of(name: str, vpp_stage: int = 0) -> str:

@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from msprobe_engine.core.dtypes import FLOATS, plain_name
+from msprobe_engine.core.operator_traits import PRODUCTS
 
 EPS: Mapping[str, float] = {name: kind.eps for name, kind in FLOATS.items()}
 """Distance of 1.0 to the next number, by dtype."""
@@ -30,7 +31,7 @@ CALIBRATED, CALIBRATED_GROWTH = 20.0, 4.0
 
 _WIDE = 2.0**-20
 _SHORT = (EPS["bfloat16"], EPS["float16"])
-_PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv", "einsum", "dot", "attention", "gemm")
+_PRODUCTS = (*PRODUCTS, "conv", "einsum", "dot", "attention", "gemm")
 """Parts of the names of calls that devices compute with fewer bits of mantissa unless they are told not to."""
 
 _NOISIEST = 2.0**-10

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import torch
 
 from msprobe_engine.core.guard import raise_of_training, suppress_faults
+from msprobe_engine.core.operator_traits import UNINITIALISED
 
-_MAKERS = frozenset(("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"))
 _BETA = {"baddbmm": 0, "addmm": 0, "addbmm": 0, "addmv": 0, "addr": 0, "baddbmm_": 0, "addmm_": 0, "addbmm_": 0, "addmv_": 0, "addr_": 0}
 _OVERWRITING = frozenset(
     (
@@ -39,7 +39,7 @@ _SHAPE_ONLY = ("new_", "view_as", "expand_as", "reshape_as")
 
 def raw_results(api: str, result: Any) -> Sequence[torch.Tensor]:
     """Results of the call `api` that are memory without values."""
-    if api in _MAKERS and isinstance(result, torch.Tensor):
+    if api in UNINITIALISED and isinstance(result, torch.Tensor):
         return (result,)
     # FSDP2: the buffer of an all-gather, of which only this rank's part is filled
     if api == "all_gather_copy_in" and isinstance(result, tuple) and len(result) > 1 and isinstance(result[1], torch.Tensor):

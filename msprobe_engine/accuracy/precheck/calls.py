@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from msprobe_engine.accuracy.results import bare_name
-from msprobe_engine.accuracy.settings import ALWAYS_BLOCKED, BLOCKED_THERE, PrecheckSettings
+from msprobe_engine.accuracy.settings import BLOCKED_THERE, PrecheckSettings
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.io.safe_cells import utf8
 from msprobe_engine.core.log import printable
 from msprobe_engine.core.names import of_first_pass
+from msprobe_engine.core.operator_traits import UNINITIALISED
 from msprobe_engine.core.settings.tree import nearest
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_records
@@ -169,7 +170,7 @@ class Named(Protocol):
 
 def why_not(call: Named, settings: PrecheckSettings, compat: bool = False) -> str | None:
     """The reason that the lists give not to check a call, None when it is to be checked; with `compat` as the existing tool has it."""
-    if call.api in ALWAYS_BLOCKED:
+    if call.api in UNINITIALISED:
         return f"API {call.api} has no result that can be compared"
     if compat and call.api in BLOCKED_THERE:
         return f"API {call.api} is not checked by the existing tool"

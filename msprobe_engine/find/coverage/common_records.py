@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from msprobe_engine.align.calls.structure import match_structure
 from msprobe_engine.align.parallel.micro_batches import subset
 from msprobe_engine.core import names
+from msprobe_engine.core.names import is_collective
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference.divergence import Divergence
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.formats.dump.dump_table import DumpTable
-from msprobe_engine.formats.dump.record_rows import COMMUNICATION
 from msprobe_engine.measure import missing_statistics
 
 Sides = Mapping[int, DumpTable]
@@ -123,7 +123,7 @@ def _family(name: str) -> str:
     parsed = names.parse(name)
     if isinstance(parsed, (names.ModuleName, names.ParametersGradName)):
         return _MODULE
-    return _COLLECTIVE if name.startswith(COMMUNICATION) else _FUNCTION
+    return _COLLECTIVE if is_collective(name) else _FUNCTION
 
 
 def _matched(target: DumpTable, golden: DumpTable) -> tuple[DumpTable, DumpTable]:

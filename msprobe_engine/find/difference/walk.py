@@ -27,6 +27,7 @@ from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.core.names import forward_twin
+from msprobe_engine.core.operator_traits import UNINITIALISED
 from msprobe_engine.find.difference import attribution, bit_equal_limit
 from msprobe_engine.find.difference import harmless as aside
 from msprobe_engine.find.difference.optimizer import cancelling_gradients
@@ -399,4 +400,4 @@ class DifferenceWalk:
 
 def _empty(name: str) -> bool:
     """Calls whose result is not defined (memory without values)."""
-    return name.split(".", 2)[1].startswith(("empty", "new_empty")) if name.count(".") > 1 else False
+    return name.count(".") > 1 and name.split(".", 2)[1] in UNINITIALISED

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
-from msprobe_engine.core.operator_traits import FILLS, MOVES, normal_op
+from msprobe_engine.core.operator_traits import FILLS, MOVES, UNINITIALISED, normal_op
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.nonfinite.flags import FINITE, INF, NAN, NONFINITE, POS_INF, UNKNOWN, Call, TensorFact, Trace
 from msprobe_engine.find.nonfinite.trace import is_interesting
@@ -20,7 +20,7 @@ SIGN_FLIPS = frozenset(("neg", "mul", "rmul", "sub", "rsub", "abs", "div", "true
 SAME_EVERYWHERE = frozenset(("allreduce", "broadcast"))
 """Collectives after which all ranks go on with the same, so that one rank tells what became of it. After others they go on with different
 parts: all-to-all, or all-gather and a choice of tokens."""
-UNINITIALISED = frozenset(("empty", "emptylike", "newempty", "emptystrided", "newemptystrided", "resize"))
+_GARBAGE = frozenset(map(normal_op, (*UNINITIALISED, "resize_")))
 """Operations whose output is whatever the memory held."""
 POISONS = frozenset(("full", "fulllike", "newfull"))
 """Operations that make new memory with one value."""
@@ -113,7 +113,7 @@ class _Scanner:
         return self.result
 
     def _look(self, call: Call) -> None:
-        if (normal_op(call.op) in UNINITIALISED or _poisons(call)) and not call.in_flags & NONFINITE:
+        if (normal_op(call.op) in _GARBAGE or _poisons(call)) and not call.in_flags & NONFINITE:
             self.garbage = call
             return
         bad_in = self._bad_inputs(call)

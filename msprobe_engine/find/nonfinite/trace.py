@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine.core.names import forward_twin
+from msprobe_engine.core.names import forward_twin, is_collective, node_parents
 from msprobe_engine.core.operator_traits import normal_op
 from msprobe_engine.find.nonfinite.flags import NONFINITE, Call, Trace, row_flags
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
@@ -54,7 +54,7 @@ def _split(name: str) -> tuple[str, str, str]:
     if last in ("forward", "backward"):
         parts = head.split(".")
         op = parts[-2] if len(parts) >= 2 else head
-        kind = "collective" if parts[0] in ("Distributed", "MintDistributed") else "api"
+        kind = "collective" if is_collective(name) else "api"
         return kind, last, op
     rest, _, middle = head.rpartition(".")
     if middle in ("forward", "backward"):
@@ -96,17 +96,9 @@ def is_only_written(kind: str, op: str, name: str, row: str, tags: Mapping[str, 
     return place in (str(skip[0]), skip[1])
 
 
-def _parent_of(value: Any) -> str | None:
-    if isinstance(value, (list, tuple)):  # Megatron runs of 26.2.0: [parent, micro step]
-        value = value[0] if value else None
-    return value if isinstance(value, str) and value else None
-
-
 def trace(dump: DumpTable, *, step: int, rank: int, complete: bool = True) -> Trace:
     """Build the trace of one rank. `complete`: the step was not cut off."""
-    parents: dict[str, str | None] = {
-        name: _parent_of(value) for name, value in dump.construct.items() if name != "megatron_micro_step_number"
-    }
+    parents = node_parents(dump.construct)
     calls = list(_calls(dump, parents))
     if any(call.kind == "gradient" for call in calls):
         calls = _place_gradients(calls)

@@ -171,12 +171,9 @@ class EntryParser:
             if isinstance(tags.get("micro_step"), int):
                 micro_step = tags.pop("micro_step")
         node = self._construct.get(name)
-        parent = node
-        if isinstance(node, list):
-            parent = node[0] if node else None
-            micro_step = node[1] if len(node) > 1 and isinstance(node[1], int) else micro_step
-        parent = parent if isinstance(parent, str) and parent else None
-        return DumpedEntry(name, sections, parent, self._stacks.get(name, ()), micro_step, tags)
+        said = names.node_micro_step(node)
+        micro_step = micro_step if said is None else said
+        return DumpedEntry(name, sections, names.node_parent(node), self._stacks.get(name, ()), micro_step, tags)
 
     def _error(self, name: str, what: str) -> DumpFormatError:
         return DumpFormatError(f"{self._where}: record {name[:120]!r} {what}")

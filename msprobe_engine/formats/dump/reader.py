@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core import names
 from msprobe_engine.core.errors import DumpFormatError, TextError, UnreadableFileError, UsageError
 from msprobe_engine.core.io.input_files import open_input, read_input
 from msprobe_engine.core.io.json_text import parse_json as parse_text
@@ -286,15 +287,8 @@ def _step_dump(
         entries = {name: parser.entry(name, value) for name, value in data.items()}
     except RecursionError:
         raise DumpFormatError(f"{where}: nested too deeply; no dump of a training looks so, do not trust it") from None
-    parents = {name: _parent(node) for name, node in nodes.items() if not isinstance(node, (int, float))}
+    parents = names.node_parents(nodes)
     return StepDump(path, step, rank, header, entries, stacks, parents, complete, recovered)
-
-
-def _parent(node: Any) -> str | None:
-    """The parent in a value of construct.json: text, null, ``""`` (8.1.1, first call) or ``[parent, micro step]`` (26.2.0)."""
-    if isinstance(node, list):
-        node = node[0] if node else None
-    return node if isinstance(node, str) and node else None
 
 
 def _stacks(document: Any, file: Path) -> dict[str, tuple[str, ...]]:

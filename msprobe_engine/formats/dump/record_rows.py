@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from msprobe_engine.core.names import is_collective
+
 if TYPE_CHECKING:
     from msprobe_engine.formats.dump.dump_table import DumpTable
 
@@ -27,7 +29,6 @@ _ORDER = ("input_args", "input_kwargs", "input", "parameters", "output")
 _PLACES = {"input_args": ".input", "input_kwargs": ".input", "input": ".input", "parameters": ".parameters", "output": ".output"}
 _RANKS = frozenset(("src", "dst", "group_src", "group_dst"))
 _FLOAT, _INT = float, int
-COMMUNICATION = ("Distributed.", "MintDistributed.")
 """What the names of collectives begin with."""
 
 _DEEPEST = 100
@@ -78,7 +79,7 @@ class RowReader:
             for section in _ORDER:
                 if section in record:
                     self.walk(name + _PLACES[section], record[section], _SECTIONS[section], 0, False)
-            if name.startswith(COMMUNICATION):
+            if is_collective(name):
                 side.collectives[self.at] = record
             extra = {key: value for key, value in record.items() if key not in _SECTIONS}
             if extra:

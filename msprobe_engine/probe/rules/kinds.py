@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msprobe_engine.core.names import is_collective
 from msprobe_engine.core.records import Entry, Sample
 
 KINDS = ("activation", "activation_grad", "grad", "param", "opt_state", "update", "feature", "collective", "loss", "step")
@@ -38,10 +39,10 @@ def sample_kind(sample: Sample) -> str:
 def entry_kind(entry: Entry, section: str) -> str:
     """Kind of the tensors in one section of an entry, by the grammar of record names.
 
-    ``Distributed.*`` is a collective, ``*.parameters_grad[.N]`` a gradient, the section ``parameters`` a parameter; the rest is
-    an activation, or its gradient in a ``backward`` entry.
+    ``Distributed.*`` (MindSpore: ``MintDistributed.*`` too) is a collective, ``*.parameters_grad[.N]`` a gradient, the section
+    ``parameters`` a parameter; the rest is an activation, or its gradient in a ``backward`` entry.
     """
-    if entry.name.startswith("Distributed."):
+    if is_collective(entry.name):
         return "collective"
     if section == "parameters":
         return "param"

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import get_overridable_functions
 
+from msprobe_engine.core.operator_traits import UNINITIALISED
 from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.custom import Custom, custom, formula
 from msprobe_integrations.torch.accuracy.moves import MOVES
@@ -51,12 +52,7 @@ _RANDOM = frozenset((*TORCH, *TENSOR, "gumbel_softmax", "fractional_max_pool2d",
 _UNLISTED = frozenset(("as_strided", "as_strided_", "segment_reduce", "zero_", "fill_"))
 """Functions of torch that torch's own list of operations does not have."""
 _MAY_DRAW = frozenset(("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "rrelu"))
-_EMPTY = frozenset(
-    (
-        *("empty", "empty_like", "empty_strided", "empty_permuted", "empty_quantized", "new_empty", "new_empty_strided"),
-        *("resize_", "resize_as_", "empty_with_format"),
-    )
-)
+_EMPTY = UNINITIALISED | {"resize_", "resize_as_"}
 COMMUNICATION = frozenset(("Distributed", "MintDistributed", "c10d", "_c10d_functional"))
 _NO_LIBRARIES = frozenset(
     ("aten", "prims", "prim", "profiler", "c10d", "c10d_functional", "_c10d_functional", "inductor", "debugprims", "rngprims")

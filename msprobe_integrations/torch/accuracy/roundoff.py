@@ -18,6 +18,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from msprobe_engine.core.operator_traits import UNINITIALISED
 from msprobe_integrations.torch.accuracy.types import move
 
 _EXACT = frozenset(
@@ -95,11 +96,7 @@ _EXACT = frozenset(
             "scalar_tensor",
         ),
         *(
-            "empty",
-            "empty_like",
-            "new_empty",
-            "empty_strided",
-            "new_empty_strided",
+            *UNINITIALISED,
             "lift_fresh",
             "lift_fresh_copy",
             "detach",

@@ -9,15 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from msprobe_engine.core.operator_traits import UNINITIALISED
+
 _COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor", "fsdp")
 _READS = frozenset(
     ("_local_scalar_dense", "is_pinned", "_pin_memory", "record_stream", "sym_size", "sym_stride", "sym_numel", "is_same_size")
 )
 _FORM = frozenset(
     ("_unsafe_view", "lift_fresh", "resize_", "resize_as_", "_resize_output_", "set_", "swap_", "set_data", "_nested_view_from_buffer")
-)
-_NO_VALUES = frozenset(
-    ("empty_like", "new_empty", "new_empty_strided", "empty_strided", "empty", "empty_permuted", "_empty_affine_quantized")
 )
 _WORKSPACE = re.compile(r"workspace|reserve", re.IGNORECASE)
 """Arguments in which a kernel leaves something for its backward in a form of its own: in other types it is not what that expects."""
@@ -124,7 +123,7 @@ def _reason(func: Any, space: str, name: str) -> str:
         return "communication"
     if name in _FORM or func.is_view or torch.Tag.inplace_view in func.tags:
         return "changes the form of a tensor only"
-    if name in _NO_VALUES:
+    if name in UNINITIALISED:
         return "memory without values"
     if name.startswith(_KERNEL) or any(_WORKSPACE.search(a.name) and "Tensor" in str(a.type) for a in func._schema.arguments):
         return "a kernel's own workspace"

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 KINDS = ("api", "module", "collective", "parameters_grad", "debug")
 """Kinds of records. ``debug`` is what the user saved by name; a name of no known form counts as ``api``."""
-_COLLECTIVES = ("Distributed", "MintDistributed")
 
 
 def kind_of(name: str) -> str:
@@ -29,7 +28,7 @@ def kind_of(name: str) -> str:
         return "parameters_grad"
     if isinstance(parsed, names.DebugName):
         return "debug"
-    return "collective" if parsed is not None and parsed.prefix in _COLLECTIVES else "api"
+    return "collective" if names.is_collective(name) else "api"
 
 
 class Record:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from msprobe_engine.align.parallel.placements import Placements, twins
+from msprobe_engine.core.operator_traits import PRODUCTS
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
 from msprobe_engine.report.graph.merge.rank_stack import RankStack
 
-_PRODUCTS = frozenset(("matmul", "__matmul__", "mm", "bmm", "addmm", "baddbmm", "linear"))
 _SWAPS = frozenset(("transpose", "t", "swapaxes", "swapdims"))
 _ORDERS = _SWAPS | {"permute"}
 
@@ -155,7 +155,7 @@ class _Walk:
         op = self.side.op[row]
         name = self.name(op)
         taken = self.beside.tensors(op, (INPUT, PARAMETERS))
-        if name in _PRODUCTS:
+        if name in PRODUCTS:
             return self.product(taken, row, transposed=name == "linear")
         if name == "embedding":
             return self.looked_up(taken, row)

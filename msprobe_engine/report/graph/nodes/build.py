@@ -39,7 +39,7 @@ def build(side: DumpTable, step: int = 0, rank: int = 0, old: bool = False) -> G
     """
     graph = Graph(step, rank, side)
     construct = {name: value for name, value in side.construct.items() if name != names.MICRO_STEP_KEY}
-    told = {name: parent for name, value in construct.items() if (parent := _parent(value)) is not None}
+    told = {name: parent for name, value in construct.items() if (parent := names.node_parent(value)) is not None}
     order, gradients = _in_order(side, construct)
     if not construct:
         told = _parents_by_paths(order)
@@ -75,13 +75,6 @@ def backward_of(name: str) -> str | None:
         return f"{name[: -len(_FORWARD_END)]}{_BACKWARD_END}"
     head, found, number = name.rpartition(_FORWARD)
     return f"{head}{_BACKWARD}{number}" if found and number.isdecimal() else None
-
-
-def _parent(value: object) -> str | None:
-    """Of an entry of construct.json: a name, or [name, micro step]."""
-    if isinstance(value, list):
-        value = value[0] if value else None
-    return value if isinstance(value, str) and value else None
 
 
 def _undo_displacements(told: dict[str, str], construct: Mapping[str, object]) -> None:

@@ -55,11 +55,8 @@ def follow(target: Graph, golden: Graph, partners: Sequence[int], exact: bool) -
 
 
 def _said(construct: Mapping[str, Any]) -> dict[str, int]:
-    return {
-        name: value[1]
-        for name, value in construct.items()
-        if isinstance(value, list) and len(value) > 1 and type(value[1]) is int and value[1] <= _MOST
-    }
+    said = {name: names.node_micro_step(node) for name, node in construct.items()}
+    return {name: number for name, number in said.items() if number is not None and number <= _MOST}
 
 
 def _by_order(graph: Graph) -> None:

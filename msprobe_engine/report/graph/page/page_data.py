@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.names import is_collective
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS_GRAD
 from msprobe_engine.measure import distances
 from msprobe_engine.report.graph.nodes.build import is_gradients
@@ -28,7 +29,6 @@ OVERFLOW = {"medium": 64, "high": 128, "critical": 192}
 """Bits of the column ``flags``; ``Graph.FLAG`` of columns.js has the same."""
 
 _MAGIC = b"MPG1"
-_COMMUNICATION = ("Distributed.", "MintDistributed.")
 
 Numbers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -176,7 +176,7 @@ def _flags(graph: Graph, order: Order) -> npt.NDArray[np.uint16]:
     for node, name in enumerate(graph.names):
         if ".backward." in name or name.endswith(".backward") or is_gradients(name):
             flags[node] |= BACKWARD
-        if name.startswith(_COMMUNICATION):
+        if is_collective(name):
             flags[node] |= COLLECTIVE
     for node, level in enumerate(graph.overflow):
         if level:
