@@ -1,4 +1,4 @@
-"""Entry point of ``msprobe``: finds the sub-command, imports its file only then, and turns errors into one clean message.
+"""Entry point of ``msprobe``: finds the sub-command and imports its file only then.
 
 Nothing heavy is imported here, so that ``msprobe --help`` answers at once; sub-commands import what they need in `run`.
 """
@@ -8,20 +8,13 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
-import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
-from typing import Any, NamedTuple, TextIO, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from msprobe_engine.cli.arguments import Parser
-from msprobe_engine.cli.file_errors import describe
-from msprobe_engine.core.errors import ProbeError, UnreadableFileError
-from msprobe_engine.core.io.input_files import OddInputError
-from msprobe_engine.core.log import printable
+from msprobe_engine.cli.exit_codes import DONE, WRONG, run_command
 from msprobe_engine.core.process.variables import warn_unknown_variables
-
-DONE, FOUND, WRONG, UNREADABLE, INTERNAL, INTERRUPTED, SIGPIPE = 0, 1, 2, 3, 3, 130, 141
 
 
 class Command(NamedTuple):
@@ -80,45 +73,9 @@ exit codes:
        analyze, monitor learn --check, grad_probe compare, config_check, certs show, ckpt diff, frameworks) or does not fit (estimate)
   2    wrong usage, settings or input; the message says what to do; cannot tell (ckpt diff, doctor)
   3    nothing found, but something could not be read (api_precision_compare, compare, diagnose, graph, merge_result, monitor,
-       nan_analyze, trends, and any command whose files hold what no reader expects) or run (acc_check);
-       elsewhere a bug in this tool: please report it with the output of --debug
+       nan_analyze, trends, and any command whose files hold what no reader expects) or run (acc_check)
+  4    a bug in this tool: please report it with the output of --debug
   130  interrupted"""
-
-
-class _Output:
-    """Standard output that goes nowhere once its reader has gone: the command comes to its end, and its exit code says what was found."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        try:
-            return self._stream.write(text)
-        except BrokenPipeError:
-            self._leave()
-            return len(text)
-
-    def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except BrokenPipeError:
-            self._leave()
-
-    def _leave(self) -> None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-@contextmanager
-def _answer_without_reader() -> Iterator[None]:
-    """A reader of the output that goes away (head, less) changes no exit code."""
-    if sys.stdout is not sys.__stdout__ or sys.stdout is None:  # a test's
-        yield
-        return
-    with redirect_stdout(cast(TextIO, _Output(sys.stdout))):
-        yield
 
 
 def _parser_of_commands(prog: str, usage: str, description: str, commands: Mapping[str, Command], examples: str) -> argparse.ArgumentParser:
@@ -197,15 +154,6 @@ def sub_parser(name: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _names_odd_input(error: BaseException | None) -> bool:
-    """Was a pipe, a device or a directory named, or met, where a file should be read? It is no reader's business to tell exit codes."""
-    while error is not None:
-        if isinstance(error, OddInputError):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
 def version() -> str:
     """The installed version."""
     from importlib.metadata import PackageNotFoundError
@@ -247,41 +195,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         name, given = f"{name} {given[0]}", given[1:]
     if name != "run":  # the training that it starts says it
         warn_unknown_variables()
-    debug = options.debug
-    args = argparse.Namespace()
-    try:
-        args = sub_parser(name).parse_args(given)
-        debug = debug or args.debug
-        with _answer_without_reader():
-            code = int(args.run(args))
-            sys.stdout.flush()
-        return code
-    except ProbeError as error:
-        if debug:
-            raise
-        print(printable(f"msprobe {name}: {error}"), file=sys.stderr)
-        return UNREADABLE if isinstance(error, UnreadableFileError) or _names_odd_input(error) else WRONG
-    except KeyboardInterrupt:
-        print(f"msprobe {name}: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # not through `sys.stdout.write`: what was found is not known
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return SIGPIPE
-    except Exception as error:
-        if debug:
-            raise
-        if (said := describe(error, args)) is not None:
-            print(printable(f"msprobe {name}: {said.text}"), file=sys.stderr)
-            if error.filename is None:  # type: ignore[attr-defined]  # what Python would flush at exit goes nowhere
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return WRONG if said.wrote else UNREADABLE
-        print(
-            printable(
-                f"msprobe {name}: unexpected {type(error).__name__}: {error}. This is a bug; run again with --debug for the traceback"
-            ),
-            file=sys.stderr,
-        )
-        return INTERNAL
+    args = argparse.Namespace(debug=options.debug)
+
+    def command() -> int:
+        sub_parser(name).parse_args(given, args)
+        return int(args.run(args))
+
+    return run_command(f"msprobe {name}", command, args)
 
 
 if __name__ == "__main__":

@@ -96,16 +96,16 @@ def incidents(run: Path) -> list[Path]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The existing tool's ``python -m msprobe.core.monitor.anomaly_processor``: its options, and 0 also when there are alerts."""
-    from msprobe_engine.core.errors import ProbeError
-    from msprobe_engine.core.log import printable
+    from msprobe_engine.cli.exit_codes import run_command
 
     parser = argparse.ArgumentParser(prog="anomaly_processor", description=__doc__, allow_abbrev=False)
     parser.add_argument("-d", "--data_path", required=True, metavar="DIR", help="directory anomaly_detected, or that of the run")
     _options(parser, "DIR")
+    parser.set_defaults(debug=False)
     args = parser.parse_args(argv)
-    try:
+
+    def command() -> int:
         report(args.data_path, args.out_path, args.topk, args.step)
-    except ProbeError as error:
-        print(printable(f"anomaly_processor: {error}"), file=sys.stderr)
-        return 2
-    return 0
+        return 0
+
+    return run_command("anomaly_processor", command, args)

@@ -32,8 +32,8 @@ CASES: dict[str, tuple[int, str, int, str]] = {
     "below an input": (errno.EIO, "b/step0/rank0/dump.json", 3, "dump.json: Input/output error; check the name, owner and mode"),
     "an output": (errno.EROFS, "a/out", 2, "out: Read-only file system; the file system is read-only"),
     "below an output": (errno.EACCES, "a/out/page.html", 2, "page.html: Permission denied; no permission"),
-    "a name that begins alike": (errno.EACCES, "ab/dump.json", 3, "This is a bug"),
-    "a path of ours": (errno.ENOENT, "elsewhere/module.js", 3, "This is a bug"),
+    "a name that begins alike": (errno.EACCES, "ab/dump.json", 4, "This is a bug"),
+    "a path of ours": (errno.ENOENT, "elsewhere/module.js", 4, "This is a bug"),
     "a full disk at an output": (errno.ENOSPC, "a/out/page.html", 2, "page.html: No space left on device; the disk is full ("),
     "a full disk elsewhere": (errno.ENOSPC, "tmp/part", 2, "cannot write all of the output"),
     "an input that is too large": (errno.EFBIG, "b/dump.json", 3, "dump.json: File too large; check the name"),
@@ -57,7 +57,7 @@ def test_an_error_without_a_file_of_the_user_is_a_bug(
 ) -> None:
     """No file, or a relative path that was computed wrongly."""
     monkeypatch.chdir(tmp_path)
-    assert said_of(error, tmp_path, monkeypatch, capsys)[0] == 3
+    assert said_of(error, tmp_path, monkeypatch, capsys)[0] == 4
     assert "This is a bug" in said_of(error, tmp_path, monkeypatch, capsys)[1]
 
 
@@ -69,5 +69,5 @@ def test_odd_names_of_options(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
 
     monkeypatch.setattr(diagnose, "run", run)
-    assert main(["diagnose", name]) == 3
+    assert main(["diagnose", name]) == 4
     assert "Permission denied" in capsys.readouterr().err
