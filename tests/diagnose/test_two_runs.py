@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,19 @@ def test_page(dumps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert [main(line) for line in lines] == [1, 0, 1]
     *_, code = blocks("docs/diagnose.md", "python")  # the script before it has a test of its own: test_calibration_page.py
     assert run(code, "docs/diagnose.md", {})["found"].finding == "divergence"
+
+
+@pytest.mark.parametrize("command", ["diagnose {} {} -o {}", "compare {} {} -o {} --workers 1"], ids=lambda text: text.partition(" ")[0])
+def test_one_product_that_is_off_is_not_fewer_bits(command: str, dumps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A device with fewer bits of mantissa (TF32) computes all products with them: one gradient that is off by as little, where all other
+    products are equal to the last bit, is a finding."""
+    right = golden(dumps, Shape())
+    shutil.copytree(right, tmp_path / "run")
+    (file,) = (tmp_path / "run/step0").glob("*/dump.json")
+    document = json.loads(file.read_text())
+    record = "Module.layers.0.attention.qkv.Linear.parameters_grad.0"
+    gradient = document["data"][record]["weight"][0]
+    gradient["Mean"] += 3e-4 * gradient["Norm"] / math.sqrt(math.prod(gradient["shape"]))
+    file.write_text(json.dumps(document))
+    code = main(command.format(tmp_path / "run", right, tmp_path / "out").split())
+    assert (code, record in capsys.readouterr().out.split("\n")[0]) == (1, True)

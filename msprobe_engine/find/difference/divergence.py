@@ -15,7 +15,7 @@ from msprobe_engine.find.difference.calibration import Floats
 from msprobe_engine.find.difference.origin import GRADIENT, RESULT, DifferenceOrigin
 from msprobe_engine.find.difference.rank_walk import RankWalk, reuse_walk
 from msprobe_engine.find.difference.walk import DifferenceWalk, Walk
-from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import roundoff
 
 
@@ -104,6 +104,18 @@ def _noise(found: Divergence) -> float:
         return found.noise
     rank, origin = found.origins[0]
     side = found.walkers[rank].side
-    if not origin.noise or origin.kind not in (RESULT, GRADIENT):
+    if not origin.noise or origin.kind not in (RESULT, GRADIENT) or all(map(_one_product_off, found.walkers.values())):
         return found.noise
     return roundoff.product_noise(side.ops[origin.op], side.dtype[origin.row], origin.distance) or found.noise
+
+
+def _one_product_off(walker: DifferenceWalk) -> bool:
+    """At most one record with float32 products is off, and others are equal to the last bit: a device with fewer bits of mantissa computes
+    all of them with fewer."""
+    side = walker.side
+    off: dict[int, bool] = {}
+    for (row, _), distance, known in zip(walker.rows, walker.measured.distance.tolist(), walker.measured.known.tolist()):
+        op = side.op[row]
+        if known and side.role[row] in (OUTPUT, PARAMETERS_GRAD) and roundoff.is_wide_product(side.ops[op], side.dtype[row]):
+            off[op] = off.get(op, False) or distance > 0
+    return sum(off.values()) < min(2, len(off))
