@@ -14,12 +14,12 @@ from msprobe_engine.align.parallel.join_stages_and_experts import together
 from msprobe_engine.core import names
 from msprobe_engine.core.errors import NothingCapturedError, UsageError
 from msprobe_engine.core.io.progress import bar
-from msprobe_engine.core.text.sentences import Sentence, joined
+from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import config_and_checkpoint, detect, findings, run_directory, saved_variables
 from msprobe_engine.find.coverage import renames, two_frameworks
 from msprobe_engine.find.coverage.common_records import are_unrelated, count_not_compared, restrict_to_common, say_one_sided
 from msprobe_engine.find.difference import calibration as calibrate
-from msprobe_engine.find.difference import call_facts, explain, layouts, output_arity, suspects
+from msprobe_engine.find.difference import call_facts, evidence, explain, layouts, output_arity, suspects
 from msprobe_engine.find.difference.calibration import Floats
 from msprobe_engine.find.difference.divergence import Divergence, diverge
 from msprobe_engine.find.difference.optimizer.updated_parameters import name_parameters
@@ -37,8 +37,6 @@ from msprobe_engine.formats.dump.completeness import missing_steps, steps_on_one
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.measure import distances, dump_dialects
-
-MOST_RANKS = 16
 
 Movements = Callable[[int, Mapping[int, DumpTable], list[str]], Mapping[int, Floats]]
 AlreadyBegun = Callable[[int], Mapping[int, RankWalk]]
@@ -297,6 +295,7 @@ class _StepLoop:
             self._nothing_off(before)
         if before is not None and (found.suspects or not before.origins):
             found.evidence += layouts.said(before)
+        found.evidence += [] if before is None else evidence.precision(before)
         renames.report_renames(found)
         two_frameworks.report_coverage(found)
         if before is not None and before.noise:
@@ -318,7 +317,7 @@ class _StepLoop:
             found.finding = findings.STRUCTURE
             found.suspects, found.further = _most(self._facts)
         equal = SAME_IN_COMMON if self._one_sided else SAME_BESIDE_NAN if self._hidden else SAME
-        found.evidence.append(Sentence("The largest difference is {0}.", _amount(before, largest)) if largest else equal)
+        found.evidence.append(Sentence("The largest difference is {0}.", evidence.amount(before, largest)) if largest else equal)
 
 
 def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
@@ -392,7 +391,7 @@ def _say(found: Diagnosis, step: int, divergence: Divergence) -> None:
     found.finding = explain.finding_of(divergence, rank, origin)
     if found.finding != findings.STRUCTURE:
         found.differences = sum(walk.differing for walk in divergence.walks.values())
-    found.evidence += _evidence(divergence)
+    found.evidence += evidence.of_step(divergence)
 
 
 def _since(found: Diagnosis, called: Mapping[tuple[int, str], int]) -> None:
@@ -403,25 +402,3 @@ def _since(found: Diagnosis, called: Mapping[tuple[int, str], int]) -> None:
             template = "{0} in step {1}, and the argument is another one since step {2}"
             suspect.why = Sentence(template, suspect.why, suspect.step, step)
             suspect.step = step
-
-
-def _amount(divergence: Divergence, distance: float) -> str:
-    if any(walker.calibrated for walker in divergence.walkers.values()):
-        return Sentence("{0} times the round-off that the calibration shows for the record", f"{distance:.1f}")
-    return Sentence("{0} of a tensor's size", f"{distance:.1e}")
-
-
-def _evidence(divergence: Divergence) -> list[str]:
-    compared = sum(walk.compared for walk in divergence.walks.values())
-    differing = sum(walk.differing for walk in divergence.walks.values())
-    template = "{0} of {1} records differ by more than round-off; all behind the first suspect may follow from it."
-    lines: list[str] = [Sentence(template, f"{differing:,}", f"{compared:,}")]
-    largest = max((walk.largest for walk in divergence.walks.values()), default=0.0)
-    lines.append(Sentence("Records that agree differ by at most {0}.", _amount(divergence, largest)))
-    if len(divergence.walks) > 1:
-        counts = [(rank, len(walk.origins)) for rank, walk in sorted(divergence.walks.items()) if walk.origins]
-        by_rank = joined(", ", (Sentence("rank {0}: {1}", rank, n) for rank, n in counts[:MOST_RANKS]))
-        if len(counts) > MOST_RANKS:
-            by_rank = Sentence("{0} and {1} more ranks", by_rank, f"{len(counts) - MOST_RANKS:,}")
-        lines.append(Sentence("Places where a difference begins, by rank: {0}", by_rank))
-    return lines
