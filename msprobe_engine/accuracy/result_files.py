@@ -6,9 +6,7 @@ process was killed. Going on with a file drops what is not. One process writes a
 
 from __future__ import annotations
 
-import csv
 import fcntl
-import io
 import os
 import re
 import time
@@ -20,6 +18,7 @@ from msprobe_engine.accuracy.result_forms import BLANK, Form, join
 from msprobe_engine.accuracy.results import SKIP, CallResult, Metric, TensorResult
 from msprobe_engine.accuracy.verdict.metrics import COLUMNS
 from msprobe_engine.core.errors import SinkError, UsageError
+from msprobe_engine.core.io.csv_text import parse_row
 from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.output_files import WholeFile, write_all
@@ -248,7 +247,7 @@ def _lines(path: Path) -> tuple[tuple[str, ...], list[bytes], int]:
 
 
 def _cells(row: bytes) -> list[str]:
-    return next(csv.reader(io.StringIO(row.decode("utf-8", "replace"), newline="")), [])
+    return parse_row(row.decode("utf-8", "replace"))
 
 
 def _first(row: bytes) -> str:

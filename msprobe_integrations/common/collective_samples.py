@@ -9,14 +9,13 @@ file ``collective_stacks.csv``. A sample (family ``other``) is named after the o
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.io.csv_text import format_rows
 from msprobe_engine.core.io.output_files import AppendFile
 from msprobe_engine.core.io.safe_cells import safe_cell
 from msprobe_engine.core.records import Sample
@@ -126,16 +125,12 @@ class CollectiveSamples:
                 self._write()
 
     def _write(self) -> None:
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
         path = rank_directory(self._probe) / "collective_stacks.csv"
         file = AppendFile(path)
         try:
-            if not file.size:
-                writer.writerow(["op", "group", "site", "stack"])
-            for name, group, stack in self._new:
-                writer.writerow([safe_cell(name), group, stack.partition(" ")[0], stack])
-            file.append(out.getvalue().encode("utf-8", "backslashreplace"))
+            rows = [] if file.size else [["op", "group", "site", "stack"]]
+            rows += [[safe_cell(name), group, stack.partition(" ")[0], stack] for name, group, stack in self._new]
+            file.append(format_rows(rows).encode("utf-8", "backslashreplace"))
         finally:
             file.close()
         self._new.clear()

@@ -8,8 +8,6 @@ Files of the existing tool, written at the end of that step while the training g
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import sys
 from collections.abc import Sequence
@@ -18,6 +16,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.io.csv_text import format_rows
 from msprobe_engine.core.io.output_files import make_directory, replace_file
 from msprobe_engine.core.io.safe_cells import safe_cell
 from msprobe_engine.core.records import TensorDescription, TensorRef
@@ -100,12 +99,8 @@ class ModuleNotes:
 
     def _write_stacks(self, path: Path) -> None:
         texts = self._stacks.texts()
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(["module_name", "stack_info"])
-        for name, stack in self._stack_of.items():
-            writer.writerow([safe_cell(name), "".join(f"{line} \n" for line in texts[stack])])
-        replace_file(path, out.getvalue().encode("utf-8", "backslashreplace"))
+        rows = [[safe_cell(name), "".join(f"{line} \n" for line in texts[stack])] for name, stack in self._stack_of.items()]
+        replace_file(path, format_rows([["module_name", "stack_info"], *rows]).encode("utf-8", "backslashreplace"))
 
     def _pre(self, named: Named, name: str, stack: bool, struct: bool) -> Pre:
         def pre(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from msprobe_engine.core import log
+from msprobe_engine.core.process.cores import usable_cores
 from msprobe_engine.core.statistics import host_kernel
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.torch import derived, device_trust, pairkernels, statistics
@@ -76,7 +77,7 @@ def in_processes(device: Device, way: Way, work: Callable[[tuple[Device, Way, An
         work: of a module that can be imported; calls `why_not` before it needs Triton.
     """
     given = [(device, way, item) for item in items]
-    parallel = min(_PARALLEL, (os.cpu_count() or 1) // 2)
+    parallel = min(_PARALLEL, usable_cores() // 2)
     if not device.full or way == "operators" or parallel < 2:
         yield from map(work, given)
         return

@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.process.cores import usable_cores
+
 ROOT = Path(__file__).resolve().parents[2]
 _SOURCES = ("msprobe_engine/native/_*.c", "msprobe_integrations/common/_*.c")
 _FLAGS = ("-O3", "-std=gnu11", "-pthread", "-shared", "-fPIC")
@@ -59,7 +61,7 @@ def build_modules() -> str:
         return "not there, no compiler: the fallbacks are used"
     if not (Path(headers) / "Python.h").is_file():
         return "not there, no headers of Python to build them: the fallbacks are used"
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         errors = [error for error in pool.map(lambda source: _build(source, compiler, headers), missing) if error]
     importlib.invalidate_caches()
     failed = f"; {errors[0]}: the fallbacks are used" if errors else ""

@@ -39,11 +39,10 @@ def xlsx_rows(path: Path) -> list[list[str | float]]:
     """The cells of the one sheet of an xlsx file."""
     with zipfile.ZipFile(path) as book:
         sheet = book.read("xl/worksheets/sheet1.xml").decode()
-        texts = re.findall(r"<si><t[^>]*>(.*?)</t></si>", book.read("xl/sharedStrings.xml").decode(), re.DOTALL)
     found: list[list[str | float]] = []
-    for row in re.findall(r"<row [^>]*>(.*?)</row>", sheet):
-        cells = re.findall(r'<c r="[A-Z]+\d+"( t="s")?><v>(.*?)</v></c>', row)
-        found.append([texts[int(v)] if text else float(v) for text, v in cells])
+    for row in re.findall(r"<row [^>]*>(.*?)</row>", sheet, re.DOTALL):
+        cells = re.findall(r'<c r="[A-Z]+\d+"(?: t="inlineStr"><is><t[^>]*>(.*?)</t></is>|><v>(.*?)</v>)</c>', row, re.DOTALL)
+        found.append([text or float(number) for text, number in cells])
     assert "<f>" not in sheet
     return found
 

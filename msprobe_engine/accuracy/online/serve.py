@@ -25,6 +25,7 @@ from msprobe_engine.accuracy.results import CallResult
 from msprobe_engine.accuracy.settings import PrecheckSettings
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.progress import bar
+from msprobe_engine.core.process.cores import usable_cores
 from msprobe_engine.formats.dump import layout
 
 SPOOL = "online_spool"
@@ -230,8 +231,7 @@ def _refuse(options: Options) -> None:
 
 def _works(settings: PrecheckSettings, options: Options) -> list[Work]:
     """What each process has to know."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    number = options.processes or max(1, min(MOST_PROCESSES, max(cores, len(options.devices))))
+    number = options.processes or max(1, min(MOST_PROCESSES, max(usable_cores(), len(options.devices))))
     shared = Work(
         framework="pytorch",
         directory="",

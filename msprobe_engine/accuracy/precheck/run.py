@@ -24,6 +24,7 @@ from msprobe_engine.accuracy.verdict.mindspore_form import form_for
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.log import get_logger, printable
+from msprobe_engine.core.process.cores import usable_cores
 from msprobe_engine.core.settings.tree import nearest
 from msprobe_engine.formats.dump.reader import read_stacks
 
@@ -259,5 +260,4 @@ def processes(options: Options, calls: int) -> int:
     """How many processes check so many calls."""
     if options.processes:
         return max(1, min(options.processes, calls))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MOST_PROCESSES, max(cores, len(options.devices)), math.ceil(calls / CALLS_PER_PROCESS)))
+    return max(1, min(MOST_PROCESSES, max(usable_cores(), len(options.devices)), math.ceil(calls / CALLS_PER_PROCESS)))

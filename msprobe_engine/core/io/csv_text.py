@@ -1,4 +1,4 @@
-"""The one entry for CSV tables that somebody else wrote: rows one at a time, with bounds on a line, a cell and the file."""
+"""CSV text: tables that somebody else wrote, row by row with bounds on a line, a cell and the file; single lines; and rows as text."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import csv
 import errno
 import io
 import os
-from collections.abc import Iterator
-from typing import TextIO
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO
 
 from msprobe_engine.core.errors import TextError
 from msprobe_engine.core.io.input_files import open_input
@@ -46,3 +46,22 @@ def _lines(text: TextIO) -> Iterator[str]:
         if len(line) > LONGEST_LINE:
             raise TextError(f"a line has more than {LONGEST_LINE} characters")
         yield line.replace("\0", "\\0") if "\0" in line else line
+
+
+def parse_row(text: str) -> list[str]:
+    """The cells of one row, without limits of its own.
+
+    Raises:
+        TextError: it is none.
+    """
+    try:
+        return next(csv.reader(io.StringIO(text, newline="")), [])
+    except csv.Error as error:
+        raise TextError(str(error)) from None
+
+
+def format_rows(rows: Iterable[Iterable[Any]], end: str = "\n") -> str:
+    """Rows as text, quoted where needed. A cell that a spreadsheet might calculate has to be made safe before (`safe_cells`)."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator=end).writerows(rows)
+    return text.getvalue()

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError
+from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.find.nonfinite import first_over_ranks, incident_samples, load, report
 from msprobe_engine.find.nonfinite.flags import Trace
 from msprobe_engine.find.run_directory import incidents
 from msprobe_engine.formats.dump.completeness import missing_steps
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.layout import RERUN
-from msprobe_engine.formats.dump.reader import DumpDirectory, collection_paused, open_dump
+from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
 
 MOST_NAMED = 4
 

@@ -20,10 +20,11 @@ import numpy.typing as npt
 
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.damaged_files import guard_reading
+from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump import frame_log, layout
 from msprobe_engine.formats.dump.completeness import missing_companions, missing_records
-from msprobe_engine.formats.dump.reader import collection_paused, parse_json, read_bytes
+from msprobe_engine.formats.dump.reader import parse_json, read_bytes
 from msprobe_engine.formats.dump.record_rows import DEBUG as DEBUG
 from msprobe_engine.formats.dump.record_rows import INPUT as INPUT
 from msprobe_engine.formats.dump.record_rows import OUTPUT as OUTPUT

@@ -7,11 +7,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +21,7 @@ from msprobe_engine.core.io.input_files import open_input, read_input
 from msprobe_engine.core.io.json_text import parse_json as parse_text
 from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.core.log import one_line, warning
+from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.formats.dump import frame_log, layout
 from msprobe_engine.formats.dump.find_dumps import describe_content, find_dump, nearby
 from msprobe_engine.formats.dump.parsed import DumpedEntry, DumpedTensor, EntryParser, StepDump
@@ -172,18 +171,6 @@ def _process_ranks(found: Mapping[int | None, Mapping[str, Path]]) -> dict[str, 
             if m:
                 known[m[1].decode()] = rank
     return known
-
-
-@contextlib.contextmanager
-def collection_paused() -> Iterator[None]:
-    """Nothing read from a file is garbage: the collector would only walk through it again and again, for half of the time."""
-    paused = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if paused:
-            gc.enable()
 
 
 def load_rank_directory(path: Path | str, step: int | None = None, rank: int | None = None) -> StepDump:

@@ -6,8 +6,6 @@ From our files zero, positive, negative and NaN are told apart (`signs.Agreement
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msprobe_engine.core.errors import MissingExtraError, UsageError
+from msprobe_engine.core.io.csv_text import format_rows
 from msprobe_engine.core.io.output_files import make_directory, replace_file
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.formats.grad_probe import layout, signs
@@ -285,9 +284,7 @@ def write_result(result: RankResult, output: Path, rank: int | None, *, plots: b
 
 
 def _write_csv(path: Path, lines: Iterable[Iterable[Any]]) -> None:
-    text = io.StringIO(newline="")
-    csv.writer(text).writerows(lines)
-    replace_file(path, text.getvalue().encode("utf-8-sig"))
+    replace_file(path, format_rows(lines, "\r\n").encode("utf-8-sig"))
 
 
 def is_rank_directory(path: Path) -> bool:

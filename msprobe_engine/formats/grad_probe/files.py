@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 import json
 import struct
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.errors import SinkError
+from msprobe_engine.core.io.csv_text import format_rows
 from msprobe_engine.core.io.output_files import WholeFile, make_directory
 from msprobe_engine.core.io.regular_files import explain, require_regular
 from msprobe_engine.core.statistics import rows as _rows
@@ -80,12 +80,9 @@ class StepFiles:
             for name, shape, packed in kept:
                 _write_positive(folder / f"{layout.file_stem(name)}.npy", shape, packed)
         shards = any(g.shard for g in gradients)
-        text = io.StringIO(newline="")
-        lines = csv.writer(text)
-        lines.writerow(layout.header(self._level, self._bounds, shards))
-        lines.writerows(self._line(g, rows[g.row], shards) for g in gradients)
+        lines = (self._line(g, rows[g.row], shards) for g in gradients)
         with _whole(table) as file:
-            file.write(text.getvalue().encode("utf-8-sig"))
+            file.write(format_rows([layout.header(self._level, self._bounds, shards), *lines], "\r\n").encode("utf-8-sig"))
 
     def _line(self, gradient: Gradient, row: npt.NDArray[np.float64], shards: bool) -> list[object]:
         s = _rows.read(row)

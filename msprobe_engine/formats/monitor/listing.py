@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from msprobe_engine.core.errors import TextError
+from msprobe_engine.core.io.csv_text import parse_row
 from msprobe_engine.formats.monitor.reader import ALERTS_FILE
 from msprobe_engine.formats.monitor.reader_csv import families_of, first_step
 from msprobe_engine.formats.monitor.run_layout import open_file, rank_directories
@@ -100,8 +101,8 @@ def _ends_of(path: Path) -> list[int]:
     try:
         with open_file(path) as file:
             lines = [file.readline(_SPAN), file.readline(_SPAN), _last_line(file)]
-        header, *rows = (next(csv.reader([line.decode(errors="replace")]), []) for line in lines)
-    except (OSError, csv.Error):
+        header, *rows = (parse_row(line.decode(errors="replace")) for line in lines)
+    except (OSError, TextError):
         return []
     at = header.index("step") if "step" in header else len(header)
     return [int(row[at]) for row in rows if at < len(row) and row[at].isascii() and row[at].isdigit() and len(row[at]) < 19]

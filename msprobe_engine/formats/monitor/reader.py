@@ -20,8 +20,8 @@ import numpy as np
 
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.damaged_files import guard_reading
+from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.core.records import FAMILIES
-from msprobe_engine.formats.dump.reader import collection_paused
 from msprobe_engine.formats.monitor import run_layout
 from msprobe_engine.formats.monitor.launches import Launch, launch_of, of_other_runs, said
 from msprobe_engine.formats.monitor.losses import ENDING as LOSSES_ENDING

@@ -5,7 +5,6 @@ Threads take blocks in the order in which the files have them, and all blocks of
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from abc import ABC, abstractmethod
@@ -13,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.process.cores import usable_cores
 from msprobe_engine.formats.checkpoint.blocks import Block, Room
 from msprobe_engine.formats.tensors.file_reads import FileReads, ReadsOfThreads, Unreadable
 
@@ -64,7 +64,7 @@ def plan(memory_mb: int = DEFAULT_MEMORY_MB, workers: int | None = None, atol: f
     if atol < 0 or rtol < 0:
         raise UsageError(f"atol {atol:g} and rtol {rtol:g} must not be below 0")
     # the interpreter with numpy takes 60 MB, what is known of 10,000 tensors some tens
-    return Plan((memory_mb // 4) << 20, workers or min(16, max(4, 2 * (os.cpu_count() or 1))), atol, rtol)
+    return Plan((memory_mb // 4) << 20, workers or min(16, max(4, 2 * usable_cores())), atol, rtol)
 
 
 class Job(ABC):

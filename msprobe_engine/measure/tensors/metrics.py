@@ -12,7 +12,6 @@ its verdicts depend on it.
 from __future__ import annotations
 
 import math
-import os
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.process.cores import usable_cores
 from msprobe_engine.formats.tensors.blocks import Readable
 from msprobe_engine.measure.options import NEW, OLD
 
@@ -212,9 +212,7 @@ class TensorDiff:
 
 def threads(workers: int = 0) -> int:
     """Number of threads: as asked, else one per core that this process may use."""
-    if workers:
-        return workers
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return workers or usable_cores()
 
 
 def relative_error(x: Array, y: Array, rule: str | None) -> Array:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from msprobe_engine.core.errors import SettingsError, SinkError, UsageError
+from msprobe_engine.core.errors import SettingsError, SinkError, TextError, UsageError
+from msprobe_engine.core.io.csv_text import parse_row
 from msprobe_engine.core.io.output_files import replace_file
 from msprobe_engine.core.io.regular_files import explain, open_regular
 from msprobe_engine.core.io.safe_cells import safe_cell
@@ -136,9 +137,9 @@ def last_step(directory: Path) -> int | None:
             with open(open_regular(path), "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
                 tail = file.read().decode("utf-8", "backslashreplace")
-            row = next(csv.reader(tail.splitlines()[-1:]), [])
+            row = parse_row("".join(tail.splitlines()[-1:]))
             step = int(row[header.index("step")])
-        except (OSError, ValueError, IndexError, csv.Error, SinkError):
+        except (OSError, ValueError, IndexError, TextError, SinkError):
             continue
         last = step if last is None else max(last, step)
     return last

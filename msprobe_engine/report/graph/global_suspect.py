@@ -12,12 +12,12 @@ import numpy as np
 from msprobe_engine.align.mapping.user_mapping import Mappings
 from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError
 from msprobe_engine.core.log import one_line
+from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.core.text.sentences import Sentence, one_line_of
 from msprobe_engine.find.difference.rank_walk import RankWalk
 from msprobe_engine.find.findings import NONE, NONFINITE, NOTHING, OVERFLOW, Diagnosis
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
-from msprobe_engine.formats.dump.reader import collection_paused
 from msprobe_engine.measure import distances
 from msprobe_engine.report.graph.merge.origins import node_of
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from msprobe_engine.core.errors import DumpFormatError, ProbeError
+from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
-from msprobe_engine.formats.dump.reader import collection_paused
 from msprobe_engine.measure.missing_statistics import say_unsearched
 from msprobe_engine.report.graph.nodes.build import build
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph

@@ -13,11 +13,11 @@ from msprobe_engine.align.mapping.user_mapping import Mappings
 from msprobe_engine.align.sources import Sources, Task, add_calibration, pair_paths
 from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError, UsageError
 from msprobe_engine.core.io.progress import bar
+from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.find.difference.calibration import Floats, movements
 from msprobe_engine.find.difference.rank_walk import RankWalk
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
-from msprobe_engine.formats.dump.reader import collection_paused
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.rank_table import Known, Result, compare_guarded, places_of
 from msprobe_engine.report.table.schedule import Manifest, run_tasks

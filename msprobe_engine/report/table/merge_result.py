@@ -16,12 +16,12 @@ from typing import Any
 
 from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError, SettingsError
 from msprobe_engine.core.io.input_files import open_input, read_input
-from msprobe_engine.core.io.output_files import WholeFile
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.io.yaml_text import parse_yaml
 from msprobe_engine.measure.columns import COSINE, DIFFERENCES, GRAD_EQUAL, METRICS, RELATIVE, TARGET_MD5, TARGET_NAME
 from msprobe_engine.report.table_files import check_format, unwritable
 from msprobe_engine.report.table_files.reading import Row, read_table
+from msprobe_engine.report.table_files.xlsx_book import Book, write_cell
 
 _NAME = re.compile(r"compare_result_rank([0-9]{1,9})(?:-rank\1)?_[0-9]{14}(?:_slice_[0-9]+|_part_[0-9]+)?\.(xlsx|csv)", re.ASCII)
 _REPLACED = frozenset(("N/A", "unsupported", "Nan"))
@@ -199,29 +199,23 @@ def _value(row: Row, at: int, header: Row) -> str:
 
 
 def _write(path: Path, metrics: Sequence[str], names: Sequence[str], ranks: Mapping[int, Mapping[str, Mapping[str, str]]]) -> None:
-    import xlsxwriter
-
-    options = {"constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False, "strings_to_numbers": False}
     try:
         make_directories(os.fspath(path.parent))
-        with WholeFile(path) as whole, xlsxwriter.Workbook(whole.file, options) as book:
+        with Book(path) as whole:
             for metric in metrics:
-                sheet = book.add_worksheet(metric[:31])  # a limit of Excel
+                sheet = whole.book.add_worksheet(metric[:31])  # a limit of Excel
                 rows: list[list[Any]] = [[TARGET_NAME, *(f"rank{rank}" for rank in sorted(ranks))]]
                 rows += [[name, *(ranks[rank].get(name, {}).get(metric, "") for rank in sorted(ranks))] for name in names]
                 for at, row in enumerate(rows):
                     for column, cell in enumerate(row):
-                        _cell(sheet, at, column, cell)
-    except (OSError, xlsxwriter.exceptions.XlsxWriterException) as error:
-        raise unwritable(path, error if isinstance(error, OSError) else OSError(str(error))) from error
+                        write_cell(sheet, at, column, _number(cell) if at and column else cell)
+    except OSError as error:
+        raise unwritable(path, error) from error
 
 
-def _cell(sheet: Any, row: int, column: int, text: str) -> None:
+def _number(text: str) -> str | float | None:
     try:
-        number = float(text) if column and row else None
+        number = float(text)
     except ValueError:
-        number = None
-    if number is not None and number - number == 0 and "_" not in text:
-        sheet.write_number(row, column, number)
-    elif text:
-        sheet.write_string(row, column, text[:32_767])
+        return text or None
+    return number if number - number == 0 and "_" not in text else text

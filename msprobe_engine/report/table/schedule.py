@@ -24,6 +24,7 @@ from msprobe_engine.align.sources import Task
 from msprobe_engine.core.errors import DumpFormatError, MissingExtraError, SinkError, UsageError
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import FILE_MODE, NEW_FILE
+from msprobe_engine.core.process.cores import usable_cores
 from msprobe_engine.formats.dump.reader import parse_json, read_bytes
 from msprobe_engine.report.table.rank_table import Result, failed
 from msprobe_engine.report.table_files import unwritable
@@ -84,7 +85,7 @@ def run_jobs(
         ProbeError: of `work`; the tasks that were not begun are not done.
         UsageError: no cluster answers at the address.
     """
-    workers = workers or os.cpu_count() or 1
+    workers = workers or usable_cores()
     kind = _kind(tasks, kind, workers)
     if kind == "serial":
         for task in tasks:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from msprobe_engine.core.errors import MissingExtraError, SinkError
 from msprobe_engine.core.io.output_files import write_file
-from msprobe_engine.core.io.regular_files import explain
 from msprobe_engine.core.io.safe_cells import safe_cell
+from msprobe_engine.report.table_files import check_format, unwritable
+from msprobe_engine.report.table_files.xlsx_book import Book, write_cell
 
 FORMATS = ("xlsx", "csv")
 Cell = str | int | float | None
@@ -27,46 +24,18 @@ def write_sheet(path: Path, header: Sequence[str], rows: Sequence[Sequence[Cell]
         MissingExtraError: xlsx without the package xlsxwriter.
         SinkError: it cannot be written.
     """
-    data = _xlsx(header, rows) if path.suffix == ".xlsx" else _csv(header, rows)
     try:
-        write_file(path, [data])
+        if path.suffix == ".xlsx":
+            check_format("xlsx")
+            with Book(path) as whole:
+                sheet = whole.book.add_worksheet()
+                for number, cells in enumerate([header, *rows]):
+                    for column, cell in enumerate(cells):
+                        write_cell(sheet, number, column, cell)
+        else:
+            write_file(path, [_csv(header, rows)])
     except OSError as error:
-        raise SinkError(f"cannot write {path}: {explain(error, 'name another output directory', path=path)}") from error
-
-
-def check_format(name: str) -> None:
-    """Say before the work what would fail after it.
-
-    Raises:
-        MissingExtraError: `name` is ``xlsx`` and the package for it is not installed.
-    """
-    if name == "xlsx":
-        _writer()
-
-
-def _writer() -> Any:
-    try:
-        import xlsxwriter
-    except ImportError:
-        raise MissingExtraError("xlsxwriter", "xlsx", "a result as xlsx (csv needs nothing)") from None
-    return xlsxwriter
-
-
-def _xlsx(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> bytes:
-    buffer = io.BytesIO()
-    options = {"in_memory": True, "strings_to_formulas": False, "strings_to_urls": False, "strings_to_numbers": False}
-    book = _writer().Workbook(buffer, options)
-    sheet = book.add_worksheet()
-    for row, cells in enumerate([header, *rows]):
-        for column, cell in enumerate(cells):
-            if cell is None:
-                continue
-            if isinstance(cell, str) or not math.isfinite(cell):
-                sheet.write_string(row, column, str(cell))
-            else:
-                sheet.write_number(row, column, cell)
-    book.close()
-    return buffer.getvalue()
+        raise unwritable(path, error) from error
 
 
 def _csv(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> bytes:

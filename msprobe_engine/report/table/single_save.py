@@ -17,6 +17,7 @@ from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.log import get_logger, one_line
 from msprobe_engine.find.verdicts.single_save import CLOSE, DIFFERS, MISSING, SAME, UNREADABLE, Rule, compare
 from msprobe_engine.report.table import sheet
+from msprobe_engine.report.table_files import check_format
 
 _log = get_logger()
 _NUMBERED = re.compile(r"(step|rank|micro_step)([0-9]{1,18})")
@@ -84,7 +85,7 @@ class SingleComparator:
             raise UsageError(f"SingleComparator: file_format is {file_format!r}; allowed: {', '.join(sheet.FORMATS)}")
         if not isinstance(num_processes, int) or isinstance(num_processes, bool) or num_processes < 1:
             raise UsageError(f"SingleComparator: num_processes is {num_processes!r}; allowed: an int >= 1")
-        sheet.check_format(file_format)
+        check_format(file_format)
         rule = Rule(rtol, atol, masks or {}, align)
         rule.check()
         first, second = _keys(dir1), _keys(dir2)

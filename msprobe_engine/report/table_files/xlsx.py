@@ -5,27 +5,17 @@ A sheet has at most 1,048,576 rows; what is beyond goes to ``{stem}_slice_1.xlsx
 
 from __future__ import annotations
 
-import contextlib
-import math
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from msprobe_engine.core.io.output_files import WholeFile
 from msprobe_engine.measure.columns import COLOUR
 from msprobe_engine.report.table_files import Block, unwritable
+from msprobe_engine.report.table_files.xlsx_book import MOST_ROWS, Book, write_cell
 
-MOST_ROWS = 1_048_576
-"""Of a sheet, with the header (limits of Excel)."""
-_LONGEST = 32_767
-"""Characters of a cell (limits of Excel)."""
-_CUT = "... (cut)"
 _COLOURS = {"red": "#FF0000", "yellow": "#FFFF00"}
-_OPTIONS = {"constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False, "strings_to_numbers": False}
 
 
 class XlsxTable:
@@ -36,24 +26,16 @@ class XlsxTable:
         self._path = path
         self._columns = [name for name in columns if name != COLOUR]
         self._most = most_rows
-        self._done: list[WholeFile] = []
-        self._scratch = tempfile.mkdtemp(prefix=".xlsx.", dir=path.parent)  # the writer's own files of rows
-        try:
-            self._begin()
-        except BaseException:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            raise
+        self._books: list[Book] = []
+        self._begin()
 
     def _begin(self) -> None:
-        import xlsxwriter
-
-        number = len(self._done)
-        path = self._path if number == 0 else self._path.with_name(f"{self._path.stem}_slice_{number}.xlsx")
-        whole = WholeFile(path)
-        self._done.append(whole)
-        self._book = xlsxwriter.Workbook(whole.file, {**_OPTIONS, "tmpdir": self._scratch})
-        self._sheet = self._book.add_worksheet()
-        self._formats = {name: self._book.add_format({"bg_color": colour}) for name, colour in _COLOURS.items()}
+        number = len(self._books)
+        made = Book(self._path if number == 0 else self._path.with_name(f"{self._path.stem}_slice_{number}.xlsx"))
+        self._books.append(made)
+        book = made.book
+        self._sheet = book.add_worksheet()
+        self._formats = {name: book.add_format({"bg_color": colour}) for name, colour in _COLOURS.items()}
         self._row = 0
         self._sheet.freeze_panes(1, 1)
         self._line(self._columns, None)
@@ -72,57 +54,30 @@ class XlsxTable:
             raise unwritable(self._path, error) from error
 
     def _line(self, row: Sequence[Any], colour: Any) -> None:
-        sheet, at = self._sheet, self._row
         for column, cell in enumerate(row):
-            if cell is None:
-                if colour is not None:
-                    sheet.write_blank(at, column, None, colour)
-            elif (type(cell) is float and math.isfinite(cell)) or (type(cell) is int and abs(cell) < 2**53):
-                sheet.write_number(at, column, cell, colour)
-            elif isinstance(cell, bool):
-                sheet.write_boolean(at, column, cell, colour)
-            else:
-                sheet.write_string(at, column, _text(cell), colour)
+            write_cell(self._sheet, self._row, column, cell, colour)
         self._row += 1
 
     def _finish_book(self) -> None:
-        import xlsxwriter.exceptions
-
         self._sheet.autofilter(0, 0, self._row - 1, len(self._columns) - 1)
-        try:
-            self._book.close()
-        except xlsxwriter.exceptions.FileCreateError as error:
-            cause = error.args[0] if error.args else error  # the system's error, or that the table is too large for the format
-            raise unwritable(self._path, cause if isinstance(cause, OSError) else OSError(0, str(cause))) from error
+        self._books[-1].finish()
 
     def close(self) -> None:
         """Finish the files."""
         try:
             self._finish_book()
-            for whole in self._done:
-                whole.commit()
-                self.files.append(whole.path)
+            for book in self._books:
+                book.commit()
+                self.files.append(book.path)
         except OSError as error:
             self.abort()
             raise unwritable(self._path, error) from error
-        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def abort(self) -> None:
         """Leave nothing behind."""
-        with contextlib.suppress(Exception):
-            self._book.close()
-        for whole in self._done:
-            whole.abort()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        for book in self._books:
+            book.abort()
 
 
 def _cells(column: Any) -> Any:
     return column.tolist() if isinstance(column, np.ndarray) else column
-
-
-def _text(cell: Any) -> str:
-    """A cell of text: XML has no other control characters than tab and line break; the writer escapes those itself."""
-    text = cell if isinstance(cell, str) else str(cell)
-    if not text.isprintable():
-        text = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return text if len(text) <= _LONGEST else text[: _LONGEST - len(_CUT)] + _CUT

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from msprobe_engine.core.process.cores import usable_cores
 from msprobe_engine.find.checkpoint.diff import Options, diff
 from msprobe_engine.workflow.doctor import Line, Verdict
 from msprobe_integrations.doctor.device import Device
@@ -45,7 +46,7 @@ def compare(folder: Path, place: Path, size: int, large: bool) -> Line:
     names = [folder / f"{name}.safetensors" for name in ("a", "same", "bit")]
     for path in names:
         write(path, size, flipped=path.stem == "bit")
-    workers = min(_WORKERS, os.cpu_count() or 1)
+    workers = min(_WORKERS, usable_cores())
     shares, speeds, wrong = [], [], []
     cached = ""
     for other, expected in ((names[1], 0), (names[2], 1)):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.core.errors import MissingExtraError
-from msprobe_engine.formats.dump.reader import collection_paused
+from msprobe_engine.core.process.garbage_collection import collection_paused
 
 if TYPE_CHECKING:
     from msprobe_engine.formats.dump.notebook.api import Snapshot
