@@ -181,18 +181,18 @@ def _report(args: argparse.Namespace, found: Comparison, output: str | None) -> 
     """Files (a directory only where one was asked for, or is the custom), then text or JSON."""
     from msprobe_engine.core.log import printable
     from msprobe_engine.report.config import files
-    from msprobe_engine.report.config import page as report_html
-    from msprobe_engine.report.config import text as report_text
+    from msprobe_engine.report.config.page import page
+    from msprobe_engine.report.config.text import text
 
     written = files.write_results(found, output, old=args.columns == "8.1.1") if output else []
     if args.html is not None:
-        written.append(files.write_text(Path(args.html), report_html.page(found)))
+        written.append(files.write_text(Path(args.html), page(found)))
     if args.json not in (None, "-"):
         written.append(files.write_text(Path(args.json), files.json_text(found)))
     if args.json == "-":
         print(files.json_text(found), end="")
         return found.exit_code
-    print(report_text.text(found, args.top))
+    print(text(found, args.top))
     for path in written:
         print(printable(f"written: {path}"))
     return found.exit_code

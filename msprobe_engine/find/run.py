@@ -18,9 +18,8 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import config_and_checkpoint, detect, findings, run_directory, saved_variables
 from msprobe_engine.find.coverage import renames, two_frameworks
 from msprobe_engine.find.coverage.common_records import are_unrelated, count_not_compared, restrict_to_common, say_one_sided
-from msprobe_engine.find.difference import calibration as calibrate
 from msprobe_engine.find.difference import call_facts, evidence, explain, layouts, output_arity, suspects
-from msprobe_engine.find.difference.calibration import Floats
+from msprobe_engine.find.difference.calibration import Floats, of_ranks
 from msprobe_engine.find.difference.divergence import Divergence, diverge
 from msprobe_engine.find.difference.optimizer.updated_parameters import name_parameters
 from msprobe_engine.find.difference.optimizer.updates import note_update
@@ -127,7 +126,7 @@ def _pair(target: Path, golden: Path, calibration: Sequence[Path], mappings: Map
 
     def moved(step: int, right: Mapping[int, DumpTable], problems: list[str]) -> dict[int, Floats]:
         there = step if step in second.steps else second.steps[0]
-        return calibrate.of_ranks(right, [read_step(dump, there, problems) for dump in further if there in dump.steps])
+        return of_ranks(right, [read_step(dump, there, problems) for dump in further if there in dump.steps])
 
     found = compare_steps(steps, sides, f"{target} and {golden}", moved if further else None)
     found.problems += missing_steps(first) + missing_steps(second) + steps_on_one_side(first, second)

@@ -12,8 +12,7 @@ from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
-from msprobe_engine.find.collectives import replicas
-from msprobe_engine.find.collectives import sums as collectives
+from msprobe_engine.find.collectives import replicas, sums
 from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_engine.find.nonfinite.trace import module_path
@@ -128,7 +127,7 @@ class _Ranks:
         self.several = self.several or len(sides) > 1
         if self.finding:
             return
-        checked = collectives.check(sides)
+        checked = sums.check(sides)
         self.collectives = (self.collectives or 0) + checked.count
         if checked.wrong:
             self.finding = findings.COLLECTIVE

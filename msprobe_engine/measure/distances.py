@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.formats.dump.dump_table import DumpTable
-from msprobe_engine.measure import dump_dialects, factorize, missing_statistics, redacted_rows, roundoff
-from msprobe_engine.measure import nonfinite_rows as infinite
+from msprobe_engine.measure import dump_dialects, factorize, missing_statistics, nonfinite_rows, redacted_rows, roundoff
 from msprobe_engine.measure.comparable_dtypes import kind_of
 
 Floats = npt.NDArray[np.float64]
@@ -103,7 +102,9 @@ def distances(target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, in
     both = np.flatnonzero(bad_a & bad_b)
     if len(both):
         floating = factorize.of_each(golden.dtype, roundoff.eps) > 0
-        distance[both], known[both], overflown = infinite.compared(target, golden, left[both], right[both], a[both], b[both], floating)
+        distance[both], known[both], overflown = nonfinite_rows.compared(
+            target, golden, left[both], right[both], a[both], b[both], floating
+        )
         nan_a, nan_b = nans(target, left[both], a[both]), nans(golden, right[both], b[both])  # the -inf of a mask hides no NaN
         distance[both[nan_a != nan_b]] = np.inf
         known[both[nan_a != nan_b]] = True

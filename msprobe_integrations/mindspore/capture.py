@@ -13,10 +13,10 @@ from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_integrations.common.filters import RecordFilter
 from msprobe_integrations.common.recorder import Keeps
 from msprobe_integrations.mindspore import autograd
-from msprobe_integrations.mindspore import models as models_of
 from msprobe_integrations.mindspore.api import ApiCapture
 from msprobe_integrations.mindspore.cells import CellCapture
 from msprobe_integrations.mindspore.jit import JitCapture
+from msprobe_integrations.mindspore.models import as_list, named
 from msprobe_integrations.mindspore.primitives import PrimitiveCapture
 from msprobe_integrations.mindspore.recorder import Recorder
 
@@ -64,7 +64,7 @@ class Capture:
     def _members(self, models: Any, anew: bool) -> None:
         """Cells whose primitives and functions are looked at: those of the models, and these themselves."""
         known = {} if anew else {id(cell): cell for cell in self._cells}
-        known |= {id(cell): cell for model in models_of.as_list(models) for _, cell in models_of.named(model)}
+        known |= {id(cell): cell for model in as_list(models) for _, cell in named(model)}
         if list(known) != [id(cell) for cell in self._cells]:
             self._cells = list(known.values())
             if self._primitives is not None:

@@ -16,13 +16,13 @@ from msprobe_engine.core.log import warn_once
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations import reliance
 from msprobe_integrations.torch import dtensors, owner
-from msprobe_integrations.torch import reliance as table
 from msprobe_integrations.torch.loop import LoopObserver
 from msprobe_integrations.torch.parameters_scaler import inner_optimizer
 from msprobe_integrations.torch.plain_loop_models import chosen_models, chosen_optimizers, parameters_of, trains, updates_done
 from msprobe_integrations.torch.plain_loop_rule import StepRule
 from msprobe_integrations.torch.plain_loop_sight import Sight
 from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.reliance import NAME, PACKAGE, TABLE
 
 _no_function = torch._C.DisableTorchFunction
 _PAUSE = 100
@@ -31,7 +31,7 @@ _PAUSE = 100
 
 def claim(sight: Sight) -> PlainObserver | None:
     """The observer of this process' training, when nobody who knows more follows it."""
-    reliance.check(table.NAME, table.PACKAGE, table.TABLE)
+    reliance.check(NAME, PACKAGE, TABLE)
     return owner.claim("torch", lambda settings, file: PlainObserver(settings, sight, file))
 
 

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.align.calls.call_tree import Tree
-from msprobe_engine.align.parallel import micro_batches as pieces
-from msprobe_engine.align.parallel import parameter_owner
+from msprobe_engine.align.parallel import micro_batches, parameter_owner
 from msprobe_engine.align.parallel.merge_records import RecordMerger, Source
 from msprobe_engine.align.parallel.merge_statistics import Floats
 from msprobe_engine.core import names
@@ -100,7 +99,7 @@ def gathered(sides: Mapping[int, DumpTable]) -> dict[int, DumpTable]:
         found[group[0]] = _woven(group, trees, moves, [sum(counts[:at]) for at in range(len(counts))])
         for rank, tree, moved in zip(group[1:], trees[1:], moves[1:]):
             left = {op for ops in moved.values() for op in ops}
-            found[rank] = pieces.subset(tree.side, [op for op in range(len(tree.side.ops)) if op not in left])
+            found[rank] = micro_batches.subset(tree.side, [op for op in range(len(tree.side.ops)) if op not in left])
     for side in found.values():
         _note_lists(side)
     return found

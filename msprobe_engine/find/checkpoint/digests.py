@@ -22,8 +22,7 @@ from msprobe_engine.core.io.damaged_files import DAMAGED
 from msprobe_engine.core.io.input_files import open_input, read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.output_files import write_named
-from msprobe_engine.core.statistics import host_kernel
-from msprobe_engine.core.statistics import rows as row_words
+from msprobe_engine.core.statistics import host_kernel, rows
 from msprobe_engine.core.statistics.digest import digest_array, words_per_element
 from msprobe_engine.find.checkpoint.result import strict
 from msprobe_engine.formats.checkpoint.blocks import Block, Boxes, Room, blocks_of, fill, width_of
@@ -81,12 +80,12 @@ class _Reducing(Job):
         if self._code is None:
             digest, squares, nan, inf = digest_array(words, first * words_per_element(words.itemsize)), None, 0, 0
         else:
-            row = row_words.empty(1)
+            row = rows.empty(1)
             host_kernel.reduce(words.ctypes.data, words.size, self._code, row.ctypes.data, host_kernel.WANT_DIGEST, first)
-            numbers = row_words.as_int64(row)[0]
-            digest = int(numbers[row_words.DIGEST]) & 0xFFFFFFFFFFFFFFFF
-            squares, nan = float(row[0, row_words.SUMSQ]), int(numbers[row_words.NANS])
-            inf = int(numbers[row_words.POS_INF] + numbers[row_words.NEG_INF])
+            numbers = rows.as_int64(row)[0]
+            digest = int(numbers[rows.DIGEST]) & 0xFFFFFFFFFFFFFFFF
+            squares, nan = float(row[0, rows.SUMSQ]), int(numbers[rows.NANS])
+            inf = int(numbers[rows.POS_INF] + numbers[rows.NEG_INF])
         with self.lock:
             self.result.digest = (self.result.digest + digest) & 0xFFFFFFFFFFFFFFFF
             self.result.nan += nan

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 
-from msprobe_engine.config.settings import derived as derive
 from msprobe_engine.config.settings import normalize, schedules
 from msprobe_engine.config.settings.aliases import Term
+from msprobe_engine.config.settings.derived import derived_terms, quantity
 from msprobe_engine.config.settings.side import DEFAULT, DERIVED, NOT_KNOWN, PackSettings, Quantity, Setting, last_parts
 from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY
 from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, SETTINGS, Difference
@@ -194,7 +194,7 @@ class _Comparison:
 
     def _quantity(self, name: str) -> tuple[Quantity | None, Quantity | None]:
         if name not in self.quantities:
-            self.quantities[name] = derive.quantity(self.bench, name), derive.quantity(self.cmp, name)
+            self.quantities[name] = quantity(self.bench, name), quantity(self.cmp, name)
         return self.quantities[name]
 
     def _default(self, term: Term, side: PackSettings, other: PackSettings) -> Quantity | None:
@@ -218,8 +218,8 @@ class _Comparison:
     # -- 3: what is computed -----------------------------------------------------------------------------------------------------------
 
     def _computed(self) -> None:
-        parents = {name: {row.feeds for row in self.terms if row.name == name} - {""} for name in derive.derived_terms()}
-        for name in derive.derived_terms():
+        parents = {name: {row.feeds for row in self.terms if row.name == name} - {""} for name in derived_terms()}
+        for name in derived_terms():
             a, b = self._quantity(name)
             if a is None or b is None:
                 continue

@@ -12,8 +12,7 @@ from msprobe_engine.config.collect.resolved import CODE, DEFAULT
 from msprobe_engine.config.pack.writer import Pack, read_pack
 from msprobe_engine.config.settings.side import PackSettings
 from msprobe_engine.config.severity import ERROR, MAY, WARNING
-from msprobe_engine.find.config import completeness
-from msprobe_engine.find.config import difference as d
+from msprobe_engine.find.config import completeness, difference
 from msprobe_engine.find.config.arguments import compare_arguments, with_arguments
 from msprobe_engine.find.config.by_rank import NO_RANK
 from msprobe_engine.find.config.compare_settings import compare_settings
@@ -29,7 +28,7 @@ from msprobe_engine.find.config.tensors import LATER, compare_dataset, compare_w
 _PLAIN = ("torch", "mindspore")
 """Origins of settings that are read from the objects of a program, not from the arguments it was started with."""
 _MOST_NAMES = 6
-_CONTENT = {d.DATASET: "samples", d.RANDOM: "random calls"}
+_CONTENT = {difference.DATASET: "samples", difference.RANDOM: "random calls"}
 
 
 def compare_packs(bench: str | Path | Pack, cmp: str | Path | Pack, *, only: tuple[str, ...] | None = None) -> Comparison:
@@ -56,25 +55,32 @@ class _Work:
 
     def done(self) -> Comparison:
         checkers: dict[str, Callable[[], Sheet]] = {
-            d.ENV: self._env,
-            d.PIP: lambda: compare_packages(self.bench.packages(), self.cmp.packages()),
-            d.DATASET: lambda: compare_dataset(self.bench.tensors(d.DATASET), self.cmp.tensors(d.DATASET), other_ranks=self.other_ranks),
-            d.WEIGHTS: lambda: compare_weights(self.bench.tensors(d.WEIGHTS), self.cmp.tensors(d.WEIGHTS), other_ranks=self.other_ranks),
-            d.SETTINGS: self._settings,
-            d.RANDOM: self._random,
-            d.SYSTEM: lambda: compare_system(self.bench.system(), self.cmp.system()),
+            difference.ENV: self._env,
+            difference.PIP: lambda: compare_packages(self.bench.packages(), self.cmp.packages()),
+            difference.DATASET: lambda: compare_dataset(
+                self.bench.tensors(difference.DATASET), self.cmp.tensors(difference.DATASET), other_ranks=self.other_ranks
+            ),
+            difference.WEIGHTS: lambda: compare_weights(
+                self.bench.tensors(difference.WEIGHTS), self.cmp.tensors(difference.WEIGHTS), other_ranks=self.other_ranks
+            ),
+            difference.SETTINGS: self._settings,
+            difference.RANDOM: self._random,
+            difference.SYSTEM: lambda: compare_system(self.bench.system(), self.cmp.system()),
         }
         found: dict[str, Sheet] = {}
-        for name in (*[name for name in checkers if name != d.SETTINGS], d.SETTINGS):  # settings may point to what was compared
+        for name in (
+            *[name for name in checkers if name != difference.SETTINGS],
+            difference.SETTINGS,
+        ):  # settings may point to what was compared
             if self._compared(name, found):
                 self.found = found
                 found[name] = checkers[name]()
                 self.out.notes += found[name].notes
-        self.out.sheets = {name: found[name] for name in d.CHECKERS if name in found}
+        self.out.sheets = {name: found[name] for name in difference.CHECKERS if name in found}
         self._arguments()
         self._later_weights()
         self._ranks()
-        neither = [name for name in (d.DATASET, d.RANDOM) if not self.bench.has(name) and not self.cmp.has(name)]
+        neither = [name for name in (difference.DATASET, difference.RANDOM) if not self.bench.has(name) and not self.cmp.has(name)]
         if neither and self.only is None and None not in (self.bench.world_size, self.cmp.world_size):
             self.out.notes.append(
                 f"neither pack has {' and '.join(_CONTENT[name] for name in neither)}; ConfigChecker in the program collects them"
@@ -109,7 +115,7 @@ class _Work:
 
     def _of_other_tool(self, name: str) -> bool:
         """The existing tool does not know it."""
-        return name == d.SYSTEM and not (self.bench.pack.ours and self.cmp.pack.ours)
+        return name == difference.SYSTEM and not (self.bench.pack.ours and self.cmp.pack.ours)
 
     def _env(self) -> Sheet:
         by_rank = all(len(side.pack.by_rank("env")) > 0 for side in (self.bench, self.cmp))
@@ -120,8 +126,8 @@ class _Work:
         return compare_random(a, b, (x, y))
 
     def _settings(self) -> Sheet:
-        sheet = Sheet(d.SETTINGS)
-        content = {word: True for word, name in (("data", d.DATASET), ("weights", d.WEIGHTS)) if self._content(name)}
+        sheet = Sheet(difference.SETTINGS)
+        content = {word: True for word, name in (("data", difference.DATASET), ("weights", difference.WEIGHTS)) if self._content(name)}
         mine, theirs = self.bench.settings_files(), self.cmp.settings_files()
         files = [(name, name) for name in (STATIC_FILE, DYNAMIC_FILE) if name in mine and name in theirs]
         for name in sorted(set(mine) ^ set(theirs)) if files else ():
@@ -171,7 +177,7 @@ class _Work:
         if names:
             shown = _listed_names(names)
             run_side, script_side = ("cmp", "bench") if which else ("bench", "cmp")
-            self.out.not_compared[d.SETTINGS] = (
+            self.out.not_compared[difference.SETTINGS] = (
                 f"settings that the program of the {run_side} side sets and the scripts of the {script_side} side do not say: {shown}"
             )
         return out
@@ -182,7 +188,7 @@ class _Work:
         if self.only is not None or any(side.world_size is None for side in sides):
             return
         settings = [side.settings(DYNAMIC_FILE, True) if side.ranks_with_settings() else {} for side in sides]
-        reported = self.out.sheets[d.SETTINGS].differences if d.SETTINGS in self.out.sheets else []
+        reported = self.out.sheets[difference.SETTINGS].differences if difference.SETTINGS in self.out.sheets else []
         files = _own_files(self.bench), _own_files(self.cmp)
         found = compare_arguments(_programs(self.bench), _programs(self.cmp), (settings[0], settings[1]), reported, files)
         if found.masked:
@@ -190,7 +196,7 @@ class _Work:
                 f"arguments that are masked, and so were not compared: {len(found.masked)} ({_listed_names(sorted(found.masked))})"
             )
         if found.differences or found.unknown:
-            sheet = self.out.sheets.setdefault(d.SETTINGS, Sheet(d.SETTINGS))
+            sheet = self.out.sheets.setdefault(difference.SETTINGS, Sheet(difference.SETTINGS))
             sheet.differences += found.differences
             sheet.unknown = tuple(sorted({*sheet.unknown, *found.unknown}))
             sheet.not_shown = len(sheet.unknown)
@@ -201,7 +207,7 @@ class _Work:
     def _later_weights(self) -> None:
         """Weights that were equal at first follow from something else, if there is something else."""
         others = [one for one in self.out.differences if one.term != LATER]
-        sheet = self.out.sheets.get(d.WEIGHTS)
+        sheet = self.out.sheets.get(difference.WEIGHTS)
         if sheet is None or not others:
             return
         sheet.differences = [
@@ -219,12 +225,12 @@ class _Work:
                 f"the jobs have {self.bench.world_size} and {self.cmp.world_size} ranks; ranks {listed(mine & theirs)} are compared"
             )
             return
-        sheet = self.out.sheets.setdefault(d.SYSTEM, Sheet(d.SYSTEM))
+        sheet = self.out.sheets.setdefault(difference.SYSTEM, Sheet(difference.SYSTEM))
         for side, ranks in (("bench", mine - theirs), ("cmp", theirs - mine)):
             if ranks:
                 names = ("rank", "") if side == "bench" else ("", "rank")
                 why = f"only the {side} pack has anything of these ranks"
-                sheet.differences.append(Difference(d.SYSTEM, *names, "", "", MAY, why, ranks=tuple(sorted(ranks)), level=ERROR))
+                sheet.differences.append(Difference(difference.SYSTEM, *names, "", "", MAY, why, ranks=tuple(sorted(ranks)), level=ERROR))
 
 
 def _for_every_rank(script: dict[int, PackSettings], run: PackSide) -> tuple[dict[int, PackSettings], dict[int, PackSettings]]:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from msprobe_engine.config.collect.pack import collect
 from msprobe_engine.config.pack.writer import read_pack
-from msprobe_engine.find.config import difference as d
+from msprobe_engine.find.config import difference
 from msprobe_engine.find.config.comparison import Comparison
 from msprobe_engine.find.config.pack_settings import PackSide
 from msprobe_engine.find.config.packs import compare_packs
 
-STARTED = (d.ENV, d.PIP, d.SETTINGS, d.SYSTEM)
+STARTED = (difference.ENV, difference.PIP, difference.SETTINGS, difference.SYSTEM)
 """What is there before a training runs."""
 
 
@@ -50,7 +50,7 @@ def verify(
         found.cmp = "now"
         found.sides["cmp"] = {**found.sides.get("cmp", {}), "path": "this environment, now"}
     side = PackSide(first)
-    for name in (d.DATASET, d.WEIGHTS, d.RANDOM):
+    for name in (difference.DATASET, difference.WEIGHTS, difference.RANDOM):
         if side.has(name):
             found.not_compared[name] = f"{name} of the good pack: there are none before the training runs"
     found.notes += notes

@@ -28,8 +28,7 @@ from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.operator_traits import UNINITIALISED
-from msprobe_engine.find.difference import attribution, bit_equal_limit
-from msprobe_engine.find.difference import harmless as aside
+from msprobe_engine.find.difference import attribution, bit_equal_limit, harmless
 from msprobe_engine.find.difference.optimizer import cancelling_gradients
 from msprobe_engine.find.difference.optimizer.cancelling_gradients import Cancelled
 from msprobe_engine.find.difference.origin import ARGUMENT, GRADIENT, NONFINITE, PARAMETER, RESULT, TAKEN, DifferenceOrigin
@@ -350,8 +349,8 @@ class DifferenceWalk:
         if records.bad_out[at] >= 0 and not records.bad_in[at] and not np.isinf(explained):
             return self._origin(op, other, NONFINITE, int(records.bad_out[at]), np.inf, inner, limit)
         off = inner > allowed and worst_in >= 0
-        if off and aside.for_nothing(self, op, worst_in, bool(records.known[at]), outer > limit):
-            if (worst := aside.worst(self, op, allowed)) >= 0:
+        if off and harmless.for_nothing(self, op, worst_in, bool(records.known[at]), outer > limit):
+            if (worst := harmless.worst(self, op, allowed)) >= 0:
                 left = self._origin(op, other, TAKEN, worst, float(self.measured.distance[worst]), 0.0, limit)
                 left.aside = True
         elif off:

@@ -25,9 +25,8 @@ from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_engine.measure import roundoff
 from msprobe_engine.measure.columns import MESSAGE, METRICS
 from msprobe_engine.measure.options import NEW, OLD, CompareOptions
-from msprobe_engine.measure.tensors import cells as tensor_words
-from msprobe_engine.measure.tensors import plugins
-from msprobe_engine.measure.tensors.cells import Cell
+from msprobe_engine.measure.tensors import metric_cells, plugins
+from msprobe_engine.measure.tensors.metric_cells import Cell
 from msprobe_engine.measure.tensors.metrics import Figures, TensorDiff, threads
 from msprobe_engine.measure.tensors.plugins import Metric, load_metrics
 from msprobe_engine.measure.tensors.postprocess import Postprocess
@@ -128,7 +127,7 @@ class TensorMode:
         """Compare one pair. A file that cannot be read makes a message, no error."""
         lacking = self._lacking(pair)
         if lacking is not None:
-            return self._nothing(tensor_words.UNSUPPORTED, lacking)
+            return self._nothing(metric_cells.UNSUPPORTED, lacking)
         try:
             with self._open(0, pair.target) as target, self._open(1, pair.golden) as golden:
                 for tensor, name, (shape, dtype) in zip((target, golden), pair, () if self._rule else pair.said):
@@ -139,7 +138,7 @@ class TensorMode:
         except (DumpFormatError, UsageError) as error:
             if self._rule:
                 text = _pair_text(pair, self._rule == OLD)
-                return self._nothing(tensor_words.UNSUPPORTED, f"Dump file: {text} not found or read failed.", damaged=True)
+                return self._nothing(metric_cells.UNSUPPORTED, f"Dump file: {text} not found or read failed.", damaged=True)
             return self._nothing(None, one_line(str(error)), damaged=True)
         text = "; ".join(part for part in (found.message, message, *said) if part)
         return found._replace(extra=extra, message=text)
@@ -149,10 +148,10 @@ class TensorMode:
         old = self._rule == OLD
         if self._rule:
             if pair.matched and not pair.target:
-                return tensor_words.NO_TARGET_FILE[old]
+                return metric_cells.NO_TARGET_FILE[old]
             if not pair.matched:
-                return tensor_words.NO_GOLDEN[old] if pair.target else tensor_words.NO_TARGET_FILE[old]
-            return None if pair.golden else tensor_words.NO_GOLDEN_FILE
+                return metric_cells.NO_GOLDEN[old] if pair.target else metric_cells.NO_TARGET_FILE[old]
+            return None if pair.golden else metric_cells.NO_GOLDEN_FILE
         if not pair.matched or (pair.argument and not (pair.target and pair.golden)):
             return ""
         missing = [side for side, name in (("target", pair.target), ("golden side", pair.golden)) if not name]
@@ -184,17 +183,17 @@ class TensorMode:
         shapes = tuple(side.shape if old else tuple(n for n in side.shape if n != 1) for side in (target, golden))
         differ = _same_type(target.dtype) != _same_type(golden.dtype)
         if not target.size:
-            return Measured(tensor_words.same(tensor_words.UNSUPPORTED), (), tensor_words.EMPTY)
+            return Measured(metric_cells.same(metric_cells.UNSUPPORTED), (), metric_cells.EMPTY)
         if shapes[0] != shapes[1]:
-            return Measured(tensor_words.same(tensor_words.SHAPE_UNMATCHED), (), tensor_words.SHAPES)
+            return Measured(metric_cells.same(metric_cells.SHAPE_UNMATCHED), (), metric_cells.SHAPES)
         if not shapes[0]:
             x, y = (whole(side).reshape(()) for side in (target, golden))
-            cells, message = tensor_words.existing_scalar(x, y, old)
+            cells, message = metric_cells.existing_scalar(x, y, old)
             return Measured(cells, (), message)
         figures = TensorDiff(target, golden, self._rule).run()
         if figures.apart:
-            return Measured(tensor_words.same(tensor_words.NOT_AVAILABLE), (), tensor_words.POSITIONS)
-        cells, message = tensor_words.existing_cells(figures, differ)
+            return Measured(metric_cells.same(metric_cells.NOT_AVAILABLE), (), metric_cells.POSITIONS)
+        cells, message = metric_cells.existing_cells(figures, differ)
         return Measured(cells, (), message, figures.distance)
 
     def _ours(self, target: Readable, golden: Readable) -> Measured:
@@ -207,15 +206,15 @@ class TensorMode:
         said = [shapes, "" if target.dtype == golden.dtype else f"{target.dtype} against {golden.dtype}"]
         if not figures.size:
             said.append("both are empty")
-        said.append(tensor_words.sentence(figures, golden.shape, coarse, allowed))
+        said.append(metric_cells.sentence(figures, golden.shape, coarse, allowed))
         # another shape is a fact, whatever the numbers say
         distance = figures.distance if _without_ones(target) == _without_ones(golden) else math.nan
-        return Measured(tensor_words.cells(figures), (), "; ".join(part for part in said if part), distance, allowed, figures=figures)
+        return Measured(metric_cells.cells(figures), (), "; ".join(part for part in said if part), distance, allowed, figures=figures)
 
     def _extra(self, target: Readable, golden: Readable, found: Measured) -> tuple[list[Cell], list[str]]:
         if not self._metrics:
             return [], []
-        if found.cells[0] is None or found.cells[0] in (tensor_words.SHAPE_UNMATCHED, tensor_words.NOT_AVAILABLE):
+        if found.cells[0] is None or found.cells[0] in (metric_cells.SHAPE_UNMATCHED, metric_cells.NOT_AVAILABLE):
             return [found.cells[0]] * len(self._metrics), []
         arrays = whole(target), whole(golden)
         if self._rule == NEW:

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msprobe_engine.config.severity import PASS, WARNING
-from msprobe_engine.find.config import difference as d
+from msprobe_engine.find.config import difference
 from msprobe_engine.find.config.comparison import Comparison
 from msprobe_engine.find.config.difference import ADDED, CHECKERS, COLUMNS, Difference, listed
 from msprobe_engine.find.config.environment import ONLY_BENCH_HAS, ONLY_CMP_HAS
 
 HARMLESS_SHEET, DERIVED_SHEET, NOTES_SHEET, SUMMARY_SHEET = "harmless", "derived", "notes", "summary"
-_BY_ROWS = (d.DATASET, d.WEIGHTS, d.RANDOM)
+_BY_ROWS = (difference.DATASET, difference.WEIGHTS, difference.RANDOM)
 """Sheets that have a row for everything, equal or not."""
 
 
@@ -70,12 +70,12 @@ def _summary(found: Comparison, old: bool) -> Table:
 
 
 def _cells(one: Difference) -> tuple[Any, ...]:
-    if one.sheet == d.ENV:
+    if one.sheet == difference.ENV:
         names = (one.bench_name or ONLY_CMP_HAS, one.cmp_name or ONLY_BENCH_HAS)
         return (*names, one.bench, one.cmp, one.verdict)
-    if one.sheet == d.PIP:
+    if one.sheet == difference.PIP:
         return one.name, one.bench, one.cmp, one.verdict
-    if one.sheet == d.SYSTEM:
+    if one.sheet == difference.SYSTEM:
         return one.name, one.bench, one.cmp, one.verdict
     return one.file, one.bench_name, one.cmp_name, one.bench or None, one.cmp or None, one.matched or None, one.verdict
 

@@ -14,7 +14,7 @@ from typing import Any
 from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
-from msprobe_engine.find.difference import origin as origins
+from msprobe_engine.find.difference import origin
 from msprobe_engine.find.findings import Diagnosis, Suspect, finite_json
 from msprobe_engine.find.nonfinite.load import read_step
 from msprobe_engine.find.run import diagnose
@@ -62,7 +62,7 @@ def _nodes(found: Diagnosis, target: Path, golden: Path) -> dict[str, list[dict[
     sides: dict[Path, dict[int, DumpTable]] = {}
     nodes: dict[str, list[dict[str, Any]]] = {}
     for suspect in _together(first, found.suspects):
-        missing = suspect.kind == origins.MISSING  # then its record is one of the golden side
+        missing = suspect.kind == origin.MISSING  # then its record is one of the golden side
         path = golden if missing else target
         if path not in sides:
             dump = open_dump(path)
