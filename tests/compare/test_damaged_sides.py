@@ -8,14 +8,13 @@ import copy
 import json
 import re
 import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 from msprobe_engine.cli.main import main
 
@@ -103,8 +102,7 @@ def _damaged(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where `two_rank_runs.py` has trained."""
     root = tmp_path_factory.mktemp("runs")
-    script = Path(__file__).with_name("two_rank_runs.py")
-    done = subprocess.run([sys.executable, str(script), str(root)], capture_output=True, text=True, timeout=600, check=False)
+    done = warm.run(Path(__file__).with_name("two_rank_runs.py").read_text(), root, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return root
 

@@ -6,13 +6,12 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 from msprobe_engine.cli.main import main
 
@@ -34,8 +33,7 @@ NO_OTHER_NUMBER = "zero, doubled, is zero; memory that nobody has written has no
 def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where `small_run.py` has trained."""
     root = tmp_path_factory.mktemp("small") / "dump"
-    script = Path(__file__).with_name("small_run.py")
-    done = subprocess.run([sys.executable, str(script), str(root)], capture_output=True, text=True, timeout=300, check=False)
+    done = warm.run(Path(__file__).with_name("small_run.py").read_text(), root, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return root
 

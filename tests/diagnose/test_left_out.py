@@ -3,11 +3,10 @@ calls, a flag or only the monitor tells; and nothing that was dumped is advised 
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.find.findings import DIVERGENCE, STRUCTURE
@@ -29,8 +28,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("left_out")
-    script = Path(__file__).with_name("left_out_run.py")
-    done = subprocess.run([sys.executable, str(script), str(root)], capture_output=True, text=True, timeout=600, check=False)
+    done = warm.run(Path(__file__).with_name("left_out_run.py").read_text(), root, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return root
 

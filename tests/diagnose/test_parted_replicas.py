@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from written_monitor import PARAMETERS, Monitor
 
 from msprobe_engine.cli.main import main
@@ -18,18 +17,8 @@ TRAINING = Path(__file__).parent / "two_ranks.py"
 
 def train(tmp_path: Path, kind: str) -> Path:
     """Output directory of a training on two gloo ranks; rank 1 updates with ten times the learning rate where `kind` has "rate"."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        str(TRAINING),
-        str(tmp_path / "out"),
-        kind,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    for done in warm.ranks(2, TRAINING.read_text(), tmp_path / "out", kind, timeout=300):
+        assert done.returncode == 0, done.stderr[-3000:]
     return tmp_path / "out"
 
 
