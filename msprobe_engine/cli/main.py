@@ -12,8 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from msprobe_engine.cli.arguments import Parser
 from msprobe_engine.cli.exit_codes import DONE, WRONG, run_command
+from msprobe_engine.cli.options.arguments import Parser
 from msprobe_engine.core.process.variables import warn_unknown_variables
 
 
@@ -25,31 +25,35 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "acc_check": Command("acc_check", "run the API calls of a dump again: is each result right? (run_ut, multi_run_ut)"),
+    "acc_check": Command("accuracy.acc_check", "run the API calls of a dump again: is each result right? (run_ut, multi_run_ut)"),
     "certs": Command("certs", "make TLS certificates for the hosts of an online pre-check (init, host, show, revoke, crl)"),
-    "api_precision_compare": Command("api_precision_compare", "compare the pre-checks of two devices: which of them errs more"),
-    "check-config": Command("check_config", "check a settings file and print what it resolves to"),
+    "api_precision_compare": Command("accuracy.api_precision_compare", "compare the pre-checks of two devices: which of them errs more"),
+    "check-config": Command("settings.check_config", "check a settings file and print what it resolves to"),
     "ckpt": Command("ckpt", "compare checkpoints of any format and parallel layout (diff, digest, show)"),
-    "code_mapping": Command("code_mapping", "say which source lines the tensors of a MindSpore kernel dump come from"),
-    "compare": Command("compare", "compare the dumps of two runs: where the difference begins, and a table per rank"),
-    "config_check": Command("config_check", "compare what two runs were started with: settings, environment, packages, weights, samples"),
-    "data2db": Command("data2db", "put monitor files or dumps into a trend data base (SQLite)"),
-    "diagnose": Command("diagnose", "say what is wrong with a run, alone or against one that is right: one page"),
-    "doctor": Command("doctor", "check on this machine that the numbers are right, that a training stays as it is, and what it costs"),
-    "estimate": Command("estimate", "say what a dump will cost in disk and time, before it is made"),
-    "frameworks": Command("frameworks", "say which training frameworks are here, and what the probe does not find in them"),
+    "code_mapping": Command("convert.code_mapping", "say which source lines the tensors of a MindSpore kernel dump come from"),
+    "compare": Command("analysis.compare", "compare the dumps of two runs: where the difference begins, and a table per rank"),
+    "config_check": Command(
+        "settings.config_check", "compare what two runs were started with: settings, environment, packages, weights, samples"
+    ),
+    "data2db": Command("convert.data2db", "put monitor files or dumps into a trend data base (SQLite)"),
+    "diagnose": Command("analysis.diagnose", "say what is wrong with a run, alone or against one that is right: one page"),
+    "doctor": Command(
+        "launch.doctor", "check on this machine that the numbers are right, that a training stays as it is, and what it costs"
+    ),
+    "estimate": Command("launch.estimate", "say what a dump will cost in disk and time, before it is made"),
+    "frameworks": Command("launch.frameworks", "say which training frameworks are here, and what the probe does not find in them"),
     "grad_probe": Command("grad_probe", "compare the gradient directions of two runs (compare)"),
-    "graph": Command("graph", "draw a dump, or two beside each other, as a graph: one page, .vis.db, .vis, Model Explorer"),
-    "graph_visualize": Command("graph_visualize", "the same with the flags of 26.2.0"),
-    "merge_result": Command("merge_result", "put chosen rows of the tables of many ranks into one file, a sheet per metric"),
+    "graph": Command("graphs.graph", "draw a dump, or two beside each other, as a graph: one page, .vis.db, .vis, Model Explorer"),
+    "graph_visualize": Command("graphs.graph_visualize", "the same with the flags of 26.2.0"),
+    "merge_result": Command("analysis.merge_result", "put chosen rows of the tables of many ranks into one file, a sheet per metric"),
     "monitor": Command("monitor", "work with what the monitor has written (analyze, report, learn, csv2tb)"),
-    "nan_analyze": Command("nan_analyze", "find the operator where the first NaN or Inf was born, over all ranks of a step"),
-    "op_generate": Command("op_generate", "make a script that repeats one recorded API call and judges it"),
-    "parse": Command("parse", "convert saved tensors to .pt or .npy; without -d the interactive tool of 8.1.1"),
-    "run": Command("run", "run a launch line with the probe in every training process it starts"),
-    "run_overflow_check": Command("run_overflow_check", "run the APIs of an overflow dump again: normal or abnormal overflow"),
-    "show": Command("show", "list what an output directory holds: dumps, monitor files, incidents, reports"),
-    "trends": Command("trends", "show how the numbers of a run went, or of two: heat maps of steps, ranks and layers on one page"),
+    "nan_analyze": Command("analysis.nan_analyze", "find the operator where the first NaN or Inf was born, over all ranks of a step"),
+    "op_generate": Command("accuracy.op_generate", "make a script that repeats one recorded API call and judges it"),
+    "parse": Command("convert.parse", "convert saved tensors to .pt or .npy; without -d the interactive tool of 8.1.1"),
+    "run": Command("launch.run", "run a launch line with the probe in every training process it starts"),
+    "run_overflow_check": Command("accuracy.run_overflow_check", "run the APIs of an overflow dump again: normal or abnormal overflow"),
+    "show": Command("analysis.show", "list what an output directory holds: dumps, monitor files, incidents, reports"),
+    "trends": Command("analysis.trends", "show how the numbers of a run went, or of two: heat maps of steps, ranks and layers on one page"),
 }
 GROUPS = ("certs", "ckpt", "grad_probe", "monitor")
 """Commands that have sub-commands: the table ``COMMANDS`` of their file."""

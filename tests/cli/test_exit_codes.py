@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.cli import diagnose
+from msprobe_engine.cli.analysis import diagnose
 from msprobe_engine.cli.main import main
 
 Capture = pytest.CaptureFixture[str]

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.cli import frameworks
+from msprobe_engine.cli.launch import frameworks
 from msprobe_engine.cli.main import main
 from msprobe_integrations import reliance
 from msprobe_integrations.reliance import Reliance

@@ -51,7 +51,10 @@ def test_only_the_chosen_command_is_imported() -> None:
         "print(sorted(n for n in sys.modules if n.startswith('msprobe_engine.cli.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
-    assert done.stdout.splitlines()[-1] == str([f"msprobe_engine.cli.{name}" for name in ("arguments", "exit_codes", "main", "show")])
+    expected = [
+        f"msprobe_engine.cli.{name}" for name in ("analysis", "analysis.show", "exit_codes", "main", "options", "options.arguments")
+    ]
+    assert done.stdout.splitlines()[-1] == str(expected)
 
 
 def test_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:

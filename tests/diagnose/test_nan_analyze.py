@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msprobe_engine.cli import nan_analyze as command
+from msprobe_engine.cli.analysis import nan_analyze as command
 from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError
 from msprobe_engine.core.records import Entry, Frame, Sample, TensorDescription, TensorRef
 from msprobe_engine.core.statistics import rows

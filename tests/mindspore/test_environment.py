@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from msprobe_engine.cli import frameworks
+from msprobe_engine.cli.launch import frameworks
 from msprobe_engine.core.errors import MissingExtraError, UsageError
 from msprobe_integrations import reliance as reliances
 from msprobe_integrations.mindspore import environment, reliance

@@ -16,7 +16,7 @@ from attack import Attack
 from mutate import SCALARS
 from targets import TARGETS
 
-from msprobe_engine.cli import show
+from msprobe_engine.cli.analysis import show
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.errors import DumpFormatError, SettingsError, TextError
 from msprobe_engine.core.io.damaged_files import guard_reading

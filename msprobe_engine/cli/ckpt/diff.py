@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 equal, 1 different, 2 cannot tell; errors are raised as `ProbeError`, which the entry point turns into 2."""
-    from msprobe_engine.cli.inputs import warn_same_files
-    from msprobe_engine.cli.outputs import refuse_overwriting, refuse_page_name
+    from msprobe_engine.cli.options.inputs import warn_same_files
+    from msprobe_engine.cli.options.outputs import refuse_overwriting, refuse_page_name
     from msprobe_engine.core.errors import UsageError
     from msprobe_engine.find.checkpoint import resume
     from msprobe_engine.find.checkpoint.diff import Options, diff

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     """0, or 2 when a part could not be read; errors are raised as `ProbeError`."""
     import time
 
-    from msprobe_engine.cli.outputs import refuse_overwriting
+    from msprobe_engine.cli.options.outputs import refuse_overwriting
     from msprobe_engine.core.log import one_line, warning
     from msprobe_engine.find.checkpoint.diff import Options, digest_checkpoint
     from msprobe_engine.find.checkpoint.digests import write_manifest

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     turns into 2."""
     from pathlib import Path
 
-    from msprobe_engine.cli.inputs import warn_same_files
+    from msprobe_engine.cli.options.inputs import warn_same_files
     from msprobe_engine.core.io.progress import progress
     from msprobe_engine.core.log import printable
     from msprobe_engine.formats.grad_probe.compare import compare_one, compare_runs, is_rank_directory

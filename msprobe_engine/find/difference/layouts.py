@@ -14,6 +14,7 @@ from msprobe_engine.find.difference.calibration import Floats
 from msprobe_engine.find.difference.divergence import Divergence, settle_origins
 from msprobe_engine.find.difference.origin import EXTRA, RESULT, TAKEN, UNSUMMED, DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk, Walk
+from msprobe_engine.formats.dump.completeness import was_cut_off
 from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS, DumpTable
 
 _LEAST = 3
@@ -21,7 +22,10 @@ _LEAST = 3
 
 
 def differ(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> bool:
-    """The runs are cut differently: most tensors of other sizes, or more micro batches in a step."""
+    """The runs are cut differently: most tensors of other sizes, or more micro batches in a step. A step that was cut off has fewer of them
+    and fewer ranks, and that says nothing where both sides say that they are of one layout."""
+    if any(was_cut_off(side) for side in (*target.values(), *golden.values())) and _say_one_layout(target, golden):
+        return False
     a, b = target[min(target)], golden[min(golden)]
     if len(cut({0: a}, golden)) > 1 or len(cut({0: b}, target)) > 1:
         return True
@@ -34,6 +38,13 @@ def differ(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> 
     other = sum(x != y and merge_statistics.whole_shape(x, y) is not None for x, y in shared)
     many = min(len(target), len(golden)) > 1  # two parallel layouts may differ in few places: of sequence parallelism only the norms do
     return (50 if many else 5) * other > len(shared)
+
+
+def _say_one_layout(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> bool:
+    """All ranks of both runs tell the same sizes of the layout."""
+    told = [side.header.get("parallel") for side in (*target.values(), *golden.values())]
+    sizes = [one.get("size") if isinstance(one, Mapping) else None for one in told]
+    return bool(sizes[0]) and all(size == sizes[0] for size in sizes)
 
 
 def has_pieces(found: Divergence) -> bool:

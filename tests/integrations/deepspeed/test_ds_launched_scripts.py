@@ -20,7 +20,7 @@ import pytest
 import torch
 from forkpool import run_ranks
 
-from msprobe_engine.cli.run import prepared
+from msprobe_engine.cli.launch.run import prepared
 
 pytestmark = pytest.mark.framework
 EXAMPLE = Path(__file__).parents[3] / "examples" / "deepspeed"

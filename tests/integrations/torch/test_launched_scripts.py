@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.cli.run import prepared
+from msprobe_engine.cli.launch.run import prepared
 
 pytestmark = pytest.mark.framework
 PAGE = Path(__file__).parents[3] / "docs" / "pytorch.md"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from msprobe_engine.cli.graph_flags import EXIT_CODES, add_shared, draw, formats_of
+from msprobe_engine.cli.graphs.graph_flags import EXIT_CODES, add_shared, draw, formats_of
 
 EPILOG = f"""\
 examples:

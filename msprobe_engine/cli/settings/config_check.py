@@ -118,8 +118,8 @@ def _check(args: argparse.Namespace) -> None:
 
 def _outputs(args: argparse.Namespace) -> None:
     """Nothing is written over what is read."""
-    from msprobe_engine.cli.inputs import warn_same_files
-    from msprobe_engine.cli.outputs import refuse_overwriting, refuse_page_name
+    from msprobe_engine.cli.options.inputs import warn_same_files
+    from msprobe_engine.cli.options.outputs import refuse_overwriting, refuse_page_name
     from msprobe_engine.formats.pack.kind import pack_of
 
     if args.compare or args.verify:

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """See the exit codes; errors are raised as `ProbeError`, which the entry point turns into 2."""
     from msprobe_engine.accuracy.precision_compare import compare_files, write
-    from msprobe_engine.cli.inputs import warn_same_files
+    from msprobe_engine.cli.options.inputs import warn_same_files
     from msprobe_engine.core.log import printable
 
     warn_same_files(args.npu_csv_path, args.gpu_csv_path)

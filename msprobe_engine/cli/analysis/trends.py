@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """The exit code, see `EPILOG`; errors are raised as `ProbeError`, which the entry point turns into 2."""
     from msprobe_engine.align.sources import numbers
-    from msprobe_engine.cli.inputs import warn_same_files
+    from msprobe_engine.cli.options.inputs import warn_same_files
     from msprobe_engine.core.errors import UsageError
     from msprobe_engine.core.io.progress import bar
     from msprobe_engine.core.log import one_line

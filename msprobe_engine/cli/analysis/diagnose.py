@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     """0 nothing found, 1 found, 3 nothing found in what could be read; errors are raised as `ProbeError`, which the entry point turns
     into 2."""
     from msprobe_engine.align.mapping.user_mapping import Mappings
-    from msprobe_engine.cli.inputs import say_steps, warn_same_files
-    from msprobe_engine.cli.outputs import refuse_page_name
+    from msprobe_engine.cli.options.inputs import say_steps, warn_same_files
+    from msprobe_engine.cli.options.outputs import refuse_page_name
     from msprobe_engine.core.errors import SinkError
     from msprobe_engine.core.log import printable
     from msprobe_engine.find.coverage import renames, two_frameworks

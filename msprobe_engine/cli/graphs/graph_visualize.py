@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from msprobe_engine.cli.graph_flags import EXIT_CODES, add_shared, draw, formats_of
+from msprobe_engine.cli.graphs.graph_flags import EXIT_CODES, add_shared, draw, formats_of
 
 EPILOG = f"""\
 examples:

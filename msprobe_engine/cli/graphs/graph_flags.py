@@ -104,8 +104,8 @@ def layouts(args: argparse.Namespace, sides: int) -> tuple[Layout, ...]:
 def draw(args: argparse.Namespace, target: str, golden: str | None, **settings: Any) -> int:
     """Make the graphs, print what they came to, and return the exit code; `settings`: further fields of the options."""
     from msprobe_engine.align.sources import numbers
-    from msprobe_engine.cli.inputs import warn_same_files
-    from msprobe_engine.cli.outputs import refuse_page_name
+    from msprobe_engine.cli.options.inputs import warn_same_files
+    from msprobe_engine.cli.options.outputs import refuse_page_name
     from msprobe_engine.core.errors import UsageError
     from msprobe_engine.report.graph.options import GraphOptions
     from msprobe_engine.report.graph.run import run
@@ -142,7 +142,7 @@ def _said(line: str) -> None:
 
 
 def _say(found: Result, show: bool, target: str, golden: str | None) -> None:
-    from msprobe_engine.cli.inputs import say_steps
+    from msprobe_engine.cli.options.inputs import say_steps
     from msprobe_engine.core.log import printable
 
     print(printable(say_steps(found.text(), target, golden)))

@@ -78,8 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit codes: see the epilog; errors are raised as `ProbeError`, which the entry point turns into 2."""
     from msprobe_engine.align.sources import from_json
-    from msprobe_engine.cli.inputs import say_steps, warn_same_files
-    from msprobe_engine.cli.outputs import refuse_page_name
+    from msprobe_engine.cli.options.inputs import say_steps, warn_same_files
+    from msprobe_engine.cli.options.outputs import refuse_page_name
 
     if args.target and not (args.target_path or args.golden_path):
         args.target_path, args.golden_path, args.target = args.target, args.golden, None
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _first_difference(target: str, golden: str, output: str) -> int:
-    from msprobe_engine.cli.inputs import say_steps
+    from msprobe_engine.cli.options.inputs import say_steps
     from msprobe_engine.core.log import printable
     from msprobe_engine.find.findings import NONE
     from msprobe_engine.report.table.diff_analyze import NOTHING, first_differences

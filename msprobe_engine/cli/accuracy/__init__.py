@@ -1,0 +1,1 @@
+"""Commands about single operators: is each result right?"""

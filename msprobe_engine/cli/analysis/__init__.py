@@ -1,0 +1,1 @@
+"""Commands that say what happened in a run, or in two."""

@@ -1,0 +1,1 @@
+"""Commands that draw dumps as graphs."""
