@@ -304,7 +304,7 @@ def test_what_no_reader_has_thought_of_names_the_file(
         raise KeyError("shape")
 
     monkeypatch.setattr(show, "run", errs)
-    assert main(["show", str(tmp_path)]) == 3
+    assert main(["show", str(tmp_path)]) == 4
     assert "This is a bug" in capsys.readouterr().err
 
 
