@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from driver_dumps import dump as dump_of_calls
 from fault_cases import ACCUMULATED, CASES, DP, HARMLESS, SINGLE, TP, Case
 from fault_dumps import directory_name, dump
 from fault_model import Shape
@@ -15,7 +17,9 @@ from hypothesis import strategies as st
 
 from msprobe_engine.align.parallel import merge_statistics
 from msprobe_engine.core.errors import UsageError
+from msprobe_engine.find.difference import layouts
 from msprobe_engine.find.run import diagnose
+from msprobe_engine.formats.dump.dump_table import read_side
 
 LAYOUTS = {"tp": TP, "dp": DP, "micro": ACCUMULATED}
 DEFECTS = ("missing sum of gradients before a column-parallel product", "a gradient not averaged over data-parallel ranks")
@@ -99,3 +103,16 @@ def test_padded_vocabulary() -> None:
     assert merge_statistics.whole_shape([33, 8], [64, 8]) is None
     assert merge_statistics.padded([33, 8], [64, 8], 2)
     assert not merge_statistics.padded([33, 8], [64, 9], 2)
+
+
+@pytest.mark.parametrize(("header", "other"), [({}, True), ({"complete": False}, False)])
+def test_a_step_that_was_cut_off_is_no_other_layout(header: dict[str, object], other: bool, tmp_path: Path) -> None:
+    """It has half of the calls, as one micro batch of two has; both runs say that their layout is the same."""
+    parallel = {"rank": {"dp": 0}, "size": {"dp": 2, "tp": 1}}
+    sides = []
+    for name, calls, more in (("target", 3, header), ("golden", 6, {})):
+        file = dump_of_calls(tmp_path / name, calls) / "dump.json"
+        document = json.loads(file.read_text())
+        file.write_text(json.dumps({"parallel": parallel, **more, **document}))
+        sides.append({0: read_side(file)})
+    assert layouts.differ(*sides) == other

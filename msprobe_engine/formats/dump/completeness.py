@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump import layout
@@ -15,14 +15,6 @@ from msprobe_engine.formats.dump.reader import DumpDirectory
 from msprobe_engine.formats.dump.world import expected_ranks
 
 _MOST = 8
-
-
-class Side(Protocol):
-    """A rank of a step, as far as is asked here."""
-
-    path: Path
-    header: Mapping[str, Any]
-    recovered: bool
 
 
 def missing_records(file: Path, header: Mapping[str, Any], count: int, *, recovered: bool = False, repeated: int = 0) -> list[str]:
@@ -38,7 +30,7 @@ def missing_records(file: Path, header: Mapping[str, Any], count: int, *, recove
     found: list[str] = []
     if recovered:
         found.append(Sentence("{0}: the process was killed before it wrote this file; read from its frame log", file))
-    if _was_cut_off(file, header, recovered):
+    if was_cut_off(file, header, recovered):
         found.append(Sentence("{0}: the run ended before this step was whole, or still writes it; records may be missing", file))
     if lost := header.get("lost"):
         found.append(Sentence("{0}: the run could not keep everything: {1}", file, _counts(lost)))
@@ -50,12 +42,8 @@ def missing_records(file: Path, header: Mapping[str, Any], count: int, *, recove
     return found
 
 
-def was_cut_off(side: Side) -> bool:
+def was_cut_off(file: Path, header: Mapping[str, Any], recovered: bool) -> bool:
     """Does a rank of a step say that the run ended before it was whole?"""
-    return side.recovered or _was_cut_off(side.path, side.header, side.recovered)
-
-
-def _was_cut_off(file: Path, header: Mapping[str, Any], recovered: bool) -> bool:
     return header.get("complete", True) is False or (not recovered and (file.parent / layout.MARKER).exists())
 
 
