@@ -56,6 +56,7 @@ def _dump(root: Path, attribute: str, cls: str, more: bool = False) -> Path:
     header = {"task": "statistics", "level": "mix", "framework": "pytorch", "dump_data_dir": None}
     (place / "dump.json").write_text(json.dumps(header | {"data": data}))
     (place / "construct.json").write_text(json.dumps(construct))
+    (place / "stack.json").write_text("{}")
     return root
 
 
