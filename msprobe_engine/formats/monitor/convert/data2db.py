@@ -227,7 +227,8 @@ def _convert(run: Run, database: TrendDatabase, options: Options, done: Imported
         done.units += 1
     for rank in run.ranks:
         with database.transaction():
-            database.set_info(rank, json_text(run.info(rank)))
+            info = {key: value for key, value in run.info(rank).items() if key != "losses"}  # no such file lies beside what is made here
+            database.set_info(rank, json_text(info))
             scalars = run.scalars(rank).items()
             database.add_scalars(rank, ((s, name, v) for name, x in scalars for s, v in zip(x.steps.tolist(), x.values.tolist())))
             database.replace_alerts(rank, ((int(a["step"]), json_text(a)) for a in run.alerts(rank)))
