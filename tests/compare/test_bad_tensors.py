@@ -34,10 +34,12 @@ def saved(root: Path) -> tuple[Path, Path]:
     for run in runs:
         file = run / RANK / "dump.json"
         document = json.loads(file.read_text()) | {"task": "tensor"}
-        document["data"]["Functional.linear.2.forward"]["output"][0]["data_name"] = f"{NAME}.pt"
+        values = torch.arange(16.0).reshape(4, 4)
+        facts = {"Max": 15.0, "Min": 0.0, "Mean": 7.5, "Norm": float(values.norm()), "data_name": f"{NAME}.pt"}
+        document["data"]["Functional.linear.2.forward"]["output"][0] |= facts | {"shape": [4, 4]}
         file.write_text(json.dumps(document, indent=1))
         (run / RANK / "dump_tensor_data").mkdir()
-        torch.save(torch.arange(16.0).reshape(4, 4), tensor(run))
+        torch.save(values, tensor(run))
     return runs
 
 
@@ -49,7 +51,9 @@ def put(run: Path, value: Any) -> None:
     """Another saved tensor, of which dump.json says the type and the shape."""
     file = run / RANK / "dump.json"
     document = json.loads(file.read_text())
-    document["data"]["Functional.linear.2.forward"]["output"][0] |= {"dtype": str(value.dtype), "shape": list(value.shape)}
+    facts = {"dtype": str(value.dtype), "shape": list(value.shape)}
+    nothing = {} if value.numel() else dict.fromkeys(("Max", "Min", "Mean", "Norm"))
+    document["data"]["Functional.linear.2.forward"]["output"][0] |= facts | nothing
     file.write_text(json.dumps(document, indent=1))
     torch.save(value, tensor(run))
 

@@ -50,7 +50,7 @@ def merged(limit: int, whole: np.ndarray, cuts: list[int], step_of_rank: list[in
     edit.wait(5)
     error = ""
     try:
-        edit(rows)
+        edit.apply(rows)
     except MergeFailed as e:
         error = str(e)
     return rows, error, extra
@@ -82,7 +82,7 @@ def _with_more_words(limit: int, whole: np.ndarray, cut: int) -> np.ndarray:
     edit = exchange.merge(7, [str(row) for row in range(len(rows))], range(len(rows)))
     edit.start(rows)
     edit.wait(10)
-    edit(rows)
+    edit.apply(rows)
     return rows
 
 
@@ -137,7 +137,7 @@ def _apart(limit: int) -> tuple[dict[int, str], list[str]]:
         edits.append((step, edit, rows, extra))
     for step, edit, rows, extra in edits:
         edit.wait(10)
-        edit(rows)
+        edit.apply(rows)
         scopes[step] = extra["scope"]
     dist.barrier()
     exchange.close()
@@ -165,13 +165,13 @@ def _one_sided() -> list[str]:
             edit.start(rows)
             edit.wait(3)
             assert edit.ready()
-            edit(rows)
+            edit.apply(rows)
         errors = []
         for step in range(3, 70):
             edit = exchange.merge(step, ["a"], [0])
             edit.start(rows)
             try:
-                edit(rows)
+                edit.apply(rows)
             except MergeFailed as error:
                 errors.append(str(error))
         assert len(errors) == 1
@@ -203,7 +203,7 @@ def _late() -> list[str]:
         edit.start(rows)
         if alone:
             edit.wait(5)
-            edit(rows)
+            edit.apply(rows)
             exchange._patience = 60
         elif step == 0:
             edit.wait(10)
@@ -212,7 +212,7 @@ def _late() -> list[str]:
     for step, edit in enumerate(edits):
         if step != 1 or rank:
             edit.wait(10)
-            edit(rows)
+            edit.apply(rows)
     return [extra["scope"] for extra in extras]
 
 

@@ -13,7 +13,7 @@ from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.statistics import rows
 from msprobe_engine.probe import pending_steps
-from msprobe_engine.probe.pending_steps import PendingStep, StepSaver
+from msprobe_engine.probe.pending_steps import PendingStep, RowsEdit, StepSaver
 
 BOUND = 20.0
 
@@ -28,7 +28,7 @@ class Rows:
         return rows.empty(1)
 
 
-class Edit:
+class Edit(RowsEdit):
     """Rows of another rank, which come when `come` is set."""
 
     def __init__(self, fails: bool = False) -> None:
@@ -39,7 +39,7 @@ class Edit:
     def ready(self) -> bool:
         return self.come.is_set()
 
-    def __call__(self, given: rows.Rows) -> None:
+    def apply(self, given: rows.Rows) -> None:
         self.called_by.append(threading.get_ident())
         if self.fails:
             raise OSError("planted")

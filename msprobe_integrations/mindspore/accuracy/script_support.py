@@ -1,8 +1,8 @@
 """What every generated operator script of MindSpore ends with (`msprobe_engine.accuracy.scripts`): runs the call, compares, prints.
 
 Needs mindspore and numpy. Scripts get the text below the line of dashes as it stands, and in front of it the texts of
-`msprobe_engine.core.dtypes` and `msprobe_engine.accuracy.verdict.condition`: their errors are measured by the same code as in the
-pre-check.
+`msprobe_engine.core.dtypes`, `msprobe_engine.accuracy.rounding` and `msprobe_engine.accuracy.verdict.condition`: their errors are measured
+by the same code as in the pre-check.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import sys
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import mindspore
 import numpy as np
@@ -24,7 +25,7 @@ from msprobe_engine.accuracy.rounding import Array, round_to
 from msprobe_engine.accuracy.verdict.condition import Measured, internal, measure
 from msprobe_engine.core.dtypes import FloatType, float_type
 
-USED = (math, Sequence, dataclass, npt)
+USED = (math, NamedTuple, Sequence, dataclass, lru_cache, npt)
 """For the texts in front."""
 CASE: dict[str, Any] = {"mode": "recorded", "seed": 0}
 
@@ -41,7 +42,7 @@ PASS, WARNING, ERROR = "pass", "Warning", "error"
 UNITS, INSIDE, COARSE_INSIDE, COARSE, HIDDEN, LONG_SUMS = 32.0, 1 / 32, 2.0, 8.0, 8.0, 8.0
 """Limits of the verdict (`msprobe_engine.accuracy.verdict.judge`): of kernels that compute in their type, of narrow ones that compute in
 float32, these with one rounded intermediate result, and of several kernels; how much more hidden values may cost."""
-FLOATS = ("Float64", "Float32", "Float16", "BFloat16")
+FLOAT_NAMES = ("Float64", "Float32", "Float16", "BFloat16")
 BENCHES = ("float64", "float32", "")
 """Types of the bench, tried in this order; the last is the recorded one."""
 
@@ -63,13 +64,13 @@ def drawn(spec: dict[str, Any], random: np.random.Generator) -> Array:
     values: Array
     if kind == "Bool":
         values = random.random(count) < (low + high) / 2
-    elif kind in FLOATS:
+    elif kind in FLOAT_NAMES:
         values = low + (high - low) * spread(count, low, high, spec, random)
     else:
         values = random.integers(int(low), int(high), count, endpoint=True).astype(np.float64)
     order = random.permutation(count)
     values[order[:1]], values[order[-1:]] = low, high
-    if kind in FLOATS:
+    if kind in FLOAT_NAMES:
         values[order[: len(bad)]] = bad[:count]
     result: Array = values.reshape(spec["shape"])
     return result
@@ -127,11 +128,11 @@ def run(
     """The call on one side, on copies of its inputs: results by the name of the tensor. `wide`: type of the bench, or empty."""
 
     def dtype(kind: Any) -> Any:
-        return getattr(mindspore, wide) if wide and str(kind) in FLOATS else kind
+        return getattr(mindspore, wide) if wide and str(kind) in FLOAT_NAMES else kind
 
     def copied(name: str, tensor: Any) -> Any:
         values = array_of(tensor)
-        if change is not None and str(tensor.dtype) in FLOATS:
+        if change is not None and str(tensor.dtype) in FLOAT_NAMES:
             signs = generator(case, name, change).integers(0, 2, values.shape) * 2 - 1
             values = values.astype(np.float64) * (1 + signs * unit)
         return mindspore.Tensor(np.array(values), dtype(tensor.dtype))
@@ -148,7 +149,7 @@ def run(
         outputs = leaves(result if result is not None else next(iter(arguments.values())))
         found = {f"output.{n}": leaf for n, leaf in enumerate(outputs) if leaf is not None}
         if case["wanted"]:
-            roots = [leaf for leaf in outputs if isinstance(leaf, mindspore.Tensor) and str(leaf.dtype) in FLOATS]
+            roots = [leaf for leaf in outputs if isinstance(leaf, mindspore.Tensor) and str(leaf.dtype) in FLOAT_NAMES]
             ones = {n: mindspore.Tensor(np.ones(root.shape, np.float32), root.dtype) for n, root in enumerate(roots)}
             given = {int(name.rpartition(".")[2]): copied(name, gradient) for name, gradient in incoming.items()} or ones
             heads = {n: given[n].astype(roots[n].dtype) if given[n].shape == roots[n].shape else ones[n] for n in given}

@@ -20,8 +20,9 @@ from msprobe_integrations.mindspore.accuracy.execute import FLOATS, array_of
 from msprobe_integrations.mindspore.api_names import Api, apis
 from msprobe_integrations.mindspore.free_benchmark.calls import left_out
 
-_INCLUDED = ("dtypes.py", "verdict/condition.py")
-_IMPORTS = re.compile(r"\A.*?^Array = npt\.NDArray\[Any\]\n", re.DOTALL | re.MULTILINE)
+_INCLUDED = ("core/dtypes.py", "accuracy/rounding.py", "accuracy/verdict/condition.py")
+_HEAD = re.compile(r'\A""".*?"""\n|^(?:from|import) [^\n]*\n|^Array = npt\.NDArray\[Any\]\n', re.DOTALL | re.MULTILINE)
+"""Docstring and imports of these modules."""
 
 
 class Call(NamedTuple):
@@ -93,8 +94,8 @@ class MindSporeDialect:
     def support(self) -> str:
         """Text of the support module, with that of the modules of the engine that it uses."""
         text = files(__package__).joinpath("script_support.py").read_text("utf-8")
-        engine = files("msprobe_engine.accuracy")
-        parts = [_IMPORTS.sub("", engine.joinpath(name).read_text("utf-8"), count=1).strip() for name in _INCLUDED]
+        engine = files("msprobe_engine")
+        parts = [_HEAD.sub("", engine.joinpath(name).read_text("utf-8")).strip() for name in _INCLUDED]
         before, mark, after = text.partition(MARK)
         return before + mark + "Array = npt.NDArray[Any]\n\n\n" + "\n\n\n".join((*parts, after.strip())) + "\n"
 
