@@ -35,7 +35,13 @@ class _Server:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         command = [sys.executable, __file__]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-        atexit.register(self._process.communicate)
+        self._owner = os.getpid()
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        """In the process that started it: a forked child that runs what is registered here would wait for a server that goes on."""
+        if os.getpid() == self._owner:
+            self._process.communicate()
 
     def ask(self, **request: Any) -> int:
         assert self._process.stdin is not None
