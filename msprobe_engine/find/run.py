@@ -336,7 +336,6 @@ def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
         if rank not in divergence.wholes:
             for word, places in zip(("target", "golden"), output_arity.on_one_side(walker)):
                 found.unmatched[word] += [name for name in places[:100] if name not in found.unmatched[word]]
-        if rank not in divergence.wholes:
             _note_order(found, rank, walker.side, walker.golden.side, structure.pairs)
     renames.add_renames(found, divergence)
     two_frameworks.add_coverage(found, divergence)

@@ -142,6 +142,15 @@ def distances(target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, in
     return Distances(distance, np.nan_to_num(extremes), np.nan_to_num(norm), bad_a, bad_b, argument, shape, dtype, known, one_sided)
 
 
+def of_other_precision(dtype: Bools, argument: Bools) -> bool:
+    """The runs are of different precision as a whole: most tensors are of another type.
+
+    Args:
+        dtype, argument: of pairs of rows, as `Distances` has them.
+    """
+    return 2 * int((dtype & ~argument).sum()) > int((~argument).sum())
+
+
 def _other_dtypes(target: DumpTable, golden: DumpTable, left: factorize.Integers, right: factorize.Integers) -> Bools:
     """Dtypes differ; those of two frameworks by what they are, and integers of any width are alike there."""
     if target.framework == golden.framework:

@@ -90,7 +90,7 @@ def _contradict(figures: Figures, target: DumpTable, golden: DumpTable, i: int, 
     if target.dtype[i] != golden.dtype[j] or not str(target.dtype[i]).rpartition(".")[2].startswith(("float", "bfloat")):
         return False
     mine, theirs = target.stats[i], golden.stats[j]
-    slack = _SLACK + 4 * roundoff.EPS.get(str(target.dtype[i]).rpartition(".")[2], 0.0)
+    slack = _SLACK + 4 * roundoff.eps(target.dtype[i])
     for said, squares in ((mine[3], figures.left), (theirs[3], figures.right)):
         norm = math.sqrt(squares)
         if math.isfinite(said) and abs(said - norm) > slack * max(norm, said):

@@ -23,7 +23,7 @@ from msprobe_engine.find.findings import Suspect
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.measure import dump_dialects, factorize
-from msprobe_engine.measure.distances import Distances
+from msprobe_engine.measure.distances import Distances, of_other_precision
 
 Bools = npt.NDArray[np.bool_]
 _MOST = 20
@@ -45,8 +45,7 @@ def differing(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
 def other_dtypes(found: Distances) -> Bools:
     """bool (pairs of rows,): dtypes that differ where most do not; else the runs are of different precision as a whole. What is null on
     one side counts here, too."""
-    differ = found.dtype & ~found.argument
-    return differ if 2 * int(differ.sum()) <= int((~found.argument).sum()) else np.zeros(len(differ), bool)
+    return found.dtype & ~found.argument & (not of_other_precision(found.dtype, found.argument))
 
 
 def one_sided_collectives(walker: DifferenceWalk) -> list[str]:

@@ -104,9 +104,10 @@ def _noise(found: Divergence) -> float:
         return found.noise
     rank, origin = found.origins[0]
     side = found.walkers[rank].side
-    if not origin.noise or origin.kind not in (RESULT, GRADIENT) or all(map(_one_product_off, found.walkers.values())):
+    if not origin.noise or origin.kind not in (RESULT, GRADIENT):
         return found.noise
-    return roundoff.product_noise(side.ops[origin.op], side.dtype[origin.row], origin.distance) or found.noise
+    noise = roundoff.product_noise(side.ops[origin.op], side.dtype[origin.row], origin.distance)
+    return found.noise if not noise or all(map(_one_product_off, found.walkers.values())) else noise
 
 
 def _one_product_off(walker: DifferenceWalk) -> bool:

@@ -6,6 +6,7 @@ import numpy as np
 
 from msprobe_engine.core.text.sentences import Sentence, joined
 from msprobe_engine.find.difference.divergence import Divergence
+from msprobe_engine.measure.distances import of_other_precision
 
 MOST_RANKS = 16
 """So many are named."""
@@ -15,9 +16,10 @@ def precision(divergence: Divergence) -> list[str]:
     """That the runs are of different precision as a whole, which is no difference by itself; of the rank where most tensors are."""
     most, line = 0, list[str]()
     for walker in divergence.walkers.values():
-        differ = walker.measured.dtype & ~walker.measured.argument
-        tensors, other = int((~walker.measured.argument).sum()), int(differ.sum())
-        if 2 * other > tensors and other > most:
+        m = walker.measured
+        differ = m.dtype & ~m.argument
+        tensors, other = int((~m.argument).sum()), int(differ.sum())
+        if other > most and of_other_precision(m.dtype, m.argument):
             row, partner = walker.rows[int(np.argmax(differ))]
             template = "The runs are of different precision: {0} of {1} tensors have another type, the first {2} against {3}."
             most, line = (

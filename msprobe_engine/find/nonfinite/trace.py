@@ -78,22 +78,18 @@ def module_path(name: str) -> str:
     return ".".join(parts[1:-3]) if kind == "module" else ""
 
 
-def is_only_written(kind: str, op: str, name: str, row: str, tags: Mapping[str, Any]) -> bool:
-    """A call only writes to this argument: what it holds before is no input.
+def only_written(kind: str, op: str, tags: Mapping[str, Any]) -> tuple[str, ...]:
+    """Places of the argument that a call only writes to (by position, by name): what it holds before is no input.
 
     Args:
-        kind, op, name: of the call.
-        row: name of the row.
+        kind, op: of the call.
         tags: further keys of the record.
     """
     # our own observer records real inputs only and tags its records; the existing tool records the arguments as they come
     own = tags.get("tags")
     foreign = kind == "collective" and not (isinstance(own, dict) and "group_ranks" in own)
     skip = WRITE_ONLY.get(normal_op(op)) if foreign else (0, "self") if kind == "api" and op in OVERWRITES else None
-    if skip is None:
-        return False
-    place = row[len(name) + len(".input.") :].partition(".")[0]
-    return place in (str(skip[0]), skip[1])
+    return () if skip is None else (str(skip[0]), skip[1])
 
 
 def trace(dump: DumpTable, *, step: int, rank: int, complete: bool = True) -> Trace:
@@ -130,10 +126,10 @@ def _calls(dump: DumpTable, parents: Mapping[str, str | None]) -> Iterator[Call]
             continue
         ins: Sequence[int] = rows[: number[INPUT]]
         in_flags = of_record[INPUT]
-        tags = dump.tags.get(record, {})
-        kept = [row for row in ins if not is_only_written(kind, op, name, dump.name[row], tags)] if direction == "forward" else ins
-        if len(kept) < len(ins):
-            ins, in_flags = kept, int(np.bitwise_or.reduce(flags[kept])) if kept else 0
+        if direction == "forward" and (written := only_written(kind, op, dump.tags.get(record, {}))):
+            begin = len(name) + len(".input.")
+            ins = [row for row in ins if dump.name[row][begin:].partition(".")[0] not in written]
+            in_flags = int(np.bitwise_or.reduce(flags[ins], initial=0))
         end = number[INPUT] + number[PARAMETERS]
         yield Call(
             record, record, name, kind, direction, op, ins, rows[number[INPUT] : end], rows[end:],

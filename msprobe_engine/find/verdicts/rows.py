@@ -72,7 +72,8 @@ class RowProjection:
         golden_role = np.frombuffer(bytes(self.golden.role) or b"\0", np.uint8)
         self.role = np.where(rows >= 0, role[rows], golden_role[others]) if n else np.zeros(0, np.int64)
         self.starts = np.concatenate(([0], np.flatnonzero(np.diff(record)) + 1)) if n else np.zeros(0, np.int64)
-        self.group = np.repeat(np.arange(len(self.starts)), np.diff(np.append(self.starts, n)))
+        self.ends = np.append(self.starts[1:], n)
+        self.group = np.repeat(np.arange(len(self.starts)), self.ends - self.starts)
         self.entered = np.isin(self.role, (INPUT, PARAMETERS))
         self._measure(distance)
         self.limits = self._limits()
@@ -134,8 +135,7 @@ class RowProjection:
         places = np.fromiter(map(self.walker.position, ops), np.int64, len(ops))
         found: Floats = np.array([*self.walker.limits, 0.0])[places]
         for group in np.flatnonzero((places < 0) & np.logical_or.reduceat(self.both, self.starts)).tolist():
-            ends = np.append(self.starts[1:], len(self.rows))
-            pairs = [at for at in range(self.starts[group], ends[group]) if self.both[at]]
+            pairs = [at for at in range(self.starts[group], self.ends[group]) if self.both[at]]
             units = max(roundoff.eps(self.golden.dtype[self.others[at]]) for at in pairs)
             found[group] = roundoff.call_limit(units, max(roundoff.longest_sum(self.target.shape[self.rows[at]]) for at in pairs))
         return np.asarray(np.maximum(found, self.found.noise))
@@ -160,8 +160,7 @@ class RowProjection:
     def _at_fault(self, group: int, suspect: Suspect) -> list[int]:
         """Rows of a record that a finding names: those that are off, by its kind those that go in or those that come out; else the row that
         shows it, or the first one that comes out."""
-        end = int(self.starts[group + 1]) if group + 1 < len(self.starts) else len(self.rows)
-        rows = list(range(int(self.starts[group]), end))
+        rows = list(range(int(self.starts[group]), int(self.ends[group])))
         shown = [at for at in rows if self.rows[at] >= 0 and self.target.name[self.rows[at]] == suspect.tensor]
         if suspect.kind in (DTYPE, GRAD_FLAG) and shown:
             return shown
@@ -215,8 +214,7 @@ class RowProjection:
     def _taken_in(self, at: int) -> float:
         """Largest difference of what went into the record of a row."""
         group = self.group[at]
-        end = self.starts[group + 1] if group + 1 < len(self.starts) else len(self.rows)
-        part = slice(self.starts[group], end)
+        part = slice(self.starts[group], self.ends[group])
         chosen = self.both[part] & self.entered[part] & ~self._argument[part]
         return float(self.distance[part][chosen].max(initial=0.0))
 
@@ -241,7 +239,7 @@ class RowProjection:
         """What is not the same beside numbers."""
         for at in np.flatnonzero(self._argument).tolist():
             verdicts.set(at, WARNING, self._argument_text(at))
-        if 2 * int((self._dtype & ~self._argument).sum()) <= int((self.both & ~self._argument).sum()):
+        if not distances.of_other_precision(self._dtype[self.both], self._argument[self.both]):
             for at in np.flatnonzero(self._dtype & ~self._argument).tolist():
                 i, j = int(self.rows[at]), int(self.others[at])
                 verdicts.set(at, WARNING, f"dtype {self.target.dtype[i]} against {self.golden.dtype[j]}")

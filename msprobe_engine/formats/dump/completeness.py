@@ -5,6 +5,9 @@ A dump of the existing tool has neither the key ``complete`` nor a mark; nothing
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,9 +56,7 @@ def missing_companions(file: Path) -> list[str]:
     absent = [name for name in (layout.STACK, layout.CONSTRUCT) if not (file.parent / name).exists()]
     if not absent or file.name != layout.DUMP:
         return []
-    if len(absent) == 2 and not any(
-        _has_companion(place) for place in sorted(file.parent.parent.glob("rank*"))[:_MOST] if place != file.parent
-    ):
+    if len(absent) == 2 and not any(_has_companion(place) for place in _some_ranks(file.parent.parent) if place != file.parent):
         return []
     return [Sentence("{0}: {1} is not there; {2}", file, name, _COMPANIONS[name]) for name in absent]
 
@@ -64,6 +65,13 @@ _COMPANIONS: Mapping[str, str] = {
     layout.STACK: Sentence("no line of code is named, and functions are matched without it"),
     layout.CONSTRUCT: Sentence("which call ran in which module is not known, and calls may be matched wrongly"),
 }
+
+
+def _some_ranks(step: Path) -> list[Path]:
+    """A few of a step: this is asked for every rank, and there may be thousands."""
+    with contextlib.suppress(OSError), os.scandir(step) as entries:
+        return [step / entry.name for entry in itertools.islice((one for one in entries if one.name.startswith("rank")), _MOST)]
+    return []
 
 
 def _has_companion(directory: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from msprobe_engine.find.difference.rank_walk import RankWalk
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.measure.options import CompareOptions
-from msprobe_engine.report.table.rank_table import Known, Result, compare_guarded, places_of
+from msprobe_engine.report.table.rank_table import DiagnosedTask, Result, compare_guarded, places_of
 from msprobe_engine.report.table.schedule import Manifest, run_tasks
 from msprobe_engine.report.table.summary import Comparison
 from msprobe_engine.report.table_files import check_format, output_directory
@@ -117,17 +117,29 @@ def _results(
     results = {task.key: done for task in sources.tasks if (done := manifest.done(task)) is not None}
     if results:
         sources.notes.append(f"{len(results)} of {len(sources.tasks)} tables are those of an earlier try that was interrupted.")
-    left = [task for task in sources.tasks if task.key not in results]
-    work = partial(
-        compare_guarded, options=options, output=os.fspath(directory.resolve() if scheduler else directory), stamp=manifest.stamp, keep=keep
-    )
+    _run("compare", [task for task in sources.tasks if task.key not in results], results, options, directory, manifest, keep, scheduler)
+    return results
+
+
+def _run(
+    word: str,
+    tasks: Sequence[Task],
+    results: dict[str, Result],
+    options: CompareOptions,
+    directory: Path,
+    manifest: Manifest,
+    keep: bool,
+    scheduler: str,
+) -> None:
+    """Do tasks and put what they came to into `results`. `word`: for the bar of progress."""
+    output = os.fspath(directory.resolve() if scheduler else directory)
+    work = partial(compare_guarded, options=options, output=output, stamp=manifest.stamp, keep=keep)
     kind = "dask" if scheduler else options.scheduler
-    with bar("compare", len(left)) as advance, collection_paused():
-        for task, result in run_tasks(left, work, kind, options.workers, options.memory_mb, scheduler):
+    with bar(word, len(tasks)) as advance, collection_paused():
+        for task, result in run_tasks(tasks, work, kind, options.workers, options.memory_mb, scheduler):
             results[task.key] = result
             manifest.note(task, result)
             advance(task.place)
-    return results
 
 
 def _write_again(
@@ -141,23 +153,14 @@ def _write_again(
 ) -> None:
     """A table was written with what its rank shows alone. Where the diagnosis of all ranks and steps says something else (a collective
     gives out what another rank has put in), it is written again with that."""
-    known: dict[str, Known] = {}
+    again: list[Task] = []
     for step in diagnosis.steps:
         for rank, task in _ranks(sources.tasks, step):
             begins = diagnosis.begins_in(step, None if task.whole else rank)
             if results[task.key].files and results[task.key].begins != places_of(begins):
-                known[task.key] = Known(begins, bool(diagnosis.suspects))
-    tasks = [task for task in sources.tasks if task.key in known]
-    if not tasks:
-        return
-    output = os.fspath(directory.resolve() if scheduler else directory)
-    work = partial(compare_guarded, options=options, output=output, stamp=manifest.stamp, keep=False, known=known)
-    kind = "dask" if scheduler else options.scheduler
-    with bar("verdicts", len(tasks)) as advance, collection_paused():
-        for task, result in run_tasks(tasks, work, kind, options.workers, options.memory_mb, scheduler):
-            results[task.key] = result
-            manifest.note(task, result)
-            advance(task.place)
+                again.append(DiagnosedTask(**vars(task), begins=tuple(begins), differs=bool(diagnosis.suspects)))
+    if again:
+        _run("verdicts", again, results, options, directory, manifest, False, scheduler)
 
 
 def _fingerprint(sources: Sources, options: CompareOptions) -> str:

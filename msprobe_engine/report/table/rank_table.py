@@ -36,16 +36,16 @@ Place = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
-class Known:
-    """What the diagnosis of all ranks says of one rank of one step.
+class DiagnosedTask(Task):
+    """A task with what the diagnosis of all ranks says of its rank and step.
 
     Attributes:
         begins: where differences begin there.
         differs: something is off in this step, in this rank or another one.
     """
 
-    begins: Sequence[Suspect]
-    differs: bool
+    begins: tuple[Suspect, ...] = ()
+    differs: bool = False
 
 
 def places_of(begins: Sequence[Suspect]) -> list[Place]:
@@ -108,7 +108,7 @@ OFF = frozenset(("error", "warning", "No", "Warning", "Different", "Unmatched", 
 
 
 @np.errstate(all="ignore")  # the numbers of a dump may be anything
-def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, keep: bool, known: Known | None = None) -> Result:
+def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, keep: bool) -> Result:
     """Compare one pair of files. Errors of the data are in the result; those of the caller or the disk are raised.
 
     Args:
@@ -117,7 +117,6 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
         output: directory of the results; the task's folder is made below it.
         stamp: time in the names of the files.
         keep: hand back the sides and what was found, for the diagnosis.
-        known: what the diagnosis says of this rank and step; None: what it shows alone.
 
     Raises:
         SinkError: a table cannot be written.
@@ -125,7 +124,7 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
     """
     found = Result(task.key)
     if task.whole:
-        return _compare_whole(found, task, options, Path(output), stamp, known)
+        return _compare_whole(found, task, options, Path(output), stamp)
     try:
         target, golden = read_side(task.target), read_side(task.golden)
         if task.stack is not None:
@@ -141,7 +140,7 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
     Mappings.of(options).apply(target, golden)
     begun: RankWalk | None = None
     try:
-        blocks, begun = _blocks(found, task, target, golden, options, known)
+        blocks, begun = _blocks(found, task, target, golden, options)
         _write(found, task, options, Path(output), stamp, blocks)
     except (DumpFormatError, NothingCapturedError) as error:
         found.problems.append(f"{task.place}: {error}")
@@ -151,7 +150,7 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
     return found
 
 
-def _compare_whole(found: Result, task: Task, options: CompareOptions, output: Path, stamp: str, known: Known | None) -> Result:
+def _compare_whole(found: Result, task: Task, options: CompareOptions, output: Path, stamp: str) -> Result:
     """What all ranks of a step make together, of runs with different layouts."""
     from msprobe_engine.find.rank_findings import find_in_whole
     from msprobe_engine.report.table.layout_tables import read_whole
@@ -159,7 +158,7 @@ def _compare_whole(found: Result, task: Task, options: CompareOptions, output: P
 
     try:
         whole, rank, matching = read_whole(task, Mappings.of(options), found.problems)
-        shown = _shown(found, find_in_whole(whole, task.step or 0, rank), known)
+        shown = _shown(found, find_in_whole(whole, task.step or 0, rank), task)
         _write(found, task, options, output, stamp, compare_pair(whole.target, whole.golden, matching, options, shown))
     except (DumpFormatError, NothingCapturedError) as error:
         found.problems.append(f"{task.place}: {error}")
@@ -167,7 +166,7 @@ def _compare_whole(found: Result, task: Task, options: CompareOptions, output: P
 
 
 def _blocks(
-    found: Result, task: Task, target: DumpTable, golden: DumpTable, options: CompareOptions, known: Known | None
+    found: Result, task: Task, target: DumpTable, golden: DumpTable, options: CompareOptions
 ) -> tuple[Iterator[Block], RankWalk | None]:
     """Blocks of the table, and the walk that its verdicts are of."""
     from msprobe_engine.align.calls.match import match
@@ -186,13 +185,13 @@ def _blocks(
     tensors = measure_tensors(first, second, matching, options)
     begun = walk_rank(target, golden, matching.aligned, None if tensors is None else tensors.figures)
     moved = movements(golden, [read_side(path) for path in task.calibration]) if task.calibration else None
-    shown = _shown(found, find_in_rank(begun, task.step or 0, task.rank or 0, moved), known)
+    shown = _shown(found, find_in_rank(begun, task.step or 0, task.rank or 0, moved), task)
     return compare_pair(first, second, matching, options, shown, tensors), begun
 
 
-def _shown(found: Result, alone: RankFindings, known: Known | None) -> RankFindings:
+def _shown(found: Result, alone: RankFindings, task: Task) -> RankFindings:
     """What the table shows: what the diagnosis of all ranks says, else what this rank shows alone."""
-    shown = alone if known is None else replace(alone, begins=known.begins, differs=known.differs)
+    shown = replace(alone, begins=task.begins, differs=task.differs) if isinstance(task, DiagnosedTask) else alone
     found.begins = places_of(shown.begins)
     return shown
 
@@ -272,13 +271,11 @@ def _name(name: Any, other: Any) -> str:
     return str(other if name == UNMATCHED else name)
 
 
-def compare_guarded(
-    task: Task, options: CompareOptions, output: str, stamp: str, keep: bool, known: Mapping[str, Known] | None = None
-) -> Result:
-    """`compare_task`, with what is known by the keys of tasks; a fault of this tool in one pair does not take the others with it."""
+def compare_guarded(task: Task, options: CompareOptions, output: str, stamp: str, keep: bool) -> Result:
+    """`compare_task`; a fault of this tool in one pair does not take the others with it."""
     try:
         with collection_paused(), factorize.remembered():  # the columns of a million rows are no garbage
-            return compare_task(task, options, output, stamp, keep, (known or {}).get(task.key))
+            return compare_task(task, options, output, stamp, keep)
     except ProbeError:
         raise
     except Exception as error:

@@ -46,7 +46,7 @@ class GraphChecks:
 
     def statistics(self, mine: Numbers, theirs: Numbers, norm: Floats) -> Verdicts:
         """By statistics; `norm`: float64 (n,), relative error of the norm as a fraction, NaN without one."""
-        return self._checks.statistics(self._not_finite(mine, theirs), norm, np.nan_to_num(norm, nan=0.0, posinf=np.inf), self._facts())
+        return self._checks.statistics(self._not_finite(mine, theirs), norm, norm, self._facts())
 
     def tensors(self, mine: Numbers, theirs: Numbers, thousandth: Sequence[object], cosine: Sequence[object]) -> Verdicts:
         """By saved tensors; the cells of both metrics, one per row."""
