@@ -74,7 +74,7 @@ def alert(rule: str) -> Alert:
 def test_alerts_and_bounds() -> None:
     """Alerts are counted by rule and come first; a step has so many events at most, and steps that nobody fetches are forgotten."""
     sink, engine = monitor.MonitorSink(), Engine()
-    sink.follow(engine)
+    sink.attach(engine)
     for step in range(monitor.STEPS + 10):
         sink.write(frame(step, **{f"s{i}": float(i) for i in range(100)}), [alert("nan_inf"), alert("nan_inf"), alert("extreme_value")])
     sink.hand_over(engine.monitor.write_events)
@@ -87,7 +87,7 @@ def test_alerts_and_bounds() -> None:
 def test_the_axis(wandb: bool) -> None:
     """A frame that comes late is written at its own number of samples, but where a writer's axis has to grow at that of now."""
     sink, engine = monitor.MonitorSink(), Engine(wandb)
-    sink.follow(engine)
+    sink.attach(engine)
     for step in range(3):
         engine.global_steps, engine.global_samples = step + 1, 8 * (step + 1)
         if step == 2:
