@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -121,30 +121,38 @@ def run(
         return subprocess.CompletedProcess([sys.executable, "-c", code], returned, out.read_text(), err.read_text())
 
 
-def ranks(
-    number: int, code: str, *arguments: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 120
+def together(
+    environments: Sequence[Mapping[str, str]], code: str, *arguments: object, cwd: Path | None = None, timeout: float = 120
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run a program as every rank of a job, with the environment that torchrun gives to it, and wait for all.
+    """Run a program once in each environment, beside each other, and wait for all.
 
     Raises:
         TimeoutError: one did not end in `timeout` seconds; all were killed.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        job = {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1]}
-    job = dict(os.environ if env is None else env) | {key: str(value) for key, value in job.items()}
     with tempfile.TemporaryDirectory() as directory:
-        files = [(Path(directory, f"out{rank}"), Path(directory, f"err{rank}")) for rank in range(number)]
+        files = [(Path(directory, f"out{k}"), Path(directory, f"err{k}")) for k in range(len(environments))]
         programs: list[Program] = []
         try:
-            for rank, (out, err) in enumerate(files):
-                programs.append(_start(code, arguments, cwd, {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}, out, err))
+            for environment, (out, err) in zip(environments, files):
+                programs.append(_start(code, arguments, cwd, environment, out, err))
             ended = [program.wait(timeout) for program in programs]
         finally:
             for program in programs:
                 program.kill()
         command = [sys.executable, "-c", code]
         return [subprocess.CompletedProcess(command, end, *(f.read_text() for f in said)) for end, said in zip(ended, files)]
+
+
+def ranks(
+    number: int, code: str, *arguments: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 120
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a program as every rank of a job, with the environment that torchrun gives to it, and wait for all, as `together` does."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        job = {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1]}
+    job = dict(os.environ if env is None else env) | {key: str(value) for key, value in job.items()}
+    each = [{**job, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(number)]
+    return together(each, code, *arguments, cwd=cwd, timeout=timeout)
 
 
 def _wait(pid: int, timeout: float) -> int:

@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 for place in (HERE.parent / "frameworks", HERE):  # programs and helpers that several tests share
     if str(place) not in sys.path:
         sys.path.insert(0, str(place))
+RANKS_PROGRAM = HERE / "ranks_program.py"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,22 +34,38 @@ def _litter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.chdir(before)
 
 
-@pytest.fixture(scope="session")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where two ranks have left what they have seen in ranks_program.py, started by msrun; skipped without msrun."""
-    root = tmp_path_factory.mktemp("ranks")
+def _msrun(root: Path, port: int) -> list[str]:
+    """By MindSpore's own launcher: it, the scheduler and the ranks all import MindSpore anew."""
     msrun = shutil.which("msrun", path=str(Path(sys.executable).parent))
     if msrun is None:
         pytest.skip("no msrun beside python")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    workers = ["--worker_num=2", "--local_worker_num=2", f"--master_port={port}"]
+    command = [msrun, *workers, "--log_dir=log", "--join=True", str(RANKS_PROGRAM)]
+    subprocess.run(command, cwd=root, env={**os.environ, "PATH": path}, timeout=800, capture_output=True, check=False)
+    return [(root / f"log/worker_{rank}.log").read_text(errors="replace") for rank in range(2)]
+
+
+def _forked(root: Path, port: int) -> list[str]:
+    """In processes that find MindSpore imported, each with the environment that msrun gives to it."""
+    import ms_programs
+    import warm
+
+    job = {"MS_WORKER_NUM": "2", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(port)}
+    roles = [{"MS_ROLE": "MS_WORKER", "MS_NODE_ID": rank, "RANK_ID": rank} for rank in "01"]
+    environments = [{**os.environ, **job, **role} for role in ({"MS_ROLE": "MS_SCHED"}, *roles)]
+    done = warm.together(environments, ms_programs.start_of(RANKS_PROGRAM), cwd=root, timeout=800)
+    return [one.stdout + one.stderr for one in done[1:]]
+
+
+@pytest.fixture(scope="session", params=[_forked, pytest.param(_msrun, marks=pytest.mark.slow)])
+def two_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two ranks have left what they have seen in ranks_program.py."""
+    root = tmp_path_factory.mktemp("ranks")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    workers = ["--worker_num=2", "--local_worker_num=2", f"--master_port={port}"]
-    command = [msrun, *workers, "--log_dir=log", "--join=True", str(HERE / "ranks_program.py")]
-    subprocess.run(command, cwd=root, env={**os.environ, "PATH": path}, timeout=800, capture_output=True, check=False)
-    for rank in range(2):
-        log = (root / f"log/worker_{rank}.log").read_text(errors="replace")
+    for rank, log in enumerate(request.param(root, port)):
         assert f"FINISHED {rank}" in log, log[-3000:]
     return root
 

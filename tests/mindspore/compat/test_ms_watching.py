@@ -10,12 +10,12 @@ import io
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import ms_programs
 import numpy as np
 import pytest
 from existing_environment import SOURCES, existing_tool, reference
@@ -25,11 +25,15 @@ HERE = Path(__file__).parent
 PARTS = {"8.1.1": ("L0", "L1", "L2", "moments", "pack"), "26.2.0": ("moments", "pack")}
 
 
-def run(python: str | Path, parts: tuple[str, ...], out: Path, existing: bool) -> dict[str, Any]:
-    """Every table, sign file and entry of a pack by its place; the directory of a monitor and its random name left out."""
+def run(python: Path | None, parts: tuple[str, ...], out: Path) -> dict[str, Any]:
+    """Every table, sign file and entry of a pack by its place, of the existing tool in this Python, without one of this project; the
+    directory of a monitor and its random name left out."""
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1", "GLOG_v": "3"}
-    env |= {"MSPROBE_COMPAT_NORM": "1"} if existing else {}
-    subprocess.run([str(python), str(HERE / "ms_watching.py"), ".", *parts], cwd=out, env=env, check=True, timeout=900)
+    if python is None:
+        ms_programs.run(HERE / "ms_watching.py", ".", *parts, cwd=out, env=env, check=True)
+    else:
+        env |= {"MSPROBE_COMPAT_NORM": "1"}
+        subprocess.run([str(python), str(HERE / "ms_watching.py"), ".", *parts], cwd=out, env=env, check=True, timeout=900)
     found: dict[str, Any] = {}
     for part in parts:
         assert (out / part / "code").read_text() == "0", (out / part / "log").read_text()[-3000:]
@@ -48,7 +52,7 @@ def run(python: str | Path, parts: tuple[str, ...], out: Path, existing: bool) -
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All parts by this project."""
-    return run(sys.executable, PARTS["8.1.1"], tmp_path_factory.mktemp("watching"), existing=False)
+    return run(None, PARTS["8.1.1"], tmp_path_factory.mktemp("watching"))
 
 
 def near(mine: str, theirs: str) -> bool:
@@ -63,7 +67,7 @@ def make(out: Path) -> None:
     """What the existing versions write, as `run` reads it."""
     for version, parts in PARTS.items():
         with tempfile.TemporaryDirectory() as directory:
-            found = run(existing_tool(version, "mindspore").python, parts, Path(directory), existing=True)
+            found = run(existing_tool(version, "mindspore").python, parts, Path(directory))
         (out / f"{version}.json").write_text(json.dumps(found, indent=0))
 
 
