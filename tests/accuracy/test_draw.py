@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.accuracy.draw import CLASSES, DEFINITE, DISTINCT, DROP, KEEP, OFFSETS, SORTED, SYMMETRIC, TRIANGULAR, UNIQUE, draw
@@ -66,7 +66,6 @@ def test_statistics_are_the_recorded_ones(name: str) -> None:
     assert got["Norm"] == pytest.approx(wanted["Norm"], rel=0.02)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=40),
     st.sampled_from(["torch.float32", "torch.float64", "torch.bfloat16", "torch.float16"]),
@@ -81,7 +80,6 @@ def test_every_value_is_within_the_extremes(values: list[float], dtype: str) -> 
         assert (found.min(), found.max()) == (low, high)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=30))
 def test_integers_stay_valid(values: list[int]) -> None:
     """Indices drawn for 64 bit integers are between the recorded ones, up to the ends of the type."""

@@ -204,7 +204,6 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-@hypothesis.settings(max_examples=150, deadline=None)
 @hypothesis.given(NUMBERS, st.sampled_from(sorted(values.FLOATS, key=str)), st.sampled_from(MODES), st.randoms())
 def test_numbers_are_those_of_the_engine(numbers: np.ndarray, dtype: torch.dtype, mode: str, random: Any) -> None:
     """Verdict and change of two results, for every type and mode, with NaN, Inf, subnormal numbers and nothing at all."""

@@ -37,7 +37,7 @@ from msprobe_engine.accuracy.online.tcp.frames import (
 from msprobe_engine.accuracy.online.tcp.server import Server
 from msprobe_engine.core.errors import TransportError
 
-_FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+_FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def _hello(**changes: Any) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.align.parameters.align_names import Pair
@@ -63,7 +63,6 @@ def cut(draw: Any, values: Words, folder: Path, name: str) -> StoredTensor:
 SHAPES = st.lists(st.integers(1, 13), max_size=4).map(tuple)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), SHAPES, st.integers(1, 300))
 def test_a_tensor_is_read_as_it_was_however_it_was_cut(tmp_path: Path, data: st.DataObject, shape: tuple[int, ...], most: int) -> None:
     """The blocks cover the tensor once, and each holds the elements of its place."""
@@ -81,7 +80,6 @@ def test_a_tensor_is_read_as_it_was_however_it_was_cut(tmp_path: Path, data: st.
     assert (seen == 1).all()
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), SHAPES)
 def test_two_cuts_of_a_tensor_are_equal_and_a_changed_element_is_found(tmp_path: Path, data: st.DataObject, shape: tuple[int, ...]) -> None:
     """Whatever way each side was cut: no difference, and after one bit was flipped exactly that element, with its index and its file."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.errors import DumpFormatError
@@ -300,7 +300,6 @@ def test_a_file_cut_off_anywhere(tmp_path: Path, zipped: bool) -> None:
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
 def test_changed_bytes_give_a_description_or_an_error(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """No other error comes out, and no tensor lies outside the file."""
     path = tmp_path_factory.mktemp("x") / "x.pt"
@@ -317,7 +316,6 @@ def test_changed_bytes_give_a_description_or_an_error(tmp_path_factory: pytest.T
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=200, deadline=None)
 def test_any_bytes_as_a_pickle(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     """Whatever the bytes are, there is a value or an error of this project."""
     path = tmp_path_factory.mktemp("x") / "x.pkl"

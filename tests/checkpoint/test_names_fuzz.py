@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.align.parameters.align_names import Alignment, aligned, label
@@ -66,7 +66,6 @@ def _accounted(found: Alignment, side: str) -> set[str]:
 
 
 @given(_TENSORS, _TENSORS, _FACTS, _FACTS)
-@settings(max_examples=150)
 def test_every_tensor_is_accounted_for(a: list, b: list, facts_a: dict, facts_b: dict) -> None:  # type: ignore[type-arg]
     """Whatever names, shapes and facts meet: no error, nothing lost, and parts of a pair have the sizes that they say."""
     first, second = _checkpoint(a, facts_a), _checkpoint(b, facts_b)
@@ -81,7 +80,6 @@ def test_every_tensor_is_accounted_for(a: list, b: list, facts_a: dict, facts_b:
 
 
 @given(_TENSORS, _FACTS)
-@settings(max_examples=60)
 def test_a_checkpoint_is_itself(a: list, facts: dict) -> None:  # type: ignore[type-arg]
     """Every tensor with itself, whole."""
     made = _checkpoint(a, facts)

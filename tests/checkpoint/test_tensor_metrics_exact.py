@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.formats.tensors.decoding import decoder, word_type
@@ -34,7 +34,6 @@ def _words(data: st.DataObject, dtype: str, n: int) -> np.ndarray[Any, Any]:
     return raw
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from(TYPES), st.sampled_from(TYPES), st.integers(0, 5000))
 def test_the_kernel_and_numpy_agree(data: st.DataObject, dtype_a: str, dtype_b: str, n: int) -> None:
     """Counts, places and extremes are the same to the bit, sums up to the order of additions; for every pair of element types."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -128,7 +128,6 @@ def test_views_of_one_storage_share_the_region(tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
 def test_any_view_is_where_torch_has_it(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Whatever view of a storage is saved, in either format, the reader's file place and strides give its elements."""
     shape = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -58,7 +58,6 @@ def test_shapes_that_differ() -> None:
     assert difference(np.ones((0, 3)), np.ones((2, 3))) == Difference(None, None, None, None, None, None)
 
 
-@settings(max_examples=60, deadline=None)
 @given(hnp.arrays(np.float32, st.integers(1, 50)), st.data())
 def test_any_part_gives_the_whole(a: Any, data: Any) -> None:
     """Looking at the elements in parts of any size gives the same figures as at once."""

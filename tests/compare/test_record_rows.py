@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.formats.dump import record_rows
@@ -76,7 +76,6 @@ def _built() -> None:
         pytest.skip("the compiled module was not built here")
 
 
-@settings(max_examples=120, deadline=None)
 @given(st.lists(st.dictionaries(names, record, max_size=5), max_size=3))
 def test_the_same_rows(blocks: list[dict[str, Any]]) -> None:
     """Tensors, arguments, nested and damaged nodes, gradients, single saves and collectives: every column is the same, in order."""

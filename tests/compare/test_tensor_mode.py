@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.align.calls.match import match
@@ -115,7 +115,6 @@ def test_a_mask_does_not_hide_what_it_is_added_to(tmp_path: Path) -> None:
     assert found.distance > 5e-3
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(width=32), st.floats(width=32)), min_size=1, max_size=40),
     st.integers(0, 2 * BLOCK),

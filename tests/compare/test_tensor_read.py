@@ -48,7 +48,6 @@ def as_numpy(tensor: torch.Tensor) -> Any:
     return (tensor.float() if small else tensor).contiguous().numpy()
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(FLOATS + OTHERS),
     st.lists(st.integers(0, 4), max_size=4),
@@ -192,7 +191,7 @@ def test_hostile_npy(tmp_path: Path, data: bytes) -> None:
     assert not ran
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=4 * settings().max_examples, deadline=None)
 @given(st.data())
 def test_damage_anywhere_is_an_error_or_harmless(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Cut off anywhere or with bytes changed, a file is read or refused; no other error comes out."""
@@ -221,7 +220,7 @@ OPCODES = [
 ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=4 * settings().max_examples, deadline=None)
 @given(st.lists(st.sampled_from(OPCODES), max_size=40))
 def test_any_program_of_pickle_instructions_is_refused_or_a_tensor(tmp_path_factory: pytest.TempPathFactory, program: list[bytes]) -> None:
     """The instructions of a description in any order never run anything and never end in another error."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.config.launch_scripts import tree_files
@@ -110,7 +110,6 @@ _TREES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.text("abcd_", min_size=1, max_size=4), _TREES, max_size=4))
 def test_yaml_and_json_of_the_same_tree_are_the_same_settings(tree: dict[str, Any]) -> None:
     """The same data in both formats gives the same keys and values, with all numbers, and every plain value is there once."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.errors import DumpFormatError
@@ -120,7 +120,6 @@ def _look_at(a: Path, b: Path) -> None:
         assert all(len(row) == len(table.columns) for row in table.rows)
 
 
-@settings(max_examples=60)
 @given(PACKS, PACKS)
 def test_any_entries(tmp_path_factory: pytest.TempPathFactory, a: dict[str, Any], b: dict[str, Any]) -> None:
     """Whatever JSON an entry holds, both packs are compared and all forms of the result can be made."""

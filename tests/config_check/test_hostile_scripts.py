@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.config.launch_scripts.shell.context import Context
@@ -199,7 +199,6 @@ _TOKENS = (
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(_TOKENS), max_size=40).map("".join))
 def test_any_text_is_read_without_an_exception(text: str) -> None:
     """Whatever stands in a script, reading it ends without an exception."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.config.launch_scripts.training_logs import flat_settings, read_slime, read_verl
@@ -141,7 +141,6 @@ _SETTINGS = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(tree=_SETTINGS, width=st.integers(20, 120))
 def test_whatever_verl_prints_is_read_back(tree: Any, width: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Any plain settings, printed at any width, come back the same."""

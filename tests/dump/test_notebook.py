@@ -13,7 +13,7 @@ from typing import Any
 import dump_frames as frames
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe import dump
@@ -287,7 +287,6 @@ def test_a_chain_as_long_as_the_dump(tmp_path: Path) -> None:
 
 
 @given(st.text(max_size=12), st.text(max_size=12))
-@settings(max_examples=60, deadline=None)
 def test_any_name_any_pattern(name: str, pattern: str) -> None:
     """Arbitrary record names (path separators, line ends) and patterns give records or a ProbeError."""
     snapshot = _written({name: {"output": []}}, {name: name})

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core import dtypes
@@ -40,7 +40,6 @@ def saved(tensor: Any, path: Path) -> Path:
 
 
 @given(st.sampled_from([*TYPES, "complex64", "complex128", *FLOAT8]), SHAPES, st.integers(0, 2**31), st.booleans())
-@settings(max_examples=120, deadline=None)
 def test_what_torch_saves_is_what_is_read(
     tmp_path_factory: pytest.TempPathFactory, name: str, shape: list[int], seed: int, t: bool
 ) -> None:
@@ -198,7 +197,6 @@ def test_no_decompression_bomb(tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
 def test_any_damage(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """A file cut anywhere or with any changed byte gives a DumpFormatError, or the tensor where the change does not matter."""
     path = saved(torch.arange(4.0), tmp_path_factory.mktemp("pt") / "a.pt")

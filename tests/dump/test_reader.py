@@ -10,7 +10,7 @@ from typing import Any
 import dump_frames as frames
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.errors import DumpFormatError, ProbeError, UsageError
@@ -205,7 +205,6 @@ json_values = st.recursive(
 
 
 @given(json_values, json_values, json_values)
-@settings(max_examples=150, deadline=None)
 def test_any_json_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: Any, stack: Any, construct: Any) -> None:
     """Arbitrary JSON in the three files gives a StepDump or a ProbeError, nothing else."""
     root = tmp_path_factory.mktemp("dump")
@@ -236,7 +235,6 @@ def log(tmp_path: Path) -> bytes:
 
 
 @given(st.data())
-@settings(max_examples=60)
 def test_a_changed_byte_in_the_log_is_noticed(log: bytes, data: st.DataObject) -> None:
     """Any changed byte of a frame log is noticed by its checksums."""
     at, value = data.draw(st.integers(0, len(log) - 1)), data.draw(st.integers(1, 255))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
@@ -209,7 +209,6 @@ def test_hostile_shards(tmp_path: Path, content: bytes) -> None:
         TensorFiles(tmp_path).names()
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_changed_bytes(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Any changed or missing bytes give the tensors or an error of this project, never another one."""

@@ -28,7 +28,7 @@ doubles = st.floats(allow_nan=True, allow_infinity=True, width=64)
 
 @needs_c
 @given(st.one_of(doubles, st.integers(0, 2**64 - 1).map(lambda b: struct.unpack("d", struct.pack("Q", b))[0]), st.floats(width=32)))
-@settings(max_examples=500)
+@settings(max_examples=4 * settings().max_examples)
 def test_doubles_are_the_shortest_text_that_reads_back(value: float) -> None:
     """Every double gets the text that Python's repr gives it, NaN and infinities as json writes them."""
     assert compiled is not None
@@ -155,7 +155,6 @@ def plain(node: Any, rows: R.Rows, mode: str) -> Any:
 
 
 @given(entries, st.lists(row(), min_size=8, max_size=8), st.sampled_from(["statistics", "md5", "xor", "digest"]))
-@settings(max_examples=60, deadline=None)
 def test_the_text_is_that_of_json(made: list[Entry], rows: list[R.Rows], mode: str) -> None:
     """Whatever the structures, values and summary mode, C and Python render the text that json.dumps with indent 1 gives."""
     matrix = np.concatenate(rows)
@@ -167,7 +166,6 @@ def test_the_text_is_that_of_json(made: list[Entry], rows: list[R.Rows], mode: s
 
 
 @given(entries, entries)
-@settings(max_examples=60, deadline=None)
 def test_same_layout_agrees_with_the_text(a: list[Entry], b: list[Entry]) -> None:
     """Two lists of entries have one layout exactly when C and Python say so, and then their templates are equal."""
     one, slots, floats = LayoutCache(Options()).find(a, "mix")

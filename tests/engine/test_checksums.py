@@ -53,7 +53,6 @@ def test_crc_goes_on(parts: list[int]) -> None:
     assert value == zlib.crc32(BYTES[:at])
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(host_kernel.NAMES),
     n=st.one_of(st.integers(0, 40), st.integers(4000, 9000)),
@@ -76,7 +75,6 @@ def test_rows_of_every_type(name: str, n: int, index0: int, kernel: bool) -> Non
 
 
 @pytest.mark.usefixtures("isa")
-@settings(max_examples=40, deadline=None)
 @given(
     shape=st.lists(st.integers(0, 9), min_size=0, max_size=4),
     name=st.sampled_from(["float32", "float16", "int64", "uint8", "complex128", "bool"]),

@@ -30,7 +30,6 @@ def by_definition(words: list[int], j0: int = 0) -> int:
     return total & M
 
 
-@settings(max_examples=40, deadline=None)
 @given(words=st.lists(st.integers(0, 2**32 - 1), max_size=40), j0=st.sampled_from([0, 1, 1000, 1023, 1024, 10**9]))
 def test_numpy_version_is_the_definition(words: list[int], j0: int) -> None:
     """`digest_array` gives the sum written in the module text, for any start index."""
@@ -76,7 +75,6 @@ def test_what_xor_confuses_is_told_apart() -> None:
     assert len({d.digest_array(c) for c in cases}) == 4
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     shape=st.lists(st.integers(1, 12), min_size=1, max_size=4), dtype=st.sampled_from(["f4", "f2", "f8", "u1", "c8", "c16"]), data=st.data()
 )

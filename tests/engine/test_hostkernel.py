@@ -55,7 +55,6 @@ def same(got: np.ndarray, want: np.ndarray) -> None:
 
 
 @needs_kernel
-@settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(host_kernel.NAMES),
     n=st.one_of(st.integers(0, 80), st.integers(2000, 9000)),

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.errors import UsageError
@@ -109,7 +109,6 @@ def test_ratios() -> None:
             check(pairs.RATIO, raw_of(m, name_a), name_a, raw_of(v, name_b), name_b, c)
 
 
-@settings(max_examples=40, deadline=None)
 @given(n=st.integers(0, 200), cut=st.integers(0, 200), op=st.sampled_from([0, 1, 2, 3]), seed=st.integers(0, 2**31))
 def test_rows_of_shards_merge_to_that_of_the_whole(n: int, cut: int, op: int, seed: int) -> None:
     """Wherever both tensors are cut, the merged row has the counts of the whole, and its sums to rounding."""
@@ -182,7 +181,6 @@ def test_histograms_of_strided_memory() -> None:
             assert histograms.count(view.ctypes.data, view.shape, strides, 0, kind).tolist() == histograms.count_values(view, kind).tolist()
 
 
-@settings(max_examples=40, deadline=None)
 @given(x=st.lists(st.floats(width=32), max_size=60), cut=st.integers(0, 60), kind=st.sampled_from(list(histograms.BINS)))
 def test_histograms_merge_as_rows(x: list[float], cut: int, kind: str) -> None:
     """The merge of the rows of two parts holds the counts of the whole, whose sum is at most the number of elements."""

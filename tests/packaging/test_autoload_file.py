@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +114,6 @@ MEMBER = st.tuples(
 )
 
 
-@settings(max_examples=40)
 @given(members=st.lists(MEMBER, max_size=6, unique_by=lambda m: m[0]))
 def test_the_wheel_stays_as_it_is(members: list[tuple[str, bytes, int, int]], tmp_path_factory: pytest.TempPathFactory) -> None:
     """The file and its line in RECORD are added; content, modes, times and compression of the others stay, and RECORD is right."""

@@ -361,7 +361,7 @@ def test_a_server_survives_anything(target: tuple[MetricsServer, ssl.SSLContext 
     """Random bytes and pieces of requests, in any order, as they are and inside of TLS, hung up at any moment."""
     server, context = target
 
-    @settings(max_examples=50, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(database=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(_PIECES, max_size=6), st.booleans(), st.booleans())
     def fuzz(pieces: list[bytes], raw: bool, wait: bool) -> None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", server.port), timeout=0.2) as plain:

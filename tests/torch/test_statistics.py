@@ -182,7 +182,6 @@ def backend() -> TorchBackend:
 
 
 @given(shape=st.lists(st.integers(0, 4), max_size=4), items=ITEMS, turned=st.booleans())
-@settings(max_examples=60, deadline=None)
 def test_the_part_is_that_of_26_2_0(shape: list[int], items: list[SliceSettings], turned: bool) -> None:
     """Any list of elements leaves what 26.2.0 leaves of tensors of any shape and stride; the record has its shape, and the whole one when
     they differ; `cut` gives the same part as a view."""

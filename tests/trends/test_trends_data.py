@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.cli.main import main, sub_parser
@@ -145,7 +145,6 @@ def test_a_damaged_step_is_left_out_and_said(tmp_path: Path, content: str) -> No
     assert trends.runs[0].problems or content.endswith("3}}")
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 2000), st.integers(1, 40), st.integers(1, 3000), st.integers(1, 500_000), st.booleans(), st.integers(0, 10**6)
 )  # fmt: skip
@@ -162,7 +161,6 @@ def test_the_plan_keeps_the_budget(steps: int, ranks: int, rows: int, budget: in
     assert set(found.ranks.place(np.arange(ranks)).tolist()) == set(range(len(found.ranks)))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(allow_nan=True, allow_infinity=True)), max_size=40))
 def test_extremes_lose_nothing(rows: list[tuple[int, float]]) -> None:
     """The largest and the smallest of each cell are those of its numbers; one NaN makes the cell NaN; infinities are the extremes."""
@@ -371,7 +369,6 @@ def test_what_is_asked_for(tmp_path: Path) -> None:
         open_source(tmp_path / "nowhere")
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=12))
 def test_blocks_hold_each_number_as_what_it_is(values: list[float]) -> None:
     """A number of a block is the run's to float32, or exactly where float32 would make it 0 or infinite; NaN and missing are two things."""
