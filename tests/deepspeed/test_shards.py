@@ -16,21 +16,22 @@ from msprobe_integrations.deepspeed.shards import Shards, shards_of
 
 OFFLOAD = {"zero": {"offload_optimizer": {"device": "cpu"}}, "zero_force_ds_cpu_optimizer": False}
 FP32_SUM = {"data_types": {"grad_accum_dtype": "fp32"}}
-CASES: list[tuple[int, str, int, dict[str, Any], str]] = [
+# With those of `test_families` every stage has every dtype in the fast tier.
+CASES: list[Any] = [
     (0, "fp32", 2, {}, "Shards"),
     (0, "bf16", 2, {}, "UnfusedShards"),
-    (0, "fp16", 1, {}, "UnfusedShards"),
+    pytest.param(0, "fp16", 1, {}, "UnfusedShards", marks=pytest.mark.slow),
     (1, "fp32", 1, {}, "ZeroShards"),
-    (1, "bf16", 2, {}, "ZeroShards"),
+    pytest.param(1, "bf16", 2, {}, "ZeroShards", marks=pytest.mark.slow),
     (1, "bf16", 2, FP32_SUM, "Bf16Shards"),
-    (1, "fp16", 2, {}, "ZeroShards"),
-    (2, "fp32", 2, {}, "ZeroShards"),
+    pytest.param(1, "fp16", 2, {}, "ZeroShards", marks=pytest.mark.slow),
+    pytest.param(2, "fp32", 2, {}, "ZeroShards", marks=pytest.mark.slow),
     (2, "bf16", 2, {"zero": {"overlap_comm": True}}, "ZeroShards"),
-    (2, "bf16", 2, FP32_SUM, "ZeroShards"),
+    pytest.param(2, "bf16", 2, FP32_SUM, "ZeroShards", marks=pytest.mark.slow),
     (2, "bf16", 2, OFFLOAD, "ZeroShards"),
     (2, "fp16", 1, {}, "ZeroShards"),
-    (3, "fp32", 1, {}, "Zero3Shards"),
-    (3, "bf16", 2, {}, "Zero3Shards"),
+    pytest.param(3, "fp32", 1, {}, "Zero3Shards", marks=pytest.mark.slow),
+    pytest.param(3, "bf16", 2, {}, "Zero3Shards", marks=pytest.mark.slow),
     (3, "bf16", 2, OFFLOAD, "Zero3Shards"),
     (3, "fp16", 2, {"zero": {"sub_group_size": 40}}, "Zero3Shards"),
 ]
