@@ -1,6 +1,7 @@
 """Trainings under every framework, in every layout, with everything that a probe watches: see `harness.checks.check_case`.
 
-A row of a framework is fast, the rest is slow; what a case proves is listed in docs/integrations.md.
+A row of a framework is fast, of all but torch with one level of the dump; the rest is slow. What a case proves is listed in
+docs/integrations.md.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from harness.case import TrainingCase
 from harness.checks import check_case
+from harness.run import LEVELS
 
 pytestmark = pytest.mark.framework
 SHARDED = ("all_gather", "reduce_scatter")
@@ -71,20 +73,23 @@ SLOW: list[Row] = [
     case("mindspeed_trainer", "accumulation", "clipping", "engine", fsdp2=2, ops=SHARDED),
     case("deepspeed_engine", ep=2, model="moe", precision="bf16", ops=("all_reduce", "all_gather", "all_to_all")),
 ]
-CASES = [*FAST, *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW)]
+CASES = [
+    *((*row, LEVELS if row[0].framework == "torch_loop" else ("mix",)) for row in FAST),
+    *(pytest.param(*row, LEVELS, marks=pytest.mark.slow) for row in [*FAST[1:], *SLOW]),
+]
 
 
 def name_row(value: Any) -> str:
-    return str(value) if isinstance(value, TrainingCase) else ""
+    return str(value) if isinstance(value, TrainingCase) else "all levels" if value == LEVELS else ""
 
 
-@pytest.mark.parametrize(("case", "ops"), CASES, ids=name_row)
-def test_case(case: TrainingCase, ops: tuple[str, ...], tmp_path: Path) -> None:
-    """Outputs and their gradients in dumps of all levels are those that a spy saw without the probe; gradients, parameters and moments
+@pytest.mark.parametrize(("case", "ops", "levels"), CASES, ids=name_row)
+def test_case(case: TrainingCase, ops: tuple[str, ...], levels: tuple[str, ...], tmp_path: Path) -> None:
+    """Outputs and their gradients in dumps are those that a spy saw without the probe; gradients, parameters and moments
     those of a float64 training by hand; collectives are what the ranks gave; a drift of one rank and a NaN are named; bits are the same;
     nothing stays behind."""
     framework = importlib.import_module(f"harness.frameworks.{case.framework}")
     why = getattr(framework, "missing", lambda _: "")(case)
     if why:
         pytest.skip(why)
-    check_case(case, tmp_path, *ops)
+    check_case(case, tmp_path, *ops, levels=levels)

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -216,18 +216,18 @@ class Watched(NamedTuple):
     left: list[str]
 
 
-def watch_case(case: TrainingCase, folder: Path) -> list[Watched]:
+def watch_case(case: TrainingCase, folder: Path, levels: Sequence[str]) -> list[Watched]:
     """All trainings that `checks.check_case` wants, one start of the ranks for all of them."""
     framework_of(case)  # imported before ranks are forked
-    return ranks(case.ranks, watch_in_rank, case, folder, settings_files(case, folder))
+    return ranks(case.ranks, watch_in_rank, case, folder, settings_files(case, folder, levels), levels)
 
 
-def settings_files(case: TrainingCase, folder: Path) -> dict[str, Path]:
+def settings_files(case: TrainingCase, folder: Path, levels: Sequence[str]) -> dict[str, Path]:
     """One per level with everything watched, one for replicas, one for an incident."""
     steps = list(range(case.steps))
     found = {}
     monitor = {**MONITOR, **getattr(framework_of(case), "MONITOR", {})}
-    for name, level in {**{level: level for level in LEVELS}, "left": "mix"}.items():
+    for name, level in {**{level: level for level in levels}, "left": "mix"}.items():
         dump = {"step": steps, "level": level}
         found[name] = write_settings(folder / name, monitor=monitor, dump=dump, grad_probe={"grad_level": "L1"})
     replicas = {"gradients": False, "replica_check": {"interval": 1}}
@@ -237,14 +237,14 @@ def settings_files(case: TrainingCase, folder: Path) -> dict[str, Path]:
     return found
 
 
-def watch_in_rank(case: TrainingCase, folder: Path, files: Mapping[str, Path]) -> Watched:
+def watch_in_rank(case: TrainingCase, folder: Path, files: Mapping[str, Path], levels: Sequence[str]) -> Watched:
     model = model_of(case)
     spy = Spy(*model.spied)
     place = folder / "run"
     bits, _ = train(case, place, None, None if "compile" in case.features else spy)  # its hooks would have all compiled anew
     saw = {"steps": spy.steps, "modules": spy.modules, "sent": spy.sent, "whole": spy.whole}
     seen = {}
-    for level in LEVELS:
+    for level in levels:
         found, frames = train(case, place, files[level])
         seen[level] = read_frames(case, found, frames, folder / level / "probe")
     said: list[tuple[str, int, str]] = []
