@@ -20,6 +20,7 @@ import torch
 from online_ends import CLI, free_port, tls_directories
 from online_ends import wait_until as until
 
+from msprobe_engine.cli.main import main
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
@@ -131,7 +132,7 @@ def test_verdicts_are_those_of_the_offline_check(two_ranks: tuple[Path, str, lis
     """What the benchmark host says of every call is what acc_check says of the same data, cell by cell."""
     out, _, _ = two_ranks
     dump = out / "online_spool/step0/rank1/dump.json"
-    subprocess.run([*CLI, "acc_check", str(dump), "-d", "cpu", "-n", "1", "-o", str(tmp_path)], check=True, capture_output=True)
+    assert main(["acc_check", str(dump), "-d", "cpu", "-n", "1", "-o", str(tmp_path)]) == 0
     for which in ("result", "details"):
         online, offline = cells(out / "step0", which, "_rank1"), cells(tmp_path, which)
         assert len(online) > 30

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import warm
 
 from msprobe_engine.accuracy.verdict import condition as engine_condition
 from msprobe_engine.accuracy.verdict import judge as engine_judge
@@ -31,7 +32,8 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The program dumped once with tensors and once with statistics."""
     places = {task: tmp_path_factory.mktemp(task) / "dump" for task in ("tensor", "statistics")}
     words = [word for pair in places.items() for word in pair]
-    subprocess.run([sys.executable, HERE / "operators_program.py", *words], check=True, capture_output=True)
+    done = warm.run(warm.script(HERE / "operators_program.py"), *words)
+    assert done.returncode == 0, done.stderr[-3000:]
     return places
 
 

@@ -121,6 +121,11 @@ def run(
         return subprocess.CompletedProcess([sys.executable, "-c", code], returned, out.read_text(), err.read_text())
 
 
+def script(program: Path) -> str:
+    """Code that runs this file as ``python program`` does, for `run` and the others."""
+    return f"import runpy, sys\nsys.path[0] = {str(program.parent)!r}\nrunpy.run_path({str(program)!r}, run_name='__main__')\n"
+
+
 def together(
     environments: Sequence[Mapping[str, str]], code: str, *arguments: object, cwd: Path | None = None, timeout: float = 120
 ) -> list[subprocess.CompletedProcess[str]]:

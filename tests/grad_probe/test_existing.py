@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import warm
 from existing_environment import SOURCES, existing_tool, reference
 from grad_training import table
 
@@ -41,10 +42,13 @@ COMPARE = "import sys\nfrom msprobe import GradComparator\nGradComparator.compar
 
 
 def run(python: str | Path, code: str, place: Path, *arguments: object) -> None:
-    """Run `code` as a script in `place`, where neither tool can be imported from the working directory."""
+    """Run `code` as a script in `place`, where neither tool can be imported from the working directory; with this Python warm."""
     script = place / "script.py"
     script.write_text(code)
-    done = subprocess.run([python, script, *map(str, arguments)], cwd=place, capture_output=True, text=True, timeout=200, check=False)
+    if python == sys.executable:
+        done = warm.run(warm.script(script), *arguments, cwd=place, timeout=200)
+    else:
+        done = subprocess.run([python, script, *map(str, arguments)], cwd=place, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

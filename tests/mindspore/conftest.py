@@ -48,13 +48,12 @@ def _msrun(root: Path, port: int) -> list[str]:
 
 def _forked(root: Path, port: int) -> list[str]:
     """In processes that find MindSpore imported, each with the environment that msrun gives to it."""
-    import ms_programs
     import warm
 
     job = {"MS_WORKER_NUM": "2", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(port)}
     roles = [{"MS_ROLE": "MS_WORKER", "MS_NODE_ID": rank, "RANK_ID": rank} for rank in "01"]
     environments = [{**os.environ, **job, **role} for role in ({"MS_ROLE": "MS_SCHED"}, *roles)]
-    done = warm.together(environments, ms_programs.start_of(RANKS_PROGRAM), cwd=root, timeout=800)
+    done = warm.together(environments, warm.script(RANKS_PROGRAM), cwd=root, timeout=800)
     return [one.stdout + one.stderr for one in done[1:]]
 
 

@@ -9,15 +9,10 @@ from pathlib import Path
 import warm
 
 
-def start_of(program: Path) -> str:
-    """Code that runs this file as ``python program`` does."""
-    return f"import runpy, sys\nsys.path[0] = {str(program.parent)!r}\nrunpy.run_path({str(program)!r}, run_name='__main__')\n"
-
-
 def run(
     program: Path, *arguments: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, check: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Run a file as ``python program arguments`` does; with `check` it has to end with 0."""
-    done = warm.run(start_of(program), *arguments, cwd=cwd, env=env, timeout=200)
+    done = warm.run(warm.script(program), *arguments, cwd=cwd, env=env, timeout=200)
     assert done.returncode == 0 or not check, done.stderr[-3000:]
     return done

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 pytestmark = pytest.mark.framework
 
 
 def job(*arguments: str) -> dict[str, Any]:
     """What the parts of the job print."""
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("npu_job.py")), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = warm.run(warm.script(Path(__file__).with_name("npu_job.py")), *arguments, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
