@@ -10,6 +10,7 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -176,9 +177,13 @@ DUMP_FILES: dict[str, tuple[str, Damage]] = {
 }
 
 
-@pytest.mark.parametrize("command", DUMP_COMMANDS)
-@pytest.mark.parametrize("side", ["target", "golden"])
-@pytest.mark.parametrize("damage", DUMP_FILES)
+def _cells() -> Iterator[Any]:
+    """Every damage, side and command; in the fast tier each damage with every command and on either side, each command on either side."""
+    for (i, damage), (j, side), (k, command) in product(*(enumerate(part) for part in (DUMP_FILES, ("target", "golden"), DUMP_COMMANDS))):
+        yield pytest.param(damage, side, command, marks=[pytest.mark.slow] if (i + j + k) % 2 else [])
+
+
+@pytest.mark.parametrize(("damage", "side", "command"), _cells())
 def test_files_of_a_dump(damage: str, side: str, command: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file or directory that was removed, renamed or cut off, and what all records of a side lack."""
     task, change = DUMP_FILES[damage]

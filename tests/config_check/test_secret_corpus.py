@@ -345,14 +345,15 @@ LONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("size", [60_000, pytest.param(240_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("piece", LONG)
-def test_long_texts_take_no_longer_than_they_are(piece: str) -> None:
-    """240 kB of what patterns could stumble over."""
-    text = piece * (240_000 // len(piece))
+def test_long_texts_take_no_longer_than_they_are(piece: str, size: int) -> None:
+    """Much of what patterns could stumble over."""
+    text = piece * (size // len(piece))
     started = time.process_time()
     masked_value("", text)
     masked_value("", text + "!")
-    assert time.process_time() - started < 20
+    assert time.process_time() - started < size / 12_000
 
 
 def test_the_mark_says_what_it_is() -> None:
