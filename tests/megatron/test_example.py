@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.framework
+@pytest.mark.slow  # the script itself is also started by tests/monitor_pages/test_monitor_page.py
 def test_run(tmp_path: Path) -> None:
     """Two ranks of an unchanged script with a parser of its own: the files that the README names are there, with every step."""
     scripts = str(Path(sys.executable).parent)

@@ -73,6 +73,7 @@ def test_example_of_fsdp(tmp_path: Path) -> None:
     assert norms[0] == norms[1]  # whole parameters: the same on all ranks
 
 
+@pytest.mark.slow  # DDP is among the training cases, what a launched process finds among tests/launch
 def test_script_with_ddp(tmp_path: Path) -> None:
     """A script with DDP and a data loader of processes, with MSPROBE_CONFIG alone and the settings that docs/pytorch.md starts with: losses
     and steps of both ranks, nothing of workers."""
