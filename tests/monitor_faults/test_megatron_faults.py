@@ -45,7 +45,7 @@ def nan_gradient(training: Training) -> None:
     parameter(training, f"{LAYER}.mlp.linear_fc1.weight").register_hook(hook)
 
 
-@pytest.mark.parametrize("layout", ["", "--distopt"])
+@pytest.mark.parametrize("layout", [pytest.param("", marks=pytest.mark.slow), "--distopt"])
 def test_nan_gradient(layout: str) -> None:
     """NaN in one gradient of one rank: `nan_inf` in the same step, on the rank that holds the reduced gradient, and no later rank."""
     found = [said for rank in run(5, layout, nan_gradient) for rule, said in rank if rule == "nan_inf"]

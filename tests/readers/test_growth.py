@@ -7,7 +7,8 @@ of nesting, not a random one.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,13 @@ SAMPLES: dict[str, Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]]] = 
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("sample", SAMPLES)
+def cells() -> Iterator[Any]:
+    """Every sample and command; in the fast tier every second pair."""
+    for (i, sample), (j, command) in product(enumerate(SAMPLES), enumerate(COMMANDS)):
+        yield pytest.param(sample, command, marks=[pytest.mark.slow] if (i + j) % 2 else [])
+
+
+@pytest.mark.parametrize(("sample", "command"), cells())
 def test_a_dump_that_would_take_the_square(sample: str, command: str, tmp_path: Path) -> None:
     """See the module."""
     data, construct = SAMPLES[sample]()
