@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+import warm
 from test_redaction import KEY, row_of
 
 from msprobe_engine.core.process.user_key import KEY as VARIABLE
@@ -161,8 +160,8 @@ def test_files_of_shifted_labels_and_of_a_growing_context(way: str, tmp_path: Pa
     tokens = {int(one) for one in ids[2000:2006]} | {int(abs(ids[n] - ids[0])) for n in range(2000, 2006)}
     found = {}
     for name, redact in (("redacted", {"redact": ["tokens"]}), ("open", {})):
-        command = [sys.executable, "-c", PROGRAM, way, str(tmp_path / name), json.dumps(redact), json.dumps(ids.tolist())]
-        made = subprocess.run(command, env={**os.environ, VARIABLE: "k" * 32}, capture_output=True, text=True, check=False)
+        words = [way, tmp_path / name, json.dumps(redact), json.dumps(ids.tolist())]
+        made = warm.run(PROGRAM, *words, env={**os.environ, VARIABLE: "k" * 32})
         assert made.returncode == 0, made.stderr[-3000:]
         sums = sorted(set(written_sums(tmp_path / name, way)))
         assert sums or name == "redacted"

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import warm
 from artifact_search import finds
 from token_training import IDS, OTHER_PROMPT, PROMPT
 
@@ -60,7 +59,7 @@ class Runs(NamedTuple):
 
 
 def train(out: Path, cases: list[list[Any]]) -> Path:
-    made = subprocess.run([sys.executable, str(PROGRAM), json.dumps(cases), str(out)], capture_output=True, text=True, check=False)
+    made = warm.run(warm.script(PROGRAM), json.dumps(cases), out, timeout=600)
     assert made.returncode == 0, made.stderr[-3000:]
     return out
 
