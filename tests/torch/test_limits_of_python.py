@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 # Models whose modules lie so deep in each other that the bare program needs nearly all of Python's limit of recursion.
 
@@ -20,7 +20,7 @@ DEPTH = 240
 def train(kind: str, depth: int, room: int = 0) -> dict[str, Any] | None:
     """What the program printed; None where it died of a RecursionError."""
     given = [str(room)] if room else []
-    done = subprocess.run([sys.executable, PROGRAM, kind, str(depth), *given], capture_output=True, text=True, timeout=240)
+    done = warm.run(warm.script(PROGRAM), kind, depth, *given, timeout=240)
     if done.returncode:
         assert "RecursionError" in done.stderr, done.stderr[-3000:]
         return None
@@ -73,7 +73,7 @@ SLOW = [pytest.param(mode, 200, marks=pytest.mark.slow) for mode in ("monitor", 
 @pytest.mark.parametrize(("mode", "count"), [("statistics", 8), *SLOW])
 def test_an_exception_at_any_line_of_the_probe_reaches_the_program(mode: str, count: int) -> None:
     """A sample of the some 6,000 lines that run on the training's thread."""
-    done = subprocess.run([sys.executable, INTERRUPTED, mode, str(count)], capture_output=True, text=True, timeout=3600)
+    done = warm.run(warm.script(INTERRUPTED), mode, count, timeout=3600)
     assert not done.returncode, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     print(found)

@@ -60,6 +60,15 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 ANY = pytest.mark.parametrize("layout", list(LAYOUTS))
 
 
+def by_turns(values: list[Any]) -> list[Any]:
+    """Every layout with every value; in the fast tier each layout with one of them."""
+    return [
+        pytest.param(layout, value, marks=[] if number % len(values) == turn else [pytest.mark.slow])
+        for number, layout in enumerate(LAYOUTS)
+        for turn, value in enumerate(values)
+    ]
+
+
 def tensor_of(layout: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """A tensor of a layout."""
     return LAYOUTS[layout](torch.from_numpy(np.random.default_rng(0).standard_normal(180_000).astype(np.float32)).to(dtype))
@@ -83,8 +92,7 @@ def same(got: np.ndarray, expected: np.ndarray, error: float = 1e-9) -> None:
     np.testing.assert_allclose(got[[rows.SUM, rows.SUM3]], expected[[rows.SUM, rows.SUM3]], rtol=error, atol=error * expected[rows.SUMSQ])
 
 
-@ANY
-@pytest.mark.parametrize("want", [0, EVERY & ~host_kernel.WANT_DIGEST, EVERY])
+@pytest.mark.parametrize(("layout", "want"), by_turns([0, EVERY & ~host_kernel.WANT_DIGEST, EVERY]))
 def test_statistics(layout: str, want: int) -> None:
     """Rows are those of the C kernel."""
     tensor, expected = tensor_of(layout), rows.empty(1)
@@ -124,8 +132,7 @@ def test_checksums(layout: str) -> None:
     assert crcs[7] == expected.view(np.int64)[0, rows.CRC]
 
 
-@ANY
-@pytest.mark.parametrize("kind", ["linear", "log2"])
+@pytest.mark.parametrize(("layout", "kind"), by_turns(["linear", "log2"]))
 def test_histograms(layout: str, kind: str) -> None:
     """Counts are those of the C kernel."""
     tensor = tensor_of(layout)
@@ -133,8 +140,7 @@ def test_histograms(layout: str, kind: str) -> None:
     assert histograms.counts(out, 0, kind).tolist() == pairkernels.histogram_cpu(tensor, kind).tolist()
 
 
-@ANY
-@pytest.mark.parametrize("op", [pairs.AGREE, pairs.RATIO, pairs.LINEAR, pairs.SIGN])
+@pytest.mark.parametrize(("layout", "op"), by_turns([pairs.AGREE, pairs.RATIO, pairs.LINEAR, pairs.SIGN]))
 def test_pairs(layout: str, op: int) -> None:
     """Rows of two tensors of other strides, on a device and on the host."""
     a = tensor_of(layout)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from existing_environment import SOURCES, VERSIONS, existing_tool, reference
 
 pytestmark = pytest.mark.framework
@@ -78,8 +79,12 @@ def run(python: Path | str, settings: dict[str, Any], directory: Path, version: 
     config = directory / "monitor_config.json"
     config.write_text(json.dumps({**settings, "ndigits": 16} if not version else {**settings, "output_dir": str(directory)}))
     environment = {**os.environ, "MONITOR_OUTPUT_DIR": str(directory / "out"), "OMP_NUM_THREADS": "1"}
-    command = [str(python), str(SCRIPT), str(config), str(STEPS), *([version] if version else [])]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=directory, check=False, timeout=900)
+    words = [str(config), str(STEPS), *([version] if version else [])]
+    if python == sys.executable:
+        done = warm.run(warm.script(SCRIPT), *words, env=environment, cwd=directory, timeout=900)
+    else:
+        command = [str(python), str(SCRIPT), *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=directory, check=False, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     return directory if version else directory / "out"
 
