@@ -121,7 +121,7 @@ lint-js:
 # process of their own: tests with the device shim that lets Megatron train on a CPU, which wraps functions of torch for good; what the
 # other lanes print comes last.
 SHIMMED := tests/megatron tests/monitor_faults
-TABLES := tests/compare tests/cross_framework tests/web tests/trends tests/redaction
+TABLES := tests/readers tests/compare tests/cross_framework tests/web tests/trends tests/redaction
 ISOLATION := tests/integrations/test_isolation.py
 SECOND := tests/config_check tests/deepspeed tests/diagnose tests/checkpoint $(ISOLATION)
 FRAMEWORKS := tests/integrations
