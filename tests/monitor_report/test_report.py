@@ -141,13 +141,40 @@ def test_names_end_no_script(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The page is written beside the run with mode 0640, and a summary is printed; a directory without a run is an error."""
     write(tmp_path, 0, {s: {"layers.0.w": [1.0 + 9 * (s == 2)]} for s in range(4)}, alerts={2: [alert(2)]})
-    assert main(["monitor", "report", str(tmp_path)]) == 0
+    assert main(["monitor", "report", str(tmp_path)]) == 1
     assert "1 alert of rule nan_inf" in capsys.readouterr().out
     assert (tmp_path / "report.html").stat().st_mode & 0o777 == 0o640
     (tmp_path / "empty").mkdir()
     assert main(["monitor", "report", str(tmp_path / "empty")]) == 2
     with pytest.raises(UsageError):
         collect(open_run(tmp_path / "empty"))
+
+
+SHOWN: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
+    "all is well": ({}, (0, 0)),
+    "a layer that jumps": ({"norms": [1.0, 1.0, 50.0]}, (0, 0)),
+    "a gradient that is NaN": ({"norms": [1.0, math.nan, 1.0]}, (1, 1)),
+    "a gradient that is infinite": ({"norms": [1.0, 1.0, math.inf]}, (1, 1)),
+    "a loss that is NaN": ({"loss": math.nan}, (1, 1)),
+    "an alert": ({"alerts": {1: [alert(1)]}}, (1, 0)),
+    "a condition that is over": ({"alerts": {1: [dataclasses.replace(alert(1), extra={"over": True})]}}, (0, 0)),
+    "a file that is damaged": ({"damage": True}, (3, 3)),
+    "a NaN and a file that is damaged": ({"norms": [1.0, math.nan, 1.0], "damage": True}, (1, 1)),
+}
+"""What a run holds, and the exit codes of ``monitor report`` and of ``trends``, whose page has no alerts."""
+
+
+@pytest.mark.parametrize("case", SHOWN)
+def test_exit_codes_say_what_the_page_shows(tmp_path: Path, case: str) -> None:
+    """1: the page shows an alert or a number that is not finite; else 3: something could not be read; else 0."""
+    held, codes = SHOWN[case]
+    steps = {step: {"layers.0.w": [norm]} for step, norm in enumerate(held.get("norms", [1.0, 1.0, 1.0]))}
+    write(tmp_path, 0, steps, alerts=held.get("alerts"), loss=held.get("loss", 1.0))
+    if held.get("damage"):
+        table = next(tmp_path.rglob("grad_reduced*.csv"))
+        table.with_name("grad_unreduced_0-2.csv").write_bytes(b"vpp_stage,name,step,norm\n0,layers.0.w,no number,1\n")
+    page = str(tmp_path / "page.html")
+    assert (main(["monitor", "report", str(tmp_path), "-o", page]), main(["trends", str(tmp_path), "-o", page])) == codes
 
 
 def test_a_fall_is_told_from_a_rise_and_moments_that_fill_are_no_news(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,8 +130,8 @@ def monitor(root: Path, name: str) -> dict[str, Path]:
                 )
             sink.write(frame, alerts)
         sink.close()
-    assert main(["monitor", "report", str(root)]) == 0
-    assert main(["trends", str(root), "-o", str(root / "trends.html")]) == 0
+    assert main(["monitor", "report", str(root)]) == 1
+    assert main(["trends", str(root), "-o", str(root / "trends.html")]) == 1
     return {"monitor": root / "report.html", "trends": root / "trends.html"}
 
 

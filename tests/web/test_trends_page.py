@@ -38,7 +38,7 @@ def write(root: Path, ranks: int, steps: int, bad: dict[tuple[int, int], float],
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = write(tmp_path_factory.mktemp("one"), 2, 6, {(1, 4): math.nan, (0, 5): -math.inf})
-    assert main(["trends", str(root), "-o", str(root / "page.html")]) == 0
+    assert main(["trends", str(root), "-o", str(root / "page.html")]) == 1
     return root / "page.html"
 
 
@@ -214,7 +214,7 @@ def test_large_pages_say_what_they_keep(tmp_path: Path, opened: Callable[..., An
     """With few numbers allowed, columns hold several steps and groups several ranks; the one NaN is still a mark that is seen, About says
     what is kept, and the page is accessible with the chart as a table, in Chinese."""
     root = write(tmp_path, 12, 40, {(7, 21): math.nan}, layers=40)
-    assert main(["trends", str(root), "-o", str(root / "page.html"), "--size", "0.03"]) == 0
+    assert main(["trends", str(root), "-o", str(root / "page.html"), "--size", "0.03"]) == 1
     page = ready(opened(root / "page.html"))
     plan = page.evaluate("Trends.book.plan")
     assert len(plan["fine"][0]) < 40 or plan["factor"] > 1

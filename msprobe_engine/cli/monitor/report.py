@@ -12,7 +12,8 @@ examples:
   msprobe monitor report runs/a/monitor -o a.html
   msprobe monitor report runs/a --since Nov21_09-00-00
 
-exit codes: 0 done, 2 no data or wrong usage, 3 done, but something is missing or could not be read and is not on the page"""
+exit codes: 0 done, and nothing is wrong on the page; 1 the page shows alerts or numbers that are not finite; 2 no data or wrong usage;
+3 nothing of that, but something is missing or could not be read and is not on the page"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,12 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: the page is written, 3: without what is missing or could not be read.
-
-    Errors are raised as `ProbeError`, which the entry point turns into 2."""
+    """The exit code, see `EPILOG`; errors are raised as `ProbeError`, which the entry point turns into 2."""
     from msprobe_engine.core.io.progress import bar
     from msprobe_engine.core.log import printable
     from msprobe_engine.formats.monitor.reader import open_run
+    from msprobe_engine.report.run.data import shows_trouble
     from msprobe_engine.report.run.page import write_report
 
     opened = open_run(args.run_path, since=args.since, until=args.until)
@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
         print(printable(f"  missing: {what}"))
     for what, count in data["problems"].items():
         print(printable(f"  not read: {what} ({count})"))
+    if shows_trouble(data):
+        return 1
     return 3 if opened.left_out or data["missing"] else 0
 
 

@@ -112,6 +112,13 @@ def collect(run: Run, progress: Progress = lambda _: None) -> dict[str, Any]:
     }
 
 
+def shows_trouble(data: Mapping[str, Any]) -> bool:
+    """Whether what `collect` gave holds an alert, or a number that is not finite."""
+    pictures = (cells for picture in data["pictures"] for cells in picture["bad"])
+    scalars = (scalar["bad"] for scalar in data["scalars"])
+    return bool(data["rules"]) or any(w["first_bad"] is not None for w in data["worst"]) or any(pictures) or any(scalars)
+
+
 def _facts(info: Mapping[str, Any]) -> dict[str, Any]:
     place = info.get("rank_info")
     return {str(k): v for k, v in place.items() if isinstance(v, (int, str))} if isinstance(place, Mapping) else {}
