@@ -40,3 +40,61 @@ def normal_op(op: str) -> str:
     """``all_reduce``, ``allreduce_`` and ``_allgather_base_`` style names in one spelling: lower case, no underscores, without the
     prefix of calls that did not come through a public function."""
     return op.removeprefix("c10d_").removeprefix("functional_").replace("_", "").lower()
+
+
+PRODUCTS_WITH_ADDEND = frozenset(("addmm", "baddbmm", "addbmm", "addmv"))
+"""Products whose first argument is added to them."""
+
+ADDITIONS = frozenset((
+    "add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__rsub__", "__isub__", "rsub", "subtract", "bias_add",
+))  # fmt: skip
+"""Operators that add or subtract tensors element by element."""
+
+SCALINGS = frozenset((
+    "mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__", "div", "div_", "divide", "true_divide", "__truediv__", "__itruediv__",
+))  # fmt: skip
+"""Operators that multiply or divide element by element."""
+
+MASKINGS = frozenset(("masked_fill", "masked_fill_", "where", "triu", "tril", "masked_scatter", "index_fill", "index_fill_"))
+"""Operators that put a value of the caller's in place of some elements."""
+
+SUMS = frozenset(("sum", "mean", "nansum", "nanmean"))
+"""Operators that sum over elements."""
+
+NORMALISATIONS = frozenset((
+    "layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "native_layer_norm", "fast_layer_norm",
+))  # fmt: skip
+"""Operators that divide by the spread of the elements."""
+
+LOSSES = frozenset((
+    "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "kl_div", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits", "log_softmax_loss",
+))  # fmt: skip
+"""Loss functions."""
+
+HANDS_ON = frozenset((
+    "to", "float", "half", "bfloat16", "double", "type", "type_as", "_to_copy", "relu", "relu_", "dropout", "neg", "neg_", "__neg__",
+    "abs", "__abs__", "embedding", "zero_", "clamp", "clamp_", "clip", "clip_", "max", "min", "amax", "amin", "topk", "item", "maximum",
+    "minimum", "sort", "cast", "identity",
+))  # fmt: skip
+"""Operators that hand on elements, or values near zero or a bound: whatever is not zero is an element that went in, maybe rounded."""
+
+ELEMENTWISE = frozenset((
+    "gelu", "silu", "swish", "mish", "elu", "selu", "softplus", "sigmoid", "logsigmoid", "tanh", "exp", "expm1", "log", "log1p", "sqrt",
+    "rsqrt", "pow", "pow_", "__pow__", "square", "erf", "sin", "cos", "hardswish", "glu", "lerp", "lerp_",
+    "addcmul", "addcmul_",
+))  # fmt: skip
+"""Functions of each element, and averages of elements that keep their relative noise."""
+
+OPTIMIZER_UPDATES = frozenset(("addcdiv", "addcdiv_"))
+"""What adds a quotient of moments to a parameter."""
+
+
+def is_softmax(op: str) -> bool:
+    """A softmax or its logarithm."""
+    return op.lower().endswith("softmax")
+
+
+def is_product(op: str) -> bool:
+    """A product of matrices, also of another framework's spelling."""
+    return op in PRODUCTS or op.lower() in ("dense", "matmul", "batchmatmul", "linear")

@@ -188,6 +188,7 @@ class _StepLoop:
         self._one_sided = False
         self._facts: list[Suspect] = []  # what records say beside numbers and is not the same
         self._ranks: set[int] = set()
+        self._largest = evidence.LargestAccepted()
 
     @property
     def ends(self) -> bool:
@@ -229,6 +230,7 @@ class _StepLoop:
 
     def _note(self, step: int, a: Mapping[int, DumpTable], walked: Divergence) -> None:
         self._records += sum(walk.compared for walk in walked.walks.values())
+        self._largest.add(step, walked)
         self._hidden += count_not_compared(walked)
         self._one_sided = say_one_sided(walked) or self._one_sided
         self._ranks |= set(walked.walks)
@@ -308,15 +310,15 @@ class _StepLoop:
 
     def _nothing_off(self, before: Divergence) -> None:
         found = self.found
-        largest = max((walk.largest for walk in before.walks.values()), default=0.0)
-        same = not largest or any(dump_dialects.differ(walker.side, walker.golden.side) for walker in before.walkers.values())
+        dialects = any(dump_dialects.differ(walker.side, walker.golden.side) for walker in before.walkers.values())
+        same = not self._largest.distance or dialects
         if same and not found.aligned and (found.renamed or any(found.unmatched.values())):
             found.finding = findings.STRUCTURE  # with round-off between them, or in another framework, the calls are another way to them
         if self._facts:
             found.finding = findings.STRUCTURE
             found.suspects, found.further = _most(self._facts)
         equal = SAME_IN_COMMON if self._one_sided else SAME_BESIDE_NAN if self._hidden else SAME
-        found.evidence.append(Sentence("The largest difference is {0}.", evidence.amount(before, largest)) if largest else equal)
+        found.evidence += self._largest.sentences() if self._largest.distance else [equal]
 
 
 def _note_structure(found: Diagnosis, divergence: Divergence) -> None:

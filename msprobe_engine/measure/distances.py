@@ -57,6 +57,7 @@ class Distances:
         shape, dtype: differ.
         known: the dump says something that can be compared; of rows that both hold NaN or Inf: `nonfinite_rows.compared`.
         one_sided: bool (n, 11), what only one side has, see `missing_statistics`.
+        elements: `distance` is that of the saved elements.
     """
 
     distance: Floats
@@ -69,6 +70,7 @@ class Distances:
     dtype: Bools
     known: Bools
     one_sided: Bools
+    elements: Bools
 
 
 def distances(target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, int]] | factorize.Integers) -> Distances:
@@ -139,7 +141,9 @@ def distances(target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, in
     expected = missing_statistics.expects_numbers(target, golden, left, right, count) & ~plain & ~apart
     one_sided[:, missing_statistics.NOWHERE] = expected & ~known & ~(bad_a | bad_b) & ~one_sided.any(1)  # NaN is said as NaN
     one_sided[blank & ~shape & ~apart, missing_statistics.REDACTED] = True
-    return Distances(distance, np.nan_to_num(extremes), np.nan_to_num(norm), bad_a, bad_b, argument, shape, dtype, known, one_sided)
+    return Distances(
+        distance, np.nan_to_num(extremes), np.nan_to_num(norm), bad_a, bad_b, argument, shape, dtype, known, one_sided, np.zeros(n, bool)
+    )
 
 
 def of_other_precision(dtype: Bools, argument: Bools) -> bool:

@@ -16,32 +16,84 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from msprobe_engine.core.dtypes import FLOATS, plain_name
 from msprobe_engine.core.operator_traits import PRODUCTS
+
+Floats = npt.NDArray[np.float64]
 
 EPS: Mapping[str, float] = {name: kind.eps for name, kind in FLOATS.items()}
 """Distance of 1.0 to the next number, by dtype."""
 
 
-GROWTH = 50.0
-"""By how much a difference may grow in one call: norms and softmax do that, and differences of nearly equal numbers."""
+FORWARD, LATER = 4.0, 8.0
+"""So many times the predicted noise is no round-off any more: in the forward pass of the first step, and everywhere else, where weights are
+moved by gradients with noise and terms cancel."""
 
-CALIBRATED, CALIBRATED_GROWTH = 20.0, 4.0
-"""Limit and growth in multiples of what a row was seen to move."""
+FLOOR = 5e-7
+"""Of statistics that are summed in float32."""
+
+BIAS, BIAS_OF_SUMS = 0.06, 0.01
+"""Part of the noise of one call that does not average out: rounding is not quite symmetric; hardly that of sums and products."""
+
+JUDGED = 0.3
+"""A tensor with more noise than this is round-off itself: no fault can be told from it."""
+
+EVIDENCE = 12.0
+"""Noise of many elements is at most so many times what their statistics show of it."""
+
+MANY = 256
+"""Elements over which rounding averages out, and from which statistics tell the noise."""
+
+_SHORT_ROUNDING, _WIDE_ROUNDING, _OF_TERMS = 1.2, 6.0, 0.15
+"""Noise of one call in half units of its dtype: of 16 bits and less (summed in float32 and rounded once), of float32 and more, and there by
+the square root of the terms of a product."""
+
+_FEW_VALUES = 8.0
+"""Half units between the extremes of a tensor that is one value: its elements are rounded alike."""
+
+GROWTH = 50.0
+"""By how much a difference may grow on its way through any number of calls (`find.saved_variables`), or from numbers to integers."""
+
+CALIBRATED = 20.0
+"""So many times what a calibration has moved a row by is round-off, too."""
 
 _WIDE = 2.0**-20
-_SHORT = (EPS["bfloat16"], EPS["float16"])
 _PRODUCTS = (*PRODUCTS, "conv", "einsum", "dot", "attention", "gemm")
 """Parts of the names of calls that devices compute with fewer bits of mantissa unless they are told not to."""
 
 _NOISIEST = 2.0**-10
 """Two units of a mantissa of ten bits (TF32), which is what the inputs of a float32 product are rounded to on many devices."""
 
-_AVERAGED = 6.0
-"""Round-off of the norm of n elements, in units of their type over sqrt(n): products summed in another order show up to 1.5."""
 
-_MANY = 256
-"""Elements over which rounding averages out."""
+def fresh(unit: float, terms: int = 1) -> float:
+    """Noise of elements that one call adds, relative to them.
+
+    Args:
+        unit: half a unit in the last place of the dtype of the result (`eps` / 2).
+        terms: of the sum behind an element of a product.
+    """
+    return _SHORT_ROUNDING * unit if unit > _WIDE else max(_WIDE_ROUNDING, _OF_TERMS * math.sqrt(terms)) * unit
+
+
+def share(count: Floats, norm: Floats, top: Floats, spread: Floats, unit: Floats) -> Floats:
+    """What part of its elements' noise the norm of a tensor shows: 1/sqrt(elements), more where a few elements make most of it, and all
+    of it where all elements are one value.
+
+    Args:
+        count: elements, at least 1; `norm` of the tensor, `top`: its largest magnitude, `spread`: between its extremes; `unit`: as in
+            `fresh`.
+    """
+    few = np.nan_to_num(0.5 * top / norm, nan=1.0, posinf=1.0)
+    found = np.minimum(1.0, np.maximum(count**-0.5, few))
+    return np.where(np.nan_to_num(spread) < _FEW_VALUES * unit * top, 1.0, found)
+
+
+def times_exact(distance: float) -> float:
+    """How many times what an exact call may do a result differs."""
+    return distance / call_limit(EPS["float64"], 1)
 
 
 @lru_cache(maxsize=4096)
@@ -67,21 +119,6 @@ def _longest(shape: tuple[Any, ...]) -> int:
         return 1
     last = max(1, int(shape[-1]))
     return max(last, int(math.prod(shape)) // last, 1)
-
-
-def is_short(limit: float) -> bool:
-    """The limit of a call, of one of the types of 16 bits: one unit of them is a large part of a number, and defects are smaller."""
-    return limit / 4 in _SHORT
-
-
-def averaged_limit(limit: float, count: int) -> float:
-    """Round-off of the norm of `count` elements of a type of 16 bits: rounding moves them up as often as down.
-
-    Args:
-        limit: of the call.
-        count: of the elements; inf for so few that nothing averages out.
-    """
-    return _AVERAGED * (limit / 4) / math.sqrt(count) if count >= _MANY else math.inf
 
 
 def product_noise(name: str, dtype: str | None, distance: float) -> float:

@@ -49,7 +49,8 @@ def refine(
     if target.mode != TENSOR or golden.mode != TENSOR:
         return 0
     facts = found.shape | found.argument
-    at = [k for k, (i, j) in enumerate(rows) if target.data_name[i] and golden.data_name[j] and not facts[k]]
+    whole = [target.shape[i] is not None and golden.shape[j] is not None for i, j in rows]  # else parts of something
+    at = [k for k, (i, j) in enumerate(rows) if whole[k] and target.data_name[i] and golden.data_name[j] and not facts[k]]
     done = unread = 0
     first = ""
     contradicting: list[int] = []
@@ -70,7 +71,7 @@ def refine(
                     continue  # and Inf on the other, which `distances.distances` has told
                 found.distance[k] = distance
                 found.bad_target[k], found.bad_golden[k] = bool(figures.bad_left), bool(figures.bad_right)
-                found.known[k] = True
+                found.known[k] = found.elements[k] = True
     if contradicting:
         name = target.name[rows[contradicting[0]][0]]
         template = "{0} against {1}: the statistics of {2} rows contradict the saved tensors, which count; the first is {3}"

@@ -45,7 +45,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert shown.startswith(_blocks("text")[0].split("\n")[0])
     assert len(list(Path("merged").glob("multi_ranks_compare_merge_*.xlsx"))) == 1
     assert len(list(Path("output").glob("advisor_*.txt"))) == 1
-    assert "times what round-off moves it" in next(Path("measured").glob("compare_result_rank1_*.csv")).read_text()
+    assert "times what round-off explains" in next(Path("measured").glob("compare_result_rank1_*.csv")).read_text()
 
 
 def _tensors(root: Path, turned: Any) -> None:

@@ -184,6 +184,12 @@ def mean_of(pieces: Floats) -> Floats:
     return np.append(np.full(3, pieces[:, 2].mean()), abs(pieces[:, 2].mean()))
 
 
+def mean_or_sum(pieces: Floats, golden: Floats) -> Floats:
+    """Mean or sum of one number per piece, whichever is nearer to the golden side's."""
+    total = pieces[:, 2].sum()
+    return min((mean_of(pieces), np.append(np.full(3, total), abs(total))), key=lambda made: distance(made, golden))
+
+
 class Cut(NamedTuple):
     """How the pieces of one row of both sides make the same whole.
 

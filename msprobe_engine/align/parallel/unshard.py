@@ -194,8 +194,8 @@ class Unsharder(PartialSumTracker):
         if op > self._last_backward and (single or (call.update and self._part_taken(op) < 0)):
             self._numbers.add(self._mark(i, pieces))
             self._skip(i, j, UPDATE)
-        elif single and op < self._first_backward and first.role[i] == OUTPUT and call.cut:
-            return merge_statistics.mean_of(pieces)  # a loss over pieces of the batch
+        elif single and op < self._first_backward:
+            return merge_statistics.mean_or_sum(pieces, golden)  # a loss over pieces of the batch
         elif self._is_local(call, i):
             self._lose(i, j, pieces, self._b.members(j, accumulated)[0])
         elif op > self._shared_out:

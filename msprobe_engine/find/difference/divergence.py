@@ -17,6 +17,7 @@ from msprobe_engine.find.difference.rank_walk import RankWalk, reuse_walk
 from msprobe_engine.find.difference.walk import DifferenceWalk, Walk
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import roundoff
+from msprobe_engine.measure.propagation import Noise
 
 
 @dataclass
@@ -76,7 +77,6 @@ def diverge(
 
 def settle_origins(found: Divergence, before: Divergence | None, walked: Mapping[int, Walk] | None = None) -> Divergence:
     """Walk all walkers until the level of noise stays as it is; `walked` has the walks of those that nothing from outside has touched."""
-    accepted = max((walk.largest for walk in before.walks.values()), default=0.0) if before else 0.0
     for rank, walker in found.walkers.items():
         if before is not None and rank in before.walkers:
             walker.inherit(before.walkers[rank].cancelled)
@@ -86,8 +86,8 @@ def settle_origins(found: Divergence, before: Divergence | None, walked: Mapping
         for rank, walker in found.walkers.items():
             known = (walked or {}).get(rank)
             cancelled = walker.cancelled.parameters or walker.cancelled.vectors
-            untouched = not (found.noise or accepted or walker.calibrated or cancelled or any(walker.foreign.values()))
-            found.walks[rank] = known if known is not None and untouched else walker.walk(found.noise, accepted)
+            untouched = not (found.noise or before or walker.calibrated or cancelled or any(walker.foreign.values()))
+            found.walks[rank] = known if known is not None and untouched else walker.walk(found.noise, _start(before, rank))
         found.origins = cross_rank.first_in_time({rank: walk.origins for rank, walk in found.walks.items()}, found.links)
         level = _noise(found)
         if level <= found.noise:
@@ -96,6 +96,14 @@ def settle_origins(found: Divergence, before: Divergence | None, walked: Mapping
     if not found.origins:  # a number that differs is a finding, whatever comes of it
         found.origins = cross_rank.first_in_time({rank: walk.aside for rank, walk in found.walks.items()}, found.links)
     return found
+
+
+def _start(before: Divergence | None, rank: int) -> Noise | None:
+    """Noise at the end of the step before, of the same rank where it has one."""
+    if before is None or not before.walks:
+        return None
+    walks = before.walks
+    return walks[rank].end if rank in walks else max((walk.end for walk in walks.values()), key=lambda end: end.element)
 
 
 def _noise(found: Divergence) -> float:

@@ -6,6 +6,7 @@ import numpy as np
 
 from msprobe_engine.core.text.sentences import Sentence, joined
 from msprobe_engine.find.difference.divergence import Divergence
+from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.measure.distances import of_other_precision
 
 MOST_RANKS = 16
@@ -29,10 +30,47 @@ def precision(divergence: Divergence) -> list[str]:
     return line
 
 
-def amount(divergence: Divergence, distance: float) -> str:
-    if any(walker.calibrated for walker in divergence.walkers.values()):
-        return Sentence("{0} times the round-off that the calibration shows for the record", f"{distance:.1f}")
+def amount(distance: float) -> str:
     return Sentence("{0} of a tensor's size", f"{distance:.1e}")
+
+
+class LargestAccepted:
+    """The largest difference of all steps and ranks that was taken for round-off, and how many records nothing can be said of."""
+
+    def __init__(self) -> None:
+        self.distance = 0.0
+        self._where: str = ""
+        self._unjudged = 0
+
+    def add(self, step: int, divergence: Divergence) -> None:
+        """Another step."""
+        for rank, walk in divergence.walks.items():
+            self._unjudged += walk.unjudged
+            if walk.largest > self.distance and walk.largest_at >= 0:
+                self.distance, self._where = walk.largest, _where(divergence.walkers[rank], walk.largest_at, step, rank)
+
+    def sentences(self) -> list[str]:
+        """None where all numbers are the same."""
+        found: list[str] = []
+        if self.distance:
+            found.append(Sentence("The largest difference is {0}: {1}.", amount(self.distance), self._where))
+        if self._unjudged:
+            template = "{0} records cannot be judged: their terms cancel, and round-off is as large as what is left."
+            found.append(Sentence(template, f"{self._unjudged:,}"))
+        return found
+
+
+_STATISTICS = ("Max", "Min", "Mean", "Norm")
+
+
+def _where(walker: DifferenceWalk, at: int, step: int, rank: int) -> str:
+    """The place of a pair of rows, and the statistic that differs most."""
+    row, other = walker.rows[at]
+    mine, theirs = walker.side.stats[row], walker.golden.side.stats[other]
+    with np.errstate(all="ignore"):
+        most = int(np.nanargmax(np.nan_to_num(np.abs(mine - theirs) / np.maximum(np.abs(mine), np.abs(theirs)))))
+    template = "step {0}, rank {1}, {2}, {3} {4} against {5}"
+    return Sentence(template, step, rank, walker.side.name[row], _STATISTICS[most], f"{mine[most]:.7g}", f"{theirs[most]:.7g}")
 
 
 def of_step(divergence: Divergence) -> list[str]:
@@ -41,7 +79,7 @@ def of_step(divergence: Divergence) -> list[str]:
     template = "{0} of {1} records differ by more than round-off; all behind the first suspect may follow from it."
     lines: list[str] = [Sentence(template, f"{differing:,}", f"{compared:,}")]
     largest = max((walk.largest for walk in divergence.walks.values()), default=0.0)
-    lines.append(Sentence("Records that agree differ by at most {0}.", amount(divergence, largest)))
+    lines.append(Sentence("Records that agree differ by at most {0}.", amount(largest)))
     if len(divergence.walks) > 1:
         counts = [(rank, len(walk.origins)) for rank, walk in sorted(divergence.walks.items()) if walk.origins]
         by_rank = joined(", ", (Sentence("rank {0}: {1}", rank, n) for rank, n in counts[:MOST_RANKS]))

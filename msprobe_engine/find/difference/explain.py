@@ -20,7 +20,7 @@ from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.nonfinite.report import own_line
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
-from msprobe_engine.measure import distances, factorize, missing_statistics, roundoff
+from msprobe_engine.measure import distances, factorize, missing_statistics
 
 _STATISTICS = ("Max", "Min", "Mean", "Norm")
 
@@ -147,9 +147,8 @@ def place_of(side: DumpTable, row: int) -> str:
 def _size(origin: DifferenceOrigin, side: DumpTable, golden: DumpTable) -> str:
     if math.isinf(origin.distance):
         return Sentence("more than numbers can say{0}", _beyond_numbers(origin, side, golden))
-    times = origin.distance / origin.limit if origin.limit else math.inf
     share = _percent(origin.distance)
-    return Sentence("{0} ({1} times round-off)", share, f"{times:,.0f}") if math.isfinite(times) else share
+    return Sentence("{0} ({1} times round-off)", share, f"{origin.times:,.0f}") if 1 < origin.times < math.inf else share
 
 
 def _beyond_numbers(origin: DifferenceOrigin, side: DumpTable, golden: DumpTable) -> str:
@@ -211,12 +210,10 @@ def _parameter(walker: DifferenceWalk, row: int) -> str:
 
 def _numbers_agree(found: Divergence) -> bool:
     """No tensor that both sides have differs; what one of them has none of is no number."""
-    for rank, walker in found.walkers.items():
+    for walker in found.walkers.values():
         m, (left, right) = walker.measured, factorize.columns(walker.rows)
         tensors = [factorize.of_each(one.shape, _is_shape, bool)[rows] for one, rows in ((walker.side, left), (walker.golden.side, right))]
-        limits = np.repeat(np.maximum(walker.limits, found.noise), np.diff(walker.starts))
-        limits = np.full(len(limits), roundoff.CALIBRATED) if walker.calibrated else limits + roundoff.GROWTH * found.walks[rank].largest
-        if ((m.distance > limits) & ~m.argument & tensors[0] & tensors[1]).any():
+        if ((np.array(walker.carried.alone) > 1) & ~m.argument & tensors[0] & tensors[1]).any():
             return False
     return True
 

@@ -36,15 +36,15 @@ def for_nothing(walker: DifferenceWalk, op: int, at: int, known: bool, off: bool
     return module and bool(walker.target.children.get(op))
 
 
-def worst(walker: DifferenceWalk, op: int, allowed: float) -> int:
-    """The pair of rows that goes into a record and differs most, and by more than is allowed, in the same form; -1 without one."""
-    m, role = walker.measured, walker.side.role
+def worst(walker: DifferenceWalk, op: int) -> int:
+    """The pair of rows that goes into a record and is most off, in the same form; -1 without one."""
+    m, role, ratio = walker.measured, walker.side.role, walker.carried.ratio
     off = [
         at
         for at in walker.span_of(op)
-        if m.distance[at] > allowed and not m.argument[at] and role[walker.rows[at][0]] != OUTPUT and not _another_form(walker, at)
+        if ratio[at] > 1 and not m.argument[at] and role[walker.rows[at][0]] != OUTPUT and not _another_form(walker, at)
     ]
-    return max(off, key=lambda at: float(m.distance[at]), default=-1)
+    return max(off, key=ratio.__getitem__, default=-1)
 
 
 def _another_form(walker: DifferenceWalk, at: int) -> bool:

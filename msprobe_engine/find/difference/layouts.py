@@ -16,6 +16,7 @@ from msprobe_engine.find.difference.origin import EXTRA, RESULT, TAKEN, UNSUMMED
 from msprobe_engine.find.difference.walk import DifferenceWalk, Walk
 from msprobe_engine.formats.dump.completeness import was_cut_off
 from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS, DumpTable
+from msprobe_engine.measure.propagation import Noise
 
 _LEAST = 3
 """Of so many calls of a run at least one has a partner in the same run of another layout."""
@@ -66,8 +67,8 @@ class PieceWalker(DifferenceWalk):
         tree.producers = whole.producers
         super().__init__(tree, Tree(whole.golden), whole.structure)
 
-    def walk(self, floor: float = 0.0, accepted: float = 0.0) -> Walk:
-        found = super().walk(floor, accepted)
+    def walk(self, floor: float = 0.0, start: Noise | None = None) -> Walk:
+        found = super().walk(floor, start)
         for origin in found.origins:
             self._blame_part(origin)
         return found

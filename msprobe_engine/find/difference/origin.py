@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from msprobe_engine.measure import roundoff
-
 RESULT, TAKEN, PARAMETER, GRADIENT = "result", "taken in", "parameter", "gradient"
 ARGUMENT, NONFINITE, EXTRA, MISSING, UNUSED = "argument", "non-finite", "extra call", "missing call", "unused result"
 UNSUMMED = "unsummed part"
@@ -31,6 +29,7 @@ class DifferenceOrigin:
         distance: of that row.
         inside: largest distance of what went in.
         limit: what would have been round-off.
+        times: how many times what round-off may do the number that is most off differs.
         noise: the difference looks like rounding: elements move at random, the norm hardly moves.
         aside: no place where a difference begins; what comes out is the same (`find.difference.harmless`).
     """
@@ -43,10 +42,11 @@ class DifferenceOrigin:
     distance: float
     inside: float
     limit: float
+    times: float = 0.0
     noise: bool = False
     aside: bool = False
 
     @property
     def weight(self) -> float:
         """How many times more than round-off."""
-        return self.distance / max(self.limit + roundoff.GROWTH * self.inside, 1e-30)
+        return self.times

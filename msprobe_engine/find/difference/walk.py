@@ -15,7 +15,6 @@ accepted raises what is accepted from then on.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,7 +27,8 @@ from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.operator_traits import UNINITIALISED
-from msprobe_engine.find.difference import attribution, bit_equal_limit, harmless
+from msprobe_engine.find.difference import attribution, harmless
+from msprobe_engine.find.difference.carried_noise import CarriedNoise
 from msprobe_engine.find.difference.optimizer import cancelling_gradients
 from msprobe_engine.find.difference.optimizer.cancelling_gradients import Cancelled
 from msprobe_engine.find.difference.origin import ARGUMENT, GRADIENT, NONFINITE, PARAMETER, RESULT, TAKEN, DifferenceOrigin
@@ -36,6 +36,7 @@ from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PA
 from msprobe_engine.measure import distances, factorize, roundoff, saved_tensors
 from msprobe_engine.measure.distances import Floats
 from msprobe_engine.measure.factorize import Bools, Integers
+from msprobe_engine.measure.propagation import NONE, Noise
 from msprobe_engine.measure.segments import RecordSums, SegmentReduce
 from msprobe_engine.measure.tensors.metrics import Figures
 
@@ -49,7 +50,9 @@ class Walk:
         aside: likewise, differences that are no place where one begins (`DifferenceWalk.walk`): the finding where there is no origin.
         differing: records whose outputs differ, consequences too.
         compared: records whose outputs could be compared.
-        largest: largest accepted distance: what round-off amounted to.
+        largest: largest accepted distance: what round-off amounted to; largest_at: the pair of rows, -1 for none.
+        unjudged: records that are round-off themselves, so that no fault can be told from it.
+        end: noise of the last records.
     """
 
     origins: list[DifferenceOrigin] = field(default_factory=list)
@@ -57,6 +60,9 @@ class Walk:
     differing: int = 0
     compared: int = 0
     largest: float = 0.0
+    largest_at: int = -1
+    unjudged: int = 0
+    end: Noise = NONE
 
 
 class DifferenceWalk:
@@ -83,9 +89,8 @@ class DifferenceWalk:
         self.missing = set(structure.only_golden)
         self._position = {op: at for at, (op, _) in enumerate(structure.pairs)}
         self.back = {b: a for a, b in structure.pairs}
-        self._growth = roundoff.GROWTH
-        self._units: np.ndarray[tuple[int], np.dtype[np.float64]] | None = None
         self.moved = np.zeros(0)
+        self._carried: CarriedNoise | None = None
         self._leave_out()
         self.cancelled = cancelling_gradients.detect_cancelling(self)
 
@@ -168,7 +173,7 @@ class DifferenceWalk:
         """Rows that are arguments of another value than on the golden side."""
         return [self.rows[at][0] for at in np.flatnonzero(self.measured.argument).tolist()]
 
-    def walk(self, floor: float = 0.0, accepted: float = 0.0) -> Walk:
+    def walk(self, floor: float = 0.0, start: Noise | None = None) -> Walk:
         """Find the origins.
 
         What goes into a module whose calls were recorded, or gives its form only, is no origin where the result is the same, nor is a view
@@ -176,37 +181,39 @@ class DifferenceWalk:
 
         Args:
             floor: distances up to it are round-off whatever the dtype says (a noisier kind of arithmetic).
-            accepted: what round-off amounted to in the step before, whose weights this one begins with.
+            start: noise at the end of the step before, whose weights this one begins with; None: there was none.
         """
-        found = Walk(largest=accepted)
+        found = Walk()
         records = self._records()
+        carried = self._carried = CarriedNoise(self, start, floor)
         made = [0.0] * len(self.side.ops)  # distance of what each record gave out, or holds inside
-        clean = True
         found.compared = int((records.known & records.counts).sum())
-        inner, outer = records.inner.tolist(), records.outer.tolist()
+        inner, outer, moved = records.inner.tolist(), records.outer.tolist(), records.moved.tolist()
         parents = self.target.parents
-        for at in self._order[records.counts[self._order] & records.moved[self._order]].tolist():
+        for at in self._order[records.counts[self._order]].tolist():
+            carried.look(at)
+            if not moved[at]:
+                continue
             op, other = self.structure.pairs[at]
-            limit = roundoff.CALIBRATED if self._units is not None else max(self.limits[at], floor)
-            if not found.largest and limit <= self.limits[at]:
-                limit = bit_equal_limit.bit_equal_limit(self, at, records, limit)
-            origin = self._look(op, other, at, records, made, limit, found.largest if clean else np.inf)
+            origin = self._look(op, other, at, records, made, not found.origins)
             used = origin is None or origin.kind not in (RESULT, ARGUMENT, TAKEN) or not attribution.for_own_use(self, op, other)
             if origin is not None and (origin.aside or not used):
                 found.aside.append(origin)
             elif origin is not None:
                 found.origins.append(origin)
-                clean = False
             given, taken = outer[at], inner[at]
-            if given > limit:
+            if self.is_off(op):
                 found.differing += 1
+            elif given and not carried.judged[int(records.worst_out[at])]:
+                found.unjudged += 1
             elif found.largest < given < np.inf:
-                found.largest = given
+                found.largest, found.largest_at = given, int(records.worst_out[at])
             made[op] = max(made[op], given, records.excused[at])
             parent, inside = parents[op], max(given, taken if taken < np.inf else 0.0)
             while parent >= 0:
                 made[parent] = max(made[parent], inside)
                 parent = parents[parent]
+        found.end = carried.end
         for origin in found.origins:
             self._blame_unmatched(origin)
         return found
@@ -243,7 +250,7 @@ class DifferenceWalk:
         ops = self.side.ops
         return np.fromiter((not _empty(ops[op]) for op, _ in self.structure.pairs), bool, len(self.structure.pairs))
 
-    def _mostly_other_dtypes(self, mine: Floats, theirs: Floats) -> bool:
+    def mostly_other_dtypes(self, mine: Floats, theirs: Floats) -> bool:
         """The runs are of different precision as a whole (not one call of them)."""
         floats = theirs > 0
         return 2 * int((mine != theirs)[floats].sum()) > int(floats.sum())
@@ -262,38 +269,44 @@ class DifferenceWalk:
                 place[at] = max(ends.get(tree.kinds[op][2], op), op)
         return np.lexsort((np.arange(len(ops)), ops, gradients, place))
 
-    def calibrate(self, moved: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
-        """Count distances in what was measured to be round-off, float64 (rows of the golden side)."""
+    def calibrate(self, moved: Floats) -> None:
+        """What was measured to be round-off is accepted, too: float64 (rows of the golden side)."""
         self.moved = moved
-        self._units = moved[np.fromiter((j for _, j in self.rows), np.int64, len(self.rows))]
-        self.measured = dataclasses.replace(self.measured, distance=self.measured.distance / self._units)
-        self._growth = roundoff.CALIBRATED_GROWTH
+
+    @property
+    def carried(self) -> CarriedNoise:
+        """What round-off explains, as the last walk has found it; of a first step where nothing was walked."""
+        if self._carried is None:
+            self.walk()
+            assert self._carried is not None
+        return self._carried
 
     @property
     def calibrated(self) -> bool:
-        """Distances are multiples of measured round-off."""
-        return self._units is not None
+        """What round-off moves each row by was measured."""
+        return len(self.moved) > 0
 
     @cached_property
-    def limits(self) -> list[float]:
-        """Round-off of each pair of records."""
-        golden, (left, right) = self.golden.side, factorize.columns(self.rows)
-        mine, theirs = factorize.of_each(self.side.dtype, roundoff.eps)[left], factorize.of_each(golden.dtype, roundoff.eps)[right]
-        if self._mostly_other_dtypes(mine, theirs):
-            theirs = np.maximum(mine, theirs)
-        longest = factorize.of_each(self.side.shape, roundoff.longest_sum)[left]
-        sums = SegmentReduce(self.starts)
-        inputs = np.frombuffer(bytes(self.side.role), np.uint8)[left] == INPUT
-        worst, most = (
-            np.maximum(sums.largest(values)[0], self._behind(sums.largest(values)[0], sums.largest(np.where(inputs, values, 0.0))[0]))
-            for values in (theirs, longest)
-        )
-        found = [roundoff.call_limit(unit, int(max(terms, 1))) for unit, terms in zip(worst.tolist(), most.tolist())]
-        seen = set(self._kept[3].tolist())
-        for at, (op, _) in enumerate(self.structure.pairs):
-            if self.target.gradients[op] and at not in seen:  # of a module whose calls cannot be compared (compiled on one side)
-                found[at] *= roundoff.GROWTH
-        return found
+    def _parameters(self) -> set[bytes]:
+        side = self.golden.side
+        return {side.stats[row].tobytes() for row in np.flatnonzero(np.frombuffer(bytes(side.role), np.uint8) == PARAMETERS).tolist()}
+
+    def is_parameter(self, row: int) -> bool:
+        """A row of the target is a parameter that a function takes in: one that requires a gradient and no record has made."""
+        if not self.side.requires_grad[row] or not isinstance(self.side.shape[row], list):
+            return False
+        at = self.pair_of(row)
+        return at >= 0 and self.golden.side.stats[self.rows[at][1]].tobytes() in self._parameters
+
+    def is_wide_product(self, at: int) -> bool:
+        """A pair of rows is of a product that some devices compute with fewer bits of mantissa."""
+        row = self.rows[at][0]
+        return roundoff.is_wide_product(self.side.ops[self.side.op[row]], self.side.dtype[row])
+
+    @staticmethod
+    def update_noise(start: Noise) -> Noise:
+        """Noise of a parameter that the step before has moved by gradients with noise."""
+        return Noise(min(roundoff.JUDGED, 3 * start.element), min(roundoff.JUDGED, 3 * start.whole), 0.0)
 
     def _behind(self, whole: Floats, inputs: Floats) -> Floats:
         """Per pair of records the largest value behind it. A result is made of more than its record says: parameter gradients of what
@@ -303,13 +316,13 @@ class DifferenceWalk:
             whole, inputs: the largest value of each pair of records, over all its rows and over its inputs.
         """
         found = np.zeros(len(whole))
-        own, twins, members, groups = self._kept
+        own, twins, members, groups = self.kept
         found[own] = whole[twins]
         np.maximum.at(found, groups, inputs[members])
         return found
 
     @cached_property
-    def _kept(self) -> tuple[Integers, Integers, Integers, Integers]:
+    def kept(self) -> tuple[Integers, Integers, Integers, Integers]:
         """Positions of pairs: backward calls and their forward calls; calls of modules and the gradients of the parameters of each."""
         tree = self.target
         own, twins, members, groups = (list[int]() for _ in range(4))
@@ -333,53 +346,59 @@ class DifferenceWalk:
         a, b, c, d = (np.array(some, np.int64) for some in (own, twins, members, groups))
         return a, b, c, d
 
-    def _look(
-        self, op: int, other: int, at: int, records: RecordSums, made: Sequence[float], limit: float, accepted: float
-    ) -> DifferenceOrigin | None:
-        side, inner, outer = self.side, float(records.inner[at]), float(records.outer[at])
+    def _look(self, op: int, other: int, at: int, records: RecordSums, made: Sequence[float], clean: bool) -> DifferenceOrigin | None:
+        side, ratio = self.side, self.carried.ratio
+        span = range(self.starts[at], self.starts[at + 1])
         explained = max(0.0, made[op], records.behind[at])
         for row, _ in self.rows[self.starts[at] : self.starts[at + 1]]:
             source = self.target.producers.get(row)
             if source is not None and made[source] > explained:
                 explained = made[source]
-        allowed, left = limit + self._growth * max(accepted, explained), None
-        explained = max(explained, self.foreign.get(op, 0.0))  # what others put in is no reason for what goes in here
-        feeding = max(inner, explained)
-        worst_in, worst_out, argument = int(records.worst_in[at]), int(records.worst_out[at]), int(records.argument[at])
+        inside, left = max(float(records.inner[at]), explained, self.foreign.get(op, 0.0)), None
+        argument = int(records.argument[at])
+        worst_in, worst_out = self._worst(span, False), self._worst(span, True)
         if records.bad_out[at] >= 0 and not records.bad_in[at] and not np.isinf(explained):
-            return self._origin(op, other, NONFINITE, int(records.bad_out[at]), np.inf, inner, limit)
-        off = inner > allowed and worst_in >= 0
-        if off and harmless.for_nothing(self, op, worst_in, bool(records.known[at]), outer > limit):
-            if (worst := harmless.worst(self, op, allowed)) >= 0:
-                left = self._origin(op, other, TAKEN, worst, float(self.measured.distance[worst]), 0.0, limit)
+            return self._origin(op, other, NONFINITE, int(records.bad_out[at]), float(records.inner[at]))
+        comes_off = worst_out >= 0 and ratio[worst_out] > 1
+        off = clean and worst_in >= 0 and ratio[worst_in] > 1
+        if off and harmless.for_nothing(self, op, worst_in, bool(records.known[at]), self.is_off(op)):
+            if (worst := harmless.worst(self, op)) >= 0:
+                left = self._origin(op, other, TAKEN, worst, 0.0)
                 left.aside = True
         elif off:
             kind = PARAMETER if side.role[self.rows[worst_in][0]] == PARAMETERS else TAKEN
             made_here = self.target.producers.get(self.rows[worst_in][0]) in self.extra
             if argument >= 0 and not made_here:  # the step before was called with it too, and left what is taken in (running statistics)
-                return self._origin(op, other, ARGUMENT, argument, inner, 0.0, limit)
-            return self._origin(op, other, kind, worst_in, inner, 0.0, limit)
-        if argument >= 0 and outer > limit + self._growth * feeding:
-            return self._origin(op, other, ARGUMENT, argument, outer, inner, limit, worst_out)
-        if outer > limit + self._growth * feeding and not np.isinf(feeding):
-            if outer <= limit + self._growth * feeding * cancelling_gradients.steepness(self, op):
+                return self._origin(op, other, ARGUMENT, argument, 0.0, worst_in)
+            return self._origin(op, other, kind, worst_in, 0.0)
+        by_argument = comes_off or (not inside and float(records.outer[at]) > 0)  # the same bits in, and other numbers out
+        if argument >= 0 and by_argument:
+            return self._origin(op, other, ARGUMENT, argument, float(records.inner[at]), worst_out)
+        if comes_off and not np.isinf(inside):
+            if ratio[worst_out] <= cancelling_gradients.steepness(self, op):
                 return left
             kind = GRADIENT if side.role[self.rows[worst_out][0]] == PARAMETERS_GRAD else RESULT
-            return self._origin(op, other, kind, worst_out, outer, feeding, limit)
+            return self._origin(op, other, kind, worst_out, inside)
         return left
 
-    def _origin(
-        self, op: int, other: int, kind: str, at: int, distance: float, inside: float, limit: float, shown: int = -1
-    ) -> DifferenceOrigin:
+    def _worst(self, span: range, given: bool) -> int:
+        """The pair of rows that is most off, of what comes out or of the tensors that go in; -1: nothing is."""
+        role, rows, ratio, argument = self.side.role, self.rows, self.carried.ratio, self.measured.argument
+        chosen = (
+            k for k in span if (role[rows[k][0]] in (OUTPUT, PARAMETERS_GRAD)) is given and ratio[k] > 0 and (given or not argument[k])
+        )
+        return max(chosen, key=ratio.__getitem__, default=-1)
+
+    def _origin(self, op: int, other: int, kind: str, at: int, inside: float, shown: int = -1) -> DifferenceOrigin:
         """`at`: the pair of rows to name; `shown`: that of the distance, when it is another one."""
         row, golden_row = self.rows[at]
-        if self._units is not None:
-            unit = float(self._units[at if shown < 0 else shown])
-            return DifferenceOrigin(op, other, kind, row, golden_row, distance * unit, inside * unit, unit)
-        m = self.measured
+        m, number = self.measured, at if shown < 0 else shown
+        distance = float(m.distance[number])
+        times = self.carried.ratio[number]
         count = distances.elements(self.side.shape[row])
         noise = count >= 64 and m.norm[at] * np.sqrt(count) <= 8 * m.extremes[at] and kind in (RESULT, GRADIENT)
-        return DifferenceOrigin(op, other, kind, row, golden_row, distance, inside, limit, bool(noise))
+        limit = distance / times if 0 < times < np.inf and distance < np.inf else 0.0
+        return DifferenceOrigin(op, other, kind, row, golden_row, distance, inside, limit, times, bool(noise))
 
     def _blame_unmatched(self, origin: DifferenceOrigin) -> None:
         """What takes in the output of a call that only one side has: that call is the origin."""
@@ -388,9 +407,7 @@ class DifferenceWalk:
 
     def is_off(self, op: int) -> bool:
         """Do outputs of a record differ by more than round-off?"""
-        span = self.span_of(op)
-        limit = roundoff.CALIBRATED if self._units is not None else self.limits[self._position[op]] if op in self._position else 0.0
-        return any(self.side.role[self.rows[at][0]] == OUTPUT and self.measured.distance[at] > limit for at in span)
+        return any(self.side.role[self.rows[at][0]] in (OUTPUT, PARAMETERS_GRAD) and self.carried.alone[at] > 1 for at in self.span_of(op))
 
     def argument_of(self, op: int) -> int:
         """Position of the first pair of rows of a record that is an argument of another value; -1 without one."""

@@ -75,8 +75,7 @@ class RowProjection:
         self.ends = np.append(self.starts[1:], n)
         self.group = np.repeat(np.arange(len(self.starts)), self.ends - self.starts)
         self.entered = np.isin(self.role, (INPUT, PARAMETERS))
-        self._measure(distance)
-        self.limits = self._limits()
+        self.times = self._measure(distance)
 
     def run(self) -> RowVerdicts:
         """All verdicts."""
@@ -91,12 +90,12 @@ class RowProjection:
             for at in rows:
                 verdicts.set(at, level, self._sentence(at, suspect) if level == ERROR else self._follows(at))
                 at_fault[at] |= level == ERROR
-        self._consequences(verdicts, first, at_fault)
+        self._consequences(verdicts, at_fault)
         self._facts(verdicts)
         self._alone(verdicts)
         return verdicts
 
-    def _measure(self, distance: Floats | None) -> None:
+    def _measure(self, distance: Floats | None) -> Floats:
         """What is known of the pairs of rows: that of the walk, and of pairs that it has not (other ones by the user's mapping) anew."""
         walker, n = self.walker, len(self.rows)
         left, right = factorize.columns(walker.rows)
@@ -107,8 +106,6 @@ class RowProjection:
         walked[walked] = right[places[walked]] == self.others[walked]
         rest = self.both & ~walked
         further = distances.distances(self.target, self.golden, np.stack((self.rows[rest], self.others[rest]), axis=1))
-        if walker.calibrated:
-            further.distance /= walker.moved[self.others[rest]]
         self.one_sided = np.zeros((n, len(missing_statistics.WHAT)), bool)
         self.distance = np.zeros(n)
         self._argument, self._shape, self._dtype, bad_target, bad_golden, known = (np.zeros(n, bool) for _ in range(6))
@@ -125,20 +122,17 @@ class RowProjection:
             self.one_sided[measured, : missing_statistics.REDACTED] = False
             self.one_sided[measured, missing_statistics.NOWHERE] = False
             new = rest & measured
-            self.distance[new] = distance[new] / (walker.moved[self.others[new]] if walker.calibrated else 1.0)
+            self.distance[new] = distance[new]
+        return self._times(np.where(walked, places, -1))
 
-    def _limits(self) -> Floats:
-        """Round-off of each record, float64 (records,)."""
-        if self.walker.calibrated:
-            return np.full(len(self.starts), roundoff.CALIBRATED)
-        ops = [self.target.op[row] if row >= 0 else -1 for row in self.rows[self.starts].tolist()]
-        places = np.fromiter(map(self.walker.position, ops), np.int64, len(ops))
-        found: Floats = np.array([*self.walker.limits, 0.0])[places]
-        for group in np.flatnonzero((places < 0) & np.logical_or.reduceat(self.both, self.starts)).tolist():
-            pairs = [at for at in range(self.starts[group], self.ends[group]) if self.both[at]]
-            units = max(roundoff.eps(self.golden.dtype[self.others[at]]) for at in pairs)
-            found[group] = roundoff.call_limit(units, max(roundoff.longest_sum(self.target.shape[self.rows[at]]) for at in pairs))
-        return np.asarray(np.maximum(found, self.found.noise))
+    def _times(self, places: Rows) -> Floats:
+        """How many times what round-off explains each row differs, float64 (n,); `places`: where it is among the pairs of the walk."""
+        found = np.array([*self.walker.carried.alone, 0.0])[places]
+        for at in np.flatnonzero(self.both & (places < 0)).tolist():  # paired by the table alone
+            units = roundoff.eps(self.golden.dtype[self.others[at]])
+            limit = roundoff.call_limit(units, roundoff.longest_sum(self.target.shape[self.rows[at]]))
+            found[at] = self.distance[at] / limit if limit else np.inf if self.distance[at] else 0.0
+        return found
 
     def _begins(self) -> Iterator[tuple[list[int], Suspect]]:
         """Of each finding the rows of the table that are at fault, the one to name first."""
@@ -164,7 +158,7 @@ class RowProjection:
         shown = [at for at in rows if self.rows[at] >= 0 and self.target.name[self.rows[at]] == suspect.tensor]
         if suspect.kind in (DTYPE, GRAD_FLAG) and shown:
             return shown
-        off = [at for at in rows if self.both[at] and not self._argument[at] and self.distance[at] > self.limits[group]]
+        off = [at for at in rows if self.both[at] and not self._argument[at] and self.times[at] > 1]
         if suspect.kind == ARGUMENT:
             return list(dict.fromkeys([*shown, *(at for at in off if not self.entered[at])])) or rows[:1]
         if suspect.kind in (TAKEN, PARAMETER):
@@ -172,15 +166,11 @@ class RowProjection:
         out = [at for at in off if not self.entered[at]]
         return out or shown or [at for at in rows if self.role[at] in (OUTPUT, PARAMETERS_GRAD)][:1] or rows[:1]
 
-    def _consequences(self, verdicts: RowVerdicts, first: int, at_fault: Bools) -> None:
-        """Rows that are off without being at fault. Before the first fault differences have been accepted as round-off that grows."""
+    def _consequences(self, verdicts: RowVerdicts, at_fault: Bools) -> None:
+        """Rows that are off without being at fault."""
         if not self.found.differs:
             return
-        growth = roundoff.CALIBRATED_GROWTH if self.walker.calibrated else roundoff.GROWTH
-        limits = self.limits[self.group]
-        before = np.arange(len(self.rows)) < first if first >= 0 else np.ones(len(self.rows), bool)
-        allowed = np.where(before & (self.role != PARAMETERS_GRAD), limits + growth * self.found.accepted, limits)
-        off = self.both & ~self._argument & ~at_fault & (self.distance > allowed)
+        off = self.both & ~self._argument & ~at_fault & (self.times > 1)
         for at in np.flatnonzero(off).tolist():
             verdicts.set(at, WARNING, self._follows(at))
 
@@ -191,7 +181,7 @@ class RowProjection:
             return f"only the {side} has it{f': {suspect.why}' if suspect.why else ''}"
         if self._argument[at]:
             return self._argument_text(at)
-        if not self.distance[at] > self.limits[self.group[at]]:
+        if not self.times[at] > 1:
             return suspect.why or "a difference begins here"
         inside = self._taken_in(at)
         if self.role[at] == PARAMETERS_GRAD:
@@ -227,9 +217,10 @@ class RowProjection:
         distance = float(self.distance[at])
         if distance == np.inf:
             return "the content differs"
-        if self.walker.calibrated:
-            return f"off by {distance:.2g} times what round-off moves it"
-        return f"off by {distance:.2g} of its size, round-off explains {self.limits[self.group[at]]:.2g}"
+        times = float(self.times[at])
+        return (
+            f"off by {distance:.2g} of its size, {times:,.0f} times what round-off explains" if times < np.inf else f"off by {distance:.2g}"
+        )
 
     def _argument_text(self, at: int) -> str:
         i, j = int(self.rows[at]), int(self.others[at])

@@ -16,13 +16,12 @@ from msprobe_engine.find.difference.divergence import Divergence, diverge
 from msprobe_engine.find.difference.rank_walk import RankWalk, walk_rank
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS_GRAD
-from msprobe_engine.measure import factorize, roundoff
+from msprobe_engine.measure import factorize
 from msprobe_engine.measure.segments import SegmentReduce
 from msprobe_engine.report.graph.nodes.match import outside_in, standing_for
 from msprobe_engine.report.graph.nodes.model import Graph
 from msprobe_engine.report.graph.nodes.rows import Floats
 
-_EXACT = roundoff.call_limit(roundoff.EPS["float64"], 1)
 """Round-off of calls in which everything is an integer: none, so any difference is many units; not infinitely many, which says NaN."""
 
 
@@ -132,10 +131,6 @@ def _units(walker: DifferenceWalk) -> Floats:
     role = np.frombuffer(bytes(walker.side.role), np.uint8)[rows]
     out = (role == OUTPUT) | (role == PARAMETERS_GRAD)
     sums = SegmentReduce(walker.starts)
-    largest = sums.largest(np.where(out & m.known, m.distance, 0.0))[0]
-    limits = np.asarray(walker.limits, np.float64)
-    limits = np.where(limits > 0, limits, _EXACT)
-    with np.errstate(all="ignore"):
-        units = np.where(largest == 0, 0.0, largest / limits)
+    units = sums.largest(np.where(out & m.known, np.array(walker.carried.alone), 0.0))[0]
     units[~sums.any(out & m.known)] = np.nan
     return units

@@ -80,14 +80,14 @@ def detect_cancelling(walker: DifferenceWalk) -> Cancelled:
     for k in np.flatnonzero(off & ((role == OUTPUT) | (role == PARAMETERS_GRAD))).tolist():
         i, j = walker.rows[k]
         op = side.op[i]
-        terms, unit = _terms(walker, op)
+        terms, unit, longest = _terms(walker, op)
         a, b = side.stats[i], golden.stats[j]
         size = float(max(a[3], b[3]))
         if not size < terms:
             continue
         apart, raw = float(np.nanmax(np.abs(a - b) * _units(side.shape[i]))) / terms, float(m.distance[k])
         m.distance[k] = min(apart, raw)
-        if size < terms * max(_SMALL, 2 * unit) and apart <= roundoff.GROWTH * walker.limits[walker.position(op)]:
+        if size < terms * max(_SMALL, 2 * unit) and apart <= roundoff.GROWTH * roundoff.call_limit(unit, longest):
             n = distances.elements(side.shape[i])
             sizes[n] = max(sizes.get(n, 0.0), size)
             if role[k] == PARAMETERS_GRAD:
@@ -191,17 +191,19 @@ def _taken_by(walker: DifferenceWalk, op: int, shape: Any) -> list[str]:
     return [side.name[row] for row in rows if row not in tree.producers]
 
 
-def _terms(walker: DifferenceWalk, op: int) -> tuple[float, float]:
-    """(norm, rounding unit) of what is summed up to a gradient of one dimension: what came back from behind the call; (0, 0) if unknown."""
+def _terms(walker: DifferenceWalk, op: int) -> tuple[float, float, int]:
+    """(norm, rounding unit, terms of the longest sum) of what is summed up to a gradient of one dimension: what came back from behind the
+    call; zeros if unknown."""
     tree, side = walker.target, walker.side
     calls = [op] if tree.kinds[op][0] == "backward" else walker.backward_calls(tree.kinds[op][2]) if tree.gradients[op] else []
     norm = unit = 0.0
+    longest = 1
     for call in calls:
         for row in side.rows(call):
             shape = side.shape[row]
             if side.role[row] == INPUT and isinstance(shape, list) and len(shape) > 1 and side.stats[row][3] > norm:
-                norm, unit = float(side.stats[row][3]), roundoff.eps(side.dtype[row])
-    return norm, unit
+                norm, unit, longest = float(side.stats[row][3]), roundoff.eps(side.dtype[row]), roundoff.longest_sum(shape)
+    return norm, unit, longest
 
 
 def _numbers(walker: DifferenceWalk, names: set[Parameter]) -> set[bytes]:

@@ -1,0 +1,454 @@
+"""What round-off explains of a difference, record after record: noise is carried from the calls that make tensors to those that use them.
+
+Each pair of rows gets a number, the largest of what its statistics say: how many times what round-off may do. Above 1 it is a difference
+that has to begin somewhere. There are two of them: `ratio` takes for granted whatever goes in, so that it is large only where something
+begins; `alone` takes only what round-off makes of it, so that it stays large behind a fault.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from msprobe_engine.core import operator_traits as traits
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD
+from msprobe_engine.measure import distances, factorize, propagation, roundoff
+from msprobe_engine.measure.propagation import NONE, Carried, Noise, Operand, Result
+
+if TYPE_CHECKING:
+    from msprobe_engine.find.difference.walk import DifferenceWalk
+
+_RECENT = 24
+"""Records back that something without a producer may have been made of."""
+
+_BRIDGES = 6
+"""Calls of one side only that are looked through for what went into them."""
+
+_ROUNDINGS = 2.0
+"""Of code of which nothing is known, in those of one call."""
+
+_UNKNOWN = Noise(1.0, 1.0, 0.0)
+
+
+class Seen:
+    """What the statistics of pairs of rows show; lists, one item per pair.
+
+    Attributes:
+        norm, mean, element: relative differences of the norm, of the mean (to the root mean square) and of the extremes.
+        elements: the largest difference that the elements themselves show, where they are saved; else 0.
+        blank: nothing is known of its numbers (a part of something, redacted).
+        other: no number says how far they are apart (another shape, NaN on one side, another checksum).
+        rms, average, share, count, last, unit: as in `propagation.Operand`.
+    """
+
+    def __init__(self, walker: DifferenceWalk) -> None:
+        left, right = factorize.columns(walker.rows)
+        target, golden, m = walker.side, walker.golden.side, walker.measured
+        a, b = target.stats[left], golden.stats[right]
+        count = np.maximum(factorize.of_each(golden.shape, distances.elements)[right].astype(np.float64), 1.0)
+        with np.errstate(all="ignore"):
+            size = np.abs(b[:, 3])
+            rms = size / np.sqrt(count)
+            top = np.maximum(np.abs(b[:, 0]), np.abs(b[:, 1]))
+            exact = m.distance == 0
+            # an infinity (of a mask) leaves nothing but the extremes: what is finite of them says how large the elements are
+            blind = ~np.isfinite(size) & np.isfinite(m.distance)
+            finite = np.where(np.isfinite(b[:, :2]), np.abs(b[:, :2]), 0.0).max(1)
+            rms, size, top = np.where(blind, finite, rms), np.where(blind, finite, size), np.where(blind, finite, top)
+            self.blank = (~np.isfinite(b[:, 3]) & ~np.isfinite(b[:, :2]).any(1)).tolist()
+            self.norm = _numbers(np.where(blind, 0.0, np.abs(np.abs(a[:, 3]) - size) / size), exact)
+            self.mean = _numbers(np.where(blind, 0.0, np.abs(a[:, 2] - b[:, 2]) / rms), exact)
+            element = np.abs(a[:, :2] - b[:, :2]).max(1) / top  # of a mask, where one covers some
+            self.element = _numbers(np.where(blind, m.distance, element), exact)
+            self.other = (np.isinf(m.distance) & ~m.argument).tolist()
+            mine, theirs = (factorize.of_each(side.dtype, roundoff.eps)[rows] / 2 for side, rows in ((target, left), (golden, right)))
+            unit = np.maximum(mine, theirs) if walker.mostly_other_dtypes(mine, theirs) else np.where(theirs > 0, theirs, mine)
+            share = roundoff.share(count, size, top, b[:, 0] - b[:, 1], unit)
+        self.elements = np.where(m.elements & np.isfinite(m.distance), m.distance, 0.0).tolist()
+        self.rms, self.average, self.share = np.nan_to_num(rms).tolist(), np.nan_to_num(np.abs(b[:, 2])).tolist(), share.tolist()
+        self.count, self.unit = count.astype(np.int64).tolist(), unit.tolist()
+        self.last = factorize.of_each(golden.shape, _last)[right].astype(np.int64).tolist()
+
+    def moved(self, at: int) -> bool:
+        """There is a difference."""
+        return bool(self.norm[at] or self.mean[at] or self.element[at] or self.elements[at] or self.other[at])
+
+    def largest(self, at: int) -> float:
+        """Of elements, as far as the statistics tell."""
+        if self.other[at]:
+            return 1.0
+        by_norm = self.norm[at] / self.share[at]
+        largest: float = max(self.mean[at] * math.sqrt(self.count[at]), by_norm, self.element[at], self.elements[at])
+        return largest
+
+
+def _numbers(values: np.ndarray[tuple[int], np.dtype[np.float64]], exact: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[float]:
+    found: list[float] = np.where(exact, 0.0, np.nan_to_num(values, nan=0.0, posinf=np.inf)).tolist()
+    return found
+
+
+def _last(shape: object) -> int:
+    return int(shape[-1]) if isinstance(shape, list) and shape and isinstance(shape[-1], int) else 1
+
+
+class CarriedNoise:
+    """Goes over the records of one rank of one step, in the order of execution.
+
+    Args:
+        walker: both sides, their distances, and what was made of what.
+        start: noise that this step begins with, of the end of the step before; None: it is the first one.
+        products: noise of products with fewer bits of mantissa; 0 where there is none.
+
+    Attributes:
+        ratio, alone: one per pair of rows, see the module.
+        allowed: what would be round-off, in the unit of the statistic that says most.
+        judged: one per pair of rows: noise is small enough to tell a fault from it.
+        end: noise at the end of the step.
+    """
+
+    def __init__(self, walker: DifferenceWalk, start: Noise | None, products: float) -> None:
+        self._walker, self._start, self._products = walker, start, products
+        self.seen = Seen(walker)
+        pairs = len(walker.rows)
+        self.ratio, self.alone, self.allowed = [0.0] * pairs, [0.0] * pairs, [0.0] * pairs
+        self.judged = [True] * pairs
+        self._notes: dict[int, Noise] = {}
+        self._clean: dict[int, Noise] = {}
+        self._role = walker.side.role
+        self._pair = {row: at for at, (row, _) in enumerate(walker.rows)}
+        self._recent: deque[Noise] = deque([start] if start else [], _RECENT)
+        self._recent_clean: deque[Noise] = deque(self._recent, _RECENT)
+        self._kept = self._kept_positions()
+        self._parted = False  # a fault was met
+        right = factorize.columns(walker.rows)[1]
+        self._measured = (roundoff.CALIBRATED * walker.moved[right]).tolist() if walker.calibrated else None
+        self.quiet = start is None or start == NONE
+
+    @property
+    def end(self) -> Noise:
+        """Of the largest of the last records."""
+        return _largest(self._recent_clean)
+
+    def _kept_positions(self) -> dict[int, list[int]]:
+        """Pair of records -> pairs of records whose tensors autograd has kept for it."""
+        own, twins, members, groups = self._walker.kept
+        found: dict[int, list[int]] = {}
+        for at, behind in (*zip(own.tolist(), twins.tolist()), *zip(groups.tolist(), members.tolist())):
+            found.setdefault(at, []).append(behind)
+        return found
+
+    def look(self, at: int) -> None:
+        """Judge the next pair of records, and note what it hands on."""
+        walker, seen = self._walker, self.seen
+        span = range(walker.starts[at], walker.starts[at + 1])
+        if self.quiet and not any(map(seen.moved, span)):
+            return
+        self.quiet = False
+        op = walker.structure.pairs[at][0]
+        kind = walker.target.kinds[op]
+        gradients = walker.target.gradients[op]
+        backward = gradients or kind[0] == "backward"
+        limit = roundoff.FORWARD if self._start is None and not backward else roundoff.LATER
+        going_in = [self._going_in(pair, limit) for pair in span if self._role[walker.rows[pair][0]] in (INPUT, PARAMETERS)]
+        inputs, clean = ([two[k] for two in going_in if two is not None] for k in (0, 1))
+        kept, kept_clean = self._behind(at, inputs, clean) if backward else ([], [])
+        api = kind[2] if len(kind) == 3 else None
+        inside = walker.target.children.get(op, ()) if not gradients else ()
+        for pair in span:
+            if self._role[walker.rows[pair][0]] not in (OUTPUT, PARAMETERS_GRAD):
+                continue
+            if seen.blank[pair] and seen.unit[pair] and not seen.other[pair]:  # nobody can say what it hands on
+                row = walker.rows[pair][0]
+                self._notes[row], self._clean[row] = (
+                    _grown(_largest(one.noise for one in some), seen.unit[pair]) for some in (inputs, clean)
+                )
+                continue
+            if not seen.unit[pair] or not seen.rms[pair]:
+                self._exact(pair, inputs)
+                continue
+            result = Result(seen.rms[pair], seen.count[pair], seen.unit[pair])
+            carried = self._carried(api, backward, gradients, inputs, kept, result, inside, self._notes)
+            bare = carried if not self._parted else self._carried(api, backward, gradients, clean, kept_clean, result, inside, self._clean)
+            self._judge(pair, api, limit, inputs, kept, carried, bare, bool(inside))
+
+    # what goes in
+
+    def _going_in(self, pair: int, limit: float) -> tuple[Operand, Operand] | None:
+        """An input with its noise as it is, and as round-off explains it; None: no tensor of floating point numbers."""
+        walker, seen = self._walker, self.seen
+        row = walker.rows[pair][0]
+        if not seen.unit[pair] or not (seen.rms[pair] or seen.other[pair]) or walker.measured.argument[pair]:
+            if not walker.measured.argument[pair] and walker.measured.distance[pair]:
+                self._exact_input(pair, row)
+            return None
+        made = self._made(row, seen.unit[pair])
+        if made is None or walker.target.producers.get(row) in walker.extra:
+            noise, clean = self._appears(pair, row, limit, made)
+        else:
+            noise, clean = made
+            self._judge_input(pair, noise, clean, limit)
+            if self.ratio[pair] > 1:  # changed since, by something without a record
+                noise = self._as_seen(pair)[0]
+            excused = float(walker.cancelled.excused[pair])
+            if excused:
+                noise = clean = Noise(max(noise.element, excused), max(noise.whole, excused), max(noise.absolute, excused * seen.rms[pair]))
+        return self._operand(pair, noise), self._operand(pair, clean)
+
+    def _judge_input(self, pair: int, noise: Noise, clean: Noise, limit: float) -> None:
+        self.ratio[pair], self.allowed[pair] = self._times(pair, noise.element, noise.whole, 0.0, limit)
+        self.alone[pair] = self._times(pair, clean.element, clean.whole, 0.0, limit)[0]
+        self._parted |= self.alone[pair] > 1
+
+    def _exact_input(self, pair: int, row: int) -> None:
+        """Integers, and tensors of zeros: other ones begin somewhere, unless what made them has noise."""
+        source = self._walker.target.producers.get(row)
+        if source is None or source in self._walker.extra:
+            noise = _largest(self._recent).element
+            distance = float(self._walker.measured.distance[pair])
+            known = noise and distance <= roundoff.GROWTH * noise
+            self.ratio[pair] = self.alone[pair] = 0.0 if known else roundoff.times_exact(distance)
+
+    def _operand(self, pair: int, noise: Noise) -> Operand:
+        seen = self.seen
+        return Operand(noise, seen.rms[pair], seen.average[pair], seen.share[pair], seen.count[pair], seen.last[pair], seen.unit[pair])
+
+    def _made(self, row: int, unit: float, depth: int = 0) -> tuple[Noise, Noise] | None:
+        """Noise of what an earlier record gave out; None: no record did.
+
+        Args:
+            row: of the target.
+            unit: of what it is compared with: calls of one side only may round as often as that, not to fewer bits.
+            depth: such calls that were looked through.
+        """
+        walker = self._walker
+        op = walker.target.producers.get(row)
+        if op is None:
+            return None
+        if walker.position(op) >= 0:
+            source = self._row_of(op, row)
+            if source not in self._pair and not self.quiet:  # the record has a partner, and this of what it gives out has none
+                return self._unrecorded(unit)
+            return self._notes.get(source, NONE), self._clean.get(source, self._notes.get(source, NONE))
+        if depth >= _BRIDGES:
+            return None
+        side = walker.side
+        went_in = [
+            self._made(other, unit, depth + 1) or self._unrecorded(unit)
+            for other in side.rows(op)
+            if side.role[other] in (INPUT, PARAMETERS) and roundoff.eps(side.dtype[other]) > 0
+        ]
+        if not went_in:
+            return None
+        a, b = (_grown(_largest(two[k] for two in went_in), unit) for k in (0, 1))
+        return a, b
+
+    def _row_of(self, op: int, row: int) -> int:
+        """The output of a record whose numbers a row has; the first one where none has exactly them."""
+        side = self._walker.side
+        first = -1
+        for other in side.rows(op):
+            if side.role[other] == OUTPUT:
+                first = other if first < 0 else first
+                if side.stats[other].tobytes() == side.stats[row].tobytes():
+                    return other
+        return first
+
+    def _unrecorded(self, unit: float) -> tuple[Noise, Noise]:
+        """Of what was made by something without a record, of what came before it."""
+        return _grown(_largest(self._recent), unit), _grown(_largest(self._recent_clean), unit)
+
+    def _appears(self, pair: int, row: int, limit: float, bridged: tuple[Noise, Noise] | None) -> tuple[Noise, Noise]:
+        """A tensor that no record of both sides has made: a parameter or data, or what code without a record makes, or calls of one side
+        only (`bridged`: their noise)."""
+        walker, seen = self._walker, self.seen
+        leaf = bridged is None and (self._role[row] == PARAMETERS or walker.is_parameter(row))
+        read = Noise(2 * seen.unit[pair], 0.0, 0.0)  # rounded another way when it was loaded
+        noise, clean = bridged or ((read, read) if leaf and self._start is None else self._unrecorded(seen.unit[pair]))
+        if leaf and self._start is not None:
+            noise = clean = walker.update_noise(self._start)
+        excused = float(walker.cancelled.excused[pair])
+        if excused:
+            noise = clean = Noise(max(noise.element, excused), max(noise.whole, excused), 0.0)
+        self._judge_input(pair, noise, clean, limit)
+        if not seen.moved(pair):
+            element = 0.0 if leaf else min(noise.element, seen.unit[pair])
+            return Noise(element, element * seen.share[pair], element * seen.rms[pair]), NONE
+        shared = max(seen.norm[pair], seen.mean[pair]) if not seen.other[pair] else 1.0
+        element = min(1.0, max(seen.largest(pair), seen.unit[pair]))
+        found = Noise(element, min(1.0, shared), element * seen.rms[pair])
+        if self.ratio[pair] > 1:
+            return found, Noise(clean.element, clean.whole, clean.element * seen.rms[pair])
+        return found, found
+
+    def _behind(self, at: int, inputs: list[Operand], clean: list[Operand]) -> tuple[list[Operand], list[Operand]]:
+        """What autograd has kept of the way forward; gradients that a module's calls took in are added to what goes in."""
+        walker, seen = self._walker, self.seen
+        kept: list[Operand] = []
+        kept_clean: list[Operand] = []
+        for behind in self._kept.get(at, ()):
+            op = walker.structure.pairs[behind][0]
+            came_back = walker.target.kinds[op][0] == "backward"
+            for pair in range(walker.starts[behind], walker.starts[behind + 1]):
+                row = walker.rows[pair][0]
+                if not seen.unit[pair] or not seen.rms[pair] or walker.measured.argument[pair]:
+                    continue
+                given = self._role[row] == OUTPUT
+                if given and came_back:
+                    continue
+                one = self._notes.get(row, NONE) if given else (self._made(row, seen.unit[pair]) or self._as_seen(pair))[0]
+                two = self._clean.get(row, one) if given else (self._made(row, seen.unit[pair]) or self._as_seen(pair))[1]
+                (inputs if came_back else kept).append(self._operand(pair, one))
+                (clean if came_back else kept_clean).append(self._operand(pair, two))
+        return kept, kept_clean
+
+    def _as_seen(self, pair: int) -> tuple[Noise, Noise]:
+        seen = self.seen
+        element = seen.largest(pair)
+        found = Noise(min(1.0, element), min(1.0, max(seen.norm[pair], seen.mean[pair])), element * seen.rms[pair])
+        return found, found if self.alone[pair] <= 1 else NONE
+
+    # what comes out
+
+    def _carried(
+        self,
+        api: str | None,
+        backward: bool,
+        gradients: bool,
+        inputs: Sequence[Operand],
+        kept: Sequence[Operand],
+        result: Result,
+        inside: Sequence[int],
+        notes: dict[int, Noise],
+    ) -> Carried:
+        if not inputs:
+            return Carried(0.0, 0.0)
+        if not any(one.noise.element or one.noise.whole for one in (*inputs, *kept)):
+            exact = api is not None and not backward and (api in traits.MOVES or api in traits.HANDS_ON or api in traits.MASKINGS)
+            found = Carried(0.0, 0.0, not exact or result.unit > max(one.unit for one in inputs))
+        elif backward:
+            found = propagation.backward(api, inputs, kept, result, gradients or api is None)
+        elif api is None:
+            found = propagation.through_module(inputs)
+        else:
+            found = propagation.forward(api, inputs, result, self._start is not None)
+        if not inside:
+            return found
+        within = _largest(self._inside(inside, notes))
+        return found._replace(element=max(found.element, within.element), whole=max(found.whole, within.whole))
+
+    def _inside(self, calls: Sequence[int], notes: dict[int, Noise]) -> Iterator[Noise]:
+        """Noise of what the calls directly inside of a module give out."""
+        side = self._walker.side
+        for op in calls:
+            yield from (notes[row] for row in side.rows(op) if row in notes)
+
+    def _judge(
+        self, pair: int, api: str | None, limit: float, inputs: Sequence[Operand], kept: Sequence[Operand], carried: Carried, bare: Carried,
+        around: bool,
+    ) -> None:  # fmt: skip
+        walker, seen = self._walker, self.seen
+        row, _ = walker.rows[pair]
+        new = roundoff.fresh(seen.unit[pair], max((one.last for one in inputs), default=1)) if carried.rounds else 0.0
+        if self._products and walker.is_wide_product(pair):
+            new = max(new, self._products)
+        foreign = walker.foreign.get(walker.side.op[row], 0.0)
+        bias = (roundoff.BIAS_OF_SUMS if api is not None and (api in traits.ADDITIONS or traits.is_product(api)) else roundoff.BIAS) * new
+        element = math.hypot(carried.element, new)
+        whole = carried.whole
+        if foreign:
+            element, whole = max(element, foreign), max(whole, foreign)
+        excused = float(walker.cancelled.excused[pair])
+        if excused:
+            element, whole = max(element, excused), max(whole, excused)
+        self.judged[pair] = element <= roundoff.JUDGED
+        behind = max((one.noise.element for one in inputs), default=0.0) if carried.absolute is not None else 0.0
+        if self.judged[pair]:
+            self.ratio[pair], self.allowed[pair] = self._times(pair, element, whole, bias, limit, behind)
+        if not self._parted:
+            self.alone[pair] = self.ratio[pair]
+        else:
+            self.alone[pair] = self._times(pair, math.hypot(bare.element, new), bare.whole, bias, limit, behind)[0]
+        note = self._note(pair, api, inputs, kept, carried, new)
+        self._notes[row] = note
+        if self.alone[pair] > 1:
+            self._parted = True
+            explained = min(1.0, math.hypot(bare.element, new))
+            self._clean[row] = Noise(explained, min(1.0, bare.whole + explained * seen.share[pair]), explained * seen.rms[pair])
+        elif self._parted:
+            self._clean[row] = note
+        if not around and seen.count[pair] >= roundoff.MANY:
+            self._recent.append(note)
+            self._recent_clean.append(self._clean.get(row, note))
+
+    def _note(self, pair: int, api: str | None, inputs: Sequence[Operand], kept: Sequence[Operand], carried: Carried, new: float) -> Noise:
+        """What a result hands on: what was seen or came in. Gains are not compounded, and what the statistics show bounds it."""
+        seen = self.seen
+        if not (carried.element or carried.whole or seen.moved(pair)):
+            return NONE
+        if seen.other[pair]:
+            return Noise(1.0, 1.0, seen.rms[pair])
+        keeps = api is not None and (api in traits.ADDITIONS or api in traits.MASKINGS or api in traits.LOSSES or traits.is_softmax(api))
+        came_in = carried.element
+        if not keeps and seen.count[pair] > 1:
+            came_in = max((one.noise.element for one in (*inputs, *kept)), default=0.0)
+        element = max(seen.element[pair], seen.elements[pair], came_in, new)
+        if seen.count[pair] >= roundoff.MANY and carried.absolute is None:
+            evidence = max(roundoff.EVIDENCE * seen.largest(pair), new, seen.unit[pair])
+            element = max(seen.element[pair], seen.elements[pair], min(element, evidence))
+        element = min(1.0, element)
+        whole = min(1.0, max(seen.norm[pair], seen.mean[pair], element * seen.share[pair]))
+        return Noise(element, whole, element * seen.rms[pair] if carried.absolute is None else carried.absolute)
+
+    def _times(self, pair: int, element: float, whole: float, bias: float, limit: float, behind: float = 0.0) -> tuple[float, float]:
+        """(how many times what round-off may do, what it may do in that statistic); `behind`: noise of elements that no mask covers."""
+        seen = self.seen
+        if not seen.moved(pair):
+            return 0.0, 0.0
+        rest = bias + element * element / 2 + roundoff.FLOOR
+        count = seen.count[pair]
+        norm = limit * (math.hypot(whole, element * seen.share[pair]) + rest)
+        found = [(seen.norm[pair] / norm, norm)]
+        if count > 1:
+            mean = limit * (math.hypot(whole, element / math.sqrt(count)) + rest)
+            single = limit * (element + roundoff.FLOOR)
+            found += [(seen.mean[pair] / mean, mean), (seen.element[pair] / single, single)]
+            if seen.elements[pair]:  # those that no mask covers
+                visible = limit * (max(element, behind) + roundoff.FLOOR)
+                found.append((seen.elements[pair] / visible, visible))
+        if seen.other[pair]:  # no number says how far
+            found.append((0.0 if element >= roundoff.JUDGED else math.inf, 0.0))
+        times, allowed = max(found)
+        if self._measured is not None:
+            distance, known = float(self._walker.measured.distance[pair]), self._measured[pair]
+            times = min(times, distance / known)
+        return times, allowed
+
+    def _exact(self, pair: int, inputs: Sequence[Operand]) -> None:
+        """Integers, and tensors of zeros: other ones are a difference, unless they were made of numbers with noise."""
+        distance = float(self._walker.measured.distance[pair])
+        if not distance:
+            return
+        noise = max((one.noise.element for one in inputs), default=0.0)
+        row = self._walker.rows[pair][0]
+        known = noise and distance <= roundoff.GROWTH * noise
+        self.ratio[pair] = self.alone[pair] = 0.0 if known else roundoff.times_exact(distance)
+        if not self.seen.unit[pair]:
+            self._notes[row] = _UNKNOWN
+
+
+def _largest(notes: Iterator[Noise] | Sequence[Noise] | deque[Noise]) -> Noise:
+    element = whole = absolute = 0.0
+    for note in notes:
+        element, whole, absolute = max(element, note.element), max(whole, note.whole), max(absolute, note.absolute)
+    return Noise(element, whole, absolute)
+
+
+def _grown(noise: Noise, unit: float) -> Noise:
+    """Through something of which nothing is known, and that rounds a few times."""
+    gain, new = propagation.MODULE_GAIN, _ROUNDINGS * roundoff.fresh(unit)
+    element = min(roundoff.JUDGED, max(gain * noise.element, new))
+    return Noise(element, min(roundoff.JUDGED, gain * noise.whole + roundoff.BIAS * new), gain * noise.absolute)
