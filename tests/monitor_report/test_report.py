@@ -23,7 +23,8 @@ from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
 from msprobe_engine.core.testing import frame_of
 from msprobe_engine.formats.monitor.reader import open_run
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
-from msprobe_engine.report.run.data import BINS, LINES, MAX_ALERTS, collect
+from msprobe_engine.report.run.alerts import MAX_ALERTS
+from msprobe_engine.report.run.data import BINS, LINES, collect
 from msprobe_engine.report.run.page import render
 
 HOSTILE = "layers.0.</script><script>document.title='x'</script>&amp;.weight"
@@ -156,12 +157,12 @@ SHOWN: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
     "a gradient that is NaN": ({"norms": [1.0, math.nan, 1.0]}, (1, 1)),
     "a gradient that is infinite": ({"norms": [1.0, 1.0, math.inf]}, (1, 1)),
     "a loss that is NaN": ({"loss": math.nan}, (1, 1)),
-    "an alert": ({"alerts": {1: [alert(1)]}}, (1, 0)),
+    "an alert": ({"alerts": {1: [alert(1)]}}, (1, 1)),
     "a condition that is over": ({"alerts": {1: [dataclasses.replace(alert(1), extra={"over": True})]}}, (0, 0)),
     "a file that is damaged": ({"damage": True}, (3, 3)),
     "a NaN and a file that is damaged": ({"norms": [1.0, math.nan, 1.0], "damage": True}, (1, 1)),
 }
-"""What a run holds, and the exit codes of ``monitor report`` and of ``trends``, whose page has no alerts."""
+"""What a run holds, and the exit codes of ``monitor report`` and of ``trends``."""
 
 
 @pytest.mark.parametrize("case", SHOWN)

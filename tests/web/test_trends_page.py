@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from msprobe_engine.cli.main import main
+from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
 from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
@@ -74,6 +75,26 @@ def test_it_opens_on_the_first_number_that_is_not_finite(one: Path, opened: Call
     assert page.evaluate(BAD) > 500
     assert "1 NaN" in page.locator(".t-legend").inner_text()
     assert "1 Inf" in page.locator(".t-legend").inner_text()
+
+
+def test_alerts_are_listed_and_lead_to_their_tensor(tmp_path: Path, opened: Callable[..., Any]) -> None:
+    """What rules raised is a list of its own, with what each rule means; a row leads to its tensor, rank and step."""
+    sink = CsvSink(CsvSettings(), MonitorSettings(), output_dir=tmp_path, rank=0)
+    extra = {"meaning": "it left its band", "next": "dump this step"}
+    raised = Alert("outlier", "critical", "grad_reduced", "layers.1.w", 2, 0, 7.0, "< 3", "7 times its median", extra=extra)
+    for step in range(4):
+        tensors = {f"layers.{i}.w": [1.0] for i in range(3)}
+        sink.write(frame_of(tensors, step=step, rank=0, scalars={"loss": 1.0}), [raised] if step == 2 else [])
+    sink.close()
+    assert main(["trends", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 1
+    page = ready(opened(tmp_path / "page.html"))
+    assert page.locator("[role=tab][aria-selected=true]").inner_text() == "Alerts1"
+    assert page.locator("#t-pane dd").inner_text() == "it left its band; dump this step"
+    item = page.locator(".t-item")
+    assert item.locator(".name").inner_text() == "layers.1.w"
+    assert item.locator("small").all_inner_texts() == ["outlier · step 2 · rank 0", "7 times its median"]
+    item.click()
+    assert page.evaluate("[Trends.state.target, Trends.state.column, Trends.state.rank]") == [1, 2, 0]
 
 
 def test_the_maps_hold_the_numbers_of_the_files(one: Path, opened: Callable[..., Any]) -> None:

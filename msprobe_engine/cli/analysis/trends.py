@@ -18,8 +18,8 @@ smallest number of a group stay. NaN and Inf always do.
 
 Of two runs all statistics that both have are compared, of the ranks and steps that both have.
 
-exit codes: 0 done, every number is finite, and two runs agree; 1 the page shows numbers that are not finite, or two runs are apart; 2 no
-data or wrong usage; 3 nothing of that, but something is missing or could not be read, or only one of two runs has it"""
+exit codes: 0 done, and nothing is wrong on the page; 1 it shows alerts or numbers that are not finite, or two runs are apart; 2 no data or
+wrong usage; 3 nothing of that, but something is missing or could not be read, or only one of two runs has it"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         import webbrowser
 
         webbrowser.open(page.resolve().as_uri())
-    if trends.apart or any(run.nonfinite_count for run in trends.runs):
+    if trends.apart or any(run.nonfinite_count or run.raised.began for run in trends.runs):
         return 1
     nothing_compared = len(sources) > 1 and not trends.compared
     return 3 if nothing_compared or trends.left_alone or any(source.left_out for source in sources) else 0

@@ -20,6 +20,7 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.names import is_number, layer_of
 from msprobe_engine.formats.monitor.completeness import missing_parts, still_running
 from msprobe_engine.formats.monitor.reader import Run, Series, Table
+from msprobe_engine.report.run.alerts import Raised
 
 Floats = npt.NDArray[np.float64]
 
@@ -27,7 +28,6 @@ BINS = 240
 """Points of a curve."""
 LINES = 8
 """Ranks with a curve of their own; of more, the smallest, the median and the largest are shown."""
-MAX_ALERTS = 500
 WORST = 60
 NOTABLE = 3.0
 """A layer stands out when it leaves its own median, or the other ranks, by this factor."""
@@ -89,8 +89,7 @@ def collect(run: Run, progress: Progress = lambda _: None) -> dict[str, Any]:
         progress(f"rank {rank} {family}")
         _add(found, run.table(rank, family), rank, family)
     stacked = {group: _stacked(picture, len(starts)) for group, picture in found.pictures.items() if picture.layers}
-    alerts.sort(key=lambda a: (a.get("step", 0), a.get("rank", 0), a.get("order", -1)))
-    began = [alert for alert in alerts if not _is_over(alert)]  # that a condition has gone is listed, not counted
+    raised = Raised.of(alerts)
     return {
         "run": run.path.resolve().name,
         "ranks": [{"rank": rank, **_facts(run.info(rank))} for rank in run.ranks],
@@ -100,12 +99,12 @@ def collect(run: Run, progress: Progress = lambda _: None) -> dict[str, Any]:
         "steps": starts.tolist(),
         "scalars": _scalars(scalars, starts),
         "pictures": [_picture(group, found.pictures[group], ranks) for group, ranks in stacked.items()],
-        "worst": _worst(found, stacked, began),
-        "alerts": [_alert(alert) for alert in alerts[:MAX_ALERTS]],
-        "alerts_left_out": max(0, len(alerts) - MAX_ALERTS),
-        "rules": dict(Counter(str(a.get("rule", "")) for a in began)),
-        "meanings": _meanings(began),
-        "timeline": _timeline(began, starts),
+        "worst": _worst(found, stacked, raised.began),
+        "alerts": raised.rows(),
+        "alerts_left_out": raised.left_out,
+        "rules": raised.rules,
+        "meanings": raised.meanings(),
+        "timeline": _timeline(raised.began, starts),
         "missing": missing_parts(run),
         "running": still_running(run),
         "problems": run.problems,
@@ -381,27 +380,6 @@ def _jump(line: Floats, family: str) -> tuple[float, int, bool]:
         far = np.where(far < 0, 0.0, far)
     at = int(np.nanargmax(np.abs(far)))
     return float(10 ** abs(far[at])), at, bool(far[at] < 0)
-
-
-def _alert(alert: Mapping[str, Any]) -> dict[str, Any]:
-    keys = ("step", "rank", "rule", "severity", "kind", "name", "micro_step")
-    return {key: alert.get(key) for key in keys} | {"message": str(alert.get("message", ""))[:500]}
-
-
-def _is_over(alert: Mapping[str, Any]) -> bool:
-    extra = alert.get("extra")
-    return isinstance(extra, Mapping) and bool(extra.get("over"))
-
-
-def _meanings(alerts: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """What each rule that fired usually means and what to do, as its first alert says."""
-    out: dict[str, dict[str, str]] = {}
-    for alert in alerts:
-        extra = alert.get("extra")
-        if isinstance(extra, Mapping):
-            rule = str(alert.get("rule", ""))
-            out.setdefault(rule, {"rule": rule, "meaning": str(extra.get("meaning", "")), "next": str(extra.get("next", ""))})
-    return list(out.values())
 
 
 def _numbers(values: Floats) -> list[float | None]:

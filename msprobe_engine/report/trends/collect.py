@@ -13,6 +13,7 @@ from msprobe_engine.core.records import FAMILIES
 from msprobe_engine.core.text.ranges import ranks_text
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.monitor.series import Floats, Integers
+from msprobe_engine.report.run.alerts import Raised
 from msprobe_engine.report.trends import findings
 from msprobe_engine.report.trends.apart import apart
 from msprobe_engine.report.trends.bins import Extremes, Sums, distinct
@@ -21,7 +22,7 @@ from msprobe_engine.report.trends.model import Grid, Metric, RunTrend, Trends
 from msprobe_engine.report.trends.order import Order, in_order
 from msprobe_engine.report.trends.pairing import paired
 from msprobe_engine.report.trends.plan import Plan, plan
-from msprobe_engine.report.trends.source import ABSMAX, DUMPED, SCALARS, Both, Part, Progress, Source, Target, said
+from msprobe_engine.report.trends.source import ABSMAX, DUMPED, SCALARS, Both, MonitorSource, Part, Progress, Source, Target, said
 
 NUMBERS = 12_000_000
 """Numbers a page holds unless asked otherwise: about 30 to 50 MB."""
@@ -70,6 +71,7 @@ def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0
         if not mine:
             what = "nothing to show: no numbers of what was asked for (ranks, steps, metrics, targets)"
             raise UsageError(f"{source.path}: {what}{said(source.problems)}")
+        run.raised = Raised.of(alert for part in _parts_of(source) if isinstance(part, MonitorSource) for alert in part.alerts())
         own = np.unique(np.concatenate(mine)) + (shift if number else 0)
         run.steps = (len(own), int(own[0]), int(own[-1]))
         steps.append(own)
@@ -92,8 +94,12 @@ def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0
 
 def _dump_of(source: Source) -> DumpSource | None:
     """The dump of a run, alone or beside files of the monitor."""
-    parts = source.sources if isinstance(source, Both) else [source]
-    return next((part for part in parts if isinstance(part, DumpSource)), None)
+    return next((part for part in _parts_of(source) if isinstance(part, DumpSource)), None)
+
+
+def _parts_of(source: Source) -> Sequence[Source]:
+    """What of a run is read: files of the monitor, a dump, or both."""
+    return source.sources if isinstance(source, Both) else [source]
 
 
 def _unwrap(sources: Sequence[Source]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msprobe_engine.report.run.alerts import Raised
 from msprobe_engine.report.trends.bins import Extremes, Sums
 from msprobe_engine.report.trends.plan import Plan
 from msprobe_engine.report.trends.source import Target
@@ -94,6 +95,7 @@ class RunTrend:
         grids: metric and statistic to numbers.
         nonfinite: earliest first; at most `findings.KEPT`, `nonfinite_count` says of how many.
         unwrapped: whether ``module.`` was taken off the front of its names.
+        raised: alerts, as the files have their steps.
         names: metric and row in its files to the row in the grid, where that has another name.
         problems: what of it does not match the other run, and what could not be read, to how often.
     """
@@ -109,6 +111,7 @@ class RunTrend:
     nonfinite_count: int = 0
     stand_out: list[StandOut] = field(default_factory=list)
     problems: dict[str, int] = field(default_factory=dict)
+    raised: Raised = field(default_factory=Raised)
     names: dict[tuple[str, Target], Target] = field(default_factory=dict)
     unwrapped: bool = False
 

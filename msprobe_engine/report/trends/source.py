@@ -241,6 +241,12 @@ class MonitorSource:
     def left_out(self) -> int:
         return len(self._missing) + self._run.left_out
 
+    def alerts(self) -> list[dict[str, Any]]:
+        """What rules raised on the ranks and in the steps asked for."""
+        steps = self._wanted.steps
+        found = (alert for rank in self.ranks for alert in self._run.alerts(rank))
+        return [alert for alert in found if steps is None or alert.get("step") in steps]
+
     def pieces(self) -> int:
         return 2 * sum(len(self._run.families(rank)) for rank in self.ranks)
 

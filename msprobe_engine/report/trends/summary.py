@@ -19,6 +19,8 @@ def lines(trends: Trends) -> Iterator[str]:
     yield kept(trends)
     for run in trends.runs:
         yield from _nonfinite(trends, run)
+        for rule, count in sorted(run.raised.rules.items()):
+            yield f"{run.name}: {_many(count, 'alert')} of rule {rule}"
     if len(trends.runs) > 1:
         yield from _found(trends, trends.apart, f"runs apart by more than {trends.limit:g}")
         if not trends.compared:

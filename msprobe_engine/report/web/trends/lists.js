@@ -1,5 +1,5 @@
 "use strict";
-/* The lists beside the map: what is not finite, where two runs go apart, what stands out, what was read and kept. A row leads to its cell. */
+/* The lists beside the map: what is not finite, what rules raised, where two runs go apart, what stands out, what was read and kept. A row leads to its cell. */
 const Lists = (() => {
   const KEPT = 200; // as `findings.KEPT`: a list that is full may have left some out
   let box, tabs, pane, chosen = "bad";
@@ -7,6 +7,8 @@ const Lists = (() => {
   const kinds = () => {
     const b = Trends.book, out = [["bad", b.runs.reduce((n, run) => n + run.nonfiniteCount, 0)]];
     const full = (...found) => found.some((one) => one.length >= KEPT) ? "+" : "";
+    const alerts = b.runs.reduce((n, run) => n + run.alertCount, 0);
+    if (b.runs.some((run) => run.alerts.length)) out.push(["alerts", alerts]);
     if (b.runs.length > 1) out.push(["apart", b.apart.length, full(b.apart)]);
     out.push(["out", b.runs.reduce((n, run) => n + run.standOut.length, 0), full(...b.runs.map((run) => run.standOut))], ["about", b.runs.reduce((n, run) => n + run.problemCount, 0)]);
     return out;
@@ -21,7 +23,7 @@ const Lists = (() => {
   function draw() {
     tabs.replaceChildren(); pane.replaceChildren();
     for (const [kind, n, more] of kinds()) {
-      const tab = Kit.make("button", tabs, null, kind === "bad" && n ? "t-tab bad" : "t-tab");
+      const tab = Kit.make("button", tabs, null, (kind === "bad" || kind === "alerts") && n ? "t-tab bad" : "t-tab");
       tab.setAttribute("role", "tab"); tab.setAttribute("aria-selected", String(kind === chosen)); tab.setAttribute("aria-controls", "t-pane"); tab.tabIndex = kind === chosen ? 0 : -1; tab.id = "t-tab-" + kind;
       Kit.word(Kit.make("span", tab), "trends.list_" + kind); if (kind !== "about" || n) Kit.make("b", tab, Kit.count(n) + (more || ""));
       tab.onclick = () => { chosen = kind; draw(); document.getElementById("t-tab-" + kind).focus(); };
@@ -31,7 +33,7 @@ const Lists = (() => {
       };
     }
     pane.setAttribute("aria-labelledby", "t-tab-" + chosen);
-    ({ bad, apart, out, about })[chosen]();
+    ({ bad, alerts, apart, out, about })[chosen]();
     mark();
   }
   const note = (key, ...args) => Kit.make("p", pane, Kit.t(key, ...args), "soft");
@@ -69,6 +71,27 @@ const Lists = (() => {
         item(list, kind === "NaN" ? "×" : "▲", "nan", metric.targets[target], [kind + " · " + where, Kit.name(metric.name) + (steps > 1 ? " · " + Kit.t("trends.n_steps_to", Kit.count(steps), last) : "")],
           () => go(r, m, statistics.length ? statistics[0] : 0, target, step, rank), `${m}/${target}`);
       }
+    });
+  }
+  /* Where the tensor of an alert is: the metric of its family, else any that has it; -1 where the page has no such row. */
+  function place(alert) {
+    const of = (metric) => metric.name === alert.kind || metric.name.startsWith(alert.kind + ","), all = Trends.book.metrics, has = (metric) => metric.targets.includes(alert.name);
+    const own = all.findIndex((metric) => of(metric) && has(metric)), metric = own >= 0 ? own : all.findIndex(has);
+    return [metric, metric >= 0 ? all[metric].targets.indexOf(alert.name) : -1];
+  }
+  function alerts() {
+    const b = Trends.book;
+    b.runs.forEach((run, r) => {
+      if (!run.alerts.length) return;
+      if (b.runs.length > 1) Kit.make("h3", pane, "AB"[r] + " · " + Kit.name(run.name));
+      const facts = Kit.make("dl", pane, null, "t-facts named"), list = Kit.make("ol", pane, null, "t-list");
+      for (const one of run.meanings) if (one.meaning || one.next) { Kit.make("dt", facts, Kit.name(one.rule)); Kit.make("dd", facts, Kit.name([one.meaning, one.next].filter(Boolean).join("; "), 500)); }
+      for (const alert of run.alerts) {
+        const [metric, target] = place(alert), step = alert.step + (r ? b.shift : 0), where = Kit.t("trends.step_n", alert.step) + " · " + Kit.t("trends.rank_n", alert.rank);
+        item(list, "!", alert.severity === "critical" ? "nan" : "out", alert.name || alert.rule, [Kit.name(alert.rule) + " · " + where, Kit.name(alert.message, 500)],
+          () => { if (target >= 0) go(r, metric, 0, target, step, alert.rank); else Trends.set({ column: Trends.columnOf(step) }); }, `${metric}/${target}`);
+      }
+      if (run.alertsLeftOut) note("trends.alerts_left_out", Kit.count(run.alertsLeftOut));
     });
   }
   function outliers(found, run) {

@@ -1,0 +1,59 @@
+"""The alerts of a run as a page lists them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_ALERTS = 500
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What the rules of a run raised, by step.
+
+    Attributes:
+        listed: in the order of steps and ranks, those that say that a condition has gone among them.
+        began: without these: they are listed, not counted.
+    """
+
+    listed: list[Mapping[str, Any]] = field(default_factory=list)
+    began: list[Mapping[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, alerts: Iterable[Mapping[str, Any]]) -> Raised:
+        """Alerts of all ranks."""
+        listed = sorted(alerts, key=lambda a: (a.get("step", 0), a.get("rank", 0), a.get("order", -1)))
+        return cls(listed, [alert for alert in listed if not _is_over(alert)])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The first `MAX_ALERTS`, for a page."""
+        keys = ("step", "rank", "rule", "severity", "kind", "name", "micro_step")
+        return [{key: a.get(key) for key in keys} | {"message": str(a.get("message", ""))[:500]} for a in self.listed[:MAX_ALERTS]]
+
+    @property
+    def left_out(self) -> int:
+        """How many `rows` leaves out."""
+        return max(0, len(self.listed) - MAX_ALERTS)
+
+    @property
+    def rules(self) -> dict[str, int]:
+        """How often each rule fired."""
+        return dict(Counter(str(alert.get("rule", "")) for alert in self.began))
+
+    def meanings(self) -> list[dict[str, str]]:
+        """What each rule that fired usually means and what to do, as its first alert says."""
+        out: dict[str, dict[str, str]] = {}
+        for alert in self.began:
+            extra = alert.get("extra")
+            if isinstance(extra, Mapping):
+                rule = str(alert.get("rule", ""))
+                out.setdefault(rule, {"rule": rule, "meaning": str(extra.get("meaning", "")), "next": str(extra.get("next", ""))})
+        return list(out.values())
+
+
+def _is_over(alert: Mapping[str, Any]) -> bool:
+    extra = alert.get("extra")
+    return isinstance(extra, Mapping) and bool(extra.get("over"))
