@@ -127,7 +127,7 @@ def forward(api: str, operands: Sequence[Operand], result: Result, moved_weights
         gain = ELEMENTWISE_GAIN * max(1.0, largest.rms / spread)
         return Carried(gain * element, gain * whole)
     if api in traits.MOVES or api in traits.HANDS_ON:
-        coarser = result.unit > max(one.unit for one in operands)
+        coarser = result.unit > min(one.unit for one in operands)
         return Carried(element, whole, coarser, max(one.noise.absolute for one in operands))
     if api in traits.OPTIMIZER_UPDATES:
         return Carried(math.sqrt(min(1.0, element)) * _OPTIMIZER_PART, whole)

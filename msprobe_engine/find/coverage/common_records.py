@@ -14,6 +14,7 @@ from msprobe_engine.find.difference.divergence import Divergence
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.measure import missing_statistics
+from msprobe_engine.measure.contradictions import say_contradictions
 
 Sides = Mapping[int, DumpTable]
 
@@ -80,7 +81,8 @@ def count_not_compared(found: Divergence) -> int:
 
 
 def say_one_sided(found: Divergence) -> bool:
-    """Say on the sides of a step what of matched records only one side has; those of wholes, which are made of many, are not counted.
+    """Say on the sides of a step what of matched records only one side has, or what one of them cannot have; those of wholes, which are
+    made of many, are not counted.
 
     Returns:
         whether there is something.
@@ -94,6 +96,7 @@ def say_one_sided(found: Divergence) -> bool:
         for sentence in missing_statistics.sentences(*sides, walker.measured.one_sided, *alone):
             said = True
             walker.side.say(sentence)
+        said = say_contradictions(*sides, walker.rows) or said
     return said
 
 

@@ -274,9 +274,8 @@ class CarriedNoise:
         if excused:
             noise = clean = Noise(max(noise.element, excused), max(noise.whole, excused), 0.0)
         self._judge_input(pair, noise, clean, limit)
-        if not seen.moved(pair):
-            element = 0.0 if leaf else min(noise.element, seen.unit[pair])
-            return Noise(element, element * seen.share[pair], element * seen.rms[pair]), NONE
+        if not seen.moved(pair):  # statistics that are the same to the last bit are those of the same numbers
+            return (noise, clean) if seen.blank[pair] else (NONE, NONE)
         shared = max(seen.norm[pair], seen.mean[pair]) if not seen.other[pair] else 1.0
         element = min(1.0, max(seen.largest(pair), seen.unit[pair]))
         found = Noise(element, min(1.0, shared), element * seen.rms[pair])
@@ -328,7 +327,7 @@ class CarriedNoise:
             return Carried(0.0, 0.0)
         if not any(one.noise.element or one.noise.whole for one in (*inputs, *kept)):
             exact = api is not None and not backward and (api in traits.MOVES or api in traits.HANDS_ON or api in traits.MASKINGS)
-            found = Carried(0.0, 0.0, not exact or result.unit > max(one.unit for one in inputs))
+            found = Carried(0.0, 0.0, not exact or result.unit > min(one.unit for one in inputs))
         elif backward:
             found = propagation.backward(api, inputs, kept, result, gradients or api is None)
         elif api is None:
@@ -387,7 +386,8 @@ class CarriedNoise:
     def _note(self, pair: int, api: str | None, inputs: Sequence[Operand], kept: Sequence[Operand], carried: Carried, new: float) -> Noise:
         """What a result hands on: what was seen or came in. Gains are not compounded, and what the statistics show bounds it."""
         seen = self.seen
-        if not (carried.element or carried.whole or seen.moved(pair)):
+        same = not seen.moved(pair) and seen.count[pair] >= roundoff.MANY and carried.absolute is None
+        if same or not (carried.element or carried.whole or seen.moved(pair)):
             return NONE
         if seen.other[pair]:
             return Noise(1.0, 1.0, seen.rms[pair])
