@@ -19,7 +19,7 @@ from msprobe_engine.core.io.csv_text import format_rows
 from msprobe_engine.core.io.output_files import AppendFile
 from msprobe_engine.core.io.safe_cells import safe_cell
 from msprobe_engine.core.records import Sample
-from msprobe_engine.core.settings.code_places import problem
+from msprobe_engine.core.settings.expressions import place_problem
 from msprobe_integrations.common.monitor_files import rank_directory
 from msprobe_integrations.common.stacks import line_number, walk
 
@@ -60,7 +60,7 @@ class CollectiveSamples:
         self._probe = side.probe
         monitor = side.monitor
         for pattern in monitor.collective_sites:
-            if flaw := problem(pattern):
+            if flaw := place_problem(pattern):
                 raise SettingsError(f"monitor.collective_sites: {pattern!r} {flaw}")
         self._patterns = [re.compile(pattern) for pattern in monitor.collective_sites]
         self.inputs = monitor.collective_inputs and not monitor.collective_stacks

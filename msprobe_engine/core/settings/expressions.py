@@ -1,4 +1,4 @@
-"""Regular expressions among the elements of ``list`` and ``tensor_list``."""
+"""Regular expressions in settings: among the elements of ``list`` and ``tensor_list``, and of places in the code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ REGULAR = "re:"
 """Prefix of an element that is a regular expression."""
 
 
-def problem(element: str) -> str | None:
+def element_problem(element: str) -> str | None:
     """What is wrong with the regular expression of an element; None when nothing is, or when it is none."""
     if not element.startswith(REGULAR):
         return None
@@ -19,3 +19,12 @@ def problem(element: str) -> str | None:
     except (re.error, RecursionError, OverflowError) as error:
         return f"is no regular expression: {error or type(error).__name__}; allowed: Python's syntax"
     return None
+
+
+def place_problem(pattern: str) -> str:
+    """What is wrong with the regular expression of places, which is matched with ``path[line]``; ``""`` when nothing is."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return f"is no regular expression ({error}); write \\[ for the bracket before a line number, or a part of the path alone"
+    return ""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from msprobe_engine.core.settings import code_places, dump_rules, expressions, scope
+from msprobe_engine.core.settings import dump_rules, scope
 from msprobe_engine.core.settings.existing import grad_probe
+from msprobe_engine.core.settings.expressions import element_problem, place_problem
 from msprobe_engine.core.settings.schema import DumpSettings, ProbeSettings
 from msprobe_engine.core.settings.tree import Report, join, show
 
@@ -14,7 +15,7 @@ def check(settings: ProbeSettings, report: Report, dump_section: str = "dump") -
     """`settings` with what follows from combinations. What cannot go together is reported with `dump_section` as the place of dump keys."""
     if settings.monitor is not None:
         for i, pattern in enumerate(settings.monitor.collective_sites):
-            if flaw := code_places.problem(pattern):
+            if flaw := place_problem(pattern):
                 report.error(f"monitor.collective_sites[{i}]", f"{show(pattern)} {flaw}")
     if settings.dump is not None:
         settings = replace(settings, dump=_dump(settings.dump, dump_section, report))
@@ -50,7 +51,7 @@ def _dump(dump: DumpSettings, section: str, report: Report) -> DumpSettings:
                 report.error(join(section, f"scope[{i}]"), f"{show(name)} {wrong}")
     for key, elements in (("list", dump.list), ("tensor_list", dump.tensor_list)):
         for i, element in enumerate(elements):
-            if flaw := expressions.problem(element):
+            if flaw := element_problem(element):
                 report.error(join(section, f"{key}[{i}]"), f"{show(element)} {flaw}")
     for i, cut in enumerate(dump.slice):
         if cut.end is not None and (cut.begin < 0) == (cut.end < 0) and cut.begin >= cut.end:
