@@ -4,6 +4,7 @@ stays. The cases are in ``secret_corpus.yaml``; random parts are made when the t
 from __future__ import annotations
 
 import base64
+import binascii
 import bz2
 import gzip
 import json
@@ -242,7 +243,7 @@ PACKED = (bytes, gzip.compress, zlib.compress, bz2.compress, lzma.compress)
 
 
 @pytest.mark.parametrize("packed", PACKED, ids=["plain", "gzip", "zlib", "bz2", "xz"])
-@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode, base64.encodebytes])
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode, base64.encodebytes, binascii.hexlify])
 def test_a_secret_in_an_encoded_text_is_not_shown(encode: Callable[[bytes], bytes], packed: Callable[[bytes], bytes]) -> None:
     """Nor a part of it, in a value and in a line of a script, with and without what fills the last block up."""
     for inside in INSIDE:

@@ -1,4 +1,5 @@
-"""Text that stands in another one in base64, packed or not (``echo aGZfdG9rZW4 | base64 -d``): whoever has the pack can read it."""
+"""Text that stands in another one in base64 or in hex digits, packed or not (``echo aGZfdG9rZW4 | base64 -d``): whoever has the pack can
+read it."""
 
 from __future__ import annotations
 
@@ -41,8 +42,12 @@ def masked_encoded(text: str, judge: Callable[[str], str], hidden: str) -> str:
 
 
 def _hides(word: str, judge: Callable[[str], str]) -> bool:
-    if len(word) < _LINE or (data := _decoded(word)) is None:
+    if len(word) < _LINE:
         return False
+    return any(_tells(data, judge) for data in (_decoded(word), _from_hex(word)) if data is not None)
+
+
+def _tells(data: bytes, judge: Callable[[str], str]) -> bool:
     for mark, unpack in _PACKED:
         if data.startswith(mark):
             try:
@@ -64,6 +69,13 @@ def _decoded(word: str) -> bytes | None:
     try:
         return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
     except (binascii.Error, ValueError):
+        return None
+
+
+def _from_hex(word: str) -> bytes | None:
+    try:
+        return bytes.fromhex(word)
+    except ValueError:
         return None
 
 
