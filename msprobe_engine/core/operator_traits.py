@@ -79,6 +79,9 @@ HANDS_ON = frozenset((
 ))  # fmt: skip
 """Operators that hand on elements, or values near zero or a bound: whatever is not zero is an element that went in, maybe rounded."""
 
+LOOKUPS = frozenset(("embedding", "gather", "index_select", "take", "take_along_dim", "embedding_bag"))
+"""Operators that hand on a few elements of a table."""
+
 ELEMENTWISE = frozenset((
     "gelu", "silu", "swish", "mish", "elu", "selu", "softplus", "sigmoid", "logsigmoid", "tanh", "exp", "expm1", "log", "log1p", "sqrt",
     "rsqrt", "pow", "pow_", "__pow__", "square", "erf", "sin", "cos", "hardswish", "glu", "lerp", "lerp_",

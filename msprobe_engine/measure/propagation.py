@@ -126,6 +126,9 @@ def forward(api: str, operands: Sequence[Operand], result: Result, moved_weights
         spread = math.sqrt(max(largest.rms**2 - largest.mean**2, 1e-30))
         gain = ELEMENTWISE_GAIN * max(1.0, largest.rms / spread)
         return Carried(gain * element, gain * whole)
+    if api in traits.LOOKUPS:  # all of the noise may be in the rows that are looked up
+        gathered = math.sqrt(max(1.0, largest.size / result.size))
+        return Carried(gathered * element, gathered * whole, False)
     if api in traits.MOVES or api in traits.HANDS_ON:
         coarser = result.unit > min(one.unit for one in operands)
         return Carried(element, whole, coarser, max(one.noise.absolute for one in operands))

@@ -59,7 +59,7 @@ class Seen:
             blind = ~np.isfinite(size) & np.isfinite(m.distance)
             finite = np.where(np.isfinite(b[:, :2]), np.abs(b[:, :2]), 0.0).max(1)
             rms, size, top = np.where(blind, finite, rms), np.where(blind, finite, size), np.where(blind, finite, top)
-            self.blank = (~np.isfinite(b[:, 3]) & ~np.isfinite(b[:, :2]).any(1)).tolist()
+            self.blank = (~np.isfinite(b[:, 3]) & ~np.isfinite(b[:, :2]).any(1) & ~m.known).tolist()
             self.norm = _numbers(np.where(blind, 0.0, np.abs(np.abs(a[:, 3]) - size) / size), exact)
             self.mean = _numbers(np.where(blind, 0.0, np.abs(a[:, 2] - b[:, 2]) / rms), exact)
             element = np.abs(a[:, :2] - b[:, :2]).max(1) / top  # of a mask, where one covers some

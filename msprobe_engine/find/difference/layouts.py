@@ -66,6 +66,7 @@ class PieceWalker(DifferenceWalk):
         tree = Tree(whole.target)
         tree.producers = whole.producers
         super().__init__(tree, Tree(whole.golden), whole.structure)
+        self.one_program = False
 
     def walk(self, floor: float = 0.0, start: Noise | None = None) -> Walk:
         found = super().walk(floor, start)

@@ -74,12 +74,14 @@ class DifferenceWalk:
         measured: pair of rows -> what was measured of its saved tensors; None: they are read here.
 
     Attributes:
+        one_program: both sides are of one framework and of one layout, so that the same bits make the same bits.
         foreign: record of the target -> largest distance of what other ranks put into the same collective.
     """
 
     def __init__(self, target: Tree, golden: Tree, structure: Structure, measured: Mapping[tuple[int, int], Figures] | None = None) -> None:
         self.target, self.golden, self.structure = target, golden, structure
         self.foreign: dict[int, float] = {}
+        self.one_program = not crossed(target.side, golden.side)
         side: DumpTable = target.side
         self.side = side
         self.rows, self.starts = distances.paired_rows(side, golden.side, structure.pairs)
@@ -371,7 +373,8 @@ class DifferenceWalk:
             if argument >= 0 and not made_here:  # the step before was called with it too, and left what is taken in (running statistics)
                 return self._origin(op, other, ARGUMENT, argument, 0.0, worst_in)
             return self._origin(op, other, kind, worst_in, 0.0)
-        by_argument = comes_off or (not inside and float(records.outer[at]) > 0)  # the same bits in, and other numbers out
+        same_bits_in = self.one_program and not inside and float(records.outer[at]) > 0
+        by_argument = comes_off or same_bits_in
         if argument >= 0 and by_argument:
             return self._origin(op, other, ARGUMENT, argument, float(records.inner[at]), worst_out)
         if comes_off and not np.isinf(inside):
