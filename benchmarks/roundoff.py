@@ -7,8 +7,8 @@ A small GPT (hidden size 256, 4 blocks, 256 tokens, trained for 120 steps first)
 Healthy: all products summed in two halves (as two tensor-parallel ranks do), a fused attention, one weight off by one rounding unit, and at
 L0 a norm whose weight is applied after rounding and a loss over two halves of the vocabulary.
 
-Faults: a factor on the output of a branch, on a bias, on the gradient of a weight, on a weight; each in the same program, and against products
-summed in two halves. A fault is named when the first suspect is the module it is in.
+Faults: a factor on the output of a branch, on a bias, on the gradient of a weight, on a weight; each in the same program, and against
+products summed in two halves. A fault is named when the first suspect is the module it is in.
 
 Exit code 1 when a healthy pair is accused.
 """
