@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.calls.cut_off import ends, leave_out_behind_cut
 from msprobe_engine.align.calls.structure import Aligned, Matcher
+from msprobe_engine.align.parallel.micro_batches import subset
 from msprobe_engine.formats.dump.dump_table import DumpTable
 
 
@@ -19,5 +21,17 @@ def align_sides(target: DumpTable, golden: DumpTable) -> Aligned:
         from msprobe_engine.align.frameworks.canonical_tables import aligned
 
         return aligned(target, golden)
-    trees = Tree(target), Tree(golden)
-    return Aligned(*trees, Matcher(*trees).run())
+    return align_trees(Tree(target), Tree(golden))
+
+
+def align_trees(target: Tree, golden: Tree) -> Aligned:
+    """Which record belongs to which, of one framework; of a side that is whole beside one that was cut off, those that can have a
+    partner."""
+    found = ends(target, golden)
+    parts = [
+        tree if end == len(tree.names) else Tree(subset(tree.side, range(end)), tree.names[:end])
+        for tree, end in zip((target, golden), found)
+    ]
+    structure = Matcher(parts[0], parts[1]).run()
+    leave_out_behind_cut(structure, target.side, golden.side, found)
+    return Aligned(target, golden, structure)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from msprobe_engine.align.calls.alignment import align_trees
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.row_order import Pairs
-from msprobe_engine.align.calls.structure import Aligned, Matcher
+from msprobe_engine.align.calls.structure import Aligned
 from msprobe_engine.align.frameworks.common_terms import several
 from msprobe_engine.align.mapping.api import ApiMapping, functions
 from msprobe_engine.align.mapping.cell import CellMapping
@@ -41,10 +42,9 @@ def match_rows(
     ops = np.column_stack((order, np.full_like(order, -1)))
     aligned = None
     if not layered:
-        structure = Matcher(tree, other).run()
-        aligned = Aligned(tree, other, structure)
+        aligned = align_trees(tree, other)
         partners = np.full(len(order), -1)
-        for op, match in structure.pairs:
+        for op, match in aligned.structure.pairs:
             partners[op] = match
         renamed = renamed_modules(aligned)
         ops[:, 1] = partners[order]

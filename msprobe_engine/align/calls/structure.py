@@ -29,12 +29,14 @@ class Structure:
         pairs: (record of the target, record of the golden side), in the order of the target.
         only_target, only_golden: records that nothing matches.
         renamed: module path of the target -> path of the golden side, where they differ.
+        behind_cut: records of the target and of the golden side behind the place where the other one was cut off (`cut_off`).
     """
 
     pairs: list[tuple[int, int]] = field(default_factory=list)
     only_target: list[int] = field(default_factory=list)
     only_golden: list[int] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)
+    behind_cut: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
 
 
 @dataclass

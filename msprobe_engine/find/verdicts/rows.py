@@ -249,10 +249,18 @@ class RowProjection:
             side = "golden side" if self.others[at] >= 0 else "target"
             if why := self._needs_no_partner(at):
                 verdicts.set(at, PASS, why)
+            elif self._behind_cut(at):
+                verdicts.set(at, WARNING, "not compared: the other side was cut off before this call")
             elif self.rows[at] >= 0 and _overflown(self.target, int(self.rows[at])):
                 verdicts.set(at, WARNING, f"only the {side} has it, and it holds NaN or Inf")
             else:
                 verdicts.set(at, WARNING, f"only the {side} has it")
+
+    def _behind_cut(self, at: int) -> bool:
+        """The other side was cut off before it came so far."""
+        ours, theirs = self.walker.structure.behind_cut
+        row, other = int(self.rows[at]), int(self.others[at])
+        return (self.target.op[row] in ours) if row >= 0 else (self.golden.op[other] in theirs)
 
     def _needs_no_partner(self, at: int) -> str:
         """Why, in dumps of two frameworks; "" where it needs one."""

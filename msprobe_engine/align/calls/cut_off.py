@@ -1,0 +1,40 @@
+"""A side whose run ended in the midst of a step: what the other side did after that place has no partner, and is no difference."""
+
+from __future__ import annotations
+
+from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.calls.structure import Structure
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.formats.dump.completeness import was_cut_off
+from msprobe_engine.formats.dump.dump_table import DumpTable
+
+_ONE_PROGRAM = 0.9
+"""Share of the records of what was cut off that the other side has under the same names: they are one program."""
+
+
+def ends(target: Tree, golden: Tree) -> tuple[int, int]:
+    """How many records of both sides, from the first one, can have a partner: all, or where the other side was cut off those up to its last
+    one. Records of one program have the same names, in the order in which the calls end."""
+    return _end(target, golden), _end(golden, target)
+
+
+def _end(tree: Tree, other: Tree) -> int:
+    whole, side = len(tree.names), other.side
+    if not other.names or not was_cut_off(side.path, side.header, side.recovered):
+        return whole
+    known = [tree.known_as[name] for name in other.names if name in tree.known_as]
+    return max(known) + 1 if len(known) >= _ONE_PROGRAM * len(other.names) else whole
+
+
+def leave_out_behind_cut(structure: Structure, target: DumpTable, golden: DumpTable, found: tuple[int, int]) -> None:
+    """Note in `structure` which records lie behind the place where the other side was cut off, and let that side say how many they are.
+
+    Args:
+        found: how many records of both sides were matched, see `ends`.
+    """
+    behind = tuple(frozenset(range(end, len(side.ops))) for side, end in zip((target, golden), found))
+    structure.behind_cut = behind[0], behind[1]
+    for cut, other, records in ((golden, target, behind[0]), (target, golden, behind[1])):
+        if records:
+            template = "{0}: {1} records of {2} lie behind the place where it was cut off, and are not compared"
+            cut.say(Sentence(template, cut.path, f"{len(records):,}", other.path))
