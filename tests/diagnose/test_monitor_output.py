@@ -49,6 +49,36 @@ def test_two_runs_agree_up_to_round_off(tmp_path: Path) -> None:
     assert (found.first_suspect.step, found.first_suspect.module) == (2, "layers.3.mlp")
 
 
+@pytest.mark.parametrize(("grows", "step"), [(4.0, 2), (1.4, None)])
+def test_a_difference_that_grows(grows: float, step: int | None, tmp_path: Path) -> None:
+    """What grows faster than round-off does in a training that is not stable is found where it leaves the floor, however small it began;
+    what grows by less than half per step is said with its size."""
+    good, bad = Monitor(tmp_path / "good", steps=8), Monitor(tmp_path / "bad", steps=8)
+    for number in range(8):
+        for run, drift in ((good, 0.0), (bad, 2e-5 * grows**number)):
+            run.put(0, number, "grad_reduced", "layers.1.mlp.weight", f"{1 + drift:.9f}")
+    found = diagnose(bad.write(), good.write())
+    first = found.first_suspect
+    assert (first and first.step) == step
+    if first is None:
+        assert "grad_reduced/layers.1.mlp.weight, norm 1.000211 against 1" in found.evidence[0]
+
+
+def test_a_mask_of_another_form(tmp_path: Path) -> None:
+    """Numbers of a mask of bool say nothing of one of floats."""
+    roots = []
+    for name, dtype, value in (("run", "torch.bool", 1.0), ("golden", "torch.float32", -1e4)):
+        roots.append(Monitor(tmp_path / name, ranks=1).write())
+        (place,) = (roots[-1] / "monitor").iterdir()
+        (place / "actv_0-9.csv").write_text(
+            "vpp_stage,name,step,micro_step,norm,min,max,shape,dtype\n"
+            + "".join(f"0,layers.0.input,{step},0,{abs(value)},{value},{value},[4],{dtype}\n" for step in range(3))
+        )
+    found = diagnose(*roots)
+    assert found.finding == "none", found.text()
+    assert any("data type bool, in the golden run float32" in line for line in found.evidence)
+
+
 def test_how_fast_a_step_went_is_no_difference(tmp_path: Path) -> None:
     """Two equal runs whose steps took another time are equal; a learning rate that differs is named and its step, the time is not."""
     roots = []

@@ -22,6 +22,7 @@ from msprobe_engine.find.monitor.kinds import other_kinds
 from msprobe_engine.find.monitor.number_pairs import COMPARED, Number, every_series, order_in_step, paired_numbers
 from msprobe_engine.find.monitor.one_run import never_there
 from msprobe_engine.find.monitor.replicas import check_replicas
+from msprobe_engine.find.monitor.series_noise import SeriesNoise, of_other_form
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.monitor.alert_order import Moment, in_order
 from msprobe_engine.formats.monitor.anomalies import Anomaly, load
@@ -31,10 +32,6 @@ from msprobe_engine.formats.monitor.series import Key
 
 _NONFINITE_RULES = ("nan_inf",)
 _DESYNC_RULES = ("replica_mismatch",)
-FLOOR = 1e-4
-"""Relative difference of two numbers that nobody calls different: files have six digits, and float32 sums of other order differ by less."""
-GROWTH = 30.0
-"""By how much more than the largest difference so far a number must differ: round-off grows from step to step, and not by so much."""
 MOST_SUSPECTS = 20
 
 
@@ -108,20 +105,24 @@ def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
     a, b = open_run(target), open_run(golden)
     found = Diagnosis()
     items, alone = paired_numbers(a, b)
+    unlike = of_other_form(a, b)
+    items = [item for item in items if (item.rank, item.family, item.key) not in unlike]
     if not items:
         raise NothingCapturedError(f"{target} and {golden}: no rank, step and tensor in common; is it the same training?")
     by_step: dict[int, list[Number]] = {}
     for item in items:
         by_step.setdefault(item.step, []).append(item)
-    accepted = 0.0
+    noise = SeriesNoise(a, b)
+    largest: Number | None = None
     for step in sorted(by_step):
-        limit = max(FLOOR, GROWTH * accepted)
-        off = sorted((item for item in by_step[step] if item.distance > limit), key=_likelihood)
+        limits = {item: noise.limit(item) for item in by_step[step] if item.distance}
+        off = sorted((item for item, limit in limits.items() if item.distance > limit), key=_likelihood)
         if off:
-            _say_part(found, off, limit, len(by_step[step]))
+            _say_part(found, off, limits, len(by_step[step]))
             found.next = _dump_of(step, [off[0].rank], golden=True)
             break
-        accepted = max(accepted, max(item.distance for item in by_step[step]))
+        noise.accept(step, limits)
+        largest = max((one for one in (largest, *limits) if one is not None), key=lambda one: one.distance, default=None)
     shapes, types = other_kinds(a, b)
     _say_never_there(found, sorted([*never_there(a, b), *shapes], key=lambda one: one.step))
     found.evidence += types
@@ -131,9 +132,7 @@ def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
     found.problems += [_said_alone(golden if k else target, names) for k, names in enumerate(alone) if names]
     found.problems += [f"{what} ({count})" for run in (a, b) for what, count in run.problems.items()]
     if not found.suspects:
-        found.evidence.append(
-            Sentence("The largest difference is {0} of a number.", f"{accepted:.1e}") if accepted else Sentence("All numbers are the same.")
-        )
+        found.evidence.append(_say_largest(largest))
     ranks = sorted(set(a.ranks) & set(b.ranks))
     if unpaired := sorted(set(a.ranks) ^ set(b.ranks)):
         template = "{0} are on one side only and were not compared"
@@ -143,6 +142,15 @@ def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
     steps = sorted(by_step)
     found.looked_at = {"steps": f"{steps[0]} to {steps[-1]}", "ranks": len(ranks), "numbers": len(items)}
     return found
+
+
+def _say_largest(item: Number | None) -> Sentence:
+    """How far the runs are apart where nothing is off."""
+    if item is None:
+        return Sentence("All numbers are the same.")
+    template = "The largest difference is {0} of a number: step {1}, rank {2}, {3}, {4} {5} against {6}."
+    row, numbers = f"{item.family}/{item.key.name}", (f"{item.target:.7g}", f"{item.golden:.7g}")
+    return Sentence(template, f"{item.distance:.1e}", item.step, item.rank, row, item.op, *numbers)
 
 
 def _likelihood(item: Number) -> tuple[tuple[int, int, int], float, int, int]:
@@ -168,7 +176,7 @@ def _spread(odd: Odd) -> float:
     return max((size if math.isfinite(size) else math.inf for size in sizes), default=0.0)
 
 
-def _say_part(found: Diagnosis, off: Sequence[Number], limit: float, of: int) -> None:
+def _say_part(found: Diagnosis, off: Sequence[Number], limits: Mapping[Number, float], of: int) -> None:
     first = off[0]
     bad = not math.isfinite(first.target) and math.isfinite(first.golden)
     found.finding = findings.NONFINITE if bad else findings.DIVERGENCE
@@ -176,7 +184,8 @@ def _say_part(found: Diagnosis, off: Sequence[Number], limit: float, of: int) ->
     for item in off:
         seen.setdefault((item.family, item.key), item)
     for item in list(seen.values())[:MOST_SUSPECTS]:
-        size = Sentence("more than numbers can say") if math.isinf(item.distance) else f"{item.distance:.2%}"
+        share = f"{item.distance:.2%}" if item.distance >= 1e-3 else f"{item.distance:.1e}"
+        size = Sentence("more than numbers can say") if math.isinf(item.distance) else share
         found.suspects.append(
             _suspect(
                 item,
@@ -186,19 +195,18 @@ def _say_part(found: Diagnosis, off: Sequence[Number], limit: float, of: int) ->
                     f"{item.target:.6g}",
                     f"{item.golden:.6g}",
                     size,
-                    f"{limit:.1e}",
+                    f"{limits[item]:.1e}",
                 ),
-                limit,
+                limits[item],
             )
         )
     found.differences = len(seen)
     found.evidence.append(
         Sentence(
-            "Step {0}: {1} of {2} numbers differ by more than {3}; all steps before agree.",
+            "Step {0}: {1} of {2} numbers differ by more than round-off explains; all steps before agree.",
             first.step,
             f"{len(off):,}",
             f"{of:,}",
-            f"{limit:.1e}",
         )
     )
 

@@ -100,18 +100,16 @@ def _statistics(run: Run, other: Run, rank: int, family: str) -> Iterator[Number
     """The numbers of a family that both have. Of what is neither compared nor a count of NaN (the share of zeros, kurtosis) only whether it
     is a number: round-off moves it, and how far is not known."""
     compared = _compared(run, rank, family)
-    tops = [other.series(rank, family, op) for op in ("max", "min")] if "mean" in run.ops(rank, family) else []
+    tops = [other.series(rank, family, op) for op in ("max", "min") if op in other.ops(rank, family)]
     for op in run.ops(rank, family):
         golden = other.series(rank, family, op)
         for at, (key, series) in enumerate(run.series(rank, family, op).items()):
             if key not in golden:
                 continue
             for item in _paired(rank, family, at, key, op, series, golden[key]):
-                if op in compared or op == "nans":
-                    yield item
-                elif op == "mean":
+                if op in ("max", "min", "mean") and (op in compared or op == "mean"):
                     yield item._replace(size=max((_at(table, key, item.step) for table in tops), default=0.0))
-                elif math.isfinite(item.target) != math.isfinite(item.golden):
+                elif op in compared or op == "nans" or math.isfinite(item.target) != math.isfinite(item.golden):
                     yield item
 
 

@@ -1,0 +1,124 @@
+"""How far numbers of two monitored runs may be apart when nothing is wrong.
+
+Each kind of number has a floor of its own, which grows slowly with the steps: norms of parameters hardly move, gradients are a thousand
+times noisier. No number lends its noise to another kind, so that a loss that drifts is not hidden by a gradient. The floors are three times
+what healthy pairs show (another order of sums, one rounding unit; 40 pairs of 200 steps), and not less than what a file of six digits
+rounds to.
+
+In a training that is not stable a difference grows by itself, in multiples: what is at most half as large again as the largest of its kind
+before is that growth, and no place where two runs part. It is said at the end how far they are apart.
+
+A bias begins at zero, and where the gradient of some of it comes to nothing (that of the keys of an attention), an optimizer moves that
+part at random: it is held to a fifth of itself in 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from msprobe_engine.core.dtypes import FLOATS
+from msprobe_engine.find.monitor.number_pairs import Number
+from msprobe_engine.formats.monitor.reader import Run
+from msprobe_engine.formats.monitor.series import Key
+
+GROWTH = 1.5
+"""By how much more than the largest difference of its kind so far a number must differ."""
+
+UNKNOWN = 1e-4
+"""The floor of all numbers where no file says the data types."""
+
+
+class Floor(NamedTuple):
+    """Relative difference in the first step, and how much more is accepted per step."""
+
+    first: float
+    per_step: float
+
+
+_LOSS, _GRADIENT, _PARAMETER, _BIAS = "loss", "gradient", "parameter", "bias"
+_SQUARES, _NUMBER = "squares", "number of the step"
+_WIDE = {
+    _LOSS: Floor(3e-6, 1e-8),
+    _GRADIENT: Floor(1e-5, 1e-7),
+    _PARAMETER: Floor(2e-6, 4e-9),
+    _BIAS: Floor(1e-3, 1e-6),
+    _SQUARES: Floor(1e-5, 0.0),
+    _NUMBER: Floor(2e-6, 0.0),
+}
+_SHORT = {
+    _LOSS: Floor(5e-4, 5e-5),
+    _GRADIENT: Floor(2e-2, 5e-4),
+    _PARAMETER: Floor(2e-4, 3e-5),
+    _BIAS: Floor(0.2, 1e-3),
+    _SQUARES: Floor(8e-2, 0.0),
+    _NUMBER: Floor(2e-6, 0.0),
+}
+_OF_FEW = ("max", "min", "mean")
+_FEW_ELEMENTS = 4.0
+"""Times the floor of a gradient that a mean or an extreme may move: what a few elements do shows in them."""
+
+_PARAMETERS = ("param_origin", "param_updated")
+
+
+class SeriesNoise:
+    """What is accepted, step after step.
+
+    Args:
+        run, other: both runs; the coarsest data type of a floating point number in them says how they compute.
+    """
+
+    def __init__(self, run: Run, other: Run) -> None:
+        self._unit = max((_unit(one) for one in (run, other)), default=0.0)
+        self._floors = _SHORT if self._unit > 2.0**-20 else _WIDE
+        self._largest: dict[tuple[str, bool], float] = {}
+        self._first: int | None = None
+
+    def limit(self, item: Number) -> float:
+        """What round-off may amount to in a number."""
+        kind, few = self._kind(item), item.op in _OF_FEW
+        floor = self._floors[_GRADIENT if few and kind not in (_NUMBER, _BIAS) else kind]
+        steps = item.step - (self._first if self._first is not None else item.step)
+        allowed = floor.first + floor.per_step * steps
+        allowed *= _FEW_ELEMENTS if few else 1.0
+        if not self._unit:
+            allowed = max(allowed, UNKNOWN)
+        return max(allowed, GROWTH * self._largest.get((kind, few), 0.0)) if kind != _NUMBER else allowed
+
+    def accept(self, step: int, items: Iterable[Number]) -> None:
+        """A step in which nothing was off."""
+        self._first = step if self._first is None else self._first
+        for item in items:
+            key = self._kind(item), item.op in _OF_FEW
+            self._largest[key] = max(self._largest.get(key, 0.0), item.distance)
+
+    @staticmethod
+    def _kind(item: Number) -> str:
+        if item.family == "loss":
+            return _LOSS
+        if item.family == "step":
+            return _GRADIENT if "norm" in item.key.name else _NUMBER
+        if item.family in _PARAMETERS:
+            return _BIAS if item.key.name.endswith("bias") else _PARAMETER
+        return _SQUARES if item.family == "exp_avg_sq" else _GRADIENT
+
+
+def of_other_form(run: Run, other: Run) -> set[tuple[int, str, Key]]:
+    """(rank, family, tensor) of which one run has integers or bool and the other one numbers, like the two forms of a mask: their numbers
+    say nothing of each other."""
+    found: set[tuple[int, str, Key]] = set()
+    for rank in set(run.ranks) & set(other.ranks):
+        for family in set(run.families(rank)) & set(other.families(rank)):
+            theirs = other.kinds(rank, family)
+            for key, kinds in run.kinds(rank, family).items():
+                forms = [{one.dtype in FLOATS for one in some if one.dtype} for some in (kinds, theirs.get(key, ()))]
+                if all(forms) and forms[0] != forms[1]:
+                    found.add((rank, family, key))
+    return found
+
+
+def _unit(run: Run) -> float:
+    """Half a unit of the coarsest data type of a run; 0 where no file says one."""
+    kinds: Iterable[Mapping[Key, frozenset[object]]] = (run.kinds(rank, family) for rank in run.ranks[:1] for family in run.families(rank))
+    names = {getattr(one, "dtype", "") for table in kinds for some in table.values() for one in some}
+    return max((FLOATS[name].eps / 2 for name in names if name in FLOATS), default=0.0)
