@@ -37,7 +37,7 @@ def test_monitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, trainer = blocks(PAGE, "python", MONITOR)
     run(loop, PAGE, {"model": model, "optimizer": optimizer, "data": data, "train": train})
     (lines,) = [text for text in blocks(PAGE, "bash") if "monitor analyze" in text]
-    assert [main(words) for words in commands(lines)] == [0, 1, 0, 1]
+    assert [main(words) for words in commands(lines)] == [0, 1, 1, 1]
 
     def whole(_model: Tokens, _optimizer: torch.optim.Optimizer) -> None:
         for batch in batches(3):
