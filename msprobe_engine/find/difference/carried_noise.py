@@ -95,6 +95,30 @@ def _last(shape: object) -> int:
     return int(shape[-1]) if isinstance(shape, list) and shape and isinstance(shape[-1], int) else 1
 
 
+class _Recent:
+    """Noise of the last records."""
+
+    def __init__(self, *notes: Noise) -> None:
+        self._notes = deque(notes, _RECENT)
+        self._largest: Noise | None = None
+
+    def append(self, note: Noise) -> None:
+        """That of another record."""
+        known, gone = self._largest, self._notes[0] if len(self._notes) == _RECENT else NONE
+        self._notes.append(note)
+        if known is None or gone.element >= known.element or gone.whole >= known.whole or gone.absolute >= known.absolute:
+            self._largest = None
+        elif note.element > known.element or note.whole > known.whole or note.absolute > known.absolute:
+            self._largest = _largest((known, note))
+
+    @property
+    def largest(self) -> Noise:
+        """Of the largest."""
+        if self._largest is None:
+            self._largest = _largest(self._notes)
+        return self._largest
+
+
 class CarriedNoise:
     """Goes over the records of one rank of one step, in the order of execution.
 
@@ -120,8 +144,8 @@ class CarriedNoise:
         self._clean: dict[int, Noise] = {}
         self._role = walker.side.role
         self._pair = {row: at for at, (row, _) in enumerate(walker.rows)}
-        self._recent: deque[Noise] = deque([start] if start else [], _RECENT)
-        self._recent_clean: deque[Noise] = deque(self._recent, _RECENT)
+        before = (start,) if start else ()
+        self._recent, self._recent_clean = _Recent(*before), _Recent(*before)
         self._kept = self._kept_positions()
         self._parted = False  # a fault was met
         right = factorize.columns(walker.rows)[1]
@@ -131,7 +155,7 @@ class CarriedNoise:
     @property
     def end(self) -> Noise:
         """Of the largest of the last records."""
-        return _largest(self._recent_clean)
+        return self._recent_clean.largest
 
     def _kept_positions(self) -> dict[int, list[int]]:
         """Pair of records -> pairs of records whose tensors autograd has kept for it."""
@@ -207,7 +231,7 @@ class CarriedNoise:
         """Integers, and tensors of zeros: other ones begin somewhere, unless what made them has noise."""
         source = self._walker.target.producers.get(row)
         if source is None or source in self._walker.extra:
-            noise = _largest(self._recent).element
+            noise = self._recent.largest.element
             distance = float(self._walker.measured.distance[pair])
             known = noise and distance <= roundoff.GROWTH * noise
             self.ratio[pair] = self.alone[pair] = 0.0 if known else roundoff.times_exact(distance)
@@ -259,12 +283,14 @@ class CarriedNoise:
 
     def _unrecorded(self, unit: float) -> tuple[Noise, Noise]:
         """Of what was made by something without a record, of what came before it."""
-        return _grown(_largest(self._recent), unit), _grown(_largest(self._recent_clean), unit)
+        return _grown(self._recent.largest, unit), _grown(self._recent_clean.largest, unit)
 
     def _appears(self, pair: int, row: int, limit: float, bridged: tuple[Noise, Noise] | None) -> tuple[Noise, Noise]:
         """A tensor that no record of both sides has made: a parameter or data, or what code without a record makes, or calls of one side
         only (`bridged`: their noise)."""
         walker, seen = self._walker, self.seen
+        if not (seen.moved(pair) or seen.blank[pair]):  # statistics that are the same to the last bit are those of the same numbers
+            return NONE, NONE
         leaf = bridged is None and (self._role[row] == PARAMETERS or walker.is_parameter(row))
         read = Noise(2 * seen.unit[pair], 0.0, 0.0)  # rounded another way when it was loaded
         noise, clean = bridged or ((read, read) if leaf and self._start is None else self._unrecorded(seen.unit[pair]))
@@ -274,8 +300,8 @@ class CarriedNoise:
         if excused:
             noise = clean = Noise(max(noise.element, excused), max(noise.whole, excused), 0.0)
         self._judge_input(pair, noise, clean, limit)
-        if not seen.moved(pair):  # statistics that are the same to the last bit are those of the same numbers
-            return (noise, clean) if seen.blank[pair] else (NONE, NONE)
+        if seen.blank[pair]:
+            return noise, clean
         shared = max(seen.norm[pair], seen.mean[pair]) if not seen.other[pair] else 1.0
         element = min(1.0, max(seen.largest(pair), seen.unit[pair]))
         found = Noise(element, min(1.0, shared), element * seen.rms[pair])

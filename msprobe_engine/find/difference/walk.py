@@ -295,7 +295,7 @@ class DifferenceWalk:
 
     def is_parameter(self, row: int) -> bool:
         """A row of the target is a parameter that a function takes in: one that requires a gradient and no record has made."""
-        if not self.side.requires_grad[row] or not isinstance(self.side.shape[row], list):
+        if not self._parameters or not self.side.requires_grad[row] or not isinstance(self.side.shape[row], list):
             return False
         at = self.pair_of(row)
         return at >= 0 and self.golden.side.stats[self.rows[at][1]].tobytes() in self._parameters
