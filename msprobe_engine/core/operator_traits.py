@@ -42,6 +42,11 @@ def normal_op(op: str) -> str:
     return op.removeprefix("c10d_").removeprefix("functional_").replace("_", "").lower()
 
 
+OVERWRITES = frozenset((
+    "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "geometric_", "log_normal_",
+))  # fmt: skip
+"""Operators that write over all of the tensor that they are given: what stood in it before goes nowhere."""
+
 PRODUCTS_WITH_ADDEND = frozenset(("addmm", "baddbmm", "addbmm", "addmv"))
 """Products whose first argument is added to them."""
 

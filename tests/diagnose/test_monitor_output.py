@@ -117,6 +117,17 @@ def test_one_run_that_is_fine(tmp_path: Path) -> None:
     assert diagnose(run.write()).finding == "none"
 
 
+def test_an_expert_without_a_token(tmp_path: Path) -> None:
+    """A tensor without elements has no statistics in a step, and no NaN."""
+    run = Monitor(tmp_path / "run", ranks=1).write()
+    (place,) = (run / "monitor").iterdir()
+    rows = [f"0,experts.1.input,{step},0,{norm},{norm},{norm},0" for step, norm in enumerate(("1.5", "nan", "2.5"))]
+    (place / "actv_0-9.csv").write_text("\n".join(["vpp_stage,name,step,micro_step,norm,min,max,nans", *rows]) + "\n")
+    assert diagnose(run).finding == "none"
+    (place / "actv_0-9.csv").write_text("\n".join(["vpp_stage,name,step,micro_step,norm,min,max,nans", *rows]).replace("nan,0", "nan,3"))
+    assert diagnose(run).finding == "nonfinite"
+
+
 def test_one_run_with_a_nan_and_no_rule(tmp_path: Path) -> None:
     """Without any alert the first number in the order of execution that is not finite is named."""
     run = Monitor(tmp_path / "run")

@@ -177,10 +177,13 @@ class CarriedNoise:
         gradients = walker.target.gradients[op]
         backward = gradients or kind[0] == "backward"
         limit = roundoff.FORWARD if self._start is None and not backward else roundoff.LATER
-        going_in = [self._going_in(pair, limit) for pair in span if self._role[walker.rows[pair][0]] in (INPUT, PARAMETERS)]
+        api = kind[2] if len(kind) == 3 else None
+        taken = [pair for pair in span if self._role[walker.rows[pair][0]] in (INPUT, PARAMETERS)]
+        if api is not None and not backward:
+            taken = [pair for pair in taken if not self._written_over(api, walker.rows[pair][0])]
+        going_in = [self._going_in(pair, limit) for pair in taken]
         inputs, clean = ([two[k] for two in going_in if two is not None] for k in (0, 1))
         kept, kept_clean = self._behind(at, inputs, clean) if backward else ([], [])
-        api = kind[2] if len(kind) == 3 else None
         inside = walker.target.children.get(op, ()) if not gradients else ()
         for pair in span:
             if self._role[walker.rows[pair][0]] not in (OUTPUT, PARAMETERS_GRAD):
@@ -200,6 +203,10 @@ class CarriedNoise:
             self._judge(pair, api, limit, inputs, kept, carried, bare, bool(inside))
 
     # what goes in
+
+    def _written_over(self, api: str, row: int) -> bool:
+        """What a tensor held before the call goes nowhere."""
+        return api in traits.OVERWRITES or (api == "copy_" and self._walker.side.name[row].endswith(".input.0"))
 
     def _going_in(self, pair: int, limit: float) -> tuple[Operand, Operand] | None:
         """An input with its noise as it is, and as round-off explains it; None: no tensor of floating point numbers."""

@@ -232,10 +232,13 @@ def _not_finite(run: Run) -> Iterator[Number]:
         everything = [("loss" if "loss" in name else "step", "value", {Key(0, name): series}) for name, series in run.scalars(rank).items()]
         for family in run.families(rank):
             everything += [(family, op, run.series(rank, family, op)) for op in run.ops(rank, family) if op in (*COMPARED, "nans")]
+        counts = {family: run.series(rank, family, "nans") for family in run.families(rank) if "nans" in run.ops(rank, family)}
         for family, op, table in everything:
             for at, (key, series) in enumerate(table.items()):
                 known = np.logical_or.accumulate(np.isfinite(series.values)) | ("loss" in key.name and op == "value")
                 bad = np.isinf(series.values) | (np.isnan(series.values) & known) | ((op == "nans") & (series.values > 0))
+                if (counted := counts.get(family, {}).get(key)) is not None and op != "nans":  # without elements there is no statistic
+                    bad &= ~(np.isnan(series.values) & np.isin(series.steps, counted.steps[counted.values == 0]))
                 if family == "actv" and (fine := masked.get(key)) is not None:
                     bad &= ~np.isin(series.steps, fine)
                 wrong = np.flatnonzero(bad)
