@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import tempfile
 import time
 import warnings
 from contextlib import ExitStack
@@ -35,6 +34,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent / "fault_set"))
 
 from fault_cases import Harmless
+from fault_dumps import scratch_directory
 from fault_existing import Existing, Verdict, judge
 from fault_mixture import Defect
 from fault_settings import SETTINGS, AnyCase, Setting, cases, dumps, truth
@@ -209,7 +209,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     done: dict[str, list[Row]] = {}
     with ExitStack() as stack:
-        root = (arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))).absolute()
+        root = (arguments.keep or stack.enter_context(scratch_directory())).absolute()
         named = [text.split("=", 1) for text in arguments.existing]
         tools = [stack.enter_context(Existing(version, Path(python).absolute(), root)) for version, python in named]
         work = [(SETTINGS[name], case) for name in wanted for case in cases(SETTINGS[name]) if arguments.only in case.name]

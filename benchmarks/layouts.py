@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import tempfile
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent / "fault_set"))
 
 from fault_cases import ACCUMULATED, CASES, DP, SINGLE, SP, TP, Case
-from fault_dumps import directory_name, dump
+from fault_dumps import directory_name, dump, scratch_directory
 from fault_model import Shape
 
 from msprobe_engine.core.errors import ProbeError
@@ -121,11 +120,11 @@ def main() -> int:
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     if arguments.megatron:
-        with tempfile.TemporaryDirectory() as scratch:
-            return megatron(arguments.keep or Path(scratch))
+        with scratch_directory() as scratch:
+            return megatron(arguments.keep or scratch)
     lines, right, asked, quiet = [], 0, 0, True
-    with tempfile.TemporaryDirectory() as scratch:
-        root = arguments.keep or Path(scratch)
+    with scratch_directory() as scratch:
+        root = arguments.keep or scratch
         if arguments.stages:
             return stages(root, arguments.only)
         chosen = [(layout, case) for layout, case in planted(arguments.layouts.split(",")) if arguments.only in (case.name if case else "")]

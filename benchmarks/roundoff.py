@@ -30,6 +30,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+sys.path.insert(0, str(Path(__file__).parent / "fault_set"))
+
+from fault_dumps import scratch_directory
+
 HIDDEN, BLOCKS, HEADS, VOCAB, LENGTH, BATCH = 256, 4, 4, 1024, 64, 4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "amp": torch.bfloat16, "fp16": torch.float16}
 UNITS = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
@@ -311,8 +315,8 @@ def main() -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     wrong = 0
-    with tempfile.TemporaryDirectory() as scratch:
-        root = args.keep or Path(scratch)
+    with scratch_directory() as scratch:
+        root = args.keep or scratch
         weights = trained(root / "weights.pt")
         for mode in args.modes.split(","):
             for level in args.levels.split(","):

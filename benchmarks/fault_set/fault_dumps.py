@@ -9,7 +9,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,17 @@ import torch
 import torch.distributed as dist
 from fault_model import Shape, Training
 from torch import nn
+
+
+@contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """A directory that is gone afterwards; not that of `tempfile.TemporaryDirectory`, which the first forked child that runs what is
+    registered for the end would remove."""
+    path = Path(tempfile.mkdtemp())
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def directory_name(text: str) -> str:

@@ -91,6 +91,10 @@ def share(count: Floats, norm: Floats, top: Floats, spread: Floats, unit: Floats
     return np.where(np.nan_to_num(spread) < _FEW_VALUES * unit * top, 1.0, found)
 
 
+MOST_TIMES = 1e9
+"""More of it is not put into words: the number has no round-off (an integer)."""
+
+
 def times_exact(distance: float) -> float:
     """How many times what an exact call may do a result differs."""
     return distance / call_limit(EPS["float64"], 1)

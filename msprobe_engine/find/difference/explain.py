@@ -20,7 +20,7 @@ from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.nonfinite.report import own_line
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
-from msprobe_engine.measure import distances, factorize, missing_statistics
+from msprobe_engine.measure import distances, factorize, missing_statistics, roundoff
 
 _STATISTICS = ("Max", "Min", "Mean", "Norm")
 
@@ -148,7 +148,7 @@ def _size(origin: DifferenceOrigin, side: DumpTable, golden: DumpTable) -> str:
     if math.isinf(origin.distance):
         return Sentence("more than numbers can say{0}", _beyond_numbers(origin, side, golden))
     share = _percent(origin.distance)
-    return Sentence("{0} ({1} times round-off)", share, f"{origin.times:,.0f}") if 1 < origin.times < math.inf else share
+    return Sentence("{0} ({1} times round-off)", share, f"{origin.times:,.0f}") if 1 < origin.times < roundoff.MOST_TIMES else share
 
 
 def _beyond_numbers(origin: DifferenceOrigin, side: DumpTable, golden: DumpTable) -> str:

@@ -218,9 +218,8 @@ class RowProjection:
         if distance == np.inf:
             return "the content differs"
         times = float(self.times[at])
-        return (
-            f"off by {distance:.2g} of its size, {times:,.0f} times what round-off explains" if times < np.inf else f"off by {distance:.2g}"
-        )
+        much = f"off by {distance:.2g} of its size"
+        return f"{much}, {times:,.0f} times what round-off explains" if times < roundoff.MOST_TIMES else much
 
     def _argument_text(self, at: int) -> str:
         i, j = int(self.rows[at]), int(self.others[at])
