@@ -12,11 +12,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from msprobe_engine.core import operator_traits as traits
+from msprobe_engine.find.difference.seen import Seen
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD
-from msprobe_engine.measure import distances, factorize, propagation, roundoff
+from msprobe_engine.measure import factorize, propagation, roundoff
 from msprobe_engine.measure.propagation import NONE, Carried, Noise, Operand, Result
 
 if TYPE_CHECKING:
@@ -32,67 +31,6 @@ _ROUNDINGS = 2.0
 """Of code of which nothing is known, in those of one call."""
 
 _UNKNOWN = Noise(1.0, 1.0, 0.0)
-
-
-class Seen:
-    """What the statistics of pairs of rows show; lists, one item per pair.
-
-    Attributes:
-        norm, mean, element: relative differences of the norm, of the mean (to the root mean square) and of the extremes.
-        elements: the largest difference that the elements themselves show, where they are saved; else 0.
-        blank: nothing is known of its numbers (a part of something, redacted).
-        other: no number says how far they are apart (another shape, NaN on one side, another checksum).
-        rms, average, share, count, last, unit: as in `propagation.Operand`.
-    """
-
-    def __init__(self, walker: DifferenceWalk) -> None:
-        left, right = factorize.columns(walker.rows)
-        target, golden, m = walker.side, walker.golden.side, walker.measured
-        a, b = target.stats[left], golden.stats[right]
-        count = np.maximum(factorize.of_each(golden.shape, distances.elements)[right].astype(np.float64), 1.0)
-        with np.errstate(all="ignore"):
-            size = np.abs(b[:, 3])
-            rms = size / np.sqrt(count)
-            top = np.maximum(np.abs(b[:, 0]), np.abs(b[:, 1]))
-            exact = m.distance == 0
-            # an infinity (of a mask) leaves nothing but the extremes: what is finite of them says how large the elements are
-            blind = ~np.isfinite(size) & np.isfinite(m.distance)
-            finite = np.where(np.isfinite(b[:, :2]), np.abs(b[:, :2]), 0.0).max(1)
-            rms, size, top = np.where(blind, finite, rms), np.where(blind, finite, size), np.where(blind, finite, top)
-            self.blank = (~np.isfinite(b[:, 3]) & ~np.isfinite(b[:, :2]).any(1) & ~m.known).tolist()
-            self.norm = _numbers(np.where(blind, 0.0, np.abs(np.abs(a[:, 3]) - size) / size), exact)
-            self.mean = _numbers(np.where(blind, 0.0, np.abs(a[:, 2] - b[:, 2]) / rms), exact)
-            element = np.abs(a[:, :2] - b[:, :2]).max(1) / top  # of a mask, where one covers some
-            self.element = _numbers(np.where(blind, m.distance, element), exact)
-            self.other = (np.isinf(m.distance) & ~m.argument).tolist()
-            mine, theirs = (factorize.of_each(side.dtype, roundoff.eps)[rows] / 2 for side, rows in ((target, left), (golden, right)))
-            unit = np.maximum(mine, theirs) if walker.mostly_other_dtypes(mine, theirs) else np.where(theirs > 0, theirs, mine)
-            share = roundoff.share(count, size, top, b[:, 0] - b[:, 1], unit)
-        self.elements = np.where(m.elements & np.isfinite(m.distance), m.distance, 0.0).tolist()
-        self.rms, self.average, self.share = np.nan_to_num(rms).tolist(), np.nan_to_num(np.abs(b[:, 2])).tolist(), share.tolist()
-        self.count, self.unit = count.astype(np.int64).tolist(), unit.tolist()
-        self.last = factorize.of_each(golden.shape, _last)[right].astype(np.int64).tolist()
-
-    def moved(self, at: int) -> bool:
-        """There is a difference."""
-        return bool(self.norm[at] or self.mean[at] or self.element[at] or self.elements[at] or self.other[at])
-
-    def largest(self, at: int) -> float:
-        """Of elements, as far as the statistics tell."""
-        if self.other[at]:
-            return 1.0
-        by_norm = self.norm[at] / self.share[at]
-        largest: float = max(self.mean[at] * math.sqrt(self.count[at]), by_norm, self.element[at], self.elements[at])
-        return largest
-
-
-def _numbers(values: np.ndarray[tuple[int], np.dtype[np.float64]], exact: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[float]:
-    found: list[float] = np.where(exact, 0.0, np.nan_to_num(values, nan=0.0, posinf=np.inf)).tolist()
-    return found
-
-
-def _last(shape: object) -> int:
-    return int(shape[-1]) if isinstance(shape, list) and shape and isinstance(shape[-1], int) else 1
 
 
 class _Recent:
