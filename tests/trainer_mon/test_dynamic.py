@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import os
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,8 @@ def test_all_ranks_begin_at_one_step(tmp_path: Path) -> None:
         def before(step: int) -> None:
             if step == 2 and torch.distributed.get_rank() == 0:
                 edit(path, **ON, collect_times=3)
+            if step == 3:
+                time.sleep(0.5)  # news has two steps to arrive, and steps of this net take a millisecond
 
         loop(ddp, optimizer, 10, before=before)
         monitor.stop()
