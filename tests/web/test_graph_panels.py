@@ -317,6 +317,7 @@ def test_the_address_shows_the_same_again(show: Open) -> None:
     until(page, "location.hash.includes('node=Module.layers.2.Layer.forward.0')")
     page.evaluate("location.hash = '#step=0&rank=1&node=Nobody'")
     until(page, "document.querySelector('.toast')?.textContent.includes('Nobody')")
+    until(page, "Graph.store.pair.step === 0 && !location.hash.includes('Nobody')")  # opened, and the address is the page's own again
     page.evaluate("location.hash = '#step=9&rank=9'")
     until(page, "document.querySelector('.toast').textContent.includes('step 9')")
 
