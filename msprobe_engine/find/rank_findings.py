@@ -28,15 +28,11 @@ class RankFindings:
         walker: both sides, with their distances; the rows of a table are rows of its sides.
         begins: where differences begin in this rank, the most likely first; records are named as in the sides of `walker`.
         differs: something is off in this step, in this rank or another one.
-        accepted: largest distance that was taken for round-off.
-        noise: distances up to this one are products with fewer bits of mantissa.
     """
 
     walker: DifferenceWalk
     begins: Sequence[Suspect]
     differs: bool
-    accepted: float
-    noise: float
 
 
 def find_in_rank(begun: RankWalk, step: int, rank: int, moved: Floats | None = None) -> RankFindings:
@@ -60,7 +56,7 @@ def find_in_whole(whole: GlobalTensors, step: int, rank: int) -> RankFindings:
 
 def _found(walked: Divergence, step: int, rank: int) -> RankFindings:
     begins = suspects.of_origins(step, walked) or suspects.of_facts(step, walked)
-    return RankFindings(walked.walkers[rank], begins, bool(begins), walked.walks[rank].largest, walked.noise)
+    return RankFindings(walked.walkers[rank], begins, bool(begins))
 
 
 def _before(target: DumpTable, golden: DumpTable, rank: int) -> Divergence | None:

@@ -1,12 +1,13 @@
 """What round-off may do: the one place that is asked how far apart two numbers may be when nothing is wrong.
 
-The limit of one call follows from the coarser dtype of the two runs: half a unit in the last place, times 8 plus the square root of the
-longest sum that can stand behind an element (rounding errors of a sum of n terms grow like sqrt(n): N. Higham and T. Mary, "A New Approach
-to Probabilistic Rounding Error Analysis", SIAM J. Sci. Comput. 41, 2019). Types of 16 bits and less round their result to a few bits and
-are summed in float32, so four units count there.
+`fresh` is what one call adds to the noise of elements, `share` what a statistic shows of it; what calls make of noise that goes in is
+`propagation`. `call_limit` is for numbers of which nothing else is known (one call, saved variables, rows that only a table pairs): half a
+unit in the last place, times 8 plus the square root of the longest sum that can stand behind an element (rounding errors of a sum of n
+terms grow like sqrt(n): N. Higham and T. Mary, "A New Approach to Probabilistic Rounding Error Analysis", SIAM J. Sci. Comput. 41, 2019);
+types of 16 bits and less round their result to a few bits and are summed in float32, so four units count there.
 
-Three things move that limit: a difference grows on its way through a call (`GROWTH`), a calibration has measured how far round-off moves
-each row (`CALIBRATED`), and some devices compute products with fewer bits of mantissa (`product_noise`).
+A calibration has measured how far round-off moves each row (`CALIBRATED`), and some devices compute products with fewer bits of mantissa
+(`product_noise`).
 """
 
 from __future__ import annotations

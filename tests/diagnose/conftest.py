@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 from msprobe_engine.find.nonfinite import trace as facts
 from msprobe_engine.find.nonfinite.flags import Trace
@@ -20,6 +21,16 @@ _here = Path(__file__).parent
 for _place in (str(_here.parent / "monitor_pages"), str(_here)):
     if _place not in sys.path:
         sys.path.insert(0, _place)
+
+
+@pytest.fixture(scope="module")
+def small_dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `small_run.py` has trained."""
+    root = tmp_path_factory.mktemp("small") / "dump"
+    done = warm.run((_here / "small_run.py").read_text(), root, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return root
+
 
 _VALUES = {
     "nan": (math.nan, math.nan, math.nan, math.nan),

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import warm
 
 from msprobe_engine.cli.main import main
 
@@ -22,20 +21,11 @@ COMMANDS = {
 BEHIND = "lie behind the place where it was cut off"
 
 
-@pytest.fixture(scope="module")
-def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `small_run.py` has trained."""
-    root = tmp_path_factory.mktemp("small") / "dump"
-    done = warm.run(Path(__file__).with_name("small_run.py").read_text(), root, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return root
-
-
 @pytest.fixture
-def sides(dump: Path, tmp_path: Path) -> dict[str, Path]:
+def sides(small_dump: Path, tmp_path: Path) -> dict[str, Path]:
     found = {"whole": tmp_path / "whole", "cut": tmp_path / "cut"}
     for place in found.values():
-        shutil.copytree(dump / "step0", place / "step0")
+        shutil.copytree(small_dump / "step0", place / "step0")
     return found
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import warm
 
 from msprobe_engine.cli.main import main
 
@@ -27,15 +26,6 @@ CHANGES: dict[str, tuple[str, Callable[[float], float]]] = {
 }
 """The mean is none of them: twice a mean near zero is less than the round-off of a sum."""
 NO_OTHER_NUMBER = "zero, doubled, is zero; memory that nobody has written has no number (null); True and False are no numbers"
-
-
-@pytest.fixture(scope="module")
-def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `small_run.py` has trained."""
-    root = tmp_path_factory.mktemp("small") / "dump"
-    done = warm.run(Path(__file__).with_name("small_run.py").read_text(), root, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return root
 
 
 def tensors(node: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -62,11 +52,13 @@ def changed(document: dict[str, Any], change: str) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("change", [*list(CHANGES)[:1], *(pytest.param(name, marks=pytest.mark.slow) for name in list(CHANGES)[1:])])
-def test_a_number_that_differs_is_found(change: str, command: str, dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_that_differs_is_found(
+    change: str, command: str, small_dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Whatever the record: a view, a cast, what goes into a module whose calls were recorded, what gives its form only."""
     sides = {side: tmp_path / side for side in ("target", "golden")}
     for place in sides.values():
-        shutil.copytree(dump / "step0", place / "step0")
+        shutil.copytree(small_dump / "step0", place / "step0")
     file = sides["target"] / "step0/rank0/dump.json"
     cells, missed = 0, []
     for what, text in changed(json.loads(file.read_text()), change):
@@ -81,11 +73,11 @@ def test_a_number_that_differs_is_found(change: str, command: str, dump: Path, t
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_cast_that_another_call_uses(command: str, dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cast_that_another_call_uses(command: str, small_dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A view or cast whose result goes into calls of one side only is no origin beside others, and a finding where nothing else differs."""
     sides = {side: tmp_path / side for side in ("target", "golden")}
     for place in sides.values():
-        shutil.copytree(dump / "step0", place / "step0")
+        shutil.copytree(small_dump / "step0", place / "step0")
     for name in ("dump.json", "construct.json", "stack.json"):
         file = sides["target"] / "step0/rank0" / name
         file.write_text(file.read_text().replace("Torch.softmax.0", "Torch.sigmoid.0"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from msprobe_engine.core import operator_traits as traits
@@ -67,7 +68,6 @@ class CarriedNoise:
 
     Attributes:
         ratio, alone: one per pair of rows, see the module.
-        allowed: what would be round-off, in the unit of the statistic that says most.
         judged: one per pair of rows: noise is small enough to tell a fault from it.
         end: noise at the end of the step.
     """
@@ -76,15 +76,13 @@ class CarriedNoise:
         self._walker, self._start, self._products = walker, start, products
         self.seen = Seen(walker)
         pairs = len(walker.rows)
-        self.ratio, self.alone, self.allowed = [0.0] * pairs, [0.0] * pairs, [0.0] * pairs
+        self.ratio, self.alone = [0.0] * pairs, [0.0] * pairs
         self.judged = [True] * pairs
         self._notes: dict[int, Noise] = {}
         self._clean: dict[int, Noise] = {}
         self._role = walker.side.role
-        self._pair = {row: at for at, (row, _) in enumerate(walker.rows)}
         before = (start,) if start else ()
         self._recent, self._recent_clean = _Recent(*before), _Recent(*before)
-        self._kept = self._kept_positions()
         self._parted = False  # a fault was met
         right = factorize.columns(walker.rows)[1]
         self._measured = (roundoff.CALIBRATED * walker.moved[right]).tolist() if walker.calibrated else None
@@ -95,7 +93,13 @@ class CarriedNoise:
         """Of the largest of the last records."""
         return self._recent_clean.largest
 
-    def _kept_positions(self) -> dict[int, list[int]]:
+    @cached_property
+    def _paired(self) -> set[int]:
+        """Rows of the target that have a partner."""
+        return {row for row, _ in self._walker.rows}
+
+    @cached_property
+    def _kept(self) -> dict[int, list[int]]:
         """Pair of records -> pairs of records whose tensors autograd has kept for it."""
         own, twins, members, groups = self._walker.kept
         found: dict[int, list[int]] = {}
@@ -168,8 +172,8 @@ class CarriedNoise:
         return self._operand(pair, noise), self._operand(pair, clean)
 
     def _judge_input(self, pair: int, noise: Noise, clean: Noise, limit: float) -> None:
-        self.ratio[pair], self.allowed[pair] = self._times(pair, noise.element, noise.whole, 0.0, limit)
-        self.alone[pair] = self._times(pair, clean.element, clean.whole, 0.0, limit)[0]
+        self.ratio[pair] = self._times(pair, noise.element, noise.whole, 0.0, limit)
+        self.alone[pair] = self._times(pair, clean.element, clean.whole, 0.0, limit)
         self._parted |= self.alone[pair] > 1
 
     def _exact_input(self, pair: int, row: int) -> None:
@@ -199,7 +203,7 @@ class CarriedNoise:
             return None
         if walker.position(op) >= 0:
             source = self._row_of(op, row)
-            if source not in self._pair and not self.quiet:  # the record has a partner, and this of what it gives out has none
+            if source not in self._paired and not self.quiet:  # the record has a partner, and this of what it gives out has none
                 return self._unrecorded(unit)
             return self._notes.get(source, NONE), self._clean.get(source, self._notes.get(source, NONE))
         if depth >= _BRIDGES:
@@ -269,8 +273,11 @@ class CarriedNoise:
                 given = self._role[row] == OUTPUT
                 if given and came_back:
                     continue
-                one = self._notes.get(row, NONE) if given else (self._made(row, seen.unit[pair]) or self._as_seen(pair))[0]
-                two = self._clean.get(row, one) if given else (self._made(row, seen.unit[pair]) or self._as_seen(pair))[1]
+                if given:
+                    one = self._notes.get(row, NONE)
+                    two = self._clean.get(row, one)
+                else:
+                    one, two = self._made(row, seen.unit[pair]) or self._as_seen(pair)
                 (inputs if came_back else kept).append(self._operand(pair, one))
                 (clean if came_back else kept_clean).append(self._operand(pair, two))
         return kept, kept_clean
@@ -337,11 +344,11 @@ class CarriedNoise:
         self.judged[pair] = element <= roundoff.JUDGED
         behind = max((one.noise.element for one in inputs), default=0.0) if carried.absolute is not None else 0.0
         if self.judged[pair]:
-            self.ratio[pair], self.allowed[pair] = self._times(pair, element, whole, bias, limit, behind)
+            self.ratio[pair] = self._times(pair, element, whole, bias, limit, behind)
         if not self._parted:
             self.alone[pair] = self.ratio[pair]
         else:
-            self.alone[pair] = self._times(pair, math.hypot(bare.element, new), bare.whole, bias, limit, behind)[0]
+            self.alone[pair] = self._times(pair, math.hypot(bare.element, new), bare.whole, bias, limit, behind)
         note = self._note(pair, api, inputs, kept, carried, new)
         self._notes[row] = note
         if self.alone[pair] > 1:
@@ -374,29 +381,27 @@ class CarriedNoise:
         whole = min(1.0, max(seen.norm[pair], seen.mean[pair], element * seen.share[pair]))
         return Noise(element, whole, element * seen.rms[pair] if carried.absolute is None else carried.absolute)
 
-    def _times(self, pair: int, element: float, whole: float, bias: float, limit: float, behind: float = 0.0) -> tuple[float, float]:
-        """(how many times what round-off may do, what it may do in that statistic); `behind`: noise of elements that no mask covers."""
+    def _times(self, pair: int, element: float, whole: float, bias: float, limit: float, behind: float = 0.0) -> float:
+        """How many times what round-off may do; `behind`: noise of elements that no mask covers."""
         seen = self.seen
         if not seen.moved(pair):
-            return 0.0, 0.0
+            return 0.0
         rest = bias + element * element / 2 + roundoff.FLOOR
         count = seen.count[pair]
         norm = limit * (math.hypot(whole, element * seen.share[pair]) + rest)
-        found = [(seen.norm[pair] / norm, norm)]
+        found: list[float] = [seen.norm[pair] / norm]
         if count > 1:
             mean = limit * (math.hypot(whole, element / math.sqrt(count)) + rest)
             single = limit * (element + roundoff.FLOOR)
-            found += [(seen.mean[pair] / mean, mean), (seen.element[pair] / single, single)]
+            found += [seen.mean[pair] / mean, seen.element[pair] / single]
             if seen.elements[pair]:  # those that no mask covers
                 visible = limit * (max(element, behind) + roundoff.FLOOR)
-                found.append((seen.elements[pair] / visible, visible))
+                found.append(seen.elements[pair] / visible)
         if seen.other[pair]:  # no number says how far
-            found.append((0.0 if element >= roundoff.JUDGED else math.inf, 0.0))
-        times, allowed = max(found)
+            found.append(0.0 if element >= roundoff.JUDGED else math.inf)
         if self._measured is not None:
-            distance, known = float(self._walker.measured.distance[pair]), self._measured[pair]
-            times = min(times, distance / known)
-        return times, allowed
+            found = [min(max(found), float(self._walker.measured.distance[pair]) / self._measured[pair])]
+        return max(found)
 
     def _exact(self, pair: int, inputs: Sequence[Operand]) -> None:
         """Integers, and tensors of zeros: other ones are a difference, unless they were made of numbers with noise."""

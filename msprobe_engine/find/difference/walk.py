@@ -9,8 +9,8 @@ is not:
 * it makes NaN or Inf of finite inputs, and the golden side does not;
 * it was called with another argument.
 
-What lies behind an origin differs because of it, and is not one. Round-off grows on its way through a network, so each difference that was
-accepted raises what is accepted from then on.
+What lies behind an origin differs because of it, and is not one. What round-off amounts to on its way
+through a network is carried along (`carried_noise`).
 """
 
 from __future__ import annotations
