@@ -23,7 +23,7 @@ from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
 from msprobe_engine.core.testing import frame_of
 from msprobe_engine.formats.monitor.reader import open_run
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
-from msprobe_engine.report.run.alerts import MAX_ALERTS
+from msprobe_engine.report.trends.alerts import MAX_ALERTS
 from msprobe_engine.report.run.data import BINS, LINES, collect
 from msprobe_engine.report.run.page import render
 

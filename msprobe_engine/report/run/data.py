@@ -20,7 +20,8 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.names import is_number, layer_of
 from msprobe_engine.formats.monitor.completeness import missing_parts, still_running
 from msprobe_engine.formats.monitor.reader import Run, Series, Table
-from msprobe_engine.report.run.alerts import Raised
+from msprobe_engine.report.trends.alerts import Raised
+from msprobe_engine.report.trends.monitored import titles
 
 Floats = npt.NDArray[np.float64]
 
@@ -31,7 +32,6 @@ LINES = 8
 WORST = 60
 NOTABLE = 3.0
 """A layer stands out when it leaves its own median, or the other ranks, by this factor."""
-_GRADIENTS = ("grad_unreduced", "grad_reduced")
 _FILLING = ("exp_avg", "exp_avg_sq", "opt_state")
 """Families that begin at zero and fill: that they are small in the first steps is no news in any run."""
 
@@ -170,19 +170,6 @@ def _empty(table: Table) -> npt.NDArray[np.bool_]:
     none = np.zeros(len(table.ids), bool)
     size = next((table.values[op] for op in ("norm", "min", "max") if op in table.values), None)
     return none if size is None or "nans" not in table.values else np.isnan(size) & (table.values["nans"] == 0)
-
-
-def titles(table: Table, family: str, layers: bool = True) -> dict[str, list[int]]:
-    """Keys of each picture of a family: phases, states and tags are told apart. `layers`: only what belongs to a layer of the model."""
-    out: dict[str, list[int]] = {}
-    for i, key in enumerate(table.keys):
-        if family == "other" and key.detail != "mg_direction":
-            if not layers:
-                out.setdefault(family, []).append(i)  # collectives are no layers
-            continue
-        more = key.detail or (key.phase if family in _GRADIENTS else "")
-        out.setdefault(f"{family}, {more}" if more else family, []).append(i)
-    return out
 
 
 def _statistics(table: Table, family: str) -> dict[str, tuple[Floats, str]]:

@@ -13,16 +13,17 @@ from msprobe_engine.core.records import FAMILIES
 from msprobe_engine.core.text.ranges import ranks_text
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.monitor.series import Floats, Integers
-from msprobe_engine.report.run.alerts import Raised
 from msprobe_engine.report.trends import findings
+from msprobe_engine.report.trends.alerts import Raised
 from msprobe_engine.report.trends.apart import apart
 from msprobe_engine.report.trends.bins import Extremes, Sums, distinct
 from msprobe_engine.report.trends.dumps import DumpSource
 from msprobe_engine.report.trends.model import Grid, Metric, RunTrend, Trends
+from msprobe_engine.report.trends.monitored import MonitorSource
 from msprobe_engine.report.trends.order import Order, in_order
 from msprobe_engine.report.trends.pairing import paired
 from msprobe_engine.report.trends.plan import Plan, plan
-from msprobe_engine.report.trends.source import ABSMAX, DUMPED, SCALARS, Both, MonitorSource, Part, Progress, Source, Target, said
+from msprobe_engine.report.trends.source import ABSMAX, DUMPED, SCALARS, Both, Part, Progress, Source, Target, said
 
 NUMBERS = 12_000_000
 """Numbers a page holds unless asked otherwise: about 30 to 50 MB."""
@@ -217,7 +218,7 @@ def _fill(trends: Trends, run: RunTrend, source: Source, shift: int, progress: P
             known = (rows >= 0) & (steps >= how.fine.first[0]) & (steps <= how.fine.last[-1])
             if not known.all():  # a run that is still going has written more since it was first read
                 late += int((~known).sum())
-                part, rows, steps = _only(part, known), rows[known], steps[known]
+                part, rows, steps = part.of(known), rows[known], steps[known]
             fine = how.fine.place(steps)
             group = int(how.ranks.place(np.array([rank]))[0])
             flat = (rows * len(how.ranks) + group) * len(how.coarse) + fine // how.factor
@@ -235,14 +236,6 @@ def _fill(trends: Trends, run: RunTrend, source: Source, shift: int, progress: P
     run.problems |= source.problems
     if late:
         run.problems[Sentence("rows written while the page was made, not in it; make it again to see them")] = late
-
-
-def _only(part: Part, rows: npt.NDArray[np.bool_]) -> Part:
-    """Some rows of a part."""
-    values = {name: column[rows] for name, column in part.values.items()}
-    return replace(
-        part, ids=part.ids[rows], steps=part.steps[rows], values=values, there={name: mask[rows] for name, mask in part.there.items()}
-    )
 
 
 def _grid(how: Plan, targets: int, compared: bool) -> Grid:

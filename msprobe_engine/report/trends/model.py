@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from msprobe_engine.report.run.alerts import Raised
+from msprobe_engine.report.trends.alerts import Raised
 from msprobe_engine.report.trends.bins import Extremes, Sums
 from msprobe_engine.report.trends.plan import Plan
 from msprobe_engine.report.trends.source import Target

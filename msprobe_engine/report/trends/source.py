@@ -7,20 +7,16 @@ of it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.errors import DumpFormatError, UsageError
-from msprobe_engine.formats.monitor.completeness import missing_parts, still_running
-from msprobe_engine.formats.monitor.reader import Run, Series, Table, open_run
-from msprobe_engine.formats.monitor.series import Floats, Ids, Integers
-from msprobe_engine.report.run.data import titles
+from msprobe_engine.formats.monitor.series import Floats, Integers
 
 SCALARS = "numbers of the steps"
 VALUE = "value"
@@ -28,10 +24,7 @@ VALUE = "value"
 ABSMAX = "largest absolute value"
 DUMPED = frozenset(("forward", "backward", "recompute", "parameters_grad", "optimizer"))
 """Metrics of dumps, whose `Key.micro_step` is the number of the call."""
-_EITHER = "NaN or were not written, this data base does not say which: shown as NaN"
-
 _PROBLEMS_SAID = 5
-_MOST_STAGES = 1 << 20
 
 Progress = Callable[[str], None]
 
@@ -67,6 +60,7 @@ class Part:
         there: statistic to which rows have it, [n]; all where it is not named. NaN elsewhere is a real NaN.
         order: of dumps: when in its step a row was made, int64 [n], as `msprobe_engine.report.trends.findings.moment_of` makes it; empty:
             of other files, which do not say.
+        masked: rows whose -Inf the run has taken for that of masks: they are shown, and are no fault, [n]; empty: none.
     """
 
     rank: int
@@ -77,6 +71,19 @@ class Part:
     values: Mapping[str, Floats]
     there: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
     order: Integers = field(default_factory=lambda: np.empty(0, np.int64))
+    masked: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
+
+    def of(self, rows: npt.NDArray[np.bool_]) -> Part:
+        """Some rows of it."""
+        return replace(
+            self,
+            ids=self.ids[rows],
+            steps=self.steps[rows],
+            values={name: values[rows] for name, values in self.values.items()},
+            there={name: mask[rows] for name, mask in self.there.items()},
+            order=self.order[rows] if len(self.order) else self.order,
+            masked=self.masked[rows] if len(self.masked) else self.masked,
+        )
 
 
 class Source(Protocol):
@@ -109,6 +116,7 @@ class Wanted:
         ranks, steps: only these; None: all.
         metrics, statistics, targets: only those whose name holds one of these texts; empty: all.
         micro_steps: micro batches of a step are targets of their own; else the extremes over them count.
+        since, until: of the monitor only directories whose time stamp (``Dec03_21-34-40``) lies in this range.
     """
 
     ranks: frozenset[int] | None = None
@@ -117,6 +125,8 @@ class Wanted:
     statistics: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     micro_steps: bool = False
+    since: str | None = None
+    until: str | None = None
 
     def takes(self, text: str, of: Sequence[str]) -> bool:
         """Whether a name is among those wanted."""
@@ -134,19 +144,12 @@ class Wanted:
         chosen = {name: values for name, values in part.values.items() if self.takes(name, self.statistics)}
         if not chosen or not keep.any():
             return None
+        part = replace(part, values=chosen, there={name: mask for name, mask in part.there.items() if name in chosen})
         if keep.all():
-            return replace(part, values=chosen)
-        used, ids = np.unique(part.ids[keep], return_inverse=True)
-        return Part(
-            part.rank,
-            part.metric,
-            [part.targets[i] for i in used.tolist()],
-            ids.astype(np.int64),
-            part.steps[keep],
-            {name: values[keep] for name, values in chosen.items()},
-            {name: mask[keep] for name, mask in part.there.items() if name in chosen},
-            part.order[keep] if len(part.order) else part.order,
-        )
+            return part
+        part = part.of(keep)
+        used, ids = np.unique(part.ids, return_inverse=True)
+        return replace(part, targets=[part.targets[i] for i in used.tolist()], ids=ids.astype(np.int64))
 
 
 def open_source(path: Path | str, wanted: Wanted | None = None) -> Source:
@@ -163,7 +166,7 @@ def open_source(path: Path | str, wanted: Wanted | None = None) -> Source:
     found: list[Source] = []
     reasons: list[str] = []
     try:
-        found.append(MonitorSource(open_run(root), wanted))
+        found.append(open_monitor(root, wanted))
     except UsageError as error:
         reasons.append(str(error))
     if root.is_dir() or root.suffix == ".json":
@@ -184,6 +187,18 @@ def open_source(path: Path | str, wanted: Wanted | None = None) -> Source:
 def said(problems: Mapping[str, int]) -> str:
     """The first problems of a run as the end of a message, "" without any."""
     return "".join(f"\n  {what}" for what in list(problems)[:_PROBLEMS_SAID])
+
+
+def open_monitor(path: Path | str, wanted: Wanted) -> Source:
+    """The files of the monitor alone.
+
+    Raises:
+        UsageError: there are none, or a time stamp is none.
+    """
+    from msprobe_engine.formats.monitor.reader import open_run
+    from msprobe_engine.report.trends.monitored import MonitorSource
+
+    return MonitorSource(open_run(path, since=wanted.since, until=wanted.until), wanted)
 
 
 def _dump(root: Path, wanted: Wanted) -> Source:
@@ -217,124 +232,6 @@ class Both:
     @property
     def left_out(self) -> int:
         return sum(source.left_out for source in self.sources)
-
-
-class MonitorSource:
-    """A monitored run in any of its formats."""
-
-    def __init__(self, run: Run, wanted: Wanted) -> None:
-        self.path = run.path
-        self.kinds: tuple[str, ...] = (run.format,)
-        self.ranks = [rank for rank in run.ranks if wanted.ranks is None or rank in wanted.ranks]
-        self._run, self._wanted = run, wanted
-        self._ambiguous: Counter[str] = Counter()
-        stages = {rank: _stage(run.info(rank)) for rank in run.ranks}
-        self._stages = stages if len(set(stages.values())) > 1 else {}
-        self._missing = missing_parts(run) if wanted.ranks is None and wanted.steps is None else []
-        self._running = still_running(run)
-
-    @property
-    def problems(self) -> Mapping[str, int]:
-        return {**dict.fromkeys([*self._missing, *self._running], 1), **self._run.problems, **self._ambiguous}
-
-    @property
-    def left_out(self) -> int:
-        return len(self._missing) + self._run.left_out
-
-    def alerts(self) -> list[dict[str, Any]]:
-        """What rules raised on the ranks and in the steps asked for."""
-        steps = self._wanted.steps
-        found = (alert for rank in self.ranks for alert in self._run.alerts(rank))
-        return [alert for alert in found if steps is None or alert.get("step") in steps]
-
-    def pieces(self) -> int:
-        return 2 * sum(len(self._run.families(rank)) for rank in self.ranks)
-
-    def parts(self, rank: int, progress: Progress) -> Iterator[Part]:
-        """Rows of a rank, metric by metric.
-
-        Raises:
-            UsageError: a file cannot be listed.
-        """
-        if scalars := self._run.scalars(rank):
-            part = self._wanted.cut(scalar_part(rank, scalars))
-            if part is not None:
-                yield part
-        for family in self._run.families(rank):
-            progress(f"rank {rank} {family}")
-            table = self._run.table(rank, family)
-            for metric, keys in titles(table, family, layers=False).items():
-                if (part := self._wanted.cut(self._part(rank, metric, family, table, keys))) is not None:
-                    yield part
-        self._run.forget(rank)
-
-    def _part(self, rank: int, metric: str, family: str, table: Table, wanted: Sequence[int]) -> Part:
-        pp = self._stages.get(rank, 0)
-        numbers = Ids()
-        of_key = np.full(len(table.keys), -1, np.int64)
-        for i in wanted:
-            key = table.keys[i]
-            micro = key.micro_step
-            name = key.name
-            if family == "other" and key.detail not in ("", "mg_direction"):
-                name = f"{name}/{key.detail}"
-            if family in DUMPED:
-                name = f"{name} #{micro}" if micro > 0 else name
-            elif self._wanted.micro_steps and micro >= 0:
-                name = f"{name} [micro {micro}]"
-            of_key[i] = numbers[Target(name, pp, max(key.vpp_stage, 0))]
-        ids = of_key[table.ids]
-        rows = ids >= 0
-        everything = bool(rows.all())
-        values = dict(table.values) if everything else {op: v[rows] for op, v in table.values.items()}
-        there = written(values)
-        if "nans" not in values and self._run.format == "sqlite":
-            count = sum(int(np.isnan(v).sum()) for v in values.values())
-            if count:
-                self._ambiguous[f"{metric}: numbers that are {_EITHER}"] = count
-        return Part(
-            rank, metric, list(numbers), ids if everything else ids[rows], table.steps if everything else table.steps[rows],
-            *with_absmax(values, there),
-        )  # fmt: skip
-
-
-def _stage(info: Mapping[str, Any]) -> int:
-    place = info.get("rank_info")
-    stage = place.get("pp") if isinstance(place, Mapping) else None
-    try:
-        return min(max(int(stage), 0), _MOST_STAGES) if isinstance(stage, (int, str)) else 0
-    except ValueError:
-        return 0
-
-
-def scalar_part(rank: int, scalars: Mapping[str, Series]) -> Part:
-    """The numbers of the steps as rows."""
-    first = ("loss", "grad_norm", "update_norm", "param_norm", "learning_rate", "loss_scale", "skipped", "step_seconds")
-    names = sorted(scalars, key=lambda name: (first.index(name) if name in first else len(first), name))
-    lengths = [len(scalars[name].steps) for name in names]
-    return Part(
-        rank,
-        SCALARS,
-        [Target(name) for name in names],
-        np.repeat(np.arange(len(names)), lengths),
-        np.concatenate([scalars[name].steps for name in names]).astype(np.int64),
-        {VALUE: np.concatenate([scalars[name].values for name in names]).astype(np.float64)},
-    )
-
-
-def written(values: Mapping[str, Floats]) -> dict[str, npt.NDArray[np.bool_]]:
-    """Which rows have a number: a NaN is one only where the count of NaN or other statistics do not say that there was nothing.
-
-    A tensor without elements has no norm and 0 NaN; a row that the existing tool fills with ``nan`` has no count either.
-    """
-    nans = values.get("nans")
-    if nans is None:
-        return {}
-    size = next((values[op] for op in ("norm", "min", "max") if op in values), None)
-    nothing = np.isnan(nans) if size is None else np.isnan(size) & ~(nans > 0)
-    if not nothing.any():
-        return {}
-    return {op: ~(nothing & np.isnan(v)) for op, v in values.items()}
 
 
 def with_absmax(
