@@ -60,10 +60,10 @@ def train(root: Path, level: str, name: str, bad: int = -1) -> None:
 @pytest.mark.parametrize("level", ["", "mix"])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_masks_of_a_transformer(name: str, level: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """No alert, no finding, and both commands say what was passed over and where."""
+    """No alert, no finding, and all commands say what was passed over and where."""
     train(tmp_path / "run", level, name)
     assert "ALERT" not in capfd.readouterr().err
-    for words in commands(tmp_path):
+    for words in (*commands(tmp_path), ["trends", str(tmp_path / "run")]):
         assert main(words) == 0
         assert "did no harm and was taken for that of masks, the first is " in capfd.readouterr().out
 

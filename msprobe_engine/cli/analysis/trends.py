@@ -34,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", action="append", default=[], metavar="TEXT", help="only tensors with this in their name; repeatable")
     parser.add_argument("--rank", metavar="RANGE", help="only these ranks: 0,2 or 0-7")
     parser.add_argument("--step", metavar="RANGE", help="only these steps: 10,12 or 100-200")
+    parser.add_argument("--since", metavar="STAMP", help="of a monitor only directories from this time stamp on (MonDD_HH-MM-SS)")
+    parser.add_argument("--until", metavar="STAMP", help="of a monitor only directories up to this time stamp")
     parser.add_argument("--shift", type=int, default=0, metavar="N", help="add N to the steps of RUN2")
     parser.add_argument("--micro_steps", action="store_true", help="micro batches as rows of their own (default: their extremes)")
     parser.add_argument("--size", type=float, default=48.0, metavar="MB", help="numbers that the page may hold, 4 bytes each (default: 48)")
@@ -61,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         statistics=tuple(args.statistic),
         targets=tuple(args.target),
         micro_steps=args.micro_steps,
+        since=args.since,
+        until=args.until,
     )
     paths = [args.run_path, *([args.other_path] if args.other_path else [])]
     warn_same_files(args.run_path, args.other_path)

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import platform
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,7 @@ class RunFile:
             "world_size": world_size,
             "rank_info": {},
             "version": _version(),
+            "host": platform.node(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now)),
             "started_unix": round(now, 3),
             "launch": secrets.token_hex(8),

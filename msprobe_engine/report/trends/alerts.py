@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 MAX_ALERTS = 500
 
 
@@ -32,6 +35,20 @@ class Raised:
         """The first `MAX_ALERTS`, for a page."""
         keys = ("step", "rank", "rule", "severity", "kind", "name", "micro_step")
         return [{key: a.get(key) for key in keys} | {"message": str(a.get("message", ""))[:500]} for a in self.listed[:MAX_ALERTS]]
+
+    def lanes(self, first: npt.NDArray[np.int64], shift: int = 0) -> list[dict[str, Any]]:
+        """Per rule and severity how many began in each column, for a page; those without a step are in none.
+
+        Args:
+            first: step with which each column begins, ascending.
+            shift: added to the steps of the alerts.
+        """
+        rows: dict[tuple[str, str], Counter[int]] = {}
+        for alert in self.began:
+            if isinstance(step := alert.get("step"), int):
+                column = max(0, int(np.searchsorted(first, step + shift, "right")) - 1)
+                rows.setdefault((str(alert.get("rule", "")), str(alert.get("severity", ""))), Counter())[column] += 1
+        return [{"rule": rule, "severity": severity, "marks": sorted(marks.items())} for (rule, severity), marks in rows.items()]
 
     @property
     def left_out(self) -> int:

@@ -72,7 +72,8 @@ def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0
         if not mine:
             what = "nothing to show: no numbers of what was asked for (ranks, steps, metrics, targets)"
             raise UsageError(f"{source.path}: {what}{said(source.problems)}")
-        run.raised = Raised.of(alert for part in _parts_of(source) if isinstance(part, MonitorSource) for alert in part.alerts())
+        if (monitored := next((part for part in _parts_of(source) if isinstance(part, MonitorSource)), None)) is not None:
+            run.raised, run.facts = Raised.of(monitored.alerts()), monitored.facts()
         own = np.unique(np.concatenate(mine)) + (shift if number else 0)
         run.steps = (len(own), int(own[0]), int(own[-1]))
         steps.append(own)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ class Gathered:
                 mask = values > 0 if statistic in ("nans", "infs") else ~np.isfinite(values)
                 there = part.there.get(statistic)
                 mask = mask if there is None else mask & there
+                mask = mask & ~part.masked if len(part.masked) else mask
                 if mask.any():
                     masks[statistic] = mask
         if not masks:
@@ -113,9 +114,43 @@ def stand_out(trends: Trends, run: RunTrend) -> list[StandOut]:
         if len(run.ranks) > 1:
             width = logs - _logs(both.low)
             usual = np.maximum(_median(width), 0.0)[:, None]
-            found += _top(np.nan_to_num(width - usual, nan=0.0, posinf=0.0, neginf=0.0), metric, statistic, steps, "ranks", "ranks")
+            of_ranks = _of_ranks(grid)
+            wide = _top(np.nan_to_num(width - usual, nan=0.0, posinf=0.0, neginf=0.0), metric, statistic, steps, "ranks", "ranks")
+            found += [one._replace(rank=_farthest(trends, of_ranks, one)) for one in wide]
+            found += _alone(trends, of_ranks, metric, statistic, {one.target for one in wide})
     found.sort(key=lambda one: -one.factor)
     return found[:KEPT]
+
+
+def _of_ranks(grid: Grid) -> Numbers:
+    """[targets, groups of ranks, coarse columns]: power of ten between a number and the median of the ranks, of two ranks the smaller one;
+    0 where there is none."""
+    logs = _logs(grid.cube.high)
+    ascending = np.sort(logs, axis=1)  # what is not finite is last
+    count = np.isfinite(logs).sum(1, keepdims=True)
+    middle, above = (np.maximum(count - 1, 0) // 2, count // 2) if logs.shape[1] > 2 else (np.zeros_like(count), np.zeros_like(count))
+    above = np.minimum(above, np.maximum(count - 1, 0))
+    usual = (np.take_along_axis(ascending, middle, 1) + np.take_along_axis(ascending, above, 1)) / 2
+    return np.nan_to_num(logs - usual, nan=0.0)
+
+
+def _farthest(trends: Trends, of_ranks: Numbers, one: StandOut) -> int:
+    """The rank that is farthest from the others where a target stands out; of a group of them the first."""
+    column = int(trends.plan.coarse.place(np.array([one.step]))[0])
+    return int(trends.plan.ranks.first[int(np.abs(of_ranks[one.target, :, column]).argmax())])
+
+
+def _alone(trends: Trends, of_ranks: Numbers, metric: str, statistic: str, known: Collection[int]) -> list[StandOut]:
+    """Targets with a rank that is far from the others, also where it always is."""
+    targets, ranks, columns = of_ranks.shape
+    far = of_ranks.reshape(targets, ranks * columns)
+    steps = np.tile(trends.plan.coarse.first, ranks)
+    found = []
+    for one in _top(far, metric, statistic, np.arange(ranks * columns), "rank", "rank_low"):
+        if one.target not in known:
+            rank = int(trends.plan.ranks.first[one.step // columns])
+            found.append(one._replace(step=int(steps[one.step]), rank=rank))
+    return found
 
 
 def _without_filling(far: Numbers) -> Numbers:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from msprobe_engine.report.trends.alerts import Raised
 from msprobe_engine.report.trends.bins import Extremes, Sums
+from msprobe_engine.report.trends.facts import Facts
 from msprobe_engine.report.trends.plan import Plan
 from msprobe_engine.report.trends.source import Target
 
@@ -68,9 +69,11 @@ class StandOut(NamedTuple):
     """A target that leaves its own median, or, with two runs, the other run.
 
     Attributes:
-        what: ``jump``, ``fall``, ``ranks`` (ranks apart) or ``runs`` (runs apart).
+        what: ``jump``, ``fall``, ``ranks`` (further apart than usual), ``rank`` and ``rank_low`` (one above or below the others), or
+            ``runs`` (runs apart).
         step: first step of the column.
         factor: how many times.
+        rank: the one that is farthest from the others; of a group of ranks the first; -1: all of them.
     """
 
     what: str
@@ -79,6 +82,7 @@ class StandOut(NamedTuple):
     statistic: str
     target: int
     factor: float
+    rank: int = -1
 
 
 @dataclass
@@ -96,6 +100,7 @@ class RunTrend:
         nonfinite: earliest first; at most `findings.KEPT`, `nonfinite_count` says of how many.
         unwrapped: whether ``module.`` was taken off the front of its names.
         raised: alerts, as the files have their steps.
+        facts: what it says of itself.
         names: metric and row in its files to the row in the grid, where that has another name.
         problems: what of it does not match the other run, and what could not be read, to how often.
     """
@@ -112,6 +117,7 @@ class RunTrend:
     stand_out: list[StandOut] = field(default_factory=list)
     problems: dict[str, int] = field(default_factory=dict)
     raised: Raised = field(default_factory=Raised)
+    facts: Facts = field(default_factory=Facts)
     names: dict[tuple[str, Target], Target] = field(default_factory=dict)
     unwrapped: bool = False
 

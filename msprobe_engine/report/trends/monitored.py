@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.formats.monitor.completeness import missing_parts, still_running
+from msprobe_engine.formats.monitor.completeness import missing_parts, remarks, still_running
 from msprobe_engine.formats.monitor.reader import Run, Series, Table
 from msprobe_engine.formats.monitor.series import Floats, Ids
+from msprobe_engine.report.trends.facts import Facts
 from msprobe_engine.report.trends.source import DUMPED, SCALARS, VALUE, Part, Progress, Target, Wanted, with_absmax
 
 _EITHER = "NaN or were not written, this data base does not say which: shown as NaN"
@@ -31,11 +33,12 @@ class MonitorSource:
         stages = {rank: _stage(run.info(rank)) for rank in run.ranks}
         self._stages = stages if len(set(stages.values())) > 1 else {}
         self._missing = missing_parts(run) if wanted.ranks is None and wanted.steps is None else []
-        self._running = still_running(run)
+        self._notes = [*still_running(run), *remarks(run)]
+        self._seconds: dict[int, float] = {}
 
     @property
     def problems(self) -> Mapping[str, int]:
-        return {**dict.fromkeys([*self._missing, *self._running], 1), **self._run.problems, **self._ambiguous}
+        return {**dict.fromkeys([*self._missing, *self._notes], 1), **self._run.problems, **self._ambiguous}
 
     @property
     def left_out(self) -> int:
@@ -47,6 +50,10 @@ class MonitorSource:
         found = (alert for rank in self.ranks for alert in self._run.alerts(rank))
         return [alert for alert in found if steps is None or alert.get("step") in steps]
 
+    def facts(self) -> Facts:
+        """What the run says of itself; how long its steps took once all parts have been read."""
+        return Facts.of((self._run.info(rank) for rank in self.ranks), self._seconds.values())
+
     def pieces(self) -> int:
         return 2 * sum(len(self._run.families(rank)) for rank in self.ranks)
 
@@ -56,17 +63,35 @@ class MonitorSource:
         Raises:
             UsageError: a file cannot be listed.
         """
-        if scalars := self._run.scalars(rank):
-            part = self._wanted.cut(scalar_part(rank, scalars))
-            if part is not None:
-                yield part
-        for family in self._run.families(rank):
+        families, scalars = self._run.families(rank), self._run.scalars(rank)
+        if (times := scalars.get("step_seconds")) is not None:
+            self._seconds[rank] = float(times.values[np.isfinite(times.values)].sum())
+        scalars = scalars if scalars or families else self._counted(rank)
+        if scalars and (part := self._wanted.cut(scalar_part(rank, scalars))) is not None:
+            yield part
+        for family in families:
             progress(f"rank {rank} {family}")
             table = self._run.table(rank, family)
             for metric, keys in titles(table, family, layers=False).items():
                 if (part := self._wanted.cut(self._part(rank, metric, family, table, keys))) is not None:
                     yield part
         self._run.forget(rank)
+
+    def _counted(self, rank: int) -> dict[str, Series]:
+        """How many alerts a rank has in each step, for a rank that has written nothing else."""
+        found = Counter(step for alert in self._run.alerts(rank) if isinstance(step := alert.get("step"), int))
+        steps = sorted(found)
+        return {"alerts": Series(np.array(steps, np.int64), np.array([found[step] for step in steps], np.float64))} if found else {}
+
+    def _masked(self, rank: int, table: Table) -> npt.NDArray[np.bool_]:
+        """Rows with -Inf, and nothing else that is not finite, in steps without an alert, of a run that says that there were masks: its
+        rule has looked at them and has seen no fault."""
+        columns = table.values
+        if not isinstance(self._run.info(rank).get("masks"), Mapping) or not {"min", "max"} <= columns.keys():
+            return np.empty(0, bool)
+        alerts = [step for alert in self._run.alerts(rank) if isinstance(step := alert.get("step"), int)]
+        found = (columns["min"] == -np.inf) & (columns["max"] < np.inf) & ~np.isin(table.steps, np.array(alerts, np.int64))
+        return np.asarray(found & (columns["nans"] == 0) if "nans" in columns else found, bool)
 
     def _part(self, rank: int, metric: str, family: str, table: Table, wanted: Sequence[int]) -> Part:
         pp = self._stages.get(rank, 0)
@@ -84,18 +109,16 @@ class MonitorSource:
                 name = f"{name} [micro {micro}]"
             of_key[i] = numbers[Target(name, pp, max(key.vpp_stage, 0))]
         ids = of_key[table.ids]
-        rows = ids >= 0
-        everything = bool(rows.all())
-        values = dict(table.values) if everything else {op: v[rows] for op, v in table.values.items()}
-        there = written(values)
-        if "nans" not in values and self._run.format == "sqlite":
-            count = sum(int(np.isnan(v).sum()) for v in values.values())
+        masked = self._masked(rank, table) if family == "actv" else np.empty(0, bool)
+        part = Part(rank, metric, list(numbers), ids, table.steps, dict(table.values), masked=masked)
+        if (outside := ids < 0).any():
+            part = part.of(~outside)
+        if "nans" not in part.values and self._run.format == "sqlite":
+            count = sum(int(np.isnan(v).sum()) for v in part.values.values())
             if count:
                 self._ambiguous[f"{metric}: numbers that are {_EITHER}"] = count
-        return Part(
-            rank, metric, list(numbers), ids if everything else ids[rows], table.steps if everything else table.steps[rows],
-            *with_absmax(values, there),
-        )  # fmt: skip
+        values, there = with_absmax(part.values, written(part.values))
+        return replace(part, values=values, there=there)
 
 
 def _stage(info: Mapping[str, Any]) -> int:

@@ -82,6 +82,8 @@ def _run(trends: Trends, run: RunTrend, index: dict[str, int]) -> dict[str, Any]
         "alertCount": len(run.raised.began),
         "alertsLeftOut": run.raised.left_out,
         "meanings": run.raised.meanings(),
+        "lanes": run.raised.lanes(trends.plan.fine.first, trends.shift if run is not trends.runs[0] else 0),
+        "facts": run.facts.as_json(),
         "standOut": [_stand_out(trends, one, index) for one in run.stand_out],
         "problems": [[both(what), count] for what, count in list(run.problems.items())[:200]],
         "problemCount": len(run.problems),
@@ -96,7 +98,7 @@ def _nonfinite(trends: Trends, one: NonFinite, index: dict[str, int]) -> list[An
 
 def _stand_out(trends: Trends, one: StandOut, index: dict[str, int]) -> list[Any]:
     statistic = trends.metrics[one.metric].statistics.index(one.statistic)
-    return [one.what, one.step, index[one.metric], statistic, one.target, float(f"{one.factor:.4g}")]
+    return [one.what, one.step, index[one.metric], statistic, one.target, float(f"{one.factor:.4g}"), one.rank]
 
 
 def _packed(extremes: Extremes, rows: slice, both: bool) -> bytes:

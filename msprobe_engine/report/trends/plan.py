@@ -45,6 +45,12 @@ class Plan:
     wanted: int
     spread: bool
 
+    def rank_text(self, rank: int) -> str:
+        """The rank, or the group of ranks that it is in here, for people."""
+        group = int(self.ranks.place(np.array([rank]))[0])
+        first, last = int(self.ranks.first[group]), int(self.ranks.last[group])
+        return f"rank {first}" if first == last else f"one of the ranks {first}-{last}"
+
     def to_json(self) -> dict[str, Any]:
         """For the page."""
         return {

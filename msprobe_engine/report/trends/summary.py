@@ -8,6 +8,13 @@ from msprobe_engine.report.trends.findings import KEPT
 from msprobe_engine.report.trends.model import RunTrend, StandOut, Trends
 
 _SHOWN = 5
+_WORDS = {
+    "jump": "{0:.4g} times its median",
+    "fall": "1/{0:.4g} of its median",
+    "ranks": "ranks {0:.4g} times further apart than usual, farthest {1}",
+    "rank": "{1}: {0:.4g} times the other ranks",
+    "rank_low": "{1}: 1/{0:.4g} of the other ranks",
+}
 
 
 def lines(trends: Trends) -> Iterator[str]:
@@ -65,9 +72,8 @@ def _found(trends: Trends, found: list[StandOut], headline: str) -> Iterator[str
         yield f"{headline}: {len(found)}{' or more' if len(found) >= KEPT else ''}, first:"
     for one in found[:_SHOWN]:
         target = trends.metrics[one.metric].targets[one.target].shown
-        words = {"jump": "{0:g} times its median", "fall": "1/{0:g} of its median", "ranks": "ranks {0:g} times further apart than usual"}
         apart = "only one of them is finite" if one.factor > 2 else "relative difference {0:.2g}"
-        text = words.get(one.what, apart).format(one.factor)
+        text = _WORDS.get(one.what, apart).format(one.factor, trends.plan.rank_text(one.rank) if one.rank >= 0 else "")
         yield f"  step {one.step}: {target} ({one.metric}, {one.statistic}): {text}"
 
 

@@ -1,0 +1,124 @@
+"""What the page of a run says of it beside its numbers: alerts at their steps, facts, ranks that stand apart, masks, a range of time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msprobe_engine.cli.main import main
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.sinks.csv.monitor import CsvSink
+from msprobe_engine.report.trends.collect import collect
+from msprobe_engine.report.trends.model import Trends
+from msprobe_engine.report.trends.page_data import manifest
+from msprobe_engine.report.trends.source import SCALARS, Wanted, open_source
+
+
+def write(
+    root: Path, rank: int, steps: dict[int, dict[str, list[float]]], *, alerts: dict[int, list[Alert]] | None = None, loss: float = 1.0
+) -> None:
+    """One rank of a run by the CSV sink: step to tensors."""
+    sink = CsvSink(CsvSettings(), MonitorSettings(), output_dir=root, rank=rank)
+    for step, tensors in steps.items():
+        scalars = {"step_seconds": 2.0, "loss": loss / (step + 1)} if tensors else {}
+        sink.write(frame_of(tensors, step=step, rank=rank, scalars=scalars), (alerts or {}).get(step, []))
+    sink.close()
+
+
+def alert(step: int, rank: int = 0, name: str = "layers.1.w") -> Alert:
+    return Alert("nan_inf", "critical", "grad", name, step, rank, math.nan, "finite", "it is NaN", extra={"meaning": "m", "next": "n"})
+
+
+def page_of(root: Path, wanted: Wanted | None = None, **options: Any) -> tuple[Trends, dict[str, Any]]:
+    """The page of a run, and its one run as the page has it."""
+    trends = collect([open_source(root, wanted)], **options)
+    return trends, manifest(trends)["runs"][0]
+
+
+def test_alerts_are_at_their_steps_and_what_is_over_is_listed_and_not_counted(tmp_path: Path) -> None:
+    """A lane per rule has the columns of what began, as in `msprobe monitor analyze`; the end of one is a line of the list."""
+    over = dataclasses.replace(alert(3), extra={"over": True})
+    write(tmp_path, 0, {step: {"layers.0.w": [1.0]} for step in range(4)}, alerts={1: [alert(1), alert(1)], 3: [over]})
+    _, run = page_of(tmp_path)
+    assert run["lanes"] == [{"rule": "nan_inf", "severity": "critical", "marks": [(1, 2)]}]
+    assert (len(run["alerts"]), run["alertCount"]) == (3, 2)
+    assert run["meanings"] == [{"rule": "nan_inf", "meaning": "m", "next": "n"}]
+
+
+def test_alerts_without_any_number_make_a_page(tmp_path: Path) -> None:
+    """A rank that has written alerts alone has their count in each step for its numbers."""
+    write(tmp_path, 0, {2: {}, 5: {}}, alerts={2: [alert(2)], 5: [alert(5), alert(5)]})
+    trends, run = page_of(tmp_path)
+    assert {name: [target.shown for target in metric.targets] for name, metric in trends.metrics.items()} == {SCALARS: ["alerts"]}
+    assert run["lanes"][0]["marks"] == [(0, 1), (1, 2)]
+    assert main(["trends", str(tmp_path)]) == 1
+
+
+def test_the_facts_of_a_run(tmp_path: Path) -> None:
+    """When it began, where, how long its steps took, and by which settings it was monitored: of all ranks, by their own files."""
+    for rank in range(2):
+        write(tmp_path, rank, {step: {"layers.0.w": [1.0]} for step in range(3 + rank)})
+        (place,) = tmp_path.glob(f"monitor/*rank{rank}-*/run.json")
+        told = json.loads(place.read_text())
+        assert told["host"]
+        place.write_text(json.dumps(told | {"host": f"node{rank}", "world_size": 2, "started": f"T{rank}", "started_unix": 5.0 - rank}))
+    facts = page_of(tmp_path)[1]["facts"]
+    assert (facts["started"], facts["hosts"], facts["world"], facts["seconds"]) == ("T1", ["node0", "node1"], 2, 8.0)
+    assert dict(facts["settings"])["ops"] == '["norm", "min", "max", "mean", "nans", "zeros"]'
+    (tmp_path / "bare" / "monitor" / "Dec03_21-34-40-rank0-1a2b").mkdir(parents=True)
+    (tmp_path / "bare/monitor/Dec03_21-34-40-rank0-1a2b/grad_reduced_0-99.csv").write_text("vpp_stage,name,step,norm\n0,a.w,0,1\n")
+    assert page_of(tmp_path / "bare")[1]["facts"]["started"] == ""
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_one_rank_apart(tmp_path: Path, ranks: int) -> None:
+    """A rank that differs from the others is named with its factor, also where it always does; no rank is where all agree."""
+    for rank in range(ranks):
+        write(tmp_path, rank, {s: {"layers.0.w": [100.0 if rank == 1 else 1.0], "head.w": [3.0]} for s in range(3)})
+    trends, _ = page_of(tmp_path)
+    (found,) = trends.runs[0].stand_out
+    assert (found.what, found.rank, round(found.factor, 3)) == ("rank", 1, 100.0)
+    assert trends.metrics[found.metric].targets[found.target].shown == "layers.0.w"
+
+
+def test_the_rank_that_leaves_the_others_is_named(tmp_path: Path) -> None:
+    """Where ranks go further apart than usual, the one that did so is said, below the others or above."""
+    for rank in range(4):
+        write(tmp_path, rank, {s: {"layers.0.w": [0.01 if (rank, s) == (3, 5) else 1.0]} for s in range(9)})
+    found = [one for one in page_of(tmp_path)[0].runs[0].stand_out if one.what == "ranks"]
+    assert [(one.step, one.rank, round(one.factor, 3)) for one in found] == [(5, 3, 100.0)]
+
+
+def test_masks_are_no_fault(tmp_path: Path) -> None:
+    """-Inf of activations in a run that says it has seen masks is no finding; a +Inf is, and so is -Inf in a step with an alert."""
+    place = tmp_path / "monitor" / "Dec03_21-34-40-rank0-1a2b"
+    place.mkdir(parents=True)
+    rows = ["0,masked,0,-1,inf,-inf,1", "0,masked,1,-1,inf,-inf,1", "0,scores,0,-1,1,0,1"]
+    (place / "actv_0-99.csv").write_text("\n".join(["vpp_stage,name,step,micro_step,norm,min,max", *rows]) + "\n")
+    masks = {"masks": {"tensors": 1, "first": "masked", "step": 0}}
+    (place / "run.json").write_text(json.dumps({"rank": 0}))
+    page = str(tmp_path / "page.html")
+    assert main(["trends", str(tmp_path), "-o", page]) == 1
+    (place / "run.json").write_text(json.dumps({"rank": 0} | masks))
+    assert main(["trends", str(tmp_path), "-o", page]) == 0
+    assert any("taken for that of masks" in what for what in page_of(tmp_path)[0].runs[0].problems)
+    (place / "actv_0-99.csv").write_text((place / "actv_0-99.csv").read_text() + "0,scores,1,-1,inf,0,inf\n")
+    assert [one.step for one in page_of(tmp_path)[0].runs[0].nonfinite] == [1]
+
+
+def test_a_range_of_time(tmp_path: Path) -> None:
+    """Of directories of several times only those in the range are read."""
+    for stamp, step in (("Nov21_09-00-00", 1), ("Nov22_09-00-00", 2), ("Nov23_09-00-00", 3)):
+        place = tmp_path / "monitor" / f"{stamp}-rank0-1a2b"
+        place.mkdir(parents=True)
+        (place / "grad_reduced_0-99.csv").write_text(f"vpp_stage,name,step,norm\n0,a.w,{step},1\n")
+    wanted = Wanted(since="Nov22_00-00-00", until="Nov22_23-00-00")
+    assert page_of(tmp_path, wanted)[0].runs[0].steps == (1, 2, 2)
+    assert main(["trends", str(tmp_path), "--since", "Dec01_00-00-00"]) == 2
