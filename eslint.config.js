@@ -2,7 +2,7 @@ import js from "@eslint/js";
 import globals from "globals";
 
 // A script makes one of these names, later ones of the same page use it.
-const SHARED = ["Kit", "Graph", "Trends", "Heat", "Lines", "Lists"];
+const SHARED = ["Kit", "Graph", "Trends", "Plot", "Course", "Heat", "Lines", "Lists"];
 
 export default [
   js.configs.recommended,

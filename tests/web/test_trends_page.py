@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ CELLS = """async () => (await Trends.pictures()).map(p => ({n: p.n, cols: p.cols
   value: Array.from(p.value, v => Number.isFinite(v) ? v : String(v)), kind: Array.from(p.kind)}))"""
 BAD = """() => { const c = document.querySelector('.t-heat canvas'), d = c.getContext('2d').getImageData(0, 0, c.width - 20, c.height).data;
   let n = 0; for (let i = 0; i < d.length; i += 4) if (d[i] === 209 && d[i + 1] === 0 && d[i + 2] === 108) n++; return n; }"""
+
+RAISED = (("outlier", "warning", (0, 6, 7)), ("nan_inf", "critical", (3, 4)))
+"""Rules, and at which steps each of two ranks raises them."""
 
 
 def write(root: Path, ranks: int, steps: int, bad: dict[tuple[int, int], float], layers: int = 3, factor: float = 1.0) -> Path:
@@ -95,6 +99,102 @@ def test_alerts_are_listed_and_lead_to_their_tensor(tmp_path: Path, opened: Call
     assert item.locator("small").all_inner_texts() == ["outlier · step 2 · rank 0", "7 times its median"]
     item.click()
     assert page.evaluate("[Trends.state.target, Trends.state.column, Trends.state.rank]") == [1, 2, 0]
+
+
+def columns(page: Any) -> Callable[[float], float]:
+    """Where a column of the course, the numbers above the map, begins, in pixels of the page."""
+    box = page.locator(".t-course").bounding_box()
+    left, count = page.evaluate("Heat.left()"), page.evaluate("Trends.state.to - Trends.state.from + 1")
+    return lambda column: float(box["x"] + left + column * (box["width"] - left - 20) / count)
+
+
+def test_the_course_has_the_loss_first_and_alerts_at_their_steps(tmp_path: Path, opened: Callable[..., Any]) -> None:
+    """Above the map stand the facts of the run, a lane for each rule and the loss, or another number; a mark leads to its alerts."""
+    for rank in range(2):
+        sink = CsvSink(CsvSettings(), MonitorSettings(), output_dir=tmp_path, rank=rank)
+        for step in range(8):
+            made = [
+                Alert(rule, severity, "grad", "layers.0.w", step, rank, 7.0, "< 3", f"{rule} {step}")
+                for rule, severity, at in RAISED
+                if step in at
+            ]
+            scalars = {"step_seconds": 1000.0, "grad_norm": 2.0, "loss": 3.0 / (1 + step) + rank}
+            sink.write(frame_of({"layers.0.w": [1.0]}, step=step, rank=rank, scalars=scalars), made)
+        sink.close()
+    assert main(["trends", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 1
+    page = ready(opened(tmp_path / "page.html"))
+    page.wait_for_selector(".t-course[data-ready]")
+    facts = page.locator(".t-said").inner_text()
+    assert re.search(r" · \d{4}-\d\d-\d\d \d\d:\d\d:\d\d · .+ · 2 ranks · steps 0 to 7 · 2 h 13 min in its steps · 10 alerts$", facts)
+    number = page.get_by_label("Number of the step")
+    assert number.locator("option:checked").inner_text() == "loss"
+    x, box = columns(page), page.locator(".t-course").bounding_box()
+    page.mouse.move(x(1.5), box["y"] + 40)
+    assert page.locator(".tip").inner_text().split("\n") == ["step 1", "rank 0 1.5", "rank 1 2.5"]
+    number.select_option("grad_norm")
+    page.wait_for_timeout(100)
+    page.mouse.move(x(2.5), box["y"] + 40)
+    assert page.locator(".tip").inner_text().split("\n") == ["step 2", "rank 0 2", "rank 1 2"]
+    lanes = page.locator(".t-lanes").bounding_box()
+    page.mouse.move(x(3.5), lanes["y"] + 24)
+    assert page.locator(".tip").inner_text().split("\n") == ["nan_inf (critical)", "step 3: 2 alerts"]
+    page.mouse.click(x(3.5), lanes["y"] + 24)
+    assert page.locator(".t-item small").all_inner_texts()[::2] == ["nan_inf · step 3 · rank 0", "nan_inf · step 3 · rank 1"]
+    assert page.evaluate("Trends.state.column") == 3
+    page.get_by_role("button", name="All alerts").click()
+    assert page.locator(".t-item").count() == 10
+    page.locator("#t-tab-about").click()
+    page.get_by_text("Settings of the monitor").click()
+    assert "gradient_phases" in page.locator(".t-pane").inner_text()
+    page.evaluate("Trends.set({from: 2, to: 5})")
+    page.wait_for_timeout(100)
+    page.mouse.click(columns(page)(0.5), box["y"] + 40)
+    assert page.evaluate("Trends.state.column") == 2
+
+
+def test_rows_are_tensors_layers_or_all_of_them(tmp_path: Path, opened: Callable[..., Any]) -> None:
+    """Norms of the tensors of a layer add in quadrature, within a rank and a step, counts as sums, others are extremes; NaN stays.
+    A list leads to its tensor. Of ranks a map says how far each is from the others."""
+    for rank in range(3):
+        sink = CsvSink(CsvSettings(), MonitorSettings(ops=("norm", "max", "nans")), output_dir=tmp_path, rank=rank)
+        for step in range(2):
+            a, b = (3.0, 4.0) if rank == 0 else (30.0, math.nan if step else 4.0) if rank == 1 else (0.3, 0.4)
+            sink.write(frame_of({"layers.0.a": [a], "layers.0.b": [b], "head.w": [1.0]}, step=step, rank=rank), [])
+        sink.close()
+    assert main(["trends", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 1
+    page = ready(opened(tmp_path / "page.html"))
+    base = {"statistic": 0, "map": "ts", "third": "max", "rows": "layer"}
+    found = cells(page, **base)
+    assert (found["n"], found["value"]) == (2, [pytest.approx(math.hypot(30, 4)), "NaN", 1, 1])
+    assert cells(page, **base | {"third": 0})["value"] == [5, 5, 1, 1]
+    assert cells(page, **base | {"statistic": 1})["value"] == [30, "NaN", 1, 1]
+    assert cells(page, **base | {"statistic": 2})["value"] == [0, 1, 0, 0]
+    assert cells(page, **base | {"rows": "all", "third": 0})["value"] == pytest.approx([math.sqrt(26)] * 2)
+    found = cells(page, **base | {"map": "tr", "third": "distance"})
+    assert (found["value"], found["kind"]) == ([pytest.approx(math.sqrt(10)), "NaN", pytest.approx(10), 1, 1, 1], [0, 2, 0, 0, 0, 0])
+    page.evaluate("Trends.set({map: 'ts', third: 'max', rows: 'tensor', target: 1})")
+    page.get_by_label("Rows", exact=True).select_option("layer")
+    page.wait_for_timeout(300)
+    assert page.locator(".t-linebar h2").inner_text() == "layers.0"
+    assert "norms in quadrature" in page.locator(".t-sentence").inner_text()
+    assert "rows=layer" in page.evaluate("location.hash")
+    page.locator(".t-item").first.click()
+    assert page.evaluate("[Trends.state.rows, Trends.metric().targets[Trends.state.target]]") == ["tensor", "layers.0.b"]
+
+
+def test_many_ranks_are_one_band_and_their_median(tmp_path: Path, opened: Callable[..., Any]) -> None:
+    """More ranks than colours are a band from the smallest to the largest, a line of their median, and the chosen rank."""
+    for rank in range(10):
+        sink = CsvSink(CsvSettings(), MonitorSettings(ops=("norm",)), output_dir=tmp_path, rank=rank)
+        sink.write(frame_of({"layers.0.w": [rank + 1.0]}, step=0, rank=rank, scalars={"loss": rank}), [])
+        sink.close()
+    assert main(["trends", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 0
+    page = ready(opened(tmp_path / "page.html"))
+    page.evaluate("Trends.set({rank: 7})")
+    page.get_by_role("button", name="Table").click()
+    page.wait_for_timeout(150)
+    rows = [row.split("\t")[1:] for row in page.locator(".t-table tbody tr").all_inner_texts()]
+    assert rows == [["all ranks, smallest to largest", "1", "10"], ["median of the ranks", "5.5", "5.5"], ["rank 7", "8", "8"]]
 
 
 def test_the_maps_hold_the_numbers_of_the_files(one: Path, opened: Callable[..., Any]) -> None:

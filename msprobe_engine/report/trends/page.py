@@ -12,7 +12,7 @@ from msprobe_engine.report.trends.source import Progress, Source
 from msprobe_engine.report.web.page import page
 from msprobe_engine.report.web.words import needs_scripts
 
-_SCRIPTS = ("trends/texts.js", "trends/store.js", "trends/heat.js", "trends/lines.js", "trends/lists.js", "trends/main.js")
+_SCRIPTS = tuple(f"trends/{name}.js" for name in ("texts", "store", "plot", "course", "heat", "lines", "lists", "main"))
 
 
 def render(trends: Trends) -> bytes:

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.report.trends.bins import Extremes
-from msprobe_engine.report.trends.model import NonFinite, RunTrend, StandOut, Trends
+from msprobe_engine.report.trends.model import Metric, NonFinite, RunTrend, StandOut, Trends
+from msprobe_engine.report.trends.source import SCALARS
 from msprobe_engine.report.trends.summary import runs_of
 from msprobe_engine.report.web.sentences import both
 
@@ -55,15 +56,22 @@ def manifest(trends: Trends) -> dict[str, Any]:
         "wanted": trends.plan.wanted,
         "block": block_targets(trends),
         "shift": trends.shift,
-        "metrics": [
-            {"name": metric.name, "statistics": metric.statistics, "targets": [target.shown for target in metric.targets]}
-            for metric in trends.metrics.values()
-        ],
+        "metrics": [_metric(metric) for metric in trends.metrics.values()],
         "runs": [_run(trends, run, index) for run in trends.runs],
         "limit": trends.limit,
         "compared": trends.compared,
         "apart": [_stand_out(trends, one, index) for one in trends.apart],
     }
+
+
+def _metric(metric: Metric) -> dict[str, Any]:
+    """Names of a metric; but for the numbers of the steps, which have none, the layers, too, and which target is in which."""
+    found: dict[str, Any] = {"name": metric.name, "statistics": metric.statistics, "targets": [target.shown for target in metric.targets]}
+    if metric.name != SCALARS:
+        layers: dict[str, int] = {}
+        found["layerOf"] = [layers.setdefault(target.layer, len(layers)) for target in metric.targets]
+        found["layers"] = list(layers)
+    return found
 
 
 def _run(trends: Trends, run: RunTrend, index: dict[str, int]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.core.names import layer_of
 from msprobe_engine.formats.monitor.series import Floats, Integers
 
 SCALARS = "numbers of the steps"
@@ -45,8 +46,15 @@ class Target(NamedTuple):
     @property
     def shown(self) -> str:
         """The name with stage and chunk in front where there are several."""
-        stage = f"pp{self.pp}:" if self.pp else ""
-        return f"{stage}{self.vpp}:{self.name}" if self.vpp > 0 else f"{stage}{self.name}"
+        return self._behind_stage(f"{self.vpp}:{self.name}" if self.vpp > 0 else self.name)
+
+    @property
+    def layer(self) -> str:
+        """The layer of the model that it belongs to, likewise; a module of a dump belongs to that of the calls in it."""
+        return self._behind_stage(layer_of(self.name.removeprefix("Module.").removeprefix("Cell.").partition(":")[0], self.vpp))
+
+    def _behind_stage(self, name: str) -> str:
+        return f"pp{self.pp}:{name}" if self.pp else name
 
 
 @dataclass(frozen=True)

@@ -98,12 +98,14 @@ const Heat = (() => {
   }
   const count = () => shown[0].n;
   function place() {
-    const width = box.clientWidth, height = box.clientHeight, two = shown.length > 1, labels = S.map === "rs" ? 84 : Math.round(Math.min(300, Math.max(90, width * 0.26)));
+    const width = box.clientWidth, height = box.clientHeight, two = shown.length > 1, labels = gutter();
     const top = two ? HEAD : 4, high = Math.max(20, height - top - AXIS), gap = 14, wide = (width - labels - EDGE - 4 - (two ? gap : 0)) / shown.length;
     const n = count(), fit = Math.min(TALL, high / Math.max(1, n)), row = rowHeight ? Math.max(rowHeight, fit) : fit;
     scroll = Math.max(0, Math.min(scroll, n * row - high));
     return { width, height, labels, top, high: Math.min(high, n * row), view: high, wide, gap, row, cols: shown[0].cols, n, column: wide / Math.max(1, shown[0].cols) };
   }
+  /* The width of the names at the left. */
+  const gutter = () => S.map === "rs" ? 84 : Math.round(Math.min(300, Math.max(90, box.clientWidth * 0.26)));
   const left = (g, k) => g.labels + k * (g.wide + g.gap);
 
   // ---- painting ----
@@ -250,6 +252,7 @@ const Heat = (() => {
     sentence.replaceChildren();
     Kit.make("b", sentence, Kit.name(Trends.metric().name) + ", " + Kit.name(Trends.statistic()));
     Kit.make("span", sentence, [run, ...parts].filter(Boolean).map((one) => " · " + one).join(""));
+    if (Trends.rowsOf(S.metric) !== "tensor") Kit.make("span", sentence, " · " + Kit.t("trends.put_together_" + S.rows) + (Trends.bound() ? " " + Kit.t("trends.bound") : ""));
     if (rows.hidden) {
       const note = Kit.make("button", sentence, Kit.t("trends.hidden_bad", rows.hidden), "t-hidden");
       note.onclick = () => Trends.set({ filter: "", badOnly: false }, "filter");
@@ -381,5 +384,5 @@ const Heat = (() => {
     }
     return false;
   }
-  return { mount, refresh, next, zoomBy, nice, focus: () => box.focus(), get scale() { return scale; } };
+  return { mount, refresh, next, left: gutter, zoomBy, nice, focus: () => box.focus(), get scale() { return scale; } };
 })();

@@ -2,7 +2,7 @@
 /* The lists beside the map: what is not finite, what rules raised, where two runs go apart, what stands out, what was read and kept. A row leads to its cell. */
 const Lists = (() => {
   const KEPT = 200; // as `findings.KEPT`: a list that is full may have left some out
-  let box, tabs, pane, chosen = "bad";
+  let box, tabs, pane, chosen = "bad", only = null; // only: alerts of one run, rule and column
 
   const kinds = () => {
     const b = Trends.book, out = [["bad", b.runs.reduce((n, run) => n + run.nonfiniteCount, 0)]];
@@ -26,7 +26,7 @@ const Lists = (() => {
       const tab = Kit.make("button", tabs, null, (kind === "bad" || kind === "alerts") && n ? "t-tab bad" : "t-tab");
       tab.setAttribute("role", "tab"); tab.setAttribute("aria-selected", String(kind === chosen)); tab.setAttribute("aria-controls", "t-pane"); tab.tabIndex = kind === chosen ? 0 : -1; tab.id = "t-tab-" + kind;
       Kit.word(Kit.make("span", tab), "trends.list_" + kind); if (kind !== "about" || n) Kit.make("b", tab, Kit.count(n) + (more || ""));
-      tab.onclick = () => { chosen = kind; draw(); document.getElementById("t-tab-" + kind).focus(); };
+      tab.onclick = () => { chosen = kind; only = null; draw(); document.getElementById("t-tab-" + kind).focus(); };
       tab.onkeydown = (e) => {
         const all = kinds().map(([k]) => k), by = { ArrowRight: 1, ArrowLeft: -1 }[e.key];
         if (by) { e.preventDefault(); chosen = all[(all.indexOf(chosen) + by + all.length) % all.length]; draw(); document.getElementById("t-tab-" + chosen).focus(); }
@@ -48,7 +48,7 @@ const Lists = (() => {
     button.onclick = () => go(); button.dataset.key = key;
   }
   const go = (run, metric, statistic, target, step, rank) => {
-    const S = Trends.state, change = { metric, statistic: Math.max(0, statistic), map: "ts", third: "max", target, column: Trends.columnOf(step) };
+    const S = Trends.state, change = { rows: "tensor", metric, statistic: Math.max(0, statistic), map: "ts", third: "max", target, column: Trends.columnOf(step) };
     if (rank !== null) change.rank = Trends.groupOf(rank);
     if (run !== null && Trends.book.runs.length > 1 && !(S.run === "both" || S.run === String(run))) change.run = String(run);
     if (run === null && S.run !== "difference" && S.run !== "relative") change.run = "both";
@@ -79,26 +79,42 @@ const Lists = (() => {
     const own = all.findIndex((metric) => of(metric) && has(metric)), metric = own >= 0 ? own : all.findIndex(has);
     return [metric, metric >= 0 ? all[metric].targets.indexOf(alert.name) : -1];
   }
+  /* The alerts of one mark of the course. */
+  function showAlerts(run, rule, column) {
+    chosen = "alerts"; only = { run, rule, column }; draw();
+    const first = pane.querySelector(".t-item");
+    Trends.set({ column }, "pick");
+    if (first) { first.scrollIntoView({ block: "nearest" }); first.focus(); }
+  }
   function alerts() {
-    const b = Trends.book;
+    const b = Trends.book, step = (alert, r) => alert.step + (r ? b.shift : 0);
+    if (only) {
+      note("trends.alerts_of", Kit.name(only.rule), Trends.stepText(only.column));
+      Kit.word(Kit.make("button", pane, null, "t-all"), "trends.alerts_all").onclick = () => { only = null; draw(); };
+    }
     b.runs.forEach((run, r) => {
-      if (!run.alerts.length) return;
+      const shown = run.alerts.filter((alert) => !only || (only.run === r && only.rule === alert.rule && Trends.columnOf(step(alert, r)) === only.column));
+      if (!run.alerts.length || (only && only.run !== r)) return;
       if (b.runs.length > 1) Kit.make("h3", pane, "AB"[r] + " · " + Kit.name(run.name));
       const facts = Kit.make("dl", pane, null, "t-facts named"), list = Kit.make("ol", pane, null, "t-list");
-      for (const one of run.meanings) if (one.meaning || one.next) { Kit.make("dt", facts, Kit.name(one.rule)); Kit.make("dd", facts, Kit.name([one.meaning, one.next].filter(Boolean).join("; "), 500)); }
-      for (const alert of run.alerts) {
-        const [metric, target] = place(alert), step = alert.step + (r ? b.shift : 0), where = Kit.t("trends.step_n", alert.step) + " · " + Kit.t("trends.rank_n", alert.rank);
+      for (const one of run.meanings) {
+        if (only && only.rule !== one.rule) continue;
+        const n = run.lanes.filter((lane) => lane.rule === one.rule).flatMap((lane) => lane.marks).reduce((sum, [, more]) => sum + more, 0), words = [one.meaning, one.next].filter(Boolean).join("; ");
+        if (words) { Kit.make("dt", facts, Kit.name(one.rule) + " (" + Kit.count(n) + ")"); Kit.make("dd", facts, Kit.name(words, 500)); }
+      }
+      for (const alert of shown) {
+        const [metric, target] = place(alert), where = Kit.t("trends.step_n", alert.step) + " · " + Kit.t("trends.rank_n", alert.rank);
         item(list, "!", alert.severity === "critical" ? "nan" : "out", alert.name || alert.rule, [Kit.name(alert.rule) + " · " + where, Kit.name(alert.message, 500)],
-          () => { if (target >= 0) go(r, metric, 0, target, step, alert.rank); else Trends.set({ column: Trends.columnOf(step) }); }, `${metric}/${target}`);
+          () => { if (target >= 0) go(r, metric, 0, target, step(alert, r), alert.rank); else Trends.set({ column: Trends.columnOf(step(alert, r)) }); }, `${metric}/${target}`);
       }
       if (run.alertsLeftOut) note("trends.alerts_left_out", Kit.count(run.alertsLeftOut));
     });
   }
   function outliers(found, run) {
     const b = Trends.book, list = Kit.make("ol", pane, null, "t-list");
-    for (const [what, step, m, s, target, factor] of found) {
-      const metric = b.metrics[m], text = what === "runs" ? (factor > 2 ? Kit.t("trends.one_finite") : Kit.t("trends.what_runs", Kit.number(+factor.toPrecision(2)))) : Kit.t("trends.what_" + what, Kit.number(+factor.toPrecision(3)));
-      item(list, { jump: "↑", fall: "↓", ranks: "↕", runs: "≠" }[what], what === "runs" ? "apart" : "out", metric.targets[target], [Kit.t("trends.step_n", stepName(step)) + " · " + text, Kit.name(metric.name) + ": " + Kit.name(metric.statistics[s])], () => go(run, m, s, target, step, null), `${m}/${target}`);
+    for (const [what, step, m, s, target, factor, rank] of found) {
+      const metric = b.metrics[m], text = what === "runs" ? (factor > 2 ? Kit.t("trends.one_finite") : Kit.t("trends.what_runs", Kit.number(+factor.toPrecision(2)))) : Kit.t("trends.what_" + what, Kit.number(+factor.toPrecision(3)), rank < 0 ? "" : Trends.rankText(Trends.groupOf(rank)));
+      item(list, { jump: "↑", fall: "↓", ranks: "↕", rank: "↑", rank_low: "↓", runs: "≠" }[what], what === "runs" ? "apart" : "out", metric.targets[target], [Kit.t("trends.step_n", stepName(step)) + " · " + text, Kit.name(metric.name) + ": " + Kit.name(metric.statistics[s])], () => go(run, m, s, target, step, rank < 0 ? null : rank), `${m}/${target}`);
     }
   }
   function apart() {
@@ -119,6 +135,16 @@ const Lists = (() => {
       fact("trends.fact_path", Kit.name(run.path)); fact("trends.fact_read", run.kinds.join(", ") + ", " + Kit.t("trends.n_rows", Kit.count(run.rows)));
       fact("trends.ranks", Kit.count(run.ranks.length)); fact("trends.steps", Kit.t("trends.steps_range", Kit.count(run.steps[0]), run.steps[1], run.steps[2]));
       if (r && b.shift) fact("trends.fact_shift", b.shift);
+      const said = run.facts;
+      if (said.started) fact("trends.fact_started", Kit.name(said.started, 60));
+      if (said.seconds) fact("trends.fact_seconds", duration(said.seconds));
+      if (said.hosts.length) fact("trends.fact_hosts", Kit.name(said.hosts.join(", "), 2000) + (said.hostCount > said.hosts.length ? " " + Kit.t("trends.and_hosts", said.hostCount - said.hosts.length) : ""));
+      if (said.world) fact("trends.fact_world", Kit.count(said.world));
+      if (said.version) fact("trends.fact_version", Kit.name(said.version, 60));
+      if (!said.settings.length) return;
+      const more = Kit.make("details", pane); Kit.word(Kit.make("summary", more), "trends.settings");
+      const all = Kit.make("dl", more, null, "t-facts named");
+      for (const [key, value] of said.settings) { Kit.make("dt", all, Kit.name(key, 100)); Kit.make("dd", all, Kit.name(value)); }
     });
     Kit.make("h3", pane, Kit.t("trends.kept"));
     const every = p.fine[0].length === p.steps && p.ranks[0].length === p.rankCount && p.factor === 1;
@@ -131,9 +157,16 @@ const Lists = (() => {
       for (const [what, n] of run.problems) Kit.make("li", list, Kit.name(Kit.said(what), 1000) + (n > 1 ? " (" + Kit.count(n) + ")" : ""));
     });
   }
-  function mark() {
-    const key = Trends.state.metric + "/" + Trends.state.target;
-    for (const node of pane.querySelectorAll(".t-item")) if (node.dataset.key === key) node.setAttribute("aria-current", "true"); else node.removeAttribute("aria-current");
+  /* In its two largest units. */
+  function duration(seconds) {
+    const sizes = [86400, 3600, 60, 1], unit = (k) => " " + Kit.t("trends.unit_" + ["d", "h", "min", "s"][k]), i = sizes.findIndex((size) => seconds >= size);
+    if (i < 0 || i === 3) return Kit.number(+seconds.toPrecision(3)) + unit(3);
+    const whole = Math.floor(seconds / sizes[i]), rest = Math.floor((seconds - whole * sizes[i]) / sizes[i + 1]);
+    return whole + unit(i) + (rest ? " " + rest + unit(i + 1) : "");
   }
-  return { mount, go };
+  function mark() {
+    const tensors = Trends.rowsOf(Trends.state.metric) === "tensor", key = Trends.state.metric + "/" + Trends.state.target;
+    for (const node of pane.querySelectorAll(".t-item")) if (tensors && node.dataset.key === key) node.setAttribute("aria-current", "true"); else node.removeAttribute("aria-current");
+  }
+  return { mount, go, showAlerts, duration };
 })();

@@ -28,7 +28,7 @@
     const group = Kit.make("div", set, null, "t-set"); group.setAttribute("role", "group"); group.dataset.tLabel = "trends.map"; group.setAttribute("aria-label", Kit.t("trends.map"));
     controls.maps = [["ts", "trends.map_ts"], ["rs", "trends.map_rs"], ["tr", "trends.map_tr"]].map(([map, key]) => {
       const b = Kit.word(Kit.make("button", group), key);
-      b.onclick = () => Trends.set({ map, third: typeof S.third === "number" ? "max" : S.third }); b.dataset.map = map;
+      b.onclick = () => Trends.setMap(map); b.dataset.map = map;
       return b;
     });
     controls.third = select(bar, "trends.third_ranks", (v) => Trends.set({ third: /^\d+$/.test(v) ? Number(v) : v === "at" ? { ts: S.rank, rs: S.target, tr: S.column }[S.map] : v }));
@@ -40,7 +40,9 @@
     controls.filter.oninput = () => { clearTimeout(wait); wait = setTimeout(() => Trends.set({ filter: controls.filter.value }), 120); };
     controls.filter.onkeydown = (e) => { if (e.key === "Escape" || e.key === "Enter") { e.preventDefault(); if (e.key === "Escape" && controls.filter.value) { controls.filter.value = ""; Trends.set({ filter: "" }); } Heat.focus(); } };
     const body = Kit.make("div", root, null, "t-body"), side = Kit.make("aside", body, null, "t-side"), centre = Kit.make("div", body, null, "t-centre");
+    Course.mount(Kit.make("div", centre, null, "t-top"));
     const map = Kit.make("div", centre, null, "t-map"), head = Kit.make("div", map, null, "t-head"), sentence = Kit.make("p", head, "", "t-sentence"), tools = Kit.make("div", head, null, "t-tools");
+    controls.rows = Kit.make("select", tools); controls.rows.dataset.tLabel = "trends.rows"; controls.rows.setAttribute("aria-label", Kit.t("trends.rows")); controls.rows.onchange = () => Trends.setRows(controls.rows.value);
     controls.bad = Kit.word(Kit.make("button", tools), "trends.only_bad"); controls.bad.onclick = () => Trends.set({ badOnly: !S.badOnly });
     const icon = (text, key, f) => { const b = Kit.make("button", tools, text, "t-icon"); b.dataset.tLabel = key; b.setAttribute("aria-label", Kit.t(key)); b.onclick = f; b.onmouseenter = (e) => Kit.tip(e, Kit.t(key)); b.onmouseleave = Kit.hush; return b; };
     icon("−", "trends.rows_smaller", () => Heat.zoomBy(0.7)); icon("+", "trends.rows_larger", () => Heat.zoomBy(1.4));
@@ -50,7 +52,7 @@
     const grip = Kit.make("div", centre, null, "t-grip"), lines = Kit.make("div", centre, null, "t-lines");
     grip.setAttribute("role", "separator"); grip.setAttribute("aria-orientation", "horizontal"); grip.tabIndex = 0; grip.dataset.tLabel = "trends.grip"; grip.setAttribute("aria-label", Kit.t("trends.grip"));
     const size = (h) => { const now = Math.round(Math.max(110, Math.min(centre.clientHeight - 160, h))); lines.style.flexBasis = now + "px"; grip.setAttribute("aria-valuenow", String(now)); };
-    grip.setAttribute("aria-valuenow", "250");
+    grip.setAttribute("aria-valuenow", "210");
     grip.onpointerdown = (e) => { grip.setPointerCapture(e.pointerId); grip.onpointermove = (m) => size(centre.getBoundingClientRect().bottom - m.clientY); };
     grip.onpointerup = () => { grip.onpointermove = null; };
     grip.onkeydown = (e) => { const by = { ArrowUp: 24, ArrowDown: -24 }[e.key]; if (by) { e.preventDefault(); size(lines.clientHeight + by); } };
@@ -69,8 +71,11 @@
     const choices = [["max", "trends.third_max"], ["min", "trends.third_min"], ["spread", "trends.third_spread"]];
     if (S.map === "ts") { if (many) for (let r = 0; r < Math.min(2048, Trends.ranks()); r++) choices.push([String(r), null, Kit.t("trends.rank_n", Trends.rankText(r))]); }
     else if (typeof S.third === "number") choices.push([String(S.third), null, S.map === "rs" ? Kit.name(m.targets[S.third], 120) : Kit.t("trends.step_n", Trends.stepText(S.third))]);
+    if (S.map === "tr") choices.push(["distance", "trends.third_distance"]);
     if (S.map !== "ts") choices.push(["at", S.map === "rs" ? "trends.third_chosen_layer" : "trends.third_chosen_step"]);
     options(controls.third, choices, String(S.third));
+    options(controls.rows, [["tensor", "trends.rows_tensor"], ["layer", "trends.rows_layer"], ["all", "trends.rows_all"]], S.rows);
+    controls.rows.hidden = !b.metrics[S.metric].layers;
     controls.run.parentElement.hidden = b.runs.length < 2;
     options(controls.run, [["0", null, "A · " + Kit.name(b.runs[0].name, 60)], ...(b.runs.length > 1 ? [["1", null, "B · " + Kit.name(b.runs[1].name, 60)], ["both", "trends.run_both"], ["difference", "trends.run_difference"], ["relative", "trends.run_relative"]] : [])], S.run);
     options(controls.colour, [["auto", "trends.colour_auto"], ["log", "trends.colour_log"], ["linear", "trends.colour_linear"], ["median", "trends.colour_median"]], S.colour);
@@ -80,12 +85,12 @@
   }
 
   // ---- address ----
-  const WORDS = { map: ["ts", "rs", "tr"], run: ["0", "1", "both", "difference", "relative"], colour: ["auto", "log", "linear", "median"], along: ["step", "rank", "layer"] };
+  const WORDS = { map: ["ts", "rs", "tr"], run: ["0", "1", "both", "difference", "relative"], colour: ["auto", "log", "linear", "median"], along: ["step", "rank", "layer"], rows: ["tensor", "layer", "all"] };
   let saved = 0;
   function remember() {
     clearTimeout(saved);
     saved = setTimeout(() => {
-      const p = new URLSearchParams({ metric: Trends.metric().name, statistic: Trends.statistic(), map: S.map, third: String(S.third), run: S.run, colour: S.colour, target: Trends.metric().targets[S.target] ?? "", rank: String(Trends.book.plan.ranks[0][S.rank]), step: String(Trends.book.plan.fine[0][S.column]), along: S.along });
+      const p = new URLSearchParams({ metric: Trends.metric().name, statistic: Trends.statistic(), map: S.map, third: String(S.third), run: S.run, colour: S.colour, target: Trends.metric().targets[S.target] ?? "", rank: String(Trends.book.plan.ranks[0][S.rank]), step: String(Trends.book.plan.fine[0][S.column]), along: S.along, rows: S.rows });
       if (S.filter) p.set("filter", S.filter);
       if (S.from || S.to !== Trends.fine() - 1) p.set("steps", Trends.book.plan.fine[0][S.from] + "-" + Trends.book.plan.fine[1][S.to]);
       try { history.replaceState(null, "", "#" + p); } catch { /* not allowed here: the page works without */ }
@@ -96,13 +101,14 @@
     const m = b.metrics.findIndex((one) => one.name === p.get("metric"));
     if (m < 0) return false;
     change.metric = m;
-    const s = b.metrics[m].statistics.indexOf(p.get("statistic")), t = b.metrics[m].targets.indexOf(p.get("target"));
+    if (WORDS.rows.includes(p.get("rows"))) S.rows = p.get("rows"); // the names of the rows go by it
+    const s = b.metrics[m].statistics.indexOf(p.get("statistic")), t = Trends.targetsOf(m).indexOf(p.get("target"));
     if (s >= 0) change.statistic = s;
     if (t >= 0) change.target = t;
     for (const [key, allowed] of Object.entries(WORDS)) if (allowed.includes(p.get(key)) && (key !== "run" || b.runs.length > 1 || p.get(key) === "0")) change[key] = p.get(key);
     if (b.plan.rankCount < 2) change.map = "ts";
-    const third = p.get("third") || "max", most = { ts: Trends.ranks(), rs: b.metrics[m].targets.length, tr: Trends.fine() }[change.map || "ts"];
-    change.third = /^\d+$/.test(third) && Number(third) < most ? Number(third) : ["max", "min", "spread"].includes(third) ? third : "max";
+    const third = p.get("third") || "max", most = { ts: Trends.ranks(), rs: Trends.targetsOf(m).length, tr: Trends.fine() }[change.map || "ts"];
+    change.third = /^\d+$/.test(third) && Number(third) < most ? Number(third) : ["max", "min", "spread", ...(change.map === "tr" ? ["distance"] : [])].includes(third) ? third : "max";
     if (/^\d+$/.test(p.get("rank") || "")) change.rank = Trends.groupOf(Number(p.get("rank")));
     if (/^-?\d+$/.test(p.get("step") || "")) change.column = Trends.columnOf(Number(p.get("step")));
     const range = /^(-?\d+)-(-?\d+)$/.exec(p.get("steps") || "");
@@ -143,7 +149,7 @@
     if (event.key === "/") { event.preventDefault(); controls.filter.focus(); controls.filter.select(); }
     else if (event.key === "?") showHelp();
     else if (event.key === "n" || event.key === "N") Heat.next(event.key === "n" ? 1 : -1);
-    else if (event.key === "m" && b.plan.rankCount > 1) Trends.set({ map: cycle(["ts", "rs", "tr"], S.map), third: typeof S.third === "number" ? "max" : S.third });
+    else if (event.key === "m" && b.plan.rankCount > 1) Trends.setMap(cycle(["ts", "rs", "tr"], S.map));
     else if (event.key === "b" && b.runs.length > 1) Trends.set({ run: cycle(["0", "1", "both", "difference", "relative"], S.run) });
     else if (event.key === "+" || event.key === "=") Heat.zoomBy(1.4); else if (event.key === "-") Heat.zoomBy(0.7);
     else if (event.key === "Escape") Trends.set({ from: 0, to: Trends.fine() - 1 });

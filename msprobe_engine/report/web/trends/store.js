@@ -11,7 +11,7 @@ const Trends = (() => {
 
   const state = {
     metric: 0, statistic: 0, map: "ts", third: "max", run: "0", colour: "auto", filter: "", badOnly: false,
-    from: 0, to: 0, target: 0, rank: 0, column: 0, along: "step",
+    from: 0, to: 0, target: 0, rank: 0, column: 0, along: "step", rows: "tensor",
   };
   let book = null; // the manifest
 
@@ -23,7 +23,7 @@ const Trends = (() => {
   const fine = () => book.plan.fine[0].length;
   const coarse = () => Math.ceil(fine() / book.plan.factor);
   const ranks = () => book.plan.ranks[0].length;
-  const metric = () => book.metrics[state.metric];
+  const metric = () => ({ ...book.metrics[state.metric], targets: targetsOf(state.metric) });
   const statistic = () => metric().statistics[state.statistic];
 
   // ---- blocks ----
@@ -37,8 +37,42 @@ const Trends = (() => {
   }
   const kindOf = (value, gone) => gone ? MISSING : value !== value ? NAN : value === Infinity ? INF : value === -Infinity ? MINUS_INF : 0;
 
-  /* One statistic of a metric of a run as {high, low, missing}: cube, all blocks together. */
-  async function cube(run, m = state.metric, s = state.statistic) {
+  // ---- rows: tensors, layers, or all in one ----
+  const rowsOf = (m) => book.metrics[m].layers ? state.rows : "tensor"; // the numbers of the steps have no layers
+  /* Names of the rows of a metric. */
+  const targetsOf = (m, rows = rowsOf(m)) => ({ tensor: book.metrics[m].targets, layer: book.metrics[m].layers, all: [Kit.t("trends.all_layers")] })[rows];
+  const rowOf = (m, t, rows = rowsOf(m)) => rows === "tensor" ? t : rows === "layer" ? book.metrics[m].layerOf[t] : 0;
+  /* Other rows; the chosen one stays, as far as there is one. */
+  function setRows(rows) {
+    const m = state.metric, t = { tensor: () => state.target, layer: () => book.metrics[m].layerOf.indexOf(state.target), all: () => 0 }[rowsOf(m)]();
+    state.rows = rows;
+    set({ target: rowOf(m, t), third: state.map === "rs" && typeof state.third === "number" ? "max" : state.third });
+  }
+  /* Another map; a third that it has not becomes the largest. */
+  const setMap = (map) => set({ map, third: typeof state.third === "number" || state.third === "distance" ? "max" : state.third });
+  /* How tensors of a row are put together: norms in quadrature, counts as sums, others as their extremes. */
+  const folding = (m, s) => ({ norm: "norm", nans: "sum", infs: "sum" })[book.metrics[m].statistics[s]] || "extremes";
+  /* Where numbers are extremes of several steps, ranks or micro batches, a sum of them is a bound alone. */
+  const bound = () => rowsOf(state.metric) !== "tensor" && folding(state.metric, state.statistic) !== "extremes" && (book.plan.overview || book.plan.spread);
+  const norm = (a, b) => a < 1e150 && b < 1e150 ? Math.sqrt(a * a + b * b) : a !== a || b !== b ? NaN : Math.hypot(a, b);
+  /* Planes [targets, size] as planes [rows, size]. */
+  function fold(from, size, m, s, rows) {
+    const T = targetsOf(m, rows).length, how = folding(m, s), one = from.high === from.low && how !== "extremes", join = how === "norm" ? norm : (a, b) => a + b, out = { ...from, T, ...blank(Float64Array, T, size) };
+    if (one) out.low = out.high;
+    for (let t = 0; t < from.T; t++) for (let i = 0, at = rowOf(m, t, rows) * size, k = t * size; i < size; i++, at++, k++) {
+      if (how === "extremes" || out.missing[at]) put(out, at, from, k);
+      else if (!from.missing[k]) { out.high[at] = join(out.high[at], from.high[k]); if (!one) out.low[at] = join(out.low[at], from.low[k]); }
+    }
+    return out;
+  }
+
+  /* One statistic of a metric of a run as {high, low, missing}, [rows, groups of ranks, coarse columns]. */
+  function cube(run, m = state.metric, s = state.statistic, rows = rowsOf(m)) {
+    if (rows === "tensor") return whole(run, m, s);
+    return kept(`${rows} c${run}.${m}.${s}`, async () => { const all = await whole(run, m, s); return all && fold(all, all.R * all.C, m, s, rows); });
+  }
+  /* The cube of the tensors, all blocks together. */
+  async function whole(run, m, s) {
     return kept(`c${run}.${m}.${s}`, async () => {
       const T = book.metrics[m].targets.length, R = ranks(), C = coarse(), planes = book.plan.spread ? 2 : 1;
       if (!book.runs[run].there[m][s]) return null;
@@ -56,20 +90,21 @@ const Trends = (() => {
       return out;
     });
   }
-  /* Extremes over the ranks, [targets, fine columns]. */
-  async function overview(run, m = state.metric, s = state.statistic) {
-    return kept(`o${run}.${m}.${s}`, async () => {
+  /* Extremes over the ranks, [rows, fine columns]. */
+  function overview(run, m = state.metric, s = state.statistic, rows = rowsOf(m)) {
+    return kept(`${rows} o${run}.${m}.${s}`, async () => {
       if (!book.runs[run].there[m][s]) return null;
-      const T = book.metrics[m].targets.length, F = fine();
+      const F = fine();
       if (book.plan.overview) {
-        const id = `o.${run}.${m}.${s}`, part = decode(await Kit.data(id), T * F, 2), missing = new Uint8Array(T * F);
+        const T = book.metrics[m].targets.length, id = `o.${run}.${m}.${s}`, part = decode(await Kit.data(id), T * F, 2), missing = new Uint8Array(T * F);
         Kit.drop(id);
         for (let i = 0; i < T * F; i++) if (part.gone(i)) missing[i] = 1;
-        return { T, C: F, high: part.high, low: part.low, missing };
+        const out = { T, C: F, high: part.high, low: part.low, missing };
+        return rows === "tensor" ? out : fold(out, F, m, s, rows);
       }
-      const all = await cube(run, m, s), out = blank(all.high.constructor, T, F);
-      for (let t = 0; t < T; t++) for (let r = 0; r < all.R; r++) for (let c = 0; c < F; c++) put(out, t * F + c, all, (t * all.R + r) * F + c);
-      return { T, C: F, ...out };
+      const all = await cube(run, m, s, rows), out = blank(all.high.constructor, all.T, F);
+      for (let t = 0; t < all.T; t++) for (let r = 0; r < all.R; r++) for (let c = 0; c < F; c++) put(out, t * F + c, all, (t * all.R + r) * F + c);
+      return { T: all.T, C: F, ...out };
     });
   }
   async function kept(key, make) {
@@ -90,11 +125,11 @@ const Trends = (() => {
   }
 
   // ---- rows that are shown ----
-  let rowsKey = "", rowsOf = null;
+  let rowsKey = "", rowsShown = null;
   /* Targets that the filter lets through. */
   async function shownTargets() {
-    const m = metric(), key = [state.metric, state.statistic, state.filter, state.badOnly, state.run].join("\n");
-    if (key === rowsKey) return rowsOf;
+    const m = metric(), key = [state.metric, state.statistic, state.rows, state.filter, state.badOnly, state.run].join("\n");
+    if (key === rowsKey) return rowsShown;
     const words = state.filter.toLowerCase().split(/\s+/).filter(Boolean), bad = await badTargets();
     const rows = [];
     let hidden = 0;
@@ -103,11 +138,11 @@ const Trends = (() => {
       if (words.every((w) => w[0] === "-" && w.length > 1 ? !name.includes(w.slice(1)) : name.includes(w)) && (!state.badOnly || bad[t])) rows.push(t);
       else if (bad[t]) hidden++;
     }
-    rowsKey = key; rowsOf = { rows: Int32Array.from(rows), hidden, bad };
-    return rowsOf;
+    rowsKey = key; rowsShown = { rows: Int32Array.from(rows), hidden, bad };
+    return rowsShown;
   }
   async function badTargets() {
-    const T = metric().targets.length, out = new Uint8Array(T);
+    const T = targetsOf(state.metric).length, out = new Uint8Array(T);
     for (const run of runsShown()) {
       const o = await overview(run);
       if (!o) continue;
@@ -119,7 +154,7 @@ const Trends = (() => {
 
   // ---- the map ----
   /* Which plane a single number is taken from: the extreme that matters of this statistic. */
-  const side = () => state.third === "min" || (state.third !== "max" && statistic() === "min") ? "low" : "high";
+  const side = (m = state.metric, s = state.statistic) => state.third === "min" || (state.third !== "max" && book.metrics[m].statistics[s] === "min") ? "low" : "high";
   const spread = (h, l) => h === l ? 0 : (h - l) / Math.max(Math.abs(h), Math.abs(l));
   /* Number and kind of a cell of extremes; third "spread": how far the extremes are apart. */
   function cell(from, i, out, at) {
@@ -158,10 +193,34 @@ const Trends = (() => {
     }
     const out = empty(rows.length, R);
     if (!all) return out;
+    if (state.third === "distance") { distances(all, rows, a, b, out); return out; }
     const only = typeof state.third === "number" ? [Math.floor(state.third / f)] : Array.from({ length: b - a + 1 }, (_, i) => a + i), sum = blank(all.high.constructor, rows.length, R);
     for (let i = 0; i < rows.length; i++) for (let r = 0; r < R; r++) for (const c of only) put(sum, i * R + r, all, (rows[i] * R + r) * all.C + c);
     for (let i = 0; i < rows.length * R; i++) cell(sum, i, out, i);
     return out;
+  }
+  /* Of each row and rank the largest factor, over the columns, between it and the median of the ranks; what is not finite on any column is shown. */
+  function distances(all, rows, a, b, out) {
+    const R = all.R;
+    for (let i = 0; i < rows.length; i++) for (let c = a; c <= b; c++) {
+      const line = [];
+      for (let r = 0; r < R; r++) {
+        const k = (rows[i] * R + r) * all.C + c, at = i * R + r, kind = all.missing[k] ? MISSING : kindOf(all.high[k], false) || kindOf(all.low[k], false);
+        if (kind > MISSING) { out.kind[at] = kind; out.value[at] = NaN; } else if (!kind && all.high[k] > 0) line.push(all.high[k]);
+      }
+      const middle = median(line);
+      for (let r = 0; r < R; r++) {
+        const k = (rows[i] * R + r) * all.C + c, at = i * R + r;
+        if (all.missing[k] || out.kind[at] > MISSING || !(all.high[k] > 0)) continue;
+        const far = Math.max(all.high[k] / middle, middle / all.high[k]);
+        if (out.kind[at] === MISSING || far > out.value[at]) { out.kind[at] = 0; out.value[at] = far; }
+      }
+    }
+  }
+  /* In the middle of two the geometric mean. */
+  function median(values) {
+    const line = values.sort((x, y) => x - y), n = line.length;
+    return n % 2 ? line[n >> 1] : Math.sqrt(line[n / 2 - 1]) * Math.sqrt(line[n / 2]);
   }
   /* What is drawn: pictures beside each other, [{title, n, cols, value, kind}]. */
   async function pictures() {
@@ -191,7 +250,7 @@ const Trends = (() => {
 
   function set(changes, event = "change") { Object.assign(state, changes); tell(event); }
   return {
-    MISSING, NAN, INF, MINUS_INF, state, on, tell, set, open, cube, overview, pictures, shownTargets, metric, statistic, fine, coarse, ranks, runsShown, rankAt,
+    MISSING, NAN, INF, MINUS_INF, state, on, tell, set, setRows, setMap, targetsOf, rowsOf, rowOf, bound, open, cube, overview, pictures, shownTargets, metric, statistic, fine, coarse, ranks, runsShown, rankAt,
     stepText, coarseText, rankText, columnOf, groupOf, fineColumns, side, kindOf, get book() { return book; },
   };
 })();
