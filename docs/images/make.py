@@ -49,11 +49,6 @@ def choose_rows(page: Any) -> None:
     page.evaluate("scrollTo(0, 0)")
 
 
-def pictures(page: Any) -> None:
-    """Where the curves begin."""
-    page.locator("section:has(.grid)").first.evaluate("node => node.scrollIntoView()")
-
-
 def search(page: Any) -> None:
     """What a search finds, and the first of it chosen."""
     page.locator("#graph-search").fill("type:linear layers.1")
@@ -92,9 +87,6 @@ SHOTS = (
     Shot("config-check", "config"),
     Shot("checkpoint-diff", "checkpoint", height=900),
     Shot("compare-table", "table", look=choose_rows),
-    Shot("monitor-report", "monitor", height=900),
-    Shot("monitor-report-dark", "monitor", theme="dark", language="zh-CN", height=900, look=pictures),
-    Shot("monitor-report-narrow", "monitor", width=400, height=800),
     Shot("graph", "graph"),
     Shot("graph-dark", "graph", theme="dark", language="zh-CN"),
     Shot("graph-search", "graph", look=search),
@@ -103,8 +95,8 @@ SHOTS = (
     Shot("graph-ranks", "graph", theme="dark", look=keys("3")),
     Shot("graph-nan", "graph_nan", width=1920, height=1000, look=keys("p")),
     Shot("graph-nan-dark", "graph_nan", theme="dark", language="zh-CN", look=keys("2")),
-    Shot("trends", "trends"),
-    Shot("trends-two-dark", "trends_two", theme="dark", language="zh-CN"),
+    Shot("trends", "trends", height=900),
+    Shot("trends-two-dark", "trends_two", theme="dark", language="zh-CN", height=900),
 )
 
 
@@ -187,10 +179,9 @@ def monitored(root: Path) -> dict[str, Path]:
     watch(root, "today", 120, runs_away, lambda _step, _model: None)
     watch(root, "golden", 60, lambda _step, loss: loss, lambda _step, _model: None)
     watch(root, "changed", 60, lambda _step, loss: loss, epsilon)
-    main(["monitor", "report", str(root / "today"), "-o", str(root / "report.html")])
     main(["trends", str(root / "today"), "-o", str(root / "trends.html")])
     main(["trends", str(root / "golden"), str(root / "changed"), "-o", str(root / "trends_two.html")])
-    return {"monitor": root / "report.html", "trends": root / "trends.html", "trends_two": root / "trends_two.html"}
+    return {"trends": root / "trends.html", "trends_two": root / "trends_two.html"}
 
 
 def checkpoints(root: Path) -> dict[str, Path]:

@@ -65,7 +65,7 @@ def _numbers(step: int, cut: bool) -> list[tuple[str, float]]:
 COMMANDS = {
     "diagnose {0} -o {1}": "  warning ",
     "monitor analyze {0} -o {1}": "warning: ",
-    "monitor report {0} -o {1}.html": "  missing: ",
+    "monitor report {0} -o {1}.html": "  note: ",
     "trends {0} -o {1}.html": "  note: ",
 }
 """Command and how a line of it begins that says what is missing."""

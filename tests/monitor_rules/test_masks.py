@@ -63,7 +63,7 @@ def test_masks_of_a_transformer(name: str, level: str, tmp_path: Path, capfd: py
     """No alert, no finding, and all commands say what was passed over and where."""
     train(tmp_path / "run", level, name)
     assert "ALERT" not in capfd.readouterr().err
-    for words in (*commands(tmp_path), ["trends", str(tmp_path / "run")]):
+    for words in (*commands(tmp_path), ["monitor", "report", str(tmp_path / "run")]):
         assert main(words) == 0
         assert "did no harm and was taken for that of masks, the first is " in capfd.readouterr().out
 

@@ -21,7 +21,8 @@ from msprobe_engine.probe.sinks.memory import MemorySink
 from msprobe_engine.probe.sinks.sqlite import SqliteSink
 from msprobe_engine.probe.sinks.tensorboard import TensorBoardSink
 from msprobe_engine.probe.writer import Writer
-from msprobe_engine.report.run.data import collect
+from msprobe_engine.report.trends.collect import collect
+from msprobe_engine.report.trends.source import open_source
 
 STEPS = 1200
 MONITOR = MonitorSettings(ops=("norm", "max"))
@@ -78,7 +79,7 @@ def test_a_long_run_stays_within_the_bound(tmp_path: Path, name: str, caplog: py
     first = int(run.scalars(0)["samples_every"].steps[0])
     assert first == begin or first == begin - 1
     assert problem.startswith(f"the samples of steps are missing from step {first} on: sinks.max_gb was nearly used up")
-    assert problem in collect(run)["problems"]
+    assert problem in collect([open_source(run.path)]).runs[0].problems
 
 
 def test_a_bound_that_is_used_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

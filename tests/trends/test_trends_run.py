@@ -1,10 +1,12 @@
-"""What the page of a run says of it beside its numbers: alerts at their steps, facts, ranks that stand apart, masks, a range of time."""
+"""The page of a run: what it says beside the numbers (alerts at their steps, facts, ranks that stand apart, masks), and the two commands
+that write it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,17 @@ import pytest
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.records import Sample
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
 from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
+from msprobe_engine.report.trends.alerts import MAX_ALERTS
 from msprobe_engine.report.trends.collect import collect
 from msprobe_engine.report.trends.model import Trends
 from msprobe_engine.report.trends.page_data import manifest
 from msprobe_engine.report.trends.source import SCALARS, Wanted, open_source
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 def write(
@@ -122,3 +128,84 @@ def test_a_range_of_time(tmp_path: Path) -> None:
     wanted = Wanted(since="Nov22_00-00-00", until="Nov22_23-00-00")
     assert page_of(tmp_path, wanted)[0].runs[0].steps == (1, 2, 2)
     assert main(["trends", str(tmp_path), "--since", "Dec01_00-00-00"]) == 2
+
+
+def test_a_tensor_without_elements_is_not_one_with_nan(tmp_path: Path) -> None:
+    """An expert that gets no token has rows without numbers: that is nothing bad, and the page has its other steps."""
+    write(tmp_path, 0, {0: {"experts.0.w": [], "b.w": [1.0]}, 1: {"experts.0.w": [2.0], "b.w": [1.0]}, 2: {"b.w": [math.nan]}})
+    trends, _ = page_of(tmp_path)
+    targets = trends.metrics["grad_reduced, reduced"].targets
+    assert [(targets[one.target].shown, one.step) for one in trends.runs[0].nonfinite] == [("b.w", 2)]
+    assert trends.runs[0].grids["grad_reduced, reduced", "norm"].cube.missing.sum() == 2
+
+
+def test_alerts_beyond_the_limit_are_counted(tmp_path: Path) -> None:
+    """A page lists the first ones, and says how many more there are."""
+    for rank in range(10):
+        write(tmp_path, rank, {0: {"layers.0.w": [1.0]}}, alerts={0: [alert(0, rank) for _ in range(60)]})
+    _, run = page_of(tmp_path)
+    assert (len(run["alerts"]), run["alertsLeftOut"], run["alertCount"]) == (MAX_ALERTS, 100, 600)
+
+
+def test_the_report_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`monitor report` writes the page beside the run with mode 0640 and prints a summary, of the files of the monitor alone; a directory
+    without a run is an error."""
+    write(tmp_path, 0, {s: {"layers.0.w": [1.0 + 9 * (s == 2)]} for s in range(4)}, alerts={2: [alert(2)]})
+    shutil.copytree(FIXTURES / "26.2.0" / "two_ranks", tmp_path / "dump")
+    assert main(["monitor", "report", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "1 alert of rule nan_inf" in said
+    assert "rows from csv\n" in said
+    assert (tmp_path / "report.html").stat().st_mode & 0o777 == 0o640
+    (tmp_path / "empty").mkdir()
+    assert main(["monitor", "report", str(tmp_path / "empty")]) == 2
+    assert main(["monitor", "report", str(tmp_path / "dump")]) == 2
+
+
+def test_the_report_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large a run is, its report holds a number of megabytes that is known; what was put together says itself."""
+    monkeypatch.setattr("msprobe_engine.cli.monitor.report.MEGABYTES", 0.001)
+    write(tmp_path, 0, {s: {f"layers.{i}.w": [1.0] for i in range(8)} for s in range(60)})
+    assert main(["monitor", "report", str(tmp_path)]) == 0
+    assert main(["trends", str(tmp_path), "--size", "0.001"]) == 0
+    assert (tmp_path / "report.html").read_bytes() == (tmp_path / "trends.html").read_bytes()
+
+
+SHOWN: dict[str, tuple[dict[str, Any], int]] = {
+    "all is well": ({}, 0),
+    "a layer that jumps": ({"norms": [1.0, 1.0, 50.0]}, 0),
+    "a gradient that is NaN": ({"norms": [1.0, math.nan, 1.0]}, 1),
+    "a gradient that is infinite": ({"norms": [1.0, 1.0, math.inf]}, 1),
+    "a loss that is NaN": ({"loss": math.nan}, 1),
+    "an alert": ({"alerts": {1: [alert(1)]}}, 1),
+    "a condition that is over": ({"alerts": {1: [dataclasses.replace(alert(1), extra={"over": True})]}}, 0),
+    "a file that is damaged": ({"damage": True}, 3),
+    "a NaN and a file that is damaged": ({"norms": [1.0, math.nan, 1.0], "damage": True}, 1),
+}
+"""What a run holds, and the exit code."""
+
+
+@pytest.mark.parametrize("command", [["monitor", "report"], ["trends"]])
+@pytest.mark.parametrize("case", SHOWN)
+def test_exit_codes_say_what_the_page_shows(tmp_path: Path, case: str, command: list[str]) -> None:
+    """1: the page shows an alert or a number that is not finite; else 3: something could not be read; else 0."""
+    held, code = SHOWN[case]
+    steps = {step: {"layers.0.w": [norm]} for step, norm in enumerate(held.get("norms", [1.0, 1.0, 1.0]))}
+    write(tmp_path, 0, steps, alerts=held.get("alerts"), loss=held.get("loss", 1.0))
+    if held.get("damage"):
+        table = next(tmp_path.rglob("grad_reduced*.csv"))
+        table.with_name("grad_unreduced_0-2.csv").write_bytes(b"vpp_stage,name,step,norm\n0,layers.0.w,no number,1\n")
+    assert main([*command, str(tmp_path), "-o", str(tmp_path / "page.html")]) == code
+
+
+def test_a_fall_is_told_from_a_rise_and_moments_that_fill_are_no_news(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A norm that falls to a tenth of its median is said as 1/10; a second moment that is small in the first step is not said."""
+    sink = CsvSink(CsvSettings(), MonitorSettings(), output_dir=tmp_path, rank=0)
+    for step, (gradient, moment) in enumerate([(10.0, 0.1), (10.0, 5.0), (1.0, 5.0), (10.0, 5.0)]):
+        frame = frame_of({"a.w": [gradient], "b.w": [moment]}, step=step)
+        frame.samples[1] = Sample("exp_avg_sq", "b.w", frame.samples[1].ref)
+        sink.write(frame, [])
+    sink.close()
+    assert main(["monitor", "report", str(tmp_path)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "median" in line]
+    assert lines == ["    step 2: a.w (grad_reduced, reduced, norm): 1/10 of its median"]

@@ -12,11 +12,14 @@ import sample_pages
 
 from msprobe_engine.report.web.words import section_of
 
-NAMES = ("diagnosis", "table", "checkpoint", "config", "monitor", "graph", "trends")
+NAMES = ("diagnosis", "table", "checkpoint", "config", "graph", "trends")
 WIDTH = "document.documentElement.scrollWidth"
 REACHED = "[...document.querySelectorAll('.scroll')].every(d => d.scrollWidth <= d.clientWidth || d.tabIndex === 0)"
 READABLE = ("diagnosis", "checkpoint", "config")
 """Pages that say all they have without scripts."""
+
+PIXEL = "c => [...c.getContext('2d').getImageData(c.width / 2, c.height / 2, 1, 1).data]"
+"""The one in the middle of a picture."""
 
 
 @pytest.fixture(scope="module")
@@ -137,20 +140,20 @@ def test_a_table_is_searched_sorted_and_chosen(pages: Mapping[str, Path], opened
     assert page.locator("tbody tr").first.inner_text() != first
 
 
-def test_the_monitor_draws_its_pictures(pages: Mapping[str, Path], opened: Callable[..., Any]) -> None:
-    """Every picture comes into view with marks in it, says what it is, follows the colours, and gives its numbers under the mouse."""
-    page = ready(opened(pages["monitor"]))
-    canvases = page.locator("canvas")
-    assert canvases.count() == 1 + 3 + 2 * 3  # alerts, numbers of the step, three of each family
+def test_the_run_draws_its_pictures(pages: Mapping[str, Path], opened: Callable[..., Any]) -> None:
+    """Lanes of alerts, loss, map and lines have marks in them, in both colours, and are printed in the light ones."""
+    page = ready(opened(pages["trends"]))
+    page.wait_for_selector(".t-chart[data-ready]")
     inks = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.reduce((n, v) => n + (v > 0), 0)"
-    for i in range(canvases.count()):
-        canvases.nth(i).scroll_into_view_if_needed()
-        assert canvases.nth(i).get_attribute("aria-label")
-        page.wait_for_timeout(50)
-    assert all(canvases.nth(i).evaluate(inks) > 1000 for i in range(canvases.count()))
-    canvases.nth(1).hover(position={"x": 200, "y": 60})
-    assert "rank 0:" in page.locator(".tip").inner_text()
-    page.get_by_label("statistic").first.select_option(index=1)
-    assert canvases.count() == 10
-    page.emulate_media(color_scheme="dark")
-    assert page.evaluate("Kit.theme") == "dark"
+    light = None
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.wait_for_timeout(100)
+        assert page.evaluate("Kit.theme") == scheme
+        light = light or page.locator(".t-heat canvas").evaluate(PIXEL)
+        for name in (".t-lanes", ".t-course", ".t-heat", ".t-chart"):
+            assert page.locator(f"{name} canvas").evaluate(inks) > 1000
+    page.emulate_media(media="print")
+    page.wait_for_timeout(100)
+    assert page.locator(".t-heat canvas").evaluate(PIXEL) == light
+    assert all(page.locator("canvas[role=img]").nth(i).get_attribute("aria-label") for i in range(3))

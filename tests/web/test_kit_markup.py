@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msprobe_engine.report.web import markup, page, words
 
 WEB = Path(page.__file__).parent
-PYTHON = ("diagnosis/page.py", "config/page.py", "checkpoint/page.py", "table_files/html.py", "run/page.py")
+PYTHON = ("diagnosis/page.py", "config/page.py", "checkpoint/page.py", "table_files/html.py")
 
 
 @given(st.text())
@@ -58,12 +58,12 @@ def test_every_text_is_used() -> None:
     made = {"kind", "units", "only", "headline", "changes", "may", "tile"}  # keys that are put together
     left = [
         f"{section}.{key}"
-        for section in ("kit", "diagnosis", "config", "checkpoint", "table", "monitor")
+        for section in ("kit", "diagnosis", "config", "checkpoint", "table")
         for key in words.section_of(section)
         if not {key, f"{section}.{key}"} & found and key.split("_")[0] not in made
     ]
     assert not left
-    used = set(re.findall(r'"((?:kit|monitor)\.\w+)"', "".join(path.read_text(encoding="utf-8") for path in WEB.glob("*.js"))))
+    used = set(re.findall(r'"(kit\.\w+)"', "".join(path.read_text(encoding="utf-8") for path in WEB.glob("*.js"))))
     assert not [key for key in used if key.split(".")[1] not in words.section_of(key.split(".")[0]) and not key.endswith("_")]
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from msprobe_engine.report.trends.source import Source
 
 EPILOG = """\
 examples:
@@ -48,11 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.align.sources import numbers
     from msprobe_engine.cli.options.inputs import warn_same_files
     from msprobe_engine.core.errors import UsageError
-    from msprobe_engine.core.io.progress import bar
-    from msprobe_engine.core.log import one_line
-    from msprobe_engine.report.trends.page import write_trends
     from msprobe_engine.report.trends.source import Wanted, open_source
-    from msprobe_engine.report.trends.summary import lines
 
     if not 0 < args.size < 4096:
         raise UsageError(f"--size is {args.size:g}; allowed: more than 0, less than 4096 MB")
@@ -69,17 +69,33 @@ def run(args: argparse.Namespace) -> int:
     paths = [args.run_path, *([args.other_path] if args.other_path else [])]
     warn_same_files(args.run_path, args.other_path)
     sources = [open_source(path, wanted) for path in paths]
-    where = Path(args.run_path)
-    page = Path(args.output) if args.output else (where if where.is_dir() else where.parent) / "trends.html"
-    with bar("reading", sum(source.pieces() for source in sources)) as advance:
-        trends = write_trends(sources, page, numbers=int(args.size * 250_000), shift=args.shift, progress=advance)
-    print(one_line(f"{page}: {page.stat().st_size / 1e6:.1f} MB"))
-    for line in lines(trends):
-        print(one_line(f"  {line}"))
+    page = place(args.run_path, args.output, "trends.html")
+    code = write(sources, page, size=args.size, shift=args.shift)
     if args.open:
         import webbrowser
 
         webbrowser.open(page.resolve().as_uri())
+    return code
+
+
+def place(run: str, output: str, name: str) -> Path:
+    """Where the page is written."""
+    where = Path(run)
+    return Path(output) if output else (where if where.is_dir() else where.parent) / name
+
+
+def write(sources: list[Source], page: Path, *, size: float, shift: int = 0) -> int:
+    """Write a page of at most `size` megabytes of numbers, say what is on it, and give the exit code."""
+    from msprobe_engine.core.io.progress import bar
+    from msprobe_engine.core.log import one_line
+    from msprobe_engine.report.trends.page import write_trends
+    from msprobe_engine.report.trends.summary import lines
+
+    with bar("reading", sum(source.pieces() for source in sources)) as advance:
+        trends = write_trends(sources, page, numbers=int(size * 250_000), shift=shift, progress=advance)
+    print(one_line(f"{page}: {page.stat().st_size / 1e6:.1f} MB"))
+    for line in lines(trends):
+        print(one_line(f"  {line}"))
     if trends.apart or any(run.nonfinite_count or run.raised.began for run in trends.runs):
         return 1
     nothing_compared = len(sources) > 1 and not trends.compared

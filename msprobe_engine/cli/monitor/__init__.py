@@ -8,7 +8,7 @@ COMMANDS = {
     "analyze": Command("monitor.analyze", "put the alerts of all ranks into the order of execution and say where it began"),
     "csv2tb": Command("monitor.csv2tb", "convert monitor files into TensorBoard event files"),
     "learn": Command("monitor.learn", "learn bands and relations from healthy runs, for rule learned"),
-    "report": Command("monitor.report", "write one HTML page of a run: curves, heat maps, alerts, layers that stand out"),
+    "report": Command("monitor.report", "write one HTML page of a run: loss, alerts, heat maps, lines, what stands out"),
 }
 
 EXAMPLES = """\

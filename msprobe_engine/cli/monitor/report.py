@@ -1,10 +1,9 @@
-"""Write one HTML page of a monitored run that needs no network: curves and heat maps per family, alerts on the time line, the layers
-that stand out."""
+"""Write one HTML page of a monitored run that needs no network: the loss, alerts at their steps, heat maps and lines of layers, ranks and
+steps, what stands out. It is the page of `msprobe trends`, of the monitor's files alone and small enough to be mailed."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 EPILOG = """\
 examples:
@@ -14,6 +13,9 @@ examples:
 
 exit codes: 0 done, and nothing is wrong on the page; 1 the page shows alerts or numbers that are not finite; 2 no data or wrong usage;
 3 nothing of that, but something is missing or could not be read and is not on the page"""
+
+MEGABYTES = 8.0
+"""Of numbers on the page, 4 bytes each; `msprobe trends` holds more of a large run."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,40 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The exit code, see `EPILOG`; errors are raised as `ProbeError`, which the entry point turns into 2."""
-    from msprobe_engine.core.io.progress import bar
-    from msprobe_engine.core.log import printable
-    from msprobe_engine.formats.monitor.reader import open_run
-    from msprobe_engine.report.run.data import shows_trouble
-    from msprobe_engine.report.run.page import write_report
+    from msprobe_engine.cli.analysis.trends import place, write
+    from msprobe_engine.report.trends.source import Wanted, open_monitor
 
-    opened = open_run(args.run_path, since=args.since, until=args.until)
-    where = Path(args.run_path)
-    page = Path(args.output) if args.output else (where if where.is_dir() else where.parent) / "report.html"
-    total = sum(len(opened.families(rank)) for rank in opened.ranks)
-    with bar("reading", total) as advance:
-        data = write_report(opened, page, advance)
-    print(
-        f"{page}: {_count(len(data['ranks']), 'rank')}, steps {data['first']} to {data['last']}, {_count(len(data['pictures']), 'picture')}"
-    )
-    for rule, count in sorted(data["rules"].items()):
-        print(printable(f"  {_count(count, 'alert')} of rule {rule}"))
-    for w in data["worst"][:5]:
-        bad = (
-            f"NaN or Inf at step {w['first_bad']}"
-            if w["first_bad"] is not None
-            else f"{'1/' if w['below'] else ''}{w['jump']:g}{' of' if w['below'] else ' times'} its median at step {w['jump_step']}"
-        )
-        print(printable(f"  {w['layer']} ({w['family']}): {bad}"))
-    for what in data["running"]:
-        print(printable(f"  note: {what}"))
-    for what in data["missing"]:
-        print(printable(f"  missing: {what}"))
-    for what, count in data["problems"].items():
-        print(printable(f"  not read: {what} ({count})"))
-    if shows_trouble(data):
-        return 1
-    return 3 if opened.left_out or data["missing"] else 0
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
+    source = open_monitor(args.run_path, Wanted(since=args.since, until=args.until))
+    return write([source], place(args.run_path, args.output, "report.html"), size=MEGABYTES)

@@ -72,7 +72,7 @@ class MonitorSource:
         for family in families:
             progress(f"rank {rank} {family}")
             table = self._run.table(rank, family)
-            for metric, keys in titles(table, family, layers=False).items():
+            for metric, keys in titles(table, family).items():
                 if (part := self._wanted.cut(self._part(rank, metric, family, table, keys))) is not None:
                     yield part
         self._run.forget(rank)
@@ -160,14 +160,11 @@ def written(values: Mapping[str, Floats]) -> dict[str, npt.NDArray[np.bool_]]:
     return {op: ~(nothing & np.isnan(v)) for op, v in values.items()}
 
 
-def titles(table: Table, family: str, layers: bool = True) -> dict[str, list[int]]:
-    """Keys of each picture of a family: phases, states and tags are told apart. `layers`: only what belongs to a layer of the model."""
+def titles(table: Table, family: str) -> dict[str, list[int]]:
+    """Keys of each metric of a family: phases, states and tags are told apart; but for names of collectives and what they hold."""
     out: dict[str, list[int]] = {}
     for i, key in enumerate(table.keys):
-        if family == "other" and key.detail != "mg_direction":
-            if not layers:
-                out.setdefault(family, []).append(i)  # collectives are no layers
-            continue
-        more = key.detail or (key.phase if family in _GRADIENTS else "")
+        plain = family == "other" and key.detail != "mg_direction"
+        more = "" if plain else key.detail or (key.phase if family in _GRADIENTS else "")
         out.setdefault(f"{family}, {more}" if more else family, []).append(i)
     return out

@@ -9,7 +9,7 @@ from msprobe_engine.report.trends.collect import NUMBERS, collect
 from msprobe_engine.report.trends.model import Trends
 from msprobe_engine.report.trends.page_data import islands
 from msprobe_engine.report.trends.source import Progress, Source
-from msprobe_engine.report.web.page import page
+from msprobe_engine.report.web.page import Verdict, page
 from msprobe_engine.report.web.words import needs_scripts
 
 _SCRIPTS = tuple(f"trends/{name}.js" for name in ("texts", "store", "plot", "course", "heat", "lines", "lists", "main"))
@@ -20,8 +20,24 @@ def render(trends: Trends) -> bytes:
     names = [run.name for run in trends.runs]
     title = " · ".join(names)
     body = f'<div id="trends"></div>{needs_scripts()}'
-    pieces = page(title, kind="trends", body=body, styles=("trends/trends.css",), scripts=_SCRIPTS, data=islands(trends), app=True)
+    pieces = page(
+        title,
+        kind="trends",
+        body=body,
+        styles=("trends/trends.css",),
+        scripts=_SCRIPTS,
+        data=islands(trends),
+        verdict=_verdict(trends),
+        app=True,
+    )
     return b"".join(pieces)
+
+
+def _verdict(trends: Trends) -> Verdict | None:
+    """The sign beside the title; that nothing was found is no good news by itself, so there is none then."""
+    if any(run.nonfinite_count or any(alert.get("severity") == "critical" for alert in run.raised.began) for run in trends.runs):
+        return "bad"
+    return "warn" if trends.apart or any(run.raised.began for run in trends.runs) else None
 
 
 def write_trends(

@@ -13,8 +13,6 @@
   Kit.scale(units)             {level, colour, ink, label} of a difference in multiples of round-off; Kit.scale.legend()
   Kit.shade(t), Kit.series(i), Kit.colour(name)   colours for canvases, of the theme shown
   Kit.canvas(parent, height)   {node, pen, width, height} in CSS pixels, sharp on every screen
-  Kit.figure(parent, options)  a picture that is drawn when it comes into view, and again when colours, language or width change
-  Kit.ticks(low, high, most, log)    round numbers for an axis
   Kit.table(parent, options)   sorted, searched, paged table
   Kit.tip(event, text), Kit.hush()
   Kit.save(name, text, type), Kit.copy(text), Kit.fault(text)
@@ -81,6 +79,7 @@ const Kit = (() => {
   let chosen = kept("msprobe-theme");
   if (chosen !== "light" && chosen !== "dark") chosen = null;
   const paper = matchMedia("print");
+  paper.addEventListener("change", () => { colours = {}; tell("theme"); }); // pictures are printed in light colours
   const theme = () => paper.matches ? "light" : chosen || (dark.matches ? "dark" : "light");
   let colours = {};
   function setTheme(value) {
@@ -174,53 +173,6 @@ const Kit = (() => {
     const pen = node.getContext("2d");
     pen.setTransform(sharp, 0, 0, sharp, 0, 0); pen.font = "11px " + colour("font");
     return { node, pen, width, height };
-  }
-
-  /* options: height (a number, or a function of the width), label (what it is, read aloud), draw(pen, width, height),
-     hover(x, y): text at a place, or null. Returns {node, draw()}. */
-  function figure(parent, options) {
-    const node = make("canvas", parent);
-    let seen = false;
-    node.setAttribute("role", "img");
-    const tall = () => typeof options.height === "function" ? options.height() : options.height;
-    node.style.height = tall() + "px";
-    const draw = (always = false) => {
-      seen ||= always;
-      node.setAttribute("aria-label", typeof options.label === "function" ? options.label() : options.label || "");
-      if (!node.isConnected) { figures.delete(draw); watch.disconnect(); return; }
-      if (!seen) return;
-      const { pen, width, height } = canvas(parent, tall(), node);
-      pen.clearRect(0, 0, width, height);
-      options.draw(pen, width, height);
-    };
-    const watch = new IntersectionObserver((found) => {
-      if (found.some((one) => one.isIntersecting)) { seen = true; watch.disconnect(); draw(); }
-    }, { rootMargin: "600px" });
-    watch.observe(node); figures.add(draw); draw();
-    if (options.hover) {
-      node.onmousemove = (e) => { const text = options.hover(e.offsetX, e.offsetY); if (text === null || text === undefined) hush(); else tip(e, text); };
-      node.onmouseleave = hush;
-    }
-    return { node, draw };
-  }
-  const figures = new Set();
-  for (const event of ["theme", "language", "resize"]) on(event, () => { for (const draw of figures) draw(); });
-  paper.addEventListener("change", () => { colours = {}; for (const draw of figures) draw(true); });
-
-  /* Round numbers between two ends, about as many as asked for. Of a logarithmic scale ends and numbers are powers of ten: decades, or 1, 2 and 5 of each. */
-  function ticks(low, high, most = 5, log = false) {
-    if (log) {
-      const step = Math.max(1, Math.ceil((high - low) / most)), found = [];
-      for (let at = Math.floor(low); at <= high + 1e-9; at += step) {
-        for (const one of high - low < 2 ? [1, 2, 5] : [1]) if (at + Math.log10(one) >= low - 1e-9 && at + Math.log10(one) <= high + 1e-9) found.push(at + Math.log10(one));
-      }
-      if (found.length > 1) return found;
-    }
-    const raw = (high - low) / most, size = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 5, 10].map((one) => one * size).find((one) => one >= raw * 0.999) || raw;
-    const found = [];
-    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
-    return found;
   }
 
   // ---- tip ----
@@ -370,7 +322,7 @@ const Kit = (() => {
   }
 
   return {
-    t, said, texts, apply, word, on, make, name, number, count, value, data, json, drop, scale, shade, series, colour, canvas, figure, ticks, tip, hush, table, save, copy, fault, reach, start,
+    t, said, texts, apply, word, on, make, name, number, count, value, data, json, drop, scale, shade, series, colour, canvas, tip, hush, table, save, copy, fault, reach, start,
     get language() { return language; }, get theme() { return theme(); },
   };
 })();

@@ -29,7 +29,7 @@ const Course = (() => {
     laneBox.addEventListener("click", (e) => { const mark = near(e); if (mark) { Kit.hush(); Lists.showAlerts(mark.lane.run, mark.lane.rule, mark.column); } });
     box.addEventListener("pointermove", move); box.addEventListener("pointerleave", () => { at = -1; Kit.hush(); draw(); });
     box.addEventListener("click", () => { if (at >= 0) Trends.set({ column: at }, "pick"); });
-    Trends.on("change", refresh); Trends.on("pick", draw); Kit.on("theme", draw); Kit.on("language", () => { words(); draw(); });
+    Trends.on("change", refresh); Trends.on("pick", draw); Kit.on("theme", () => { words(); draw(); }); Kit.on("language", () => { words(); draw(); });
     words();
   }
   async function refresh() {
@@ -46,6 +46,7 @@ const Course = (() => {
     facts.replaceChildren();
     for (const run of runs()) {
       const one = b.runs[run], f = one.facts, line = Kit.make("span", facts);
+      if (runs().length > 1) Kit.make("i", line, null, run ? "dashed" : "").style.setProperty("--c", Kit.series(run));
       Kit.make("b", line, (b.runs.length > 1 ? "AB"[run] + " · " : "") + Kit.name(one.name, 60));
       const parts = [
         f.started ? Kit.name(f.started.replace("T", " ").replace(/(:\d\d)[+-]\d{4}$/, "$1"), 40) : "",
@@ -93,7 +94,7 @@ const Course = (() => {
   function drawLanes() {
     const rows = lanes();
     if (laneBox.hidden || !laneBox.clientWidth) return;
-    const { pen, width, height } = Kit.canvas(laneBox, Math.max(1, rows.length) * LANE, laneCanvas), g = place(width), most = Math.floor((g.left - 12) / 6.4);
+    const { pen, width, height } = Kit.canvas(laneBox, Math.max(1, rows.length) * LANE, laneCanvas), g = place(width), most = Math.floor((g.left - 12) / 6.8);
     pen.clearRect(0, 0, width, height); pen.font = "11px " + Kit.colour("font"); pen.textBaseline = "middle"; pen.textAlign = "right";
     rows.forEach((lane, r) => {
       const y = r * LANE + LANE / 2, critical = lane.severity === "critical", text = (Trends.book.runs.length > 1 ? "AB"[lane.run] + " · " : "") + Kit.name(lane.rule, 80);
