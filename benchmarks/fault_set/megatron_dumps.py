@@ -66,11 +66,15 @@ def _rank(rank: int, ranks: int, scratch: str, path: Path, words: list[str], pla
     from msprobe.pytorch import PrecisionDebugger
 
     a = train_gpt.arguments(["--quiet", *_own(words)])
-    known = train_gpt.known
-    train_gpt.known = lambda cls, **keys: known(cls, **{key: 0.0 if key.endswith("_dropout") else value for key, value in keys.items()})
+    known, more = train_gpt.known, _more(words)
+    train_gpt.known = lambda cls, **keys: known(
+        cls, **{key: 0.0 if key.endswith("_dropout") else value for key, value in {**keys, **more.get(cls.__name__, {})}.items()}
+    )
+    if "--token-loss" in words or "--per-token" in words:
+        train_gpt.forward_step = _token_loss
     _, chunks, optimizer = train_gpt.build(a)
     a.mbs = _number(words, "batch", 4) // a.nmb // train_gpt.state.get_data_parallel_world_size()
-    train_gpt.batches = lambda a: _batches(a, train_gpt.state)
+    train_gpt.batches = lambda a: _batches(a, train_gpt.state, "--per-token" in words)
     for chunk in chunks:
         _fill(chunk, train_gpt.state)
         if a.vocab > VOCAB:
@@ -95,20 +99,43 @@ def _rank(rank: int, ranks: int, scratch: str, path: Path, words: list[str], pla
 
 def _own(words: list[str]) -> list[str]:
     """Arguments of the script alone, with two steps of one micro batch unless told otherwise."""
-    kept = list(words)
-    for name in ("dp", "batch"):
+    kept = [word for word in words if word not in ("--token-loss", "--per-token")]
+    for name in ("dp", "batch", "groups"):
         if f"--{name}" in kept:
             at = kept.index(f"--{name}")
             del kept[at : at + 2]
     return ["--steps", "2", "--nmb", "1", "--vocab", str(VOCAB), "--heads", "4", *kept]
 
 
+def _more(words: list[str]) -> dict[str, dict[str, Any]]:
+    """What a training has that the example has no argument for: grouped queries with a gated MLP and RMS norms, a loss per token."""
+    groups = _number(words, "groups", 0)
+    llama = {"num_query_groups": groups, "gated_linear_unit": True, "activation_func": torch.nn.functional.silu, "add_bias_linear": False}
+    model = {**(llama if groups else {}), **({"normalization": "RMSNorm"} if groups else {})}
+    return {"TransformerConfig": {**model, "calculate_per_token_loss": "--per-token" in words}}
+
+
+def _token_loss(data: Iterator[dict[str, torch.Tensor]], model: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
+    """A micro batch with the loss of Megatron's own programs: a sum over the tokens that count, and their number."""
+    batch = next(data)
+    output = model(batch["tokens"], batch["positions"], batch["mask"], labels=batch["labels"])
+
+    def loss(out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        counted = batch["counted"].view(-1).float()
+        total = torch.sum(out.view(-1).float() * counted)
+        tokens = counted.sum().clone().detach().to(torch.int)
+        report = torch.cat([total.clone().detach().view(1), tokens.view(1)])
+        return total, tokens, {"lm loss": report[0] / report[1], "report": report}
+
+    return output, loss
+
+
 def _number(words: list[str], name: str, default: int) -> int:
     return int(words[words.index(f"--{name}") + 1]) if f"--{name}" in words else default
 
 
-def _batches(a: Any, state: Any) -> Iterator[dict[str, torch.Tensor]]:
-    """This rank's part of the global batches, micro batch after micro batch."""
+def _batches(a: Any, state: Any, some: bool = False) -> Iterator[dict[str, torch.Tensor]]:
+    """This rank's part of the global batches, micro batch after micro batch. `some`: not every token counts."""
     generator = torch.Generator().manual_seed(a.seed)
     size, rank = state.get_data_parallel_world_size(), state.get_data_parallel_rank()
     mask = torch.tril(torch.ones(1, 1, a.seq, a.seq)) < 0.5
@@ -117,7 +144,8 @@ def _batches(a: Any, state: Any) -> Iterator[dict[str, torch.Tensor]]:
         whole = torch.randint(0, VOCAB, (a.nmb * size * a.mbs, a.seq + 1), generator=generator)
         for micro in range(a.nmb):
             tokens = whole[(micro * size + rank) * a.mbs :][: a.mbs]
-            yield {"tokens": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous(), "mask": mask, "positions": positions}
+            made = {"tokens": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous(), "mask": mask, "positions": positions}
+            yield {**made, "counted": (made["labels"] % 5 > 0 if some else made["labels"] >= 0).float()}
 
 
 @torch.no_grad()
@@ -135,6 +163,8 @@ def _fill(chunk: Any, state: Any) -> None:
         table = name.endswith(("word_embeddings.weight", "output_layer.weight"))
         generator = torch.Generator().manual_seed(zlib.crc32(_global_name(model, name, state).encode()))
         values = torch.randn([VOCAB, *shape[1:]] if table else shape, generator=generator) * 0.1
+        if "linear_fc1" in name and getattr(model.config, "gated_linear_unit", False):  # each rank has its part of both halves
+            values = torch.cat([part for parts in zip(*(half.chunk(size, dim) for half in values.chunk(2, dim))) for part in parts], dim)
         if "norm.weight" in name:
             values += 1
         whole = torch.zeros(shape)

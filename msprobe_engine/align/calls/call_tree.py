@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Hashable, Iterator
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -152,9 +152,13 @@ class Tree:
         outputs: list[object] = []
         for row in side.rows(op):
             shape = side.shape[row]
-            item = (plain(side.dtype[row]), tuple(shape) if isinstance(shape, list) else shape)
+            item = self.form(side.dtype[row], shape)
             (outputs if side.role[row] == OUTPUT else inputs).append(item)
         return Shapes(tuple(inputs), tuple(outputs))
+
+    def form(self, dtype: str | None, shape: Any) -> Hashable:
+        """What two rows that belong together agree in."""
+        return plain(dtype), tuple(shape) if isinstance(shape, list) else shape
 
     def forms(self, numbers: dict[Hashable, int]) -> array[int]:
         """One number per record: equal where `shapes` are equal. `numbers` is shared by the trees that are compared."""
@@ -164,7 +168,7 @@ class Tree:
         items: dict[int, int] = {}
         for item in dict.fromkeys(both.tolist()):
             dtype, shape = dtypes[item // len(shapes)], shapes[item % len(shapes)]
-            key = ("row", plain(dtype), tuple(shape) if isinstance(shape, list) else shape)
+            key = ("row", self.form(dtype, shape))
             items[item] = numbers.setdefault(key, len(numbers))
         out = np.frombuffer(bytes(side.role), np.uint8) == OUTPUT
         words = np.fromiter(map(items.__getitem__, both.tolist()), np.int64, len(both)) * 2 + out

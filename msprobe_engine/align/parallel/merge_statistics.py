@@ -179,15 +179,32 @@ def zeros_elsewhere(pieces: Floats, golden: Floats, agrees: float) -> Floats | N
     return None
 
 
-def mean_of(pieces: Floats) -> Floats:
-    """Mean of one number per piece."""
-    return np.append(np.full(3, pieces[:, 2].mean()), abs(pieces[:, 2].mean()))
+def mean_of(pieces: Floats, times: int = 1) -> Floats:
+    """Mean of one number per piece, `times` over: the sum of that many shares."""
+    mean = pieces[:, 2].mean() * times
+    return np.append(np.full(3, mean), abs(mean))
 
 
 def mean_or_sum(pieces: Floats, golden: Floats) -> Floats:
     """Mean or sum of one number per piece, whichever is nearer to the golden side's."""
-    total = pieces[:, 2].sum()
-    return min((mean_of(pieces), np.append(np.full(3, total), abs(total))), key=lambda made: distance(made, golden))
+    return min((mean_of(pieces), mean_of(pieces, len(pieces))), key=lambda made: distance(made, golden))
+
+
+def shares(target: Floats, golden: Floats, near: float) -> tuple[int, int]:
+    """How many shares of one number per piece make that of the whole, on either side: (1, 1) where the means are the same, or where no
+    numbers of shares bring the sides together."""
+    ways = [(m, n) for m in divisors(len(target)) for n in divisors(len(golden)) if 1 in (m, n)]
+    found = {way: distance(mean_of(target, way[0]), mean_of(golden, way[1])) for way in ways}
+    best = min(ways, key=lambda way: (found[way] > near, way))
+    return best if found[best] <= near else (1, 1)
+
+
+def may_be_means(target: Floats, golden: Floats) -> bool:
+    """One number per piece on both sides, as a loss per token over unlike numbers of tokens: that of the whole lies between those of its
+    pieces, so that the sides can be of one whole where they overlap."""
+    ours, theirs = target[:, 2], golden[:, 2]
+    slack = SAME * max(np.abs(ours).max(), np.abs(theirs).max())
+    return bool(ours.min() <= theirs.max() + slack and theirs.min() <= ours.max() + slack)
 
 
 class Cut(NamedTuple):

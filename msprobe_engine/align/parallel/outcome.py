@@ -74,7 +74,9 @@ class GlobalTensors:
         )
         made_of = {partners[row]: n for row, n in self.made_of.items()}
         skipped = {partners[row]: why for row, why in self.skipped.items()}
-        return GlobalTensors(self.golden, self.target, structure, producers, made_of, skipped, factor=1 / self.factor)
+        records = dict(self.structure.pairs)
+        source = {partners[row]: records[op] for row, op in self.source.items() if op in records}
+        return GlobalTensors(self.golden, self.target, structure, producers, made_of, skipped, source, factor=1 / self.factor)
 
     def reasons(self) -> Counter[str]:
         """How many rows were not compared, by reason."""
@@ -91,6 +93,9 @@ class Call:
         update: a number of the update goes in that cannot be compared.
         tensors, lost, parts: how many tensors go in, how many of them say something of one rank only, and how many say that or are parts.
         buffer: the first of them is a flat buffer of what lies on this rank.
+    shared: what is cut on one side alone goes in, or a number of each piece: what comes out may be one, too.
+    scaled: a number goes in of which each piece has its share.
+    elsewhere: a table that is filled up goes in, and is cut at other rows than the other side's: each rank has looked up other tokens.
     """
 
     op: int
@@ -102,6 +107,9 @@ class Call:
     lost: int = 0
     parts: int = 0
     buffer: bool = False
+    shared: bool = False
+    scaled: bool = False
+    elsewhere: bool = False
 
 
 def copy(side: DumpTable) -> DumpTable:

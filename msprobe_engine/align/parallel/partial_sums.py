@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Matcher
-from msprobe_engine.align.parallel import expected_differences, experts, merge_statistics, parameter_owner, placements
+from msprobe_engine.align.parallel import expected_differences, experts, merge_statistics, parameter_owner, pipeline_schedule, placements
 from msprobe_engine.align.parallel.merge_statistics import Floats
 from msprobe_engine.align.parallel.micro_batches import ADDING, Piece, last_backward
 from msprobe_engine.align.parallel.outcome import AGREES, IN_PLACE, LOCAL, PART, PASSING, Call, GlobalTensors
@@ -39,7 +39,8 @@ class PartialSumTracker:
         self._owned = parameter_owner.owners(self._a.tree)
         matched = parameter_owner.rematched(Matcher(self._a.tree, self._b.tree).run(), self._a.tree, self._b.tree)
         self._structure = expected_differences.without_collectives(matched, self._a.tree, self._b.tree, self._owned)
-        self._producers = Tree(first).producers
+        self._producers, self._golden_producers = Tree(first).producers, Tree(second).producers
+        self._golden_extra = set(self._structure.only_golden)
         self._rows, self._starts = distances.paired_rows(first, second, self._structure.pairs)
         shares = expected_differences.shares_out(self._a.tree) or expected_differences.shares_out(self._b.tree)
         self._shared_out = last_backward(self._a.tree) if shares else len(first.ops)
@@ -49,15 +50,25 @@ class PartialSumTracker:
         self._twins = placements.twins(self._a.tree)
         self._first_backward = next((op for op, kind in enumerate(self._a.tree.kinds) if kind[0] == "backward"), len(first.ops))
         self._last_backward = last_backward(self._a.tree)
+        told = pipeline_schedule.segments(self._a.tree, pipeline_schedule.whole) if self._a.tree.has_modules else None
+        self._passes = told if told and pipeline_schedule.count(told) > 1 else None
+
+    def _is_forward(self, op: int) -> bool:
+        """A record of a forward pass, also of one that follows the backward pass of another micro batch."""
+        if self._passes is None:
+            return op < self._first_backward
+        return self._passes[op] != pipeline_schedule.TAIL and self._passes[op][1] == pipeline_schedule.FORWARD
 
     def begin(self, whole: GlobalTensors) -> None:
         """Forget what was seen. `whole`: what the rows are put into."""
         self._whole = whole
         self._parts: dict[bytes, int] = {}
         self._times: dict[int, int] = {}
+        self._shares: dict[tuple[tuple[str, int], bytes, bytes], tuple[int, int]] = {}
         self._partial: set[_Mark] = set()
         self._numbers: set[_Mark] = set()
         self._lost: set[_Mark] = set()
+        self._masks: set[int] = set()
         self._written: dict[tuple[str, int], int | None] = {}
         self._extra = set(self._structure.only_target)
         self._next = 0
@@ -65,7 +76,7 @@ class PartialSumTracker:
     def _written_before(self, op: int) -> None:
         """Calls up to this record that write into a part, or into what says something of one rank: it stays one, with other numbers."""
         side = self._a.first
-        if op > self._first_backward:
+        if not self._is_forward(op):
             self._written.clear()
         while self._next < op:
             call, self._next = self._next, self._next + 1
@@ -121,7 +132,7 @@ class PartialSumTracker:
             means.append([pieces[:, 2].sum() / need, last[:, 2].sum() / need])
         size = golden[3] / max(distances.elements(shape), 1) ** 0.5
         most = max(len(self._a.pieces), len(self._b.pieces))
-        factors = {1.0, self._whole.factor, *(float(n) for n in range(2, most + 1))}
+        factors = {1.0, self._whole.factor, *(f for n in range(2, most + 1) for f in (float(n), 1 / n))}
         if experts.EXPERT.match(self._a.tree.kinds[self._a.first.op[i]][2]):
             factors = {self._whole.factor}  # of an expert no other rank has any part
         return any(abs(mine / n - other) <= AGREES * size for mine in means[0] for other in means[1] for n in factors)
@@ -148,13 +159,22 @@ class PartialSumTracker:
         """What a tensor keeps when it is written into."""
         return str(self._a.first.dtype[row]), distances.elements(self._a.first.shape[row])
 
+    def _is_mask(self, i: int) -> bool:
+        """Statistics of a mask are the same on all ranks, whatever it masks: which one it is, is known by the call that made it."""
+        return str(self._a.first.dtype[i]).endswith("bool")
+
     def _lose(self, i: int, j: int, pieces: Floats, others: Floats) -> None:
-        self._lost.update((self._mark(i, pieces), self._mark(i, others)))
+        if self._is_mask(i):
+            self._masks.add(self._a.first.op[i])
+        else:
+            self._lost.update((self._mark(i, pieces), self._mark(i, others)))
         self._skip(i, j, LOCAL)
 
     def _is_lost(self, i: int, pieces: Floats, others: Floats) -> bool:
         """Does that come from what only says something of one rank, maybe written into since?"""
         if self._mark(i, pieces) in self._lost or self._mark(i, others) in self._lost:
+            return True
+        if self._is_mask(i) and self._producers.get(i) in self._masks:
             return True
         if self._producers.get(i) is None and self._written.get(self._kind(i), -1) is None:
             self._lost.add(self._mark(i, pieces))
@@ -166,10 +186,12 @@ class PartialSumTracker:
         """Tells one tensor from others; `i` is its row in the target."""
         return self._kind(i), pieces.tobytes()
 
-    def _without_golden(self, call: Call, i: int, j: int, pieces: Floats, made: merge_statistics.Cut | None) -> None:
+    def _without_golden(self, call: Call, i: int, j: int, pieces: Floats, others: Floats, made: merge_statistics.Cut | None) -> None:
         """The golden side has parts of a sum here, or what cannot be put together; where the target has parts too, it is told by them."""
         if made is None or made.value is None:
             self._part(call, i, j, pieces)
+        elif self._is_forward(call.op):
+            self._part(call, i, j, others)
         else:
             self._skip(i, j, PART)
 
@@ -187,6 +209,14 @@ class PartialSumTracker:
         if self._part_taken(op) >= 0:
             return self._hands_on(call)
         return call.cut and not self._a.tree.children.get(op)
+
+    def _is_golden_part(self, call: Call, i: int, j: int, others: Floats) -> bool:
+        """As `_is_part`, of the golden side, where the target has the sum: a row of a part that something only that side does has made, or
+        that was written into, too."""
+        if self._a.first.role[i] != OUTPUT:
+            producer = self._golden_producers.get(j)
+            return others.tobytes() in self._parts or producer is None or producer in self._golden_extra
+        return self._is_part(call, i, others)
 
     def _has_cut_table(self, op: int, i: int) -> bool:
         """Something else that goes into a record is of another size on the other side."""
@@ -222,5 +252,5 @@ class PartialSumTracker:
             side.nonfloat_stats[row] = (None, None, None, None)
             side.md5[row] = None
             side.shape[row] = None
-            for known in (side.nans, side.infs, side.extra):
+            for known in (side.values, side.nans, side.infs, side.extra):
                 known.pop(row, None)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
-from msprobe_engine.align.calls.call_tree import ROOT, Tree
+from msprobe_engine.align.calls.call_tree import ROOT, Kind, Tree
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.formats.dump.dump_table import DumpTable
 
@@ -142,6 +143,8 @@ def _filled(tree: Tree, told: Sequence[Segment | None]) -> list[Segment]:
         then = told[after] if after < len(told) else None
         gap = range(before + 1, after)
         cut = _cut(tree, gap, first, then, inner)
+        if first is not None and then is not None and then[1] == FORWARD:
+            cut = min(cut, gap.stop - _opening(tree.kinds, gap, places[0]))
         for at in gap:
             here = first if at < cut else then
             found[at] = here if here is not None else TAIL
@@ -158,6 +161,13 @@ def _cut(tree: Tree, gap: range, first: Segment | None, then: Segment | None, in
         last = max((at for at in gap if f"{tree.side.ops[at].removesuffix('forward')}backward" in tree.index), default=gap.start - 1)
         return last + 1 if then is not None and then[1] == FORWARD else gap.stop
     return next((at for at in gap if tree.kinds[at] not in inner and tree.kinds[at][0] != "parameters_grad"), gap.stop)
+
+
+def _opening(kinds: Sequence[Kind], gap: range, start: int) -> int:
+    """How many records at the end of a gap are the calls that precede the first pass, too (the batch is made for every micro batch).
+    `start`: where the first pass begins."""
+    both = zip(reversed(gap), reversed(range(start)))
+    return sum(1 for _ in takewhile(lambda pair: kinds[pair[0]] == kinds[pair[1]], both))
 
 
 def _inside_backward(tree: Tree, told: Sequence[Segment | None]) -> set[tuple[str, ...]]:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from msprobe_engine.align.calls.call_tree import Kind, Shapes, Tree
+from msprobe_engine.align.calls.call_tree import Kind, Tree
 from msprobe_engine.align.calls.structure import Matcher
 from msprobe_engine.align.parallel import parameter_owner
 from msprobe_engine.align.parallel.merge_statistics import Floats
 from msprobe_engine.align.parallel.micro_batches import Piece, last_backward
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.measure import distances
+from msprobe_engine.measure.comparable_dtypes import plain
 
 
 class LooseTree(Tree):
     """Dimensions differ between layouts; their number and the dtype do not."""
 
-    def shapes(self, op: int) -> Shapes:
-        """dtypes and numbers of dimensions."""
-        inputs, outputs = super().shapes(op)
-        return Shapes(tuple(map(_loose, inputs)), tuple(map(_loose, outputs)))
+    def form(self, dtype: str | None, shape: Any) -> Hashable:
+        """dtype and number of dimensions."""
+        return plain(dtype), len(shape) if isinstance(shape, (list, tuple)) else shape
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
@@ -35,12 +35,6 @@ class LooseTree(Tree):
                 begins[parent] = begins[op]
                 parent = self.parents[parent]
         return {parent: sorted(inside, key=begins.__getitem__) for parent, inside in super().children.items()}
-
-
-def _loose(item: object) -> object:
-    if not isinstance(item, tuple):
-        return item
-    return (item[0], len(item[1]) if isinstance(item[1], tuple) else item[1])
 
 
 class Run:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,7 @@ class Unsharder(PartialSumTracker):
 
     def _record(self, op: int, rows: Sequence[tuple[int, int]]) -> None:
         side = self._a.first
-        inside = self._first_backward < op <= self._last_backward  # a function's own backward calls others
+        inside = self._first_backward < op <= self._last_backward and not self._is_forward(op)  # a function's own backward calls others
         if op > self._last_backward and op not in self._owned and self._a.tree.kinds[op] in self._various:
             for i, j in rows:
                 self._skip(i, j, UPDATE)
@@ -67,7 +68,7 @@ class Unsharder(PartialSumTracker):
         self._written_before(op)
         for i, j in rows:
             if i in side.values and j in self._b.first.values:
-                call.local |= self._argument(i, j)
+                call.local |= self._argument(i, j, rows)
         for i, j in sorted(rows, key=lambda pair: side.role[pair[0]] in (OUTPUT, PARAMETERS_GRAD)):
             if isinstance(side.shape[i], list) != isinstance(self._b.first.shape[j], list):
                 self._skip(i, j, UNCLEAR)  # given on one side only, as a bias that is added after the reduction
@@ -81,8 +82,8 @@ class Unsharder(PartialSumTracker):
                 call.parts += self._whole.skipped.get(i) in (LOCAL, PART)
             call.update |= self._whole.skipped.get(i) == UPDATE
 
-    def _argument(self, i: int, j: int) -> bool:
-        """Does an argument say where this rank is, or how large its piece is? Then it is no difference."""
+    def _argument(self, i: int, j: int, rows: Sequence[tuple[int, int]]) -> bool:
+        """Does an argument say where this rank is, or how large its piece is? Then it is no difference. `rows`: those of the call."""
         ours, theirs = self._a.values(i), self._b.values(j)
         most = max(len(self._a.pieces), len(self._b.pieces))
         if self._last_backward < self._a.first.op[i] and all(isinstance(one, float) for one in (*ours, *theirs)):
@@ -92,6 +93,7 @@ class Unsharder(PartialSumTracker):
             if ours[0] == theirs[0] or not (
                 expected_differences.sizes(ours[0], theirs[0], most)
                 or (shares and expected_differences.inverse(ours[0], theirs[0], self._whole.factor))
+                or self._says_fill(ours[0], theirs[0], rows)
             ):
                 return False
         elif not all(isinstance(one, (int, list)) for one in (*ours, *theirs)):
@@ -103,6 +105,14 @@ class Unsharder(PartialSumTracker):
         if j in golden.nonfloat_stats:
             whole.nonfloat_stats[i] = golden.nonfloat_stats[j]
         return True
+
+    def _says_fill(self, ours: Any, theirs: Any, rows: Sequence[tuple[int, int]]) -> bool:
+        """Two whole numbers that are the sizes of a dimension of the call's tensors that one side fills up."""
+        if type(ours) is not int or type(theirs) is not int or ours == theirs:
+            return False
+        shapes = [(self._a.first.shape[i], self._b.first.shape[j]) for i, j in rows]
+        filled = [pair for pair in shapes if merge_statistics.padded(*pair, len(self._a.pieces))]
+        return any((ours, theirs) in zip(*pair) for pair in filled)
 
     def _row(self, call: Call, i: int, j: int) -> bool:
         """Merge one pair of rows. Returns True when the row is a piece, or a part."""
@@ -127,23 +137,36 @@ class Unsharder(PartialSumTracker):
             self._part(call, i, j, pieces)
             return True
         single = distances.elements(first.shape[i]) == distances.elements(second.shape[j]) == 1
-        if single and op < self._first_backward and merge_statistics.reduced(others, 1) is None:
-            mean = merge_statistics.mean_of(others)  # of a loss over pieces of the batch
-            made: merge_statistics.Cut | None = merge_statistics.Cut(first.shape[i], 1, 1, merge_statistics.mean_of(pieces), mean)
+        if not single and len(others) and self._is_forward(op) and self._holds_shares(call, i, pieces, others):
+            self._part(call, i, j, pieces)
+            return True
+        made: merge_statistics.Cut | None
+        if single and self._is_forward(op) and self._is_unequal_mean(call, i, pieces, others):
+            self._part(call, i, j, pieces)
+            return True
+        shares = self._shares_of_number(call, i, pieces, others) if single and (self._is_forward(op) or call.backward) else None
+        if shares is not None:
+            ours, theirs = merge_statistics.mean_of(pieces, shares[0]), merge_statistics.mean_of(others, shares[1])
+            made = merge_statistics.Cut(first.shape[i], 1, 1, ours, theirs)
         else:
             made = merge_statistics.together(pieces, first.shape[i], others, second.shape[j], self._times_known(i, j, pieces))
         if made is None or made.golden is None:
             if self._is_local(call, i):
                 self._lose(i, j, pieces, others)
+            elif made is not None and made.value is not None and self._is_forward(op) and not self._is_golden_part(call, i, j, others):
+                made = made._replace(golden=merge_statistics.farthest(others, made.other, made.value))  # summed on one side only
             else:
-                self._without_golden(call, i, j, pieces, made)
+                self._without_golden(call, i, j, pieces, others, made)
+        if made is None or made.golden is None or i in self._whole.skipped:
             return made is None or made.need > 1 or made.value is None
         shape, need, golden, value = made.shape, made.need, made.golden, made.value
+        call.shared |= first.role[i] == INPUT and need != made.other
+        apart = need == len(pieces) > 1 and made.other == len(others) > 1  # no two pieces of either side say the same
+        if apart and first.role[i] == OUTPUT and self._a.tree.kinds[op][0] == "forward" and (call.elsewhere or call.parts):
+            self._part(call, i, j, pieces)
+            return True
         if value is not None:
             self._times[i] = made.times
-        if value is not None and call.backward and single and len(pieces) > 1 and merge_statistics.distance(value, golden) > AGREES:
-            total = merge_statistics.sum_of(pieces, golden, AGREES)
-            value = value if total is None else total  # the loss is the sum of those of the pieces
         if value is None:
             value = self._of_unlike(call, i, j, made, accumulated)
             if value is None:
@@ -154,7 +177,7 @@ class Unsharder(PartialSumTracker):
             self._numbers.add(self._mark(i, pieces))
             self._skip(i, j, UPDATE)
             return True
-        if self._is_local(call, i) and merge_statistics.distance(value, golden) > AGREES:
+        if self._is_local(call, i) and (self._is_mask(i) or merge_statistics.distance(value, golden) > AGREES):
             self._lose(i, j, pieces, others)
             return False
         if accumulated and merge_statistics.distance(value, golden) > AGREES and self._is_share(i, j, shape, golden):
@@ -163,7 +186,7 @@ class Unsharder(PartialSumTracker):
         if op > self._shared_out and merge_statistics.distance(value, golden) > AGREES:
             self._skip(i, j, UPDATE)
             return True
-        loss = op < self._first_backward and distances.elements(first.shape[i]) == 1  # divided by the number of micro batches
+        loss = self._is_forward(op) and distances.elements(first.shape[i]) == 1  # divided by the number of micro batches
         factor = self._whole.factor if call.backward or loss else 1.0
         if factor != 1.0 and merge_statistics.distance(value / factor, golden) < merge_statistics.distance(value, golden):
             value = value / factor
@@ -178,6 +201,43 @@ class Unsharder(PartialSumTracker):
         if need > 1:
             self._whole.made_of[i] = need
         return need > 1
+
+    def _shares_of_number(self, call: Call, i: int, pieces: Floats, others: Floats) -> tuple[int, int] | None:
+        """A number of each piece (tokens counted, a loss over a part of the batch): how many of them make that of the whole, on each side.
+        None: all pieces of a side say the same, and nothing that was cut goes in."""
+        number = self._number(i, pieces, others)
+        alike = all(merge_statistics.reduced(side, 1) is not None for side in (pieces, others))
+        if self._a.first.role[i] != OUTPUT and not call.backward:
+            found = self._shares.get(number, None if alike else (1, 1))
+            call.shared |= found is not None
+            call.scaled |= found not in (None, (1, 1))
+            return found
+        if alike and not (call.cut or call.shared or call.parts or call.backward):
+            return None
+        found = merge_statistics.shares(pieces, others, AGREES)
+        self._shares[number] = found
+        return None if alike and found == (1, 1) else found
+
+    def _holds_shares(self, call: Call, i: int, pieces: Floats, others: Floats) -> bool:
+        """A tensor with numbers in it of which each piece has its share, as a loss and the tokens it is a sum over, side by side."""
+        number = self._number(i, pieces, others)
+        if self._a.first.role[i] != OUTPUT:
+            return number in self._shares
+        if not call.scaled or (found := merge_statistics.shares(pieces, others, AGREES)) == (1, 1):
+            return False
+        self._shares[number] = found
+        return True
+
+    def _is_unequal_mean(self, call: Call, i: int, pieces: Floats, others: Floats) -> bool:
+        """A number made of shares that is neither the sum nor the mean of the pieces' numbers, and may be a mean with unlike weights."""
+        if self._a.first.role[i] != OUTPUT or not (call.scaled or call.parts) or min(len(pieces), len(others)) < 1:
+            return False
+        means = merge_statistics.distance(merge_statistics.mean_of(pieces), merge_statistics.mean_of(others))
+        fits = means <= NEAR or merge_statistics.shares(pieces, others, NEAR) != (1, 1)
+        return not fits and merge_statistics.may_be_means(pieces, others)
+
+    def _number(self, i: int, pieces: Floats, others: Floats) -> tuple[tuple[str, int], bytes, bytes]:
+        return self._kind(i), pieces.tobytes(), others.tobytes()
 
     def _of_unlike(self, call: Call, i: int, j: int, made: merge_statistics.Cut, accumulated: bool) -> Floats | None:
         """Statistics of the whole where the replicas of the target do not agree; None when the row is left out for it."""
@@ -194,7 +254,7 @@ class Unsharder(PartialSumTracker):
         if op > self._last_backward and (single or (call.update and self._part_taken(op) < 0)):
             self._numbers.add(self._mark(i, pieces))
             self._skip(i, j, UPDATE)
-        elif single and op < self._first_backward:
+        elif single and self._is_forward(op):
             return merge_statistics.mean_or_sum(pieces, golden)  # a loss over pieces of the batch
         elif self._is_local(call, i):
             self._lose(i, j, pieces, self._b.members(j, accumulated)[0])
@@ -237,7 +297,8 @@ class Unsharder(PartialSumTracker):
                 self._skip(i, j, UNCLEAR)  # a flat buffer of what lies on this rank
                 return False
             pads = merge_statistics.padded(first.shape[i], second.shape[j], len(self._a.pieces))
-            if pads and op < self._first_backward and self._filled_up(i, j):
+            call.elsewhere |= pads
+            if pads and self._is_forward(op) and self._filled_up(i, j):
                 return True
             update = call.update or (self._last_backward < op and expected_differences.long(first.shape[i]))
             if pads or call.cut or update or (op > self._last_backward and op not in self._owned):
