@@ -33,7 +33,8 @@ const Plot = (() => {
   function middle(all, places, n, plane) {
     const high = new Float64Array(n).fill(NaN), kind = new Uint8Array(n).fill(Trends.MISSING);
     for (let i = 0; i < n; i++) {
-      const line = places.map((of) => of[i]).filter((k) => !all.missing[k] && Number.isFinite(all[plane][k])).map((k) => all[plane][k]).sort((x, y) => x - y), at = line.length >> 1;
+      if (i && places[0][i] === places[0][i - 1]) { high[i] = high[i - 1]; kind[i] = kind[i - 1]; continue; } // columns that the cube has as one
+      const line = Float64Array.from(places.map((of) => of[i]).filter((k) => !all.missing[k] && Number.isFinite(all[plane][k])), (k) => all[plane][k]).sort(), at = line.length >> 1;
       if (line.length) { high[i] = line.length % 2 ? line[at] : line[at - 1] / 2 + line[at] / 2; kind[i] = 0; }
     }
     return { high, low: high, kind };

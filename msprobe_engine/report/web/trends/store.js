@@ -219,7 +219,7 @@ const Trends = (() => {
   }
   /* In the middle of two the geometric mean. */
   function median(values) {
-    const line = values.sort((x, y) => x - y), n = line.length;
+    const line = Float64Array.from(values).sort(), n = line.length;
     return n % 2 ? line[n >> 1] : Math.sqrt(line[n / 2 - 1]) * Math.sqrt(line[n / 2]);
   }
   /* What is drawn: pictures beside each other, [{title, n, cols, value, kind}]. */
