@@ -143,6 +143,8 @@ def test_the_course_has_the_loss_first_and_alerts_at_their_steps(tmp_path: Path,
     assert page.evaluate("Trends.state.column") == 3
     page.get_by_role("button", name="All alerts").click()
     assert page.locator(".t-item").count() == 10
+    page.get_by_role("button", name="outlier (6)").click()
+    assert page.locator(".t-item").count() == 6
     page.locator("#t-tab-about").click()
     page.get_by_text("Settings of the monitor").click()
     assert "gradient_phases" in page.locator(".t-pane").inner_text()

@@ -44,17 +44,19 @@ const Heat = (() => {
       const most = Math.max(Math.abs(low), Math.abs(high)) || 1, bottom = Math.max(least, most * 1e-6), log = wish === "log" || (wish === "auto" && most / bottom > 100);
       const size = log ? (a) => a <= bottom ? 0.04 * a / bottom : 0.04 + 0.96 * Math.log(a / bottom) / Math.log(most / bottom) : (a) => a / most;
       const place = (v) => 0.5 + Math.sign(v) * size(Math.abs(v)) / 2, half = log ? Math.sqrt(most) * Math.sqrt(bottom) : most / 2;
-      return { diverging: true, place, ticks: [-most, -half, 0, half, most].map((v) => [place(v), Kit.number(+v.toPrecision(3))]), note: log ? "trends.scale_log" : "trends.scale_linear" };
+      return { diverging: true, place, ticks: [-most, -half, 0, half, most].map((v) => [place(v), short(v)]), note: log ? "trends.scale_log" : "trends.scale_linear" };
     }
     const bottom = least === Infinity ? 1 : least, log = wish === "log" || (wish === "auto" && high / bottom > 20);
     if (log && high > bottom) {
       const range = Math.log(high / bottom), place = (v) => v <= 0 ? 0 : 0.02 + 0.98 * Math.log(v / bottom) / range;
-      const ticks = [0, 1, 2, 3, 4].map((k) => bottom * Math.exp(range * k / 4)).map((v) => [place(v), Kit.number(+v.toPrecision(3))]);
+      const ticks = [0, 1, 2, 3, 4].map((k) => bottom * Math.exp(range * k / 4)).map((v) => [place(v), short(v)]);
       return { diverging: false, place, ticks, note: "trends.scale_log" };
     }
     const width = high - low || 1, place = (v) => (v - low) / width;
-    return { diverging: false, place, ticks: (high > low ? [0, 1, 2, 3, 4] : [0]).map((k) => [k / 4, Kit.number(+(low + width * k / 4).toPrecision(4))]), note: "trends.scale_linear" };
+    return { diverging: false, place, ticks: (high > low ? [0, 1, 2, 3, 4] : [0]).map((k) => [k / 4, short(low + width * k / 4, 4)]), note: "trends.scale_linear" };
   }
+  /* A number that leaves room for others beside it. */
+  const short = (v, digits = 3) => { const text = Kit.number(+v.toPrecision(digits)); return text.length < 8 ? text : v.toExponential(digits - 1).replace(/\.?0*e\+?/, "e"); };
   const times = (x) => Kit.number(+(2 ** Math.abs(x)).toPrecision(3));
   /* Every number against the median of its own row, as a power of 2. */
   function own(p) {

@@ -89,18 +89,19 @@ const Lists = (() => {
   function alerts() {
     const b = Trends.book, step = (alert, r) => alert.step + (r ? b.shift : 0);
     if (only) {
-      note("trends.alerts_of", Kit.name(only.rule), Trends.stepText(only.column));
+      if (only.column === null) Kit.make("p", pane, Kit.name(only.rule), "soft"); else note("trends.alerts_of", Kit.name(only.rule), Trends.stepText(only.column));
       Kit.word(Kit.make("button", pane, null, "t-all"), "trends.alerts_all").onclick = () => { only = null; draw(); };
     }
     b.runs.forEach((run, r) => {
-      const shown = run.alerts.filter((alert) => !only || (only.run === r && only.rule === alert.rule && Trends.columnOf(step(alert, r)) === only.column));
+      const shown = run.alerts.filter((alert) => !only || (only.run === r && only.rule === alert.rule && (only.column === null || Trends.columnOf(step(alert, r)) === only.column)));
       if (!run.alerts.length || (only && only.run !== r)) return;
       if (b.runs.length > 1) Kit.make("h3", pane, "AB"[r] + " · " + Kit.name(run.name));
       const facts = Kit.make("dl", pane, null, "t-facts named"), list = Kit.make("ol", pane, null, "t-list");
-      for (const one of run.meanings) {
-        if (only && only.rule !== one.rule) continue;
-        const n = run.lanes.filter((lane) => lane.rule === one.rule).flatMap((lane) => lane.marks).reduce((sum, [, more]) => sum + more, 0), words = [one.meaning, one.next].filter(Boolean).join("; ");
-        if (words) { Kit.make("dt", facts, Kit.name(one.rule) + " (" + Kit.count(n) + ")"); Kit.make("dd", facts, Kit.name(words, 500)); }
+      for (const rule of new Set(run.lanes.map((lane) => lane.rule))) { // a rule leads to its alerts alone
+        if (only && only.rule !== rule) continue;
+        const n = run.lanes.filter((lane) => lane.rule === rule).flatMap((lane) => lane.marks).reduce((sum, [, more]) => sum + more, 0), one = run.meanings.find((meaning) => meaning.rule === rule);
+        Kit.make("button", Kit.make("dt", facts), Kit.name(rule) + " (" + Kit.count(n) + ")", "t-rule").onclick = () => { only = { run: r, rule, column: null }; draw(); };
+        Kit.make("dd", facts, Kit.name(one ? [one.meaning, one.next].filter(Boolean).join("; ") : "", 500));
       }
       for (const alert of shown) {
         const [metric, target] = place(alert), where = Kit.t("trends.step_n", alert.step) + " · " + Kit.t("trends.rank_n", alert.rank);
