@@ -118,6 +118,12 @@ def _mark(target: Path, _golden: Path) -> None:
     (_rank(target) / ".incomplete").write_text("{}")
 
 
+def _of_no_rank(target: Path, golden: Path) -> None:
+    edited(lambda document: document.update(written_with=["stack.json", "construct.json"]))(target, golden)
+    for file in [*target.rglob("stack.json"), *target.rglob("construct.json")]:
+        file.unlink()
+
+
 def _no_dump_json(target: Path, golden: Path) -> None:
     for root in (target, golden):
         (_rank(root, 1) / "dump.json").unlink()
@@ -161,6 +167,7 @@ STEPS = {
         (*TWO, *ONE),
         "is not there; which call",
     ),
+    "neither, as a header says": Case(_of_no_rank, (*TWO, *ONE, *DRAWN), "stack.json, which was written with it, is not there; no line"),
     "no dump.json": Case(_no_dump_json, (*TWO, *ONE, *DRAWN), "no dump.json in rank1"),
     "step without a dump": Case(_empty_step, (*TWO, *ONE, *DRAWN), "no dump.json in the directories of steps 7"),
     "no record": Case(edited(lambda document: document["data"].clear()), (*TWO, *ONE, "trends"), "no record in it"),

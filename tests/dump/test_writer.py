@@ -68,7 +68,7 @@ def test_the_three_files(tmp_path: Path) -> None:
     path = tmp_path / "step0" / "rank3"
     assert sorted(p.name for p in path.iterdir()) == ["construct.json", "dump.json", "stack.json"]
     doc = json.loads((path / "dump.json").read_text())
-    assert list(doc) == ["task", "level", "framework", "dump_data_dir", "nonfinite_counts", "micro_steps", "data"]
+    assert list(doc) == ["task", "level", "framework", "dump_data_dir", "nonfinite_counts", "written_with", "micro_steps", "data"]
     assert (doc["task"], doc["level"], doc["framework"], doc["dump_data_dir"]) == ("statistics", "mix", "pytorch", None)
     linear = doc["data"]["Functional.linear.0.forward"]
     first = {
@@ -324,6 +324,8 @@ def test_levels_and_extra_info(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "a/step0/rank3/construct.json").read_text()) == {}
     sink(tmp_path / "b", extra_info=False).write(small_frame())
     assert [p.name for p in (tmp_path / "b/step0/rank3").iterdir()] == ["dump.json"]
+    headers = [json.loads((tmp_path / name / "step0/rank3/dump.json").read_text()) for name in "ab"]
+    assert [header.get("written_with") for header in headers] == [["stack.json", "construct.json"], None]
     saved = [Entry("logits.0.debug", {"": tensor(0)}), Entry("pair.0.debug", {"": [Opaque({"type": "int", "value": 1}), {"k": tensor(1)}]})]
     sink(tmp_path / "c", level="debug").write(small_frame(level="debug", entries=saved))
     assert [p.name for p in (tmp_path / "c/step0/rank3").iterdir()] == ["debug.json"]

@@ -50,12 +50,21 @@ def was_cut_off(file: Path, header: Mapping[str, Any], recovered: bool) -> bool:
     return header.get("complete", True) is False or (not recovered and (file.parent / layout.MARKER).exists())
 
 
-def missing_companions(file: Path) -> list[str]:
-    """Sentences about stack.json and construct.json that are gone from beside a dump.json: every recorder writes both or none, and of a
-    dump with neither another rank of the step tells."""
-    absent = [name for name in (layout.STACK, layout.CONSTRUCT) if not (file.parent / name).exists()]
+def missing_companions(file: Path, header: Mapping[str, Any]) -> list[str]:
+    """Sentences about stack.json and construct.json that are gone from beside a dump.json. Its header says what it was written with; of a
+    dump whose header does not (the existing tool's, our older ones) every recorder writes both or none, and of neither another rank of the
+    step tells.
+
+    Args:
+        header: the keys of the file but its data.
+    """
+    absent = [name for name in layout.COMPANIONS if not (file.parent / name).exists()]
     if not absent or file.name != layout.DUMP:
         return []
+    written = header.get(layout.WRITTEN_WITH)
+    if isinstance(written, list):
+        template = "{0}: {1}, which was written with it, is not there; {2}"
+        return [Sentence(template, file, name, _COMPANIONS[name]) for name in absent if name in written]
     if len(absent) == 2 and not any(_has_companion(place) for place in _some_ranks(file.parent.parent) if place != file.parent):
         return []
     return [Sentence("{0}: {1} is not there; {2}", file, name, _COMPANIONS[name]) for name in absent]
@@ -75,7 +84,7 @@ def _some_ranks(step: Path) -> list[Path]:
 
 
 def _has_companion(directory: Path) -> bool:
-    return (directory / layout.STACK).exists() or (directory / layout.CONSTRUCT).exists()
+    return any((directory / name).exists() for name in layout.COMPANIONS)
 
 
 def missing_ranks(dump: DumpDirectory, step: int, ranks: Collection[int] = ()) -> list[str]:

@@ -233,5 +233,5 @@ def _say_damage(side: DumpTable, reader: RowReader, repeated: int) -> None:
     repeated += len(side.ops) - len(set(side.ops))
     for problem in missing_records(side.path, side.header, len(side.ops), recovered=side.recovered, repeated=repeated):
         side.say(problem)
-    for problem in () if side.recovered else missing_companions(side.path):
+    for problem in () if side.recovered else missing_companions(side.path, side.header):
         side.say(problem)

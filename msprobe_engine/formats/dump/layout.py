@@ -23,6 +23,10 @@ from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import OddFileError, explain, open_regular
 
 DUMP, STACK, CONSTRUCT, DEBUG = "dump.json", "stack.json", "construct.json", "debug.json"
+COMPANIONS = (STACK, CONSTRUCT)
+"""What lies beside a dump.json."""
+WRITTEN_WITH = "written_with"
+"""Key of its header: which of them were written with it, none or all."""
 TENSORS = "dump_tensor_data"
 RERUN = "rerun"
 """In an incident directory: the dump of the second run of a step, laid out like any other."""

@@ -99,7 +99,7 @@ class DumpSource:
             self._problems[f"step {step} rank {rank}: {error}"] = 1
             return
         missing = missing_records(dump.directory / DUMP, dump.header, len(dump.entries), recovered=dump.recovered)
-        missing += [] if dump.recovered else missing_companions(dump.directory / DUMP)
+        missing += [] if dump.recovered else missing_companions(dump.directory / DUMP, dump.header)
         self._problems |= dict.fromkeys(missing, 1)
         calls = calls_of(dump, self.unwrap)
         seen: dict[str, list[str]] = {}

@@ -17,14 +17,12 @@ class CallSink(Sink):
 
     Args:
         store: the calls of the step went through it.
-        extra_info: send stack.json and construct.json.
     """
 
     name = "online"
 
-    def __init__(self, store: CallStore, extra_info: bool) -> None:
+    def __init__(self, store: CallStore) -> None:
         self._store = store
-        self._extra_info = extra_info
         self.steps = 0
         """Steps whose end was sent."""
 
@@ -37,7 +35,7 @@ class CallSink(Sink):
         files: dict[str, list[bytes | memoryview]] = {messages.NAMES: [step.data_names()]}
         if listed := step.not_saved():
             files[layout.NOT_SAVED] = [listed]
-        files |= self._store.text.documents(ready, self._extra_info)
+        files |= self._store.text.documents(ready)
         header = {
             "kind": messages.STEP,
             "step": frame.step,

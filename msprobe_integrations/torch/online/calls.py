@@ -70,6 +70,7 @@ class OnlineCalls(Extra):
             level=dump.level,
             task=dump.task,
             framework=self._backend.framework,
+            extra_info=dump.extra_info,
             selection=selection(dump),
         )
         self._transport: Transport | None = None
@@ -159,7 +160,7 @@ class OnlineCalls(Extra):
             patience=_patience(self._online),
         )
         self._store.send({"kind": messages.RUN, "version": messages.VERSION, "world": _world(), "framework": self._backend.framework}, [])
-        self._sink = CallSink(self._store, self._dump.extra_info)
+        self._sink = CallSink(self._store)
         self._writer.sinks[:] = [self._sink]
         self._keeper = Keeper(self._backend, self._store, self._faults, self._pipeline.lose)
         self._capture = Capture(

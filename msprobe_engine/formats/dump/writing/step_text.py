@@ -39,7 +39,7 @@ class StepText:
 
     Args:
         options: what of an entry is written.
-        level, task, framework, selection, construct_micro_steps: see `msprobe_engine.probe.sinks.dump.dump_files.DumpSink`.
+        level, task, framework, extra_info, selection, construct_micro_steps: see `msprobe_engine.probe.sinks.dump.dump_files.DumpSink`.
 
     Attributes:
         world: keys of the header of steps that are prepared from now on, see `msprobe_engine.formats.dump.world`.
@@ -52,6 +52,7 @@ class StepText:
         level: str,
         task: str = "statistics",
         framework: str = "pytorch",
+        extra_info: bool = True,
         selection: Mapping[str, Any] = MappingProxyType({}),
         construct_micro_steps: bool = False,
     ) -> None:
@@ -59,6 +60,7 @@ class StepText:
         self.level = level
         self.task = task
         self.framework = framework
+        self._extra_info = extra_info
         self._selection = dict(selection)
         self._cache = LayoutCache(options, construct_micro_steps)
         self._lock = threading.Lock()
@@ -75,6 +77,8 @@ class StepText:
         level = frame.level or self.level
         header: dict[str, object] = {"task": self.task, "level": level, "framework": frame.framework or self.framework, **where}
         header["nonfinite_counts"] = True  # a tensor without nan_count or inf_count has none
+        if self._has_companions(level):
+            header[layout.WRITTEN_WITH] = list(layout.COMPANIONS)
         header |= self.world
         if self.options.summary_mode != "statistics":
             header["summary_mode"] = self.options.summary_mode
@@ -117,17 +121,16 @@ class StepText:
         template = _text.Template(made.text.encode("ascii"), made.ops)
         return _text.render(template, np.full(len(made.slots), -1, np.int32), _NO_ROWS, np.array(made.floats, np.float64))
 
-    def documents(self, ready: Prepared, extra_info: bool = True) -> list[tuple[str, Parts]]:
-        """File names with their contents, dump.json (debug.json) last.
+    def _has_companions(self, level: str) -> bool:
+        return self._extra_info and level != "debug"
 
-        Args:
-            extra_info: stack.json and construct.json too.
-        """
+    def documents(self, ready: Prepared) -> list[tuple[str, Parts]]:
+        """File names with their contents, dump.json (debug.json) last."""
         level = ready.frame.level or self.level
         structure = self.task == "structure"
         data = b"{}" if structure else _text.render(ready.layout.data, ready.slots, ready.rows, ready.floats)
         found: list[tuple[str, Parts]] = []
-        if extra_info and level != "debug":
+        if self._has_companions(level):
             found.append((layout.STACK, [ready.layout.stack(ready.frame.stacks).encode("ascii")]))
             found.append((layout.CONSTRUCT, [ready.layout.construct.encode("ascii")]))
         if structure:

@@ -105,6 +105,7 @@ class DumpSink(Sink):
             level=level,
             task=task,
             framework=framework,
+            extra_info=extra_info,
             selection=selection,
             construct_micro_steps=construct_micro_steps,
         )
@@ -284,7 +285,7 @@ class DumpSink(Sink):
         file = path
         try:
             # dump.json is the last, so that it means that everything is there
-            for name, parts in self._text.documents(ready, self._extra_info):
+            for name, parts in self._text.documents(ready):
                 file = f"{path}/{name}"
                 write_file(file, parts)
             with contextlib.suppress(FileNotFoundError):
