@@ -1,5 +1,6 @@
 """Claims a directory and says where it may write; then obeys lines of its input: ``fork`` (a child that holds what it inherits, behind
-Python's back), ``child`` (another claimant, whose answer is printed), ``release``, ``end``. Arguments: directory, rank (``-``: none)."""
+Python's back), ``child`` (another claimant, whose answer is printed), ``release``, ``claim``, ``end``.
+Arguments: directory, rank (``-``: none)."""
 
 from __future__ import annotations
 
@@ -35,6 +36,9 @@ def main() -> None:
         elif line.strip() == "child":
             done = subprocess.run([sys.executable, __file__, root, rank], input="end\n", capture_output=True, text=True, check=True)
             print(done.stdout.strip(), flush=True)
+        elif line.strip() == "claim":
+            claim = claim_directory(root, None if rank == "-" else int(rank), by_process=True)
+            print(json.dumps({"path": str(claim.path)}), flush=True)
         elif line.strip() == "release":
             claim.release()
             print(json.dumps({"owner": os.environ.get(OWNER)}), flush=True)

@@ -131,6 +131,32 @@ def test_a_child_of_an_owner_goes_elsewhere(start: Any, tmp_path: Path) -> None:
     assert not os.path.exists(tmp_path / "out") or not os.listdir(tmp_path / "out")
 
 
+def test_further_places_are_of_one_run_each(start: Any, tmp_path: Path) -> None:
+    """Two children one after the other, as evaluations of a training: what the first has left there is not gone on with. A process that
+    gives its place back and takes one again gets the same."""
+    parent, out = start(), tmp_path / "out"
+    places = []
+    for _ in range(3):
+        child = start("0", {**JOB, "MSPROBE_OWNER": parent.owner})
+        assert child.path.parent == out
+        child.path.mkdir()
+        (child.path / "numbers").write_text("")
+        child.ask("release")
+        assert child.ask("claim")["path"] == str(child.path)
+        said = child.end()
+        places.append(child.path.name)
+        assert said.endswith(f"this one writes in {child.path.name} (claimant.py, process {child.pid})\n")
+    assert places == ["run-2", "run-3", "run-4"]
+
+
+@pytest.mark.parametrize("in_the_way", ["file", "link to nothing"])
+def test_what_is_in_the_way_of_a_further_place_is_left_alone(start: Any, tmp_path: Path, in_the_way: str) -> None:
+    """See `test_further_places_are_of_one_run_each`."""
+    parent, place = start(), tmp_path / "out" / "run-2"
+    place.write_text("") if in_the_way == "file" else place.symlink_to("nothing")
+    assert parent.ask("child")["path"] == str(tmp_path / "out" / "run-3")
+
+
 def test_processes_without_ranks_of_one_parent_share_a_directory(start: Any, tmp_path: Path) -> None:
     """Their files are named by their process (``proc{pid}``)."""
     assert [start("-", {}).path for _ in range(2)] == [tmp_path / "out"] * 2

@@ -164,6 +164,22 @@ def test_a_child_changes_nothing_of_its_parents(how: str, alone: tuple[str, dict
 
 
 @pytest.mark.slow
+def test_trainings_of_a_program_that_imports_a_framework_are_runs_of_their_own(tmp_path: Path) -> None:
+    """A wrapper that looks at the devices and starts one training after the other: each has a directory, which is said."""
+    (tmp_path / "probe.yaml").write_text(SETTINGS)
+    wrapper = "import subprocess, sys, torch\nfor _ in range(2):\n    subprocess.run([sys.executable, *sys.argv[1:]], check=True)\n"
+    (tmp_path / "wrapper.py").write_text(wrapper)
+    done = ln.run(sys.executable, "wrapper.py", JOB, "none", "probe.yaml", cwd=tmp_path, env=ln.environment())
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["run-2", "run-3"]
+    for name in ("run-2", "run-3"):
+        assert f"this one writes in {name} (parent_job.py, process " in done.stderr
+        lines = [json.loads(text) for text in (tmp_path / "out" / name / "jsonl" / "rank0.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines if "step" in line] == list(range(STEPS))
+        assert len(list((tmp_path / "out" / name / "dump" / "step0").iterdir())) == 1
+
+
+@pytest.mark.slow
 def test_a_child_may_have_a_probe_with_a_directory_of_its_own(tmp_path: Path) -> None:
     """MSPROBE_CHILDREN=1."""
     done = train(tmp_path, "subprocess", "one process", MSPROBE_CHILDREN="1")

@@ -6,10 +6,10 @@ apart: who comes second writes in ``run-2`` below it.
     ROOT/.owners/{n}-{launch}/rank{R}    held (`flock`) by the process that writes as rank R, whose name is in it (`processes.Process`)
     ROOT/.owners/lock                    held for the moment in which a launch looks for its place
 
-A launch whose `n` is 1 writes in ROOT itself, others in ``ROOT/run-{n}``. A process whose parent may train, but has not begun to, leaves 1
-to it. All ranks of a launch go to the same place: the first one looks
-whether anybody else is there, those after it look at the file of their own rank only, so that ten thousand ranks cost one another nothing.
-A process that ends takes its file away, and the last one the directory.
+A launch whose `n` is 1 writes in ROOT itself, others in ``ROOT/run-{n}``, which nobody has written in before: two evaluations that a
+training starts one after the other are not one run. A process whose parent may train, but has not begun to, leaves 1 to it. All ranks of a
+launch go to the same place: the first one looks whether anybody else is there, those after it look at the file of their own rank only, so
+that ten thousand ranks cost one another nothing. A process that ends takes its file away, and the last one the directory.
 
 What a killed process has left is told by its lock, which the kernel has released, or on the same machine by its name. Its lock alone is
 not enough: a child that was forked behind Python's back has it still. Across hosts the lock decides (NFS has them). Where the file system
@@ -23,8 +23,10 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import itertools
 import os
 import re
+import sys
 import tempfile
 import threading
 import time
@@ -82,6 +84,8 @@ class _Held:
 
 
 _held: dict[str, _Held] = {}
+_own_places: set[Path] = set()
+"""Where this process has written since it began: a second probe of it goes there, too."""
 _guard = threading.RLock()
 
 
@@ -130,7 +134,9 @@ def _claim(given: Path, root: Path, rank: int | None, by_process: bool) -> _Held
     if number == "1":
         return _Held(given, made, slot, fd)
     path = given / PLACE.format(number)
-    _log.warning("%s belongs to %s: this one writes in %s", one_line(str(given)), other, path.name)
+    _own_places.add(root / path.name)
+    program = one_line(os.path.basename(sys.argv[0])) or "no script"
+    _log.warning("%s belongs to %s: this one writes in %s (%s, process %d)", one_line(str(given)), other, path.name, program, os.getpid())
     return _Held(path, made, slot, fd)
 
 
@@ -182,7 +188,8 @@ def _launches(owners: Path) -> list[str]:
 
 
 def _find_free_number(owners: Path, first: int) -> tuple[int, str]:
-    """The first place, from `first` on, where nobody lives, and who lives in place 1; what the dead have left goes. The lock is held."""
+    """The first place, from `first` on, where nobody lives and which nobody but this process has written in, and who lives in place 1;
+    what the dead have left of `owners` goes. The lock is held."""
     taken: dict[int, str] = {}
     until = time.monotonic() + PATIENCE / 2
     for entry in _launches(owners):
@@ -192,8 +199,21 @@ def _find_free_number(owners: Path, first: int) -> tuple[int, str]:
         else:
             with contextlib.suppress(OSError):
                 os.rmdir(owners / entry)
-    number = next(n for n in range(first, first + len(taken) + 1) if n not in taken)
+    number = next(
+        n for n in itertools.count(first) if n not in taken and (n == 1 or not _is_of_another_run(owners.parent / PLACE.format(n)))
+    )
     return number, taken.get(1, "")
+
+
+def _is_of_another_run(place: Path) -> bool:
+    if place in _own_places:
+        return False
+    try:
+        return place.is_symlink() or any(place.iterdir())
+    except FileNotFoundError:
+        return False
+    except OSError:  # no directory, or one of somebody else
+        return True
 
 
 def _find_living(directory: Path, until: float) -> str:
@@ -369,6 +389,7 @@ def _forget() -> None:
             with contextlib.suppress(OSError):
                 os.close(held.fd)
     _held.clear()
+    _own_places.clear()
 
 
 def _release_all() -> None:
