@@ -152,6 +152,10 @@ def test_the_course_has_the_loss_first_and_alerts_at_their_steps(tmp_path: Path,
     page.wait_for_timeout(100)
     page.mouse.click(columns(page)(0.5), box["y"] + 40)
     assert page.evaluate("Trends.state.column") == 2
+    page.evaluate("Trends.book.runs[0].lanes = Array(9).fill(Trends.book.runs[0].lanes[0]); Trends.tell('change')")
+    page.wait_for_timeout(100)
+    assert page.locator(".t-lanes").get_attribute("tabindex") == "0"
+    assert page.locator(".t-lanes").bounding_box()["height"] < 90
 
 
 def test_rows_are_tensors_layers_or_all_of_them(tmp_path: Path, opened: Callable[..., Any]) -> None:

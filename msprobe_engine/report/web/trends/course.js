@@ -2,7 +2,7 @@
 /* The course of a run, above the map: what it says of itself, alerts at their steps with a lane for every rule, and the loss or another number of the
   steps. Its steps stand over those of the map. A mark leads to its alerts in the list. */
 const Course = (() => {
-  const S = Trends.state, LANE = 16, HIGH = 84, TOP = 12, BOTTOM = 4, RIGHT = 20, FIRST = ["loss", "lm loss"];
+  const S = Trends.state, LANE = 16, HIGH = 84, TOP = 12, BOTTOM = 4, RIGHT = 20;
   let choice, facts, laneBox, laneCanvas, box, canvas, chosen = 0, drawn = null, ask = 0, at = -1;
 
   const numbers = () => Trends.book.metrics.findIndex((one) => !one.layers);
@@ -14,7 +14,7 @@ const Course = (() => {
     const head = Kit.make("div", parent, null, "t-facts-line");
     facts = Kit.make("p", head, null, "t-said");
     const names = numbers() < 0 ? [] : Trends.book.metrics[numbers()].targets;
-    chosen = Math.max(0, names.findIndex((name) => FIRST.some((first) => name.toLowerCase().includes(first))));
+    chosen = Math.max(0, names.findIndex((name) => /(^|[^a-z])loss$/i.test(name)));
     if (names.length) {
       choice = Kit.make("select", head); choice.dataset.tLabel = "trends.number"; choice.setAttribute("aria-label", Kit.t("trends.number"));
       names.forEach((name, i) => { Kit.make("option", choice, Kit.name(name, 80)).value = String(i); });
@@ -107,6 +107,7 @@ const Course = (() => {
       }
     });
     cursor(pen, g, height);
+    Kit.reach(laneBox.parentElement); // more lanes than have room are scrolled
     laneCanvas.setAttribute("aria-label", Kit.t("trends.lanes_label", rows.length));
   }
 
