@@ -22,6 +22,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote, quote_plus
 
 import pytest
 import yaml
@@ -261,6 +262,29 @@ def test_an_encoded_text_without_a_secret_stays(text: str) -> None:
     word = base64.urlsafe_b64encode(text.encode()).decode()
     for shell in (word, f"--world_info={word}", text):
         assert masked(shell) == shell
+
+
+@pytest.mark.parametrize("inside", [inside.format("zqabcdefghijk") for inside in INSIDE[1:5]])
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("around", ["{0}", "x={0}", "https://h/x?lr=1&next={0}&y=2", "--url https://h/{0}", '{{"a": "{0}"}}', "a\n{0}\nb"])
+def test_a_secret_in_a_percent_encoded_text_is_not_shown(inside: str, times: int, around: str) -> None:
+    """Nor where only one sign is encoded, in digits of either case, or where blanks are plus signs; what stands around it stays."""
+    for encode in (quote, quote_plus, lambda text, safe: re.sub("%..", lambda found: found[0].lower(), quote(text, safe=safe))):
+        text = inside
+        for _ in range(times):
+            text = encode(text, safe="")
+        shown = masked_value("XLA_FLAGS", around.format(text))
+        assert "zqabcdefghijk" not in shown
+        assert HIDDEN in shown
+        assert shown.startswith(around.partition("{0}")[0].replace("{{", "{"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["https://h/a%20b/c%2Fd?x=1%2C2", "50%25 of it", "%Y%m%d-%H%M", "date+%20", "x=1+2", "git%2Bhttps://h/x@v1", "a%3Db%26lr%3D1e-4"],
+)
+def test_a_percent_encoded_text_without_a_secret_stays(text: str) -> None:
+    assert masked_value("XLA_FLAGS", text) == text
 
 
 SECRETS = st.text(string.ascii_letters + string.digits + "!#%*+./:?^_~-", min_size=5, max_size=40).map(lambda text: f"Zq{text}x")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from msprobe_engine.config.secrets.random_tokens import reads_as_words
+
 _NAME = re.compile(
     r"licen[sc]es?(?:[._-]?(?:number|num|no|nr|serial|id|code|string|text|data))?$|(?:^|[._-])serial[._-]?(?:number|num|no)$", re.I
 )
@@ -52,7 +54,8 @@ _PLACE = re.compile(
     r"[0-9]{1,5}@[\w.-]+(?:[:;][0-9]{1,5}@[\w.-]+)*|(?:~|\.{1,2}|[\w.-]+)?/\S*|[A-Za-z]+://\S*|[\w.-]+\.(?:lic|dat|txt|md|rst|json)"
 )
 """Of a server of licences, or of a text."""
-_GROUPS = re.compile(r"[A-Z0-9]{4,}(?:[-_ ][A-Z0-9]{4,})+")
+_GROUPS = re.compile(r"^[A-Z0-9]{4,}(?:[-_ ][A-Z0-9]{4,})+$")
+_DIGIT_IN_WORD = re.compile(r"(?<![A-Za-z0-9])(?=[A-Za-z0-9]{8})[A-Za-z0-9]{0,80}?[A-Za-z][0-9]{1,80}[A-Za-z]")
 
 
 def is_license_name(name: str) -> bool:
@@ -65,7 +68,11 @@ def is_license_number(name: str, value: str) -> bool:
     value = value.strip()
     if not is_license_name(name) or _PLACE.fullmatch(value):
         return False
-    return not _names_terms(value) and (len(re.findall("[0-9]", value)) >= 4 or _GROUPS.fullmatch(value) is not None)
+    if _names_terms(value):
+        return False
+    return (
+        len(re.findall("[0-9]", value)) >= 4 or any(shape.search(value) for shape in (_GROUPS, _DIGIT_IN_WORD)) or not reads_as_words(value)
+    )
 
 
 def _names_terms(value: str) -> bool:

@@ -5,7 +5,7 @@ One masker for values of variables, settings, command lines, launch scripts, and
 1. at names (`secret_names`): of a setting, and of ``name=value``, ``--name value``, ``"name": value`` and ``?name=value`` inside a text;
 2. at shapes: user and password in a URL, tokens of services, private keys, headers;
 3. at words that look generated, whatever their name (`random_tokens`);
-4. into texts that are encoded or packed (`encoded`).
+4. into texts that are encoded or packed (`encoded`, `percent_encoded`).
 
 It is a net, not a proof: a short secret under an ordinary name is not seen. Therefore variables of the environment whose names are not
 known to matter are not written at all (`environment`).
@@ -22,6 +22,7 @@ from typing import Any
 from msprobe_engine.config.secrets.encoded import masked_encoded
 from msprobe_engine.config.secrets.licenses import is_license_number
 from msprobe_engine.config.secrets.names import below_secrets, judged_name, may_name_secret, names_secret, secret_setting
+from msprobe_engine.config.secrets.percent_encoded import masked_percent_encoded
 from msprobe_engine.config.secrets.random_tokens import UUID, is_digest_name, masked_random
 from msprobe_engine.core.errors import TextError
 from msprobe_engine.core.io.yaml_text import parse_foreign_yaml
@@ -112,7 +113,12 @@ _LONGEST_JUDGED = 200
 
 def masked(text: str) -> str:
     """`text` without what has the shape of a secret, or stands in it under the name of one, encoded or not."""
-    return masked_encoded(_by_names(masked_shapes(text)), _masked_inside, HIDDEN)
+    text = masked_encoded(_by_names(masked_shapes(text)), _masked_inside, HIDDEN)
+    return masked_percent_encoded(text, _masked_inside_url, HIDDEN)
+
+
+def _masked_inside_url(text: str) -> str:
+    return masked_encoded(_masked_inside(text), _masked_inside, HIDDEN)
 
 
 def _masked_inside(text: str) -> str:
