@@ -20,6 +20,7 @@ from msprobe_engine.measure import columns as c
 from msprobe_engine.measure import distances, factorize, missing_statistics
 from msprobe_engine.measure.checksums import checksums
 from msprobe_engine.measure.columns import BLOCK_ROWS, UNMATCHED, Block, columns
+from msprobe_engine.measure.contradictions import say_contradictions
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.measure.statistics_mode import Shown, Statistics, differences
 from msprobe_engine.measure.tensors.mode import TensorRows, metrics, plugin_names
@@ -142,6 +143,7 @@ class _Table:
         n = len(self.rows)
         if not n:
             return
+        both = np.stack((self.rows, self.others), axis=1)[(self.rows >= 0) & (self.others >= 0)]
         if not self.options.compat:
             if self._tensors is not None:
                 self._say_damaged(self._tensors, slice(0, n))
@@ -154,14 +156,12 @@ class _Table:
                     self._judged.set(at, WARNING, "")  # Err_message has the reason
             for at, text in self.matching.messages.items():
                 self._judged.said[at] = "; ".join(part for part in (self._judged.said.get(at, ""), text) if part)
-        elif self.mode == STATISTICS:
-            both = np.stack((self.rows, self.others), axis=1)[(self.rows >= 0) & (self.others >= 0)]
-            self._say_one_sided(distances.distances(self.target, self.golden, both).one_sided)
         else:
-            both = np.stack((self.rows, self.others), axis=1)[(self.rows >= 0) & (self.others >= 0)]
             one_sided = distances.distances(self.target, self.golden, both).one_sided
-            one_sided[:, : missing_statistics.REDACTED] = False  # the table of checksums shows what a side lacks
+            if self.mode != STATISTICS:
+                one_sided[:, : missing_statistics.REDACTED] = False  # the table of checksums shows what a side lacks
             self._say_one_sided(one_sided)
+        say_contradictions(self.target, self.golden, list(map(tuple, both.tolist())))
         ends = np.append(np.flatnonzero(np.diff(self.record)) + 1, n)
         start = 0
         while start < n:
