@@ -24,6 +24,10 @@ class SettingsError(ProbeError):
     """A setting is unknown, of the wrong type or out of range."""
 
 
+class UnreadableSettingsError(SettingsError):
+    """There is a settings file, and this machine cannot read it; another one may."""
+
+
 class UsageError(ProbeError):
     """A call that cannot work: wrong argument, wrong order."""
 

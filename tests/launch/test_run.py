@@ -118,6 +118,27 @@ def test_mistakes_end_before_anything_starts(here: Path, options: tuple[str, ...
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "code", "started"),
+    [((), 7, True), (("--set", "strict=true"), 2, False), (("--dry-run",), 2, False), (("--set", "strict"), 2, False)],
+)
+@pytest.mark.parametrize("by", ["option", "variable"])
+def test_settings_that_one_node_cannot_read_keep_it_from_nothing(
+    here: Path, by: str, options: tuple[str, ...], code: int, started: bool
+) -> None:
+    """The training runs without a probe, and ends as it does; all other mistakes are those of every node."""
+    (here / "probe.yaml").unlink()
+    (here / "probe.yaml").symlink_to("/proc/self/mem")  # can be opened, and reading it fails
+    program = "import os, sys; print('started', 'MSPROBE_CONFIG' in os.environ); sys.exit(7)"
+    given = ("-c", "probe.yaml") if by == "option" else ()
+    variables = {"MSPROBE_CONFIG": "probe.yaml"} if by == "variable" else {}
+    done = ln.run(PYTHON, "-c", program, cwd=here, options=(*given, *options), env=ln.environment(**variables))
+    assert (done.returncode, done.stdout) == (code, "started False\n" if started else ""), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert ("probe.yaml: the settings file cannot be read: Input/output error" in done.stderr) == (options[1:] != ("strict",))
+    assert ("the launch line runs without a probe" in done.stderr) == started
+
+
 def test_dry_run(here: Path) -> None:
     """Prints what a shell would take, and starts nothing."""
     done = ln.run("bash", "-c", "echo x > started", cwd=here, options=("-c", "probe.yaml", "--set", "dump.step=[1]", "--dry-run"))

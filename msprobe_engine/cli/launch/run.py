@@ -16,7 +16,7 @@ import signal
 import sys
 from pathlib import Path
 
-from msprobe_engine.core.errors import SettingsError, UsageError
+from msprobe_engine.core.errors import SettingsError, UnreadableSettingsError, UsageError
 from msprobe_engine.core.process.processes import OWNER
 
 EXAMPLES = """\
@@ -26,7 +26,9 @@ examples:
   msprobe run --config probe.yaml --set monitor.activations=true --output-dir runs/today -- python train.py
   msprobe run --config probe.yaml --dry-run -- deepspeed train.py        print the environment, start nothing
 
-exit code: that of the launch line; 2 when the settings are wrong or there is no such program, and nothing was started"""
+exit code: that of the launch line; 2 when the settings are wrong or there is no such file or program, and nothing was started. A settings
+file that is there and cannot be read (rights, a disk that does not answer) keeps no node of a job from training: the launch line runs
+without a probe, unless --set strict=true is given"""
 VARIABLES = ("MSPROBE_CONFIG", "MSPROBE_SET", OWNER, "MONITOR_OUTPUT_DIR", "PYTHONPATH")
 """What of the environment may differ for the launch line."""
 
@@ -59,7 +61,10 @@ def run(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise UsageError("no launch line: msprobe run --config probe.yaml -- torchrun --nproc_per_node 8 train.py")
-    environment = prepared(args.config, args.set, args.output_dir, args.perturb)
+    try:
+        environment = prepared(args.config, args.set, args.output_dir, args.perturb)
+    except UnreadableSettingsError as error:
+        environment = _without_probe(args, error)
     program, command = _program(command)
     if args.dry_run:
         for name in VARIABLES:
@@ -132,6 +137,23 @@ def prepared(config: str | None, changes: list[str], output_dir: str | None = No
     if changes:
         environment["MSPROBE_SET"] = "\n".join(changes)
     return environment
+
+
+def _without_probe(args: argparse.Namespace, error: UnreadableSettingsError) -> dict[str, str]:
+    """The environment of a launch line that gets no probe, because this machine cannot read the settings: other nodes of the job may, and
+    would wait for this one.
+
+    Raises:
+        UnreadableSettingsError: the user wants to know, or only to look.
+        SettingsError: a change is none.
+    """
+    from msprobe_engine.core.log import printable
+    from msprobe_engine.core.settings.changes import changed
+
+    if args.dry_run or (changed({}, args.set, "the settings file") or {}).get("strict"):
+        raise error
+    print(printable(f"msprobe run: {error}; the launch line runs without a probe"), file=sys.stderr)
+    return {name: value for name, value in os.environ.items() if name not in ("MSPROBE_CONFIG", "MSPROBE_SET")}
 
 
 def _bootstrap() -> str:
