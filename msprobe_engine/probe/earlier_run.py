@@ -10,9 +10,6 @@ from msprobe_engine.core.log import one_line
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_engine.formats.monitor.run_layout import rank_directories, read_info
 
-_RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-"""Variables of launchers that start a job again: above 0 the earlier files are those of the same job."""
-
 
 def find_earlier_run(settings: ProbeSettings, rank: int) -> str:
     """A sentence for the log, empty where there is none. To be asked before the sinks begin to write.
@@ -35,11 +32,6 @@ def find_earlier_run(settings: ProbeSettings, rank: int) -> str:
         if enabled and _has_files(directory, f"rank{rank}."):
             return _sentence(directory, "")
     return ""
-
-
-def is_restart() -> bool:
-    """Does the launcher say that it has started this job again?"""
-    return any((text := os.environ.get(name, "")).isdecimal() and int(text[:9]) > 0 for name in _RESTARTS)
 
 
 def _sentence(where: Path, started: str) -> str:

@@ -15,10 +15,11 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.backend import Backend
 from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.log import get_logger, set_rank
+from msprobe_engine.core.process.launch import is_restart
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
 from msprobe_engine.core.statistics.rows import empty
-from msprobe_engine.probe.earlier_run import find_earlier_run, is_restart
+from msprobe_engine.probe.earlier_run import find_earlier_run
 from msprobe_engine.probe.incident.manager import CaptureRequest, IncidentManager
 from msprobe_engine.probe.incident.notify import Notifier, SilentNotifier
 from msprobe_engine.probe.pipeline import Pipeline

@@ -149,6 +149,21 @@ def test_further_places_are_of_one_run_each(start: Any, tmp_path: Path) -> None:
     assert places == ["run-2", "run-3", "run-4"]
 
 
+def test_a_launch_that_is_started_again_goes_on_in_its_further_place(start: Any, tmp_path: Path) -> None:
+    """Also when all its ranks have ended by themselves, as after an exception; another launch does not."""
+    first, again = start(), {"TORCHELASTIC_RESTART_COUNT": "1"}
+    second = [start(rank, OTHER) for rank in "01"]
+    second[0].path.mkdir()
+    (second[0].path / "numbers").write_text("")
+    for rank in second:
+        rank.end()
+    third = start("0", OTHER)
+    assert third.path == tmp_path / "out" / "run-3"
+    third.end()
+    assert [start(rank, OTHER | again).path for rank in "10"] == [tmp_path / "out" / "run-2"] * 2
+    assert first.path == tmp_path / "out"
+
+
 @pytest.mark.parametrize("in_the_way", ["file", "link to nothing"])
 def test_what_is_in_the_way_of_a_further_place_is_left_alone(start: Any, tmp_path: Path, in_the_way: str) -> None:
     """See `test_further_places_are_of_one_run_each`."""

@@ -7,9 +7,10 @@ apart: who comes second writes in ``run-2`` below it.
     ROOT/.owners/lock                    held for the moment in which a launch looks for its place
 
 A launch whose `n` is 1 writes in ROOT itself, others in ``ROOT/run-{n}``, which nobody has written in before: two evaluations that a
-training starts one after the other are not one run. A process whose parent may train, but has not begun to, leaves 1 to it. All ranks of a
-launch go to the same place: the first one looks whether anybody else is there, those after it look at the file of their own rank only, so
-that ten thousand ranks cost one another nothing. A process that ends takes its file away, and the last one the directory.
+training starts one after the other are not one run. Only a launch that its launcher has started again goes on in the last one. A process
+whose parent may train, but has not begun to, leaves 1 to it. All ranks of a launch go to the same place: the first one looks whether
+anybody else is there, those after it look at the file of their own rank only, so that ten thousand ranks cost one another nothing. A
+process that ends takes its file away, and the last one the directory.
 
 What a killed process has left is told by its lock, which the kernel has released, or on the same machine by its name. Its lock alone is
 not enough: a child that was forked behind Python's back has it still. Across hosts the lock decides (NFS has them). Where the file system
@@ -35,7 +36,7 @@ from pathlib import Path
 
 from msprobe_engine.core.io.regular_files import DIRECTORY_MODE, make_directories, open_regular
 from msprobe_engine.core.log import get_logger, one_line, warn_once
-from msprobe_engine.core.process.launch import environment_rank, launch_key
+from msprobe_engine.core.process.launch import environment_rank, is_restart, launch_key
 from msprobe_engine.core.process.processes import Process, announce_owner, find_living_owner, parse_process, this_process, withdraw_owner
 
 OWNERS = ".owners"
@@ -148,17 +149,18 @@ def _find_place(owners: Path, name: str, rank: int | None) -> tuple[Path, int, s
             owner = None
         else:
             first, other = 2, f"{owner.process.where}, which has started this one and may train, too"
+    goes_on = owner is None and is_restart()
     base = launch_key(rank) if owner is None else f"{launch_key(rank)};child of {owner.process}"
     for attempt in range(1, _MOST_TRIES):
         key = hashlib.sha256(f"{base};{attempt}".encode()).hexdigest()[:12]
-        directory, fd, who = _join_launch(owners, key, name, first)
+        directory, fd, who = _join_launch(owners, key, name, first, goes_on)
         if fd >= 0:
             return directory / name, fd, other or (f"a run that still goes on ({who or 'its other ranks have found it so'})")
         other = other or (who and f"a run that still goes on ({who})")
     raise Undecided(f"{_MOST_TRIES} launches are there")
 
 
-def _join_launch(owners: Path, key: str, name: str, first: int) -> tuple[Path, int, str]:
+def _join_launch(owners: Path, key: str, name: str, first: int, goes_on: bool) -> tuple[Path, int, str]:
     """The directory of this launch (the number of a new one is at least `first`), the descriptor of our file in it (-1: somebody has it),
     and who is in the way."""
     for _ in range(_MOST_TRIES):  # the directory of the launch may go while we come
@@ -169,7 +171,7 @@ def _join_launch(owners: Path, key: str, name: str, first: int) -> tuple[Path, i
             continue
         with _locked(owners):
             if _find_launch(owners, key) is None:
-                number, who = _find_free_number(owners, first)
+                number, who = _find_free_number(owners, first, goes_on)
                 directory = owners / f"{number}-{key}"
                 directory.mkdir(DIRECTORY_MODE)
                 fd, holder = _take(owners, directory / name)
@@ -187,7 +189,7 @@ def _launches(owners: Path) -> list[str]:
     return sorted(entry for entry in os.listdir(owners) if _LAUNCH.fullmatch(entry))
 
 
-def _find_free_number(owners: Path, first: int) -> tuple[int, str]:
+def _find_free_number(owners: Path, first: int, goes_on: bool) -> tuple[int, str]:
     """The first place, from `first` on, where nobody lives and which nobody but this process has written in, and who lives in place 1;
     what the dead have left of `owners` goes. The lock is held."""
     taken: dict[int, str] = {}
@@ -199,14 +201,14 @@ def _find_free_number(owners: Path, first: int) -> tuple[int, str]:
         else:
             with contextlib.suppress(OSError):
                 os.rmdir(owners / entry)
-    number = next(
-        n for n in itertools.count(first) if n not in taken and (n == 1 or not _is_of_another_run(owners.parent / PLACE.format(n)))
-    )
+    root = owners.parent
+    number = next(n for n in itertools.count(first) if n not in taken and (n == 1 or not _is_of_another_run(root, n, goes_on)))
     return number, taken.get(1, "")
 
 
-def _is_of_another_run(place: Path) -> bool:
-    if place in _own_places:
+def _is_of_another_run(root: Path, number: int, goes_on: bool) -> bool:
+    place = root / PLACE.format(number)
+    if place in _own_places or (goes_on and not os.path.lexists(root / PLACE.format(number + 1))):
         return False
     try:
         return place.is_symlink() or any(place.iterdir())

@@ -17,6 +17,10 @@ _SAME_ON_ALL_RANKS = (
 """Also the same after an elastic restart."""
 
 
+_RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+"""Variables of launchers that start a job again: above 0 the earlier files are those of the same job."""
+
+
 def number_of(names: tuple[str, ...]) -> int | None:
     """The first of these variables of the environment that holds a number."""
     for name in names:
@@ -29,6 +33,11 @@ def number_of(names: tuple[str, ...]) -> int | None:
 def environment_rank() -> int | None:
     """As the launcher says, None without one."""
     return number_of(RANK)
+
+
+def is_restart() -> bool:
+    """Does the launcher say that it has started this job again?"""
+    return any((text := os.environ.get(name, "")).isdecimal() and int(text[:9]) > 0 for name in _RESTARTS)
 
 
 def launch_key(rank: int | None) -> str:

@@ -22,9 +22,9 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.io.json_output import dumps
 from msprobe_engine.core.io.output_files import replace_file
 from msprobe_engine.core.io.safe_cells import safe_cell
+from msprobe_engine.core.process.launch import is_restart
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import MonitorSettings
-from msprobe_engine.probe.earlier_run import is_restart
 
 ALERTS = "alerts.jsonl"
 RUN = "run.json"
