@@ -16,7 +16,7 @@ from msprobe_engine.align import static_graph_sources
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_ranks, missing_steps, steps_on_one_side
-from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump, parse_json, read_bytes
+from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump, parse_json, read_bytes, require_visible
 
 MIXED = ("graph", "pynative")
 """Folders of a mixed dump (26.2.0)."""
@@ -224,11 +224,8 @@ def numbers(text: str | None, flag: str) -> frozenset[int]:
 
 def _present(path: str | Path) -> Path:
     found = Path(path)
-    try:
-        there = found.exists()
-    except OSError as error:  # a name that is too long
-        raise DumpFormatError(f"{str(path)[:200]}: cannot be looked at ({error.strerror})") from None
-    if not there:
+    require_visible(found)
+    if not found.exists():
         raise DumpFormatError(
             f"{path}: there is no such file or directory; give a dump.json, the directory of a rank or a step, the root of a dump, or the "
             "output directory of a run"

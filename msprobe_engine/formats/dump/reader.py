@@ -45,6 +45,7 @@ def open_dump(root: Path | str) -> DumpDirectory:
         DumpFormatError: there is no dump at this path.
     """
     path = Path(root)
+    require_visible(path)
     if path.name in (layout.DUMP, layout.DEBUG) and not path.is_dir():
         path = path.parent
     if not path.is_dir():
@@ -56,6 +57,16 @@ def open_dump(root: Path | str) -> DumpDirectory:
     if found is None:
         raise DumpFormatError(f"{root}: no dump here; expected step{{N}}/rank{{R}}/dump.json, found {describe_content(path)}")
     return DumpDirectory(*found)
+
+
+def require_visible(path: Path) -> None:
+    """Raises:
+    DumpFormatError: whether there is something cannot be seen: the name is too long, or a directory above is not ours.
+    """
+    try:
+        path.exists()
+    except OSError as error:
+        raise DumpFormatError(f"{str(path)[:200]}: cannot be looked at ({error.strerror})") from None
 
 
 class DumpDirectory:

@@ -12,7 +12,7 @@ from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.find.nonfinite.load import numbered
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_ranks, missing_steps
-from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
+from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump, require_visible
 from msprobe_engine.report.graph.options import GraphOptions
 
 _CUT = (
@@ -153,6 +153,7 @@ def _pairs(target: str | Path, golden: str | Path, options: GraphOptions) -> Job
 
 def _alone(target: Path, options: GraphOptions) -> Jobs:
     found = Jobs()
+    require_visible(target)
     if target.suffix == ".json" and target.name not in (layout.DUMP, layout.DEBUG) and target.is_file():
         raise DumpFormatError(f"{target}: is no dump.json and no debug.json; give one of these, or the directory that holds it")
     dump = _opened(target, found)
