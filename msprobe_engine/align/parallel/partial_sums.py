@@ -7,6 +7,7 @@ has taken in something cut (a product over a cut dimension), or has only passed 
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 
 from msprobe_engine.align.calls.call_tree import Tree
@@ -14,12 +15,19 @@ from msprobe_engine.align.calls.structure import Matcher
 from msprobe_engine.align.parallel import expected_differences, experts, merge_statistics, parameter_owner, pipeline_schedule, placements
 from msprobe_engine.align.parallel.merge_statistics import Floats
 from msprobe_engine.align.parallel.micro_batches import ADDING, Piece, last_backward
-from msprobe_engine.align.parallel.outcome import AGREES, IN_PLACE, LOCAL, PART, PASSING, Call, GlobalTensors
+from msprobe_engine.align.parallel.outcome import AGREES, IN_PLACE, LOCAL, NEAR, PART, PASSING, Call, GlobalTensors
 from msprobe_engine.align.parallel.run_pieces import Run
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import distances, roundoff
 
 _Mark = tuple[tuple[str, int], bytes]
+
+
+_UNITS = 4
+"""Of the dtype of the runs: as near as that numbers of the same whole are, whatever their own dtype is."""
+
+_MANY = 0.1
+"""Part of the tensors that a run has in a dtype that all its numbers are rounded to."""
 
 
 class PartialSumTracker:
@@ -45,6 +53,8 @@ class PartialSumTracker:
         shares = expected_differences.shares_out(self._a.tree) or expected_differences.shares_out(self._b.tree)
         self._shared_out = last_backward(self._a.tree) if shares else len(first.ops)
         self._various = self._a.various | self._b.various | expected_differences.unequally_owned(self._a.tree, self._b.tree)
+        coarse = max(_coarsest(first), _coarsest(second))
+        self._agrees, self._near = max(AGREES, _UNITS * coarse), max(NEAR, coarse if coarse > AGREES / _UNITS else 0.0)
         self._here, self._there = placements.Placements(self._a.tree), placements.Placements(self._b.tree)
         self._partners = dict(self._rows)
         self._twins = placements.twins(self._a.tree)
@@ -135,7 +145,7 @@ class PartialSumTracker:
         factors = {1.0, self._whole.factor, *(f for n in range(2, most + 1) for f in (float(n), 1 / n))}
         if experts.EXPERT.match(self._a.tree.kinds[self._a.first.op[i]][2]):
             factors = {self._whole.factor}  # of an expert no other rank has any part
-        return any(abs(mine / n - other) <= AGREES * size for mine in means[0] for other in means[1] for n in factors)
+        return any(abs(mine / n - other) <= self._agrees * size for mine in means[0] for other in means[1] for n in factors)
 
     def _is_local(self, call: Call, i: int) -> bool:
         """What a call gives out that was told where this rank is: masks and indices, or something made of the arguments alone."""
@@ -254,3 +264,9 @@ class PartialSumTracker:
             side.shape[row] = None
             for known in (side.values, side.nans, side.infs, side.extra):
                 known.pop(row, None)
+
+
+def _coarsest(side: DumpTable) -> float:
+    """Distance of 1.0 to the next number in the coarsest dtype that many tensors have; 0 without any."""
+    units = Counter(unit for dtype, shape in zip(side.dtype, side.shape) if isinstance(shape, list) and (unit := roundoff.eps(dtype)))
+    return max((unit for unit, n in units.items() if n >= _MANY * units.total()), default=0.0)

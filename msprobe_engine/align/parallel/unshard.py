@@ -21,7 +21,6 @@ from msprobe_engine.align.parallel.outcome import (  # fmt: skip
     AGREES,
     EMPTY,
     LOCAL,
-    NEAR,
     NOTHING,
     PADDED,
     PART,
@@ -86,9 +85,8 @@ class Unsharder(PartialSumTracker):
         """Does an argument say where this rank is, or how large its piece is? Then it is no difference. `rows`: those of the call."""
         ours, theirs = self._a.values(i), self._b.values(j)
         most = max(len(self._a.pieces), len(self._b.pieces))
-        if self._last_backward < self._a.first.op[i] and all(isinstance(one, float) for one in (*ours, *theirs)):
-            pass  # one number of what this rank holds, as its part of a norm
-        elif all(one == ours[0] for one in ours) and all(one == theirs[0] for one in theirs):
+        after = self._last_backward < self._a.first.op[i]
+        if all(one == ours[0] for one in ours) and all(one == theirs[0] for one in theirs):
             shares = self._whole.factor != 1.0 and self._a.first.op[i] > self._first_backward
             if ours[0] == theirs[0] or not (
                 expected_differences.sizes(ours[0], theirs[0], most)
@@ -96,6 +94,8 @@ class Unsharder(PartialSumTracker):
                 or self._says_fill(ours[0], theirs[0], rows)
             ):
                 return False
+        elif after and all(isinstance(one, float) for one in (*ours, *theirs)):
+            pass  # one number of what this rank holds, as its part of a norm
         elif not all(isinstance(one, (int, list)) for one in (*ours, *theirs)):
             return False
         whole, golden = self._whole.target, self._whole.golden
@@ -162,7 +162,8 @@ class Unsharder(PartialSumTracker):
         shape, need, golden, value = made.shape, made.need, made.golden, made.value
         call.shared |= first.role[i] == INPUT and need != made.other
         apart = need == len(pieces) > 1 and made.other == len(others) > 1  # no two pieces of either side say the same
-        if apart and first.role[i] == OUTPUT and self._a.tree.kinds[op][0] == "forward" and (call.elsewhere or call.parts):
+        of_parts = call.parts > 0 and (apart or (call.backward and first.ops[op].split(".")[1] in ADDING))
+        if first.role[i] == OUTPUT and self._a.tree.kinds[op][0] == "forward" and (of_parts or (apart and call.elsewhere)):
             self._part(call, i, j, pieces)
             return True
         if value is not None:
@@ -172,7 +173,7 @@ class Unsharder(PartialSumTracker):
             if value is None:
                 return self._whole.skipped.get(i) != LOCAL
         update = single or call.update or (expected_differences.long(first.shape[i]) and op not in self._owned)
-        near = AGREES if not single else 0.0 if call.update else NEAR
+        near = AGREES if not single else 0.0 if call.update else self._near
         if self._last_backward < op and update and merge_statistics.distance(value, golden) > near:
             self._numbers.add(self._mark(i, pieces))
             self._skip(i, j, UPDATE)
@@ -214,7 +215,7 @@ class Unsharder(PartialSumTracker):
             return found
         if alike and not (call.cut or call.shared or call.parts or call.backward):
             return None
-        found = merge_statistics.shares(pieces, others, AGREES)
+        found = merge_statistics.shares(pieces, others, self._agrees)
         self._shares[number] = found
         return None if alike and found == (1, 1) else found
 
@@ -223,7 +224,7 @@ class Unsharder(PartialSumTracker):
         number = self._number(i, pieces, others)
         if self._a.first.role[i] != OUTPUT:
             return number in self._shares
-        if not call.scaled or (found := merge_statistics.shares(pieces, others, AGREES)) == (1, 1):
+        if not call.scaled or (found := merge_statistics.shares(pieces, others, self._agrees)) == (1, 1):
             return False
         self._shares[number] = found
         return True
@@ -233,7 +234,7 @@ class Unsharder(PartialSumTracker):
         if self._a.first.role[i] != OUTPUT or not (call.scaled or call.parts) or min(len(pieces), len(others)) < 1:
             return False
         means = merge_statistics.distance(merge_statistics.mean_of(pieces), merge_statistics.mean_of(others))
-        fits = means <= NEAR or merge_statistics.shares(pieces, others, NEAR) != (1, 1)
+        fits = means <= self._near or merge_statistics.shares(pieces, others, self._near) != (1, 1)
         return not fits and merge_statistics.may_be_means(pieces, others)
 
     def _number(self, i: int, pieces: Floats, others: Floats) -> tuple[tuple[str, int], bytes, bytes]:
@@ -245,7 +246,7 @@ class Unsharder(PartialSumTracker):
         assert golden is not None
         single = distances.elements(first.shape[i]) == distances.elements(self._b.first.shape[j]) == 1
         pieces, places = self._a.members(i, accumulated)
-        if single and (number := merge_statistics.number_of(pieces, golden, NEAR)) is not None:
+        if single and (number := merge_statistics.number_of(pieces, golden, self._near)) is not None:
             return number
         value, place = merge_statistics.odd_one(pieces, made.need, golden, self._whole.factor if call.backward else 1.0, AGREES)
         if value is not None:
@@ -398,7 +399,7 @@ class Unsharder(PartialSumTracker):
         # a vote, not the middle: behind a defect in the backward pass all gradients have another ratio
         most = max(len(self._a.pieces), len(self._b.pieces))
         found = np.asarray(ratios)
-        votes = {f: int((np.abs(found / f - 1) < AGREES).sum()) for n in range(1, most + 1) for f in (float(n), 1.0 / n)}
+        votes = {f: int((np.abs(found / f - 1) < self._agrees).sum()) for n in range(1, most + 1) for f in (float(n), 1.0 / n)}
         best = max(votes, key=lambda f: (votes[f], f == 1.0))
         return best if votes[best] >= max(1, len(ratios) // 5) else 1.0
 

@@ -69,6 +69,7 @@ class CarriedNoise:
     Attributes:
         ratio, alone: one per pair of rows, see the module.
         judged: one per pair of rows: noise is small enough to tell a fault from it.
+        explained: pairs of rows that are arguments, numbers that differ by round-off.
         end: noise at the end of the step.
     """
 
@@ -78,12 +79,17 @@ class CarriedNoise:
         pairs = len(walker.rows)
         self.ratio, self.alone = [0.0] * pairs, [0.0] * pairs
         self.judged = [True] * pairs
+        self.explained: set[int] = set()
         self._notes: dict[int, Noise] = {}
         self._clean: dict[int, Noise] = {}
         self._role = walker.side.role
         before = (start,) if start else ()
         self._recent, self._recent_clean = _Recent(*before), _Recent(*before)
+        self._shown = deque[float]((), _RECENT)  # what norms and means of the last records that are no fault have differed by
         self._parted = False  # a fault was met
+        self._later = start is not None  # a backward pass was met
+        self._last_backward = max((op for op, kind in enumerate(walker.target.kinds) if kind[0] == "backward"), default=math.inf)
+        self._of_gradients = NONE  # the largest of those of parameters
         right = factorize.columns(walker.rows)[1]
         self._measured = (roundoff.CALIBRATED * walker.moved[right]).tolist() if walker.calibrated else None
         self.quiet = start is None or start == NONE
@@ -111,14 +117,15 @@ class CarriedNoise:
         """Judge the next pair of records, and note what it hands on."""
         walker, seen = self._walker, self.seen
         span = range(walker.starts[at], walker.starts[at + 1])
-        if self.quiet and not any(map(seen.moved, span)):
+        if self.quiet and not any(seen.moved(pair) or (seen.blank[pair] and seen.unit[pair]) for pair in span):
             return
         self.quiet = False
         op = walker.structure.pairs[at][0]
         kind = walker.target.kinds[op]
         gradients = walker.target.gradients[op]
         backward = gradients or kind[0] == "backward"
-        limit = roundoff.FORWARD if self._start is None and not backward else roundoff.LATER
+        self._later |= backward
+        limit = roundoff.LATER if self._later else roundoff.FORWARD
         api = kind[2] if len(kind) == 3 else None
         taken = [pair for pair in span if self._role[walker.rows[pair][0]] in (INPUT, PARAMETERS)]
         if api is not None and not backward:
@@ -126,23 +133,36 @@ class CarriedNoise:
         going_in = [self._going_in(pair, limit) for pair in taken]
         inputs, clean = ([two[k] for two in going_in if two is not None] for k in (0, 1))
         kept, kept_clean = self._behind(at, inputs, clean) if backward else ([], [])
+        blank = not all(one.rms for one in (*inputs, *kept))
         inside = walker.target.children.get(op, ()) if not gradients else ()
+        if not inputs and self._later and any(isinstance(walker.side.values.get(walker.rows[pair][0]), float) for pair in span):
+            level = max(self._shown, default=0.0)  # made of numbers that were tensors before
+            inputs = clean = [Operand(Noise(level, level, 0.0), 0.0, 0.0, 1.0, 1, 1, 0.0)]
+            blank = True
         for pair in span:
-            if self._role[walker.rows[pair][0]] not in (OUTPUT, PARAMETERS_GRAD):
+            row = walker.rows[pair][0]
+            if self._role[row] not in (OUTPUT, PARAMETERS_GRAD):
                 continue
             if seen.blank[pair] and seen.unit[pair] and not seen.other[pair]:  # nobody can say what it hands on
-                row = walker.rows[pair][0]
                 self._notes[row], self._clean[row] = (
-                    _grown(_largest(one.noise for one in some), seen.unit[pair]) for some in (inputs, clean)
+                    _grown(_largest(one.noise for one in some), seen.unit[pair], 1.0) for some in (inputs, clean)
                 )
+                self._recent.append(self._notes[row])
+                self._recent_clean.append(self._clean[row])
+                if gradients:
+                    self._of_gradients = _largest((self._of_gradients, self._clean[row]))
                 continue
             if not seen.unit[pair] or not seen.rms[pair]:
                 self._exact(pair, inputs)
                 continue
             result = Result(seen.rms[pair], seen.count[pair], seen.unit[pair])
+            if blank:
+                inputs, clean, kept, kept_clean = ([_sized(one, result) for one in some] for some in (inputs, clean, kept, kept_clean))
             carried = self._carried(api, backward, gradients, inputs, kept, result, inside, self._notes)
             bare = carried if not self._parted else self._carried(api, backward, gradients, clean, kept_clean, result, inside, self._clean)
             self._judge(pair, api, limit, inputs, kept, carried, bare, bool(inside))
+            if gradients:
+                self._of_gradients = _largest((self._of_gradients, self._clean.get(row, self._notes[row])))
 
     # what goes in
 
@@ -154,7 +174,10 @@ class CarriedNoise:
         """An input with its noise as it is, and as round-off explains it; None: no tensor of floating point numbers."""
         walker, seen = self._walker, self.seen
         row = walker.rows[pair][0]
-        if not seen.unit[pair] or not (seen.rms[pair] or seen.other[pair]) or walker.measured.argument[pair]:
+        if walker.measured.argument[pair] and (number := self._number(pair)) is not None:
+            return number, number
+        known = seen.rms[pair] or seen.other[pair] or seen.blank[pair]
+        if not seen.unit[pair] or not known or walker.measured.argument[pair]:
             if not walker.measured.argument[pair] and walker.measured.distance[pair]:
                 self._exact_input(pair, row)
             return None
@@ -170,6 +193,17 @@ class CarriedNoise:
             if excused:
                 noise = clean = Noise(max(noise.element, excused), max(noise.whole, excused), max(noise.absolute, excused * seen.rms[pair]))
         return self._operand(pair, noise), self._operand(pair, clean)
+
+    def _number(self, pair: int) -> Operand | None:
+        """A Python number that differs by what round-off does to numbers that are made of tensors (a factor that clips gradients by their
+        norm); None: it differs by more, or is no such number."""
+        walker = self._walker
+        other = walker.rows[pair][1]
+        value, distance = walker.golden.side.values.get(other), float(walker.measured.distance[pair])
+        if not isinstance(value, float) or distance > roundoff.LATER * max(self._shown, default=0.0):
+            return None
+        self.explained.add(pair)
+        return Operand(Noise(distance, distance, 0.0), abs(value), abs(value), 1.0, 1, 1, 0.0)
 
     def _judge_input(self, pair: int, noise: Noise, clean: Noise, limit: float) -> None:
         self.ratio[pair] = self._times(pair, noise.element, noise.whole, 0.0, limit)
@@ -220,15 +254,13 @@ class CarriedNoise:
         return a, b
 
     def _row_of(self, op: int, row: int) -> int:
-        """The output of a record whose numbers a row has; the first one where none has exactly them."""
+        """The output of a record whose numbers a row has; where none has exactly them, one that has none any more, or the first."""
         side = self._walker.side
-        first = -1
-        for other in side.rows(op):
-            if side.role[other] == OUTPUT:
-                first = other if first < 0 else first
-                if side.stats[other].tobytes() == side.stats[row].tobytes():
-                    return other
-        return first
+        given = [other for other in side.rows(op) if side.role[other] == OUTPUT]
+        for other in given:
+            if side.stats[other].tobytes() == side.stats[row].tobytes():
+                return other
+        return next((other for other in given if side.shape[other] is None), given[0] if given else -1)
 
     def _unrecorded(self, unit: float) -> tuple[Noise, Noise]:
         """Of what was made by something without a record, of what came before it."""
@@ -245,6 +277,9 @@ class CarriedNoise:
         noise, clean = bridged or ((read, read) if leaf and self._start is None else self._unrecorded(seen.unit[pair]))
         if leaf and self._start is not None:
             noise = clean = walker.update_noise(self._start)
+        elif self._start is not None and bridged is None and self._walker.side.op[row] > self._last_backward:
+            # what an optimizer keeps is made of gradients
+            noise, clean = _largest((noise, self._of_gradients)), _largest((clean, self._of_gradients))
         excused = float(walker.cancelled.excused[pair])
         if excused:
             noise = clean = Noise(max(noise.element, excused), max(noise.whole, excused), 0.0)
@@ -268,7 +303,7 @@ class CarriedNoise:
             came_back = walker.target.kinds[op][0] == "backward"
             for pair in range(walker.starts[behind], walker.starts[behind + 1]):
                 row = walker.rows[pair][0]
-                if not seen.unit[pair] or not seen.rms[pair] or walker.measured.argument[pair]:
+                if not seen.unit[pair] or not (seen.rms[pair] or seen.blank[pair]) or walker.measured.argument[pair]:
                     continue
                 given = self._role[row] == OUTPUT
                 if given and came_back:
@@ -302,8 +337,8 @@ class CarriedNoise:
         notes: dict[int, Noise],
     ) -> Carried:
         if not inputs:
-            return Carried(0.0, 0.0)
-        if not any(one.noise.element or one.noise.whole for one in (*inputs, *kept)):
+            found = Carried(0.0, 0.0)
+        elif not any(one.noise.element or one.noise.whole for one in (*inputs, *kept)):
             exact = api is not None and not backward and (api in traits.MOVES or api in traits.HANDS_ON or api in traits.MASKINGS)
             found = Carried(0.0, 0.0, not exact or result.unit > min(one.unit for one in inputs))
         elif backward:
@@ -351,6 +386,8 @@ class CarriedNoise:
             self.alone[pair] = self._times(pair, math.hypot(bare.element, new), bare.whole, bias, limit, behind)
         note = self._note(pair, api, inputs, kept, carried, new)
         self._notes[row] = note
+        if self.alone[pair] <= 1 and not seen.other[pair]:
+            self._shown.append(max(seen.norm[pair], seen.mean[pair]))
         if self.alone[pair] > 1:
             self._parted = True
             explained = min(1.0, math.hypot(bare.element, new))
@@ -423,8 +460,13 @@ def _largest(notes: Iterator[Noise] | Sequence[Noise] | deque[Noise]) -> Noise:
     return Noise(element, whole, absolute)
 
 
-def _grown(noise: Noise, unit: float) -> Noise:
+def _sized(operand: Operand, result: Result) -> Operand:
+    """A tensor of which no number is known is taken to be as large as what comes out."""
+    return operand if operand.rms else operand._replace(rms=result.rms, size=result.size)
+
+
+def _grown(noise: Noise, unit: float, gain: float = propagation.MODULE_GAIN) -> Noise:
     """Through something of which nothing is known, and that rounds a few times."""
-    gain, new = propagation.MODULE_GAIN, _ROUNDINGS * roundoff.fresh(unit)
+    new = _ROUNDINGS * roundoff.fresh(unit)
     element = min(roundoff.JUDGED, max(gain * noise.element, new))
     return Noise(element, min(roundoff.JUDGED, gain * noise.whole + roundoff.BIAS * new), gain * noise.absolute)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from msprobe_engine.align.calls.call_tree import Tree
-from msprobe_engine.align.parallel import merge_statistics
+from msprobe_engine.align.parallel import expected_differences, merge_statistics
 from msprobe_engine.align.parallel.micro_batches import cut, last_backward
 from msprobe_engine.align.parallel.outcome import AGREES, PART, GlobalTensors
 from msprobe_engine.align.parallel.unshard import Unsharder
@@ -37,6 +37,8 @@ def differ(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> 
         return True
     if len(target) == len(golden) == 1 and not any(side.collectives or "parallel" in side.header for side in (a, b)):
         return False  # two processes that work alone: models of other sizes, not pieces
+    if len(target) > 1 and expected_differences.shares_out(Tree(a)) != expected_differences.shares_out(Tree(b)):
+        return True
     other = sum(x != y and merge_statistics.whole_shape(x, y) is not None for x, y in shared)
     many = min(len(target), len(golden)) > 1  # two parallel layouts may differ in few places: of sequence parallelism only the norms do
     return (50 if many else 5) * other > len(shared)

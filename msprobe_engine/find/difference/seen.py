@@ -44,7 +44,8 @@ class Seen:
             self.mean = _numbers(np.where(blind, 0.0, np.abs(a[:, 2] - b[:, 2]) / rms), exact)
             element = np.abs(a[:, :2] - b[:, :2]).max(1) / top  # of a mask, where one covers some
             self.element = _numbers(np.where(blind, m.distance, element), exact)
-            self.other = (np.isinf(m.distance) & ~m.argument).tolist()
+            untold = (m.distance >= 1) & ~np.array([self.norm, self.mean, self.element]).any(0)  # a statistic is NaN on one side
+            self.other = ((np.isinf(m.distance) | untold) & ~m.argument).tolist()
             mine, theirs = (factorize.of_each(side.dtype, roundoff.eps)[rows] / 2 for side, rows in ((target, left), (golden, right)))
             unit = np.maximum(mine, theirs) if walker.mostly_other_dtypes(mine, theirs) else np.where(theirs > 0, theirs, mine)
             share = roundoff.share(count, size, top, b[:, 0] - b[:, 1], unit)

@@ -358,6 +358,7 @@ class DifferenceWalk:
                 explained = made[source]
         inside, left = max(float(records.inner[at]), explained, self.foreign.get(op, 0.0)), None
         argument = int(records.argument[at])
+        argument = -1 if argument in self.carried.explained else argument
         worst_in, worst_out = self._worst(span, False), self._worst(span, True)
         if records.bad_out[at] >= 0 and not records.bad_in[at] and not np.isinf(explained):
             return self._origin(op, other, NONFINITE, int(records.bad_out[at]), float(records.inner[at]))
