@@ -138,7 +138,8 @@ def describe(error: BaseException, options: argparse.Namespace) -> FileError | N
     if error.errno in _FULL and (wrote is not False or error.errno != errno.EFBIG):  # also of the standard output, which may be a file
         where = f": {path[:1000]}" if path else ""
         return FileError(f"cannot write all of the output{where}: {explain(error)}", wrote=True)
-    if path is None or wrote is None:
+    is_ours = wrote is None and error.errno != errno.ENAMETOOLONG  # no name of ours is too long; one that stands in a file may be
+    if path is None or is_ours:
         return None
     if wrote:
         return FileError(f"cannot write {path[:1000]}: {explain(error)}", wrote=True)
