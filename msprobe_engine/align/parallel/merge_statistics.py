@@ -147,23 +147,14 @@ def farthest(pieces: Floats, need: int, golden: Floats) -> Floats:
     return max((one for _, made in wholes(pieces, need) for one in made), key=lambda one: distance(one, golden))
 
 
-def sum_of(pieces: Floats, golden: Floats, agrees: float) -> Floats | None:
-    """Sum or mean over ranks of one number, whichever is the golden side's."""
-    for scale in (1.0, 1.0 / len(pieces)):
-        total = np.append(np.full(3, pieces[:, 2].sum() * scale), abs(pieces[:, 2].sum() * scale))
-        if distance(total, golden) <= agrees:
-            return total
-    return None
-
-
 def number_of(pieces: Floats, golden: Floats, agrees: float) -> Floats | None:
-    """What one number per piece makes, whichever is the golden side's: sum, mean, largest, smallest, or root of the sum of squares."""
+    """What one number per piece makes, whichever is nearest to the golden side's: sum, mean, largest, smallest, or root of the sum of
+    squares. None: none is near."""
     numbers = pieces[:, 2]
-    for total in (numbers.max(), numbers.min(), np.sqrt(np.square(numbers).sum())):
-        value = np.append(np.full(3, total), abs(total))
-        if distance(value, golden) <= agrees:
-            return value
-    return sum_of(pieces, golden, agrees)
+    totals = (numbers.sum(), numbers.mean(), numbers.max(), numbers.min(), np.sqrt(np.square(numbers).sum()))
+    made = [np.append(np.full(3, total), abs(total)) for total in totals]
+    nearest = min(made, key=lambda value: distance(value, golden))
+    return nearest if distance(nearest, golden) <= agrees else None
 
 
 def zeros_elsewhere(pieces: Floats, golden: Floats, agrees: float) -> Floats | None:

@@ -56,9 +56,9 @@ def unmatched(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
     if origin.kind not in (TAKEN, RESULT):
         return
     target, golden = walker.target, walker.golden
-    for row in walker.side.rows(origin.op):
+    for row in (origin.row,) if origin.kind == TAKEN else walker.side.rows(origin.op):
         source = target.producers.get(row) if walker.side.role[row] == INPUT else None
-        if source is not None and source in walker.extra:
+        if source is not None and source in walker.extra and not _of_layout(walker, row, source):
             origin.op, origin.partner, origin.kind = _first_extra(walker, _forward(walker, source), origin), -1, EXTRA
             return
     if origin.kind == RESULT:
@@ -81,6 +81,13 @@ def unmatched(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
             _missing_gradient(walker, origin)
     if origin.kind == TAKEN or (origin.kind == RESULT and _takes_rearranged(walker, origin.op)):
         _own_code(walker, origin)
+
+
+def _of_layout(walker: DifferenceWalk, row: int, source: int) -> bool:
+    """A view that one of two layouts makes, and that has changed no number."""
+    at = walker.pair_of(row)
+    right = at >= 0 and walker.carried.ratio[at] <= 1
+    return not walker.one_layout and right and _api(walker.side, source) in _VIEWS | _IN_ORDER
 
 
 def without_gradient(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
@@ -136,7 +143,7 @@ def _rearranged(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
         name = _api(walker.side, source)
         near = far <= _FAR
         if source in walker.extra:
-            if name in _SHUFFLES or (near and name not in _IN_ORDER):
+            if name in _SHUFFLES or (near and name not in _keep_order(walker)):
                 origin.op, origin.partner, origin.kind = source, -1, EXTRA
                 return
         elif near or name in _SHUFFLES:
@@ -163,13 +170,18 @@ def _hands_on(walker: DifferenceWalk, op: int) -> bool:
     return not walker.is_off(op)
 
 
+def _keep_order(walker: DifferenceWalk) -> frozenset[str]:
+    """Calls that are not to blame for elements in another place: of two layouts each has its views."""
+    return _IN_ORDER if walker.one_layout else _IN_ORDER | _VIEWS
+
+
 def _lost_before(walker: DifferenceWalk, op: int) -> int | None:
     """A call of the golden side only, that changes the order of elements and whose output goes into the partner of this call."""
     at = walker.position(op)
     golden = walker.golden
     for row in golden.side.rows(walker.structure.pairs[at][1]) if at >= 0 else ():
         lost = golden.producers.get(row) if golden.side.role[row] == INPUT else None
-        if lost is not None and lost in walker.missing and _api(golden.side, lost) not in _IN_ORDER:
+        if lost is not None and lost in walker.missing and _api(golden.side, lost) not in _keep_order(walker):
             return lost
     return None
 

@@ -31,6 +31,9 @@ _BRIDGES = 6
 _ROUNDINGS = 2.0
 """Of code of which nothing is known, in those of one call."""
 
+_SIMPLE = (traits.ELEMENTWISE, traits.SCALINGS, traits.ADDITIONS, traits.MOVES, traits.HANDS_ON)
+"""Calls, of one side only, that do to noise what is known."""
+
 _UNKNOWN = Noise(1.0, 1.0, 0.0)
 
 
@@ -144,11 +147,12 @@ class CarriedNoise:
             if self._role[row] not in (OUTPUT, PARAMETERS_GRAD):
                 continue
             if seen.blank[pair] and seen.unit[pair] and not seen.other[pair]:  # nobody can say what it hands on
-                self._notes[row], self._clean[row] = (
-                    _grown(_largest(one.noise for one in some), seen.unit[pair], 1.0) for some in (inputs, clean)
-                )
-                self._recent.append(self._notes[row])
-                self._recent_clean.append(self._clean[row])
+                exact = api is not None and not backward and (api in traits.LOOKUPS or _hands_on(api))
+                unit = 0.0 if exact else seen.unit[pair]
+                self._notes[row], self._clean[row] = (_grown(_largest(one.noise for one in some), unit, 1.0) for some in (inputs, clean))
+                if self._later:  # gradients are summed in buffers that no record leads to
+                    self._recent.append(self._notes[row])
+                    self._recent_clean.append(self._clean[row])
                 if gradients:
                     self._of_gradients = _largest((self._of_gradients, self._clean[row]))
                 continue
@@ -250,7 +254,10 @@ class CarriedNoise:
         ]
         if not went_in:
             return None
-        a, b = (_grown(_largest(two[k] for two in went_in), unit) for k in (0, 1))
+        kind = walker.target.kinds[op]
+        simple = len(kind) == 3 and any(kind[2] in known for known in _SIMPLE)
+        gain = propagation.ELEMENTWISE_GAIN if simple else propagation.MODULE_GAIN
+        a, b = (_grown(_largest(two[k] for two in went_in), unit, gain) for k in (0, 1))
         return a, b
 
     def _row_of(self, op: int, row: int) -> int:
@@ -339,7 +346,7 @@ class CarriedNoise:
         if not inputs:
             found = Carried(0.0, 0.0)
         elif not any(one.noise.element or one.noise.whole for one in (*inputs, *kept)):
-            exact = api is not None and not backward and (api in traits.MOVES or api in traits.HANDS_ON or api in traits.MASKINGS)
+            exact = api is not None and not backward and _hands_on(api)
             found = Carried(0.0, 0.0, not exact or result.unit > min(one.unit for one in inputs))
         elif backward:
             found = propagation.backward(api, inputs, kept, result, gradients or api is None)
@@ -458,6 +465,11 @@ def _largest(notes: Iterator[Noise] | Sequence[Noise] | deque[Noise]) -> Noise:
     for note in notes:
         element, whole, absolute = max(element, note.element), max(whole, note.whole), max(absolute, note.absolute)
     return Noise(element, whole, absolute)
+
+
+def _hands_on(api: str) -> bool:
+    """What comes out are elements of what went in."""
+    return api in traits.MOVES or api in traits.HANDS_ON or api in traits.MASKINGS
 
 
 def _sized(operand: Operand, result: Result) -> Operand:

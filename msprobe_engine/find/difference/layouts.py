@@ -63,6 +63,8 @@ def has_pieces(found: Divergence) -> bool:
 class PieceWalker(DifferenceWalk):
     """Walks the wholes; knows of which pieces they are."""
 
+    one_layout = False
+
     def __init__(self, whole: GlobalTensors) -> None:
         self.whole = whole
         tree = Tree(whole.target)

@@ -74,9 +74,12 @@ class DifferenceWalk:
         measured: pair of rows -> what was measured of its saved tensors; None: they are read here.
 
     Attributes:
+        one_layout: both sides are cut alike.
         one_program: both sides are of one framework and of one layout, so that the same bits make the same bits.
         foreign: record of the target -> largest distance of what other ranks put into the same collective.
     """
+
+    one_layout = True
 
     def __init__(self, target: Tree, golden: Tree, structure: Structure, measured: Mapping[tuple[int, int], Figures] | None = None) -> None:
         self.target, self.golden, self.structure = target, golden, structure
