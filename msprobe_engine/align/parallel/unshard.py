@@ -153,7 +153,7 @@ class Unsharder(PartialSumTracker):
         if made is None or made.golden is None:
             if self._is_local(call, i):
                 self._lose(i, j, pieces, others)
-            elif made is not None and made.value is not None and self._is_forward(op) and not self._is_golden_part(call, i, j, others):
+            elif made is not None and made.value is not None and self._needs_sum(call, i, j, others, made):
                 made = made._replace(golden=merge_statistics.farthest(others, made.other, made.value))  # summed on one side only
             else:
                 self._without_golden(call, i, j, pieces, others, made)
@@ -219,6 +219,16 @@ class Unsharder(PartialSumTracker):
         self._shares[number] = found
         return None if alike and found == (1, 1) else found
 
+    def _needs_sum(self, call: Call, i: int, j: int, others: Floats, made: merge_statistics.Cut) -> bool:
+        """The target has a sum where the golden side has parts, in a call that takes in no parts."""
+        if self._is_forward(call.op):
+            return not self._is_golden_part(call, i, j, others)
+        return self._a.first.role[i] == INPUT and made.other == 1 and self._updates(call.op)
+
+    def _updates(self, op: int) -> bool:
+        """A call of the update of one parameter, where each rank has all of it."""
+        return self._last_backward < op <= self._shared_out and op in self._owned
+
     def _holds_shares(self, call: Call, i: int, pieces: Floats, others: Floats) -> bool:
         """A tensor with numbers in it of which each piece has its share, as a loss and the tokens it is a sum over, side by side."""
         number = self._number(i, pieces, others)
@@ -261,6 +271,8 @@ class Unsharder(PartialSumTracker):
             self._lose(i, j, pieces, self._b.members(j, accumulated)[0])
         elif op > self._shared_out:
             self._skip(i, j, UPDATE)
+        elif self._updates(op) and made.need == made.other == 1 and len(pieces) > 1 and first.role[i] == INPUT:
+            return merge_statistics.farthest(pieces, made.need, golden)  # the update takes in what was not summed
         elif not made.sure or self._is_part(call, i, pieces) or self._masked_gradient(i):
             self._part(call, i, j, pieces)
         elif call.backward and (filled := merge_statistics.zeros_elsewhere(pieces, golden, AGREES)) is not None:

@@ -31,15 +31,16 @@ _MOST = 20
 
 def differing(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
     """Records of a rank of which one side says something else, in the order of the file, the first `_MOST` in words; of two frameworks
-    none."""
+    none. Of two layouts only numbers that are no sizes (a learning rate): all else may be each layout's own."""
     if crossed(walker.side, walker.golden.side):
         return []
-    found = sorted([*_of_rows(walker), *_of_collectives(walker)], key=lambda item: item[0].op)
-    said = [
+    said = [*_of_rows(walker), *_of_collectives(walker)] if walker.one_layout else _numbers(walker)
+    found = sorted(said, key=lambda item: item[0].op)
+    put = [
         dataclasses.replace(explain.suspect(step, rank, origin, walker), why=why, distance=None, limit=None)
         for origin, why in found[:_MOST]
     ]
-    return said + [explain.place(step, rank, origin, walker) for origin, _ in found[_MOST:]]
+    return put + [explain.place(step, rank, origin, walker) for origin, _ in found[_MOST:]]
 
 
 def other_dtypes(found: Distances) -> Bools:
@@ -70,6 +71,15 @@ def _of_rows(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentenc
         for at in np.flatnonzero(where).tolist():
             row, other = walker.rows[at]
             yield _origin(side.op[row], golden.op[other], kind, row, other), _why(kind, side, row, golden, other)
+
+
+def _numbers(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentence]]:
+    side, golden = walker.side, walker.golden.side
+    for at in np.flatnonzero(walker.measured.argument).tolist():
+        row, other = walker.rows[at]
+        both = isinstance(side.values.get(row), float) and isinstance(golden.values.get(other), float)
+        if both and at not in walker.carried.explained:
+            yield _origin(side.op[row], golden.op[other], ARGUMENT, row, other), _why(ARGUMENT, side, row, golden, other)
 
 
 def _why(kind: str, side: DumpTable, row: int, golden: DumpTable, other: int) -> Sentence:

@@ -31,6 +31,9 @@ _BRIDGES = 6
 _ROUNDINGS = 2.0
 """Of code of which nothing is known, in those of one call."""
 
+_OF_NORMS = 2.0
+"""So many times what statistics of single tensors show is round-off of a number that is made of many (their common norm)."""
+
 _SIMPLE = (traits.ELEMENTWISE, traits.SCALINGS, traits.ADDITIONS, traits.MOVES, traits.HANDS_ON)
 """Calls, of one side only, that do to noise what is known."""
 
@@ -204,7 +207,7 @@ class CarriedNoise:
         walker = self._walker
         other = walker.rows[pair][1]
         value, distance = walker.golden.side.values.get(other), float(walker.measured.distance[pair])
-        if not isinstance(value, float) or distance > roundoff.LATER * max(self._shown, default=0.0):
+        if not isinstance(value, float) or distance > _OF_NORMS * max(self._shown, default=0.0):
             return None
         self.explained.add(pair)
         return Operand(Noise(distance, distance, 0.0), abs(value), abs(value), 1.0, 1, 1, 0.0)

@@ -23,7 +23,8 @@ def of_origins(step: int, found: Divergence) -> list[Suspect]:
 
 
 def of_facts(step: int, found: Divergence) -> list[Suspect]:
-    """Records that say something else beside numbers, by rank; what is cut in another way has other arguments."""
+    """Records that say something else beside numbers, by rank; what is cut in another way has other arguments, but for numbers such as a
+    learning rate."""
     alike = {rank: walker for rank, walker in found.walkers.items() if rank not in found.wholes}
-    facts = [one for rank, walker in alike.items() for one in call_facts.differing(walker, step, rank)]
+    facts = [one for rank, walker in found.walkers.items() for one in call_facts.differing(walker, step, rank)]
     return facts + [one for rank, walker in alike.items() for one in not_updated.differing(walker, step, rank)]
