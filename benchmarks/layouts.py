@@ -2,7 +2,8 @@
 
     python benchmarks/layouts.py [--keep DIR] [--only WORD] [--layouts tp,sp,dp,micro]
     python benchmarks/layouts.py --stages [--keep DIR] [--only WORD]     # stages and experts of megatron-core, beside one process
-    python benchmarks/layouts.py --megatron [--keep DIR]     # trainings of megatron-core in eleven layouts, each beside each
+    python benchmarks/layouts.py --megatron [--keep DIR] [--family WORD]     # trainings of megatron-core, each layout beside each
+    python benchmarks/layouts.py --megatron --faults '' [--family bf16] [--layouts 'TP 2,DP 2']     # with defects
 
 Exit code 1 when fewer than 75 % of all are named first, or a layout alone is not called round-off.
 """
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent / "fault_set"))
 from fault_cases import ACCUMULATED, CASES, DP, SINGLE, SP, TP, Case
 from fault_dumps import directory_name, dump, scratch_directory
 from fault_model import Shape
+from megatron_dumps import FAMILIES
 
 from msprobe_engine.core.errors import ProbeError
 from msprobe_engine.core.io.progress import progress
@@ -53,33 +55,44 @@ def ask(root: Path, layout: str, case: Case | None) -> Diagnosis:
     return diagnose(path, golden)
 
 
-def megatron(root: Path) -> int:
-    """Every layout beside every other one, and two defects in tensor parallelism beside all."""
+def megatron(root: Path, family: str, layouts: list[str], faults: str | None) -> int:
+    """Every layout beside every other one; with `faults` (a word of their names) these in each layout beside all others instead."""
     from megatron_dumps import LAYOUTS as ALL
-    from megatron_dumps import dump_megatron, missing_sum, wrong_eps
+    from megatron_dumps import dump_megatron
+    from megatron_faults import FAULTS
 
-    plants = {"wrong eps of a norm": (wrong_eps, r".*layer_norm\.3\..*|.*layers\.1\.pre_mlp_layernorm.*")}
-    plants["missing sum after a row-parallel product"] = (
-        missing_sum,
-        r".*layers\.1\.mlp\.linear_fc2.*|Torch\.matmul.*|Autograd.*|Tensor\.view_as.*",
-    )
-    for name, argv in ALL.items():
-        dump_megatron(root / directory_name(name), argv)
-    for name, (plant, _) in plants.items():
-        dump_megatron(root / directory_name(name), ALL["TP 2"], plant)
-    pairs = [(name, golden, "") for name in ALL for golden in ALL if name != golden]
-    pairs += [(name, golden, truth) for name, (_, truth) in plants.items() for golden in ALL if golden != "TP 2"]
-    lines, wrong = [], 0
-    for name, golden, truth in progress(pairs, "layouts"):
-        found = diagnose(root / directory_name(name), root / directory_name(golden))
+    root = root / directory_name(family)
+    few = "--groups 2" in FAMILIES[family]  # no rank has less than a group
+    known = {name: argv for name, argv in ALL.items() if (name in layouts or not layouts) and not (few and "--tp 4" in argv)}
+    for name, argv in known.items():
+        dump_megatron(root / directory_name(name), f"{argv} {FAMILIES[family]}")
+    pairs = [(name, golden, "", "") for name in known for golden in known if name != golden]
+    if faults is not None:
+        chosen = {name: fault for name, fault in FAULTS.items() if faults in name}
+        pairs = [
+            (name, golden, title, fault.truth)
+            for name, argv in known.items()
+            for title, fault in chosen.items()
+            if argv.startswith(fault.layouts)
+            for golden in known
+            if name != golden
+        ]
+        for name, title in dict.fromkeys((name, title) for name, _, title, _ in pairs):
+            dump_megatron(root / directory_name(f"{name} {title}"), f"{known[name]} {FAMILIES[family]}", chosen[title].plant)
+    lines, wrong, silent = [], 0, 0
+    for name, golden, title, truth in progress(pairs, "layouts"):
+        found = diagnose(root / directory_name(f"{name} {title}" if title else name), root / directory_name(golden))
         first = found.first_suspect
         ok = first is not None and bool(re.fullmatch(truth, first.record)) if truth else found.finding == "none"
         wrong += not ok
-        lines.append(f"| {name} | {golden} | {'yes' if ok else '**no**'} | {found.finding} | {first.record if first else '-'} |")
+        silent += bool(truth) and found.finding == "none" and not found.problems
+        cells = (f"{name}: {title}" if title else name, golden, "yes" if ok else "**no**", found.finding, first.record if first else "-")
+        lines.append(f"| {' | '.join(cells)} |")
     print("| run | golden side | right | finding | first suspect |\n|---|---|---|---|---|")
     print("\n".join(lines))
-    print(f"\n{len(pairs) - wrong} of {len(pairs)} pairs right.")
-    return 1 if wrong else 0
+    told = f", {silent} times nothing was said" if faults is not None else ""
+    print(f"\n{family}: {len(pairs) - wrong} of {len(pairs)} pairs right{told}.")
+    return wrong
 
 
 def stages(root: Path, only: str) -> int:
@@ -116,12 +129,16 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases whose name holds this word")
     parser.add_argument("--layouts", default=",".join(LAYOUTS), help="default: %(default)s")
     parser.add_argument("--megatron", action="store_true", help="trainings of megatron-core in all layouts, each beside each")
+    parser.add_argument("--family", default="", help="with --megatron: trainings whose name holds this word")
+    parser.add_argument("--faults", metavar="WORD", help="with --megatron: defects whose name holds this word ('' for all), in each layout")
     parser.add_argument("--stages", action="store_true", help="stages and experts of megatron-core, with defects, beside one process")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     if arguments.megatron:
         with scratch_directory() as scratch:
-            return megatron(arguments.keep or scratch)
+            families = [name for name in FAMILIES if arguments.family in name]
+            chosen_layouts = arguments.layouts.split(",") if arguments.layouts != ",".join(LAYOUTS) else []
+            return int(sum(megatron(arguments.keep or scratch, family, chosen_layouts, arguments.faults) for family in families) > 0)
     lines, right, asked, quiet = [], 0, 0, True
     with scratch_directory() as scratch:
         root = arguments.keep or scratch

@@ -243,3 +243,12 @@ LAYOUTS = {
     "two micro batches": "--nmb 2",
 }
 """What `dump_megatron` is given, by name."""
+
+FAMILIES = {
+    "mean loss": "",
+    "Megatron's own loss": "--token-loss",
+    "loss per token": "--per-token",
+    "grouped queries": "--token-loss --groups 2",
+    "grouped queries, bf16": "--token-loss --groups 4 --bf16 --hidden 64 --heads 8",
+}
+"""Trainings that every layout is made of, by name."""

@@ -319,6 +319,7 @@ class _StepLoop:
             found.suspects, found.further = _most(self._facts)
         equal = SAME_IN_COMMON if self._one_sided else SAME_BESIDE_NAN if self._hidden else SAME
         found.evidence += self._largest.sentences() or [equal]
+        found.problems += self._largest.blind
 
 
 def _note_structure(found: Diagnosis, divergence: Divergence) -> None:

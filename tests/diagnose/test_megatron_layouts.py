@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from megatron_dumps import LAYOUTS, Plant, dump_megatron, missing_sum, wrong_eps
+from megatron_dumps import FAMILIES, LAYOUTS, Plant, dump_megatron, missing_sum, wrong_eps
+from megatron_faults import FAULTS
 
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.parallel.placements import Placements
@@ -27,9 +28,9 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("megatron")
 
 
-def made(dumps: Path, layout: str) -> Path:
-    path = dumps / layout.replace(" ", "-")
-    dump_megatron(path, LAYOUTS[layout])
+def made(dumps: Path, layout: str, family: str = "mean loss", fault: str = "") -> Path:
+    path = dumps / re.sub(r"\W", "-", f"{layout} {family} {fault}")
+    dump_megatron(path, f"{LAYOUTS[layout]} {FAMILIES[family]}", *((FAULTS[fault].plant,) if fault else ()))
     return path
 
 
@@ -69,6 +70,49 @@ def test_defect_is_named(plant: Plant, golden: str, truth: str, dumps: Path) -> 
     assert first is not None
     assert first.step == 0
     assert re.fullmatch(truth, first.record), first
+
+
+BF16 = "grouped queries, bf16"
+
+
+@pytest.mark.fast_cells(f"{TP}-DP 2-{BF16}", "DP 2-two micro batches-loss per token")
+@pytest.mark.parametrize(
+    ("target", "golden", "family"),
+    [
+        (TP, "DP 2", BF16),
+        (SP, "two micro batches", BF16),
+        ("DP 2", DP, BF16),
+        (TP, "DP 2", "Megatron's own loss"),
+        ("DP 2", "two micro batches", "loss per token"),
+        (SP, ONE, "grouped queries"),
+    ],
+)
+def test_layout_of_what_people_train_is_no_difference(target: str, golden: str, family: str, dumps: Path) -> None:
+    """Losses that are sums of shares, groups of queries, bf16: the first step of two layouts agrees up to round-off, and nobody says that
+    all is well where a quarter of the records are as large as their noise."""
+    found = diagnose(made(dumps, target, family), made(dumps, golden, family))
+    assert found.finding == "none", found.headline()
+    assert merged(found) > 500
+
+
+@pytest.mark.fast_cells(f"{TP}-DP 2-branch 3 % too large-{BF16}", f"{TP}-DP 2-learning rate 2 % too large-{BF16}")
+@pytest.mark.parametrize(
+    ("target", "golden", "fault", "family"),
+    [
+        (TP, "DP 2", "branch 3 % too large", BF16),
+        (TP, "DP 2", "learning rate 2 % too large", BF16),
+        ("DP 2", TP, "gradient 5 % too large", BF16),
+        ("DP 2", ONE, "rotary angles 3 % too small", BF16),
+        ("DP 2", ONE, "gradients not averaged", "Megatron's own loss"),
+        (SP, ONE, "norm gradients not summed", "Megatron's own loss"),
+    ],
+)
+def test_defect_of_what_people_train_is_named(target: str, golden: str, fault: str, family: str, dumps: Path) -> None:
+    """A defect of a few per cent is named first across layouts, in bf16, too."""
+    first = diagnose(made(dumps, target, family, fault), made(dumps, golden, family)).first_suspect
+    assert first is not None
+    assert first.step == 0
+    assert re.fullmatch(FAULTS[fault].truth, first.record), first
 
 
 def test_placements_are_recorded(dumps: Path) -> None:

@@ -50,6 +50,7 @@ class GlobalTensors:
     made_of: row of the target -> number of pieces, of merged ones.
     skipped: row of the target -> why it was not compared.
     source: row of the target with a part -> the latest record that gave it out.
+    unsummed: rows of the target that an update takes in as parts of a sum; `source` has the record that gave them out.
     rank: row of the target whose replicas disagree -> rank of the one that is off.
     factor: of all gradients of the pieces; 1.0 when there is none.
     """
@@ -62,6 +63,7 @@ class GlobalTensors:
     skipped: dict[int, str] = field(default_factory=dict)
     source: dict[int, int] = field(default_factory=dict)
     rank: dict[int, int] = field(default_factory=dict)
+    unsummed: set[int] = field(default_factory=set)
     factor: float = 1.0
 
     def turned(self, partners: Mapping[int, int], producers: Producers) -> GlobalTensors:
@@ -76,7 +78,10 @@ class GlobalTensors:
         skipped = {partners[row]: why for row, why in self.skipped.items()}
         records = dict(self.structure.pairs)
         source = {partners[row]: records[op] for row, op in self.source.items() if op in records}
-        return GlobalTensors(self.golden, self.target, structure, producers, made_of, skipped, source, factor=1 / self.factor)
+        unsummed = {partners[row] for row in self.unsummed}
+        turned = GlobalTensors(self.golden, self.target, structure, producers, made_of, skipped, source, unsummed=unsummed)
+        turned.factor = 1 / self.factor
+        return turned
 
     def reasons(self) -> Counter[str]:
         """How many rows were not compared, by reason."""

@@ -155,6 +155,7 @@ class Unsharder(PartialSumTracker):
                 self._lose(i, j, pieces, others)
             elif made is not None and made.value is not None and self._needs_sum(call, i, j, others, made):
                 made = made._replace(golden=merge_statistics.farthest(others, made.other, made.value))  # summed on one side only
+                self._note_unsummed(i, others)
             else:
                 self._without_golden(call, i, j, pieces, others, made)
         if made is None or made.golden is None or i in self._whole.skipped:
@@ -225,6 +226,11 @@ class Unsharder(PartialSumTracker):
             return not self._is_golden_part(call, i, j, others)
         return self._a.first.role[i] == INPUT and made.other == 1 and self._updates(call.op)
 
+    def _note_unsummed(self, i: int, parts: Floats) -> None:
+        if (source := self._parts.get(parts.tobytes())) is not None:
+            self._whole.source[i] = source
+            self._whole.unsummed.add(i)
+
     def _updates(self, op: int) -> bool:
         """A call of the update of one parameter, where each rank has all of it."""
         return self._last_backward < op <= self._shared_out and op in self._owned
@@ -272,7 +278,8 @@ class Unsharder(PartialSumTracker):
         elif op > self._shared_out:
             self._skip(i, j, UPDATE)
         elif self._updates(op) and made.need == made.other == 1 and len(pieces) > 1 and first.role[i] == INPUT:
-            return merge_statistics.farthest(pieces, made.need, golden)  # the update takes in what was not summed
+            self._note_unsummed(i, pieces)
+            return merge_statistics.farthest(pieces, made.need, golden)
         elif not made.sure or self._is_part(call, i, pieces) or self._masked_gradient(i):
             self._part(call, i, j, pieces)
         elif call.backward and (filled := merge_statistics.zeros_elsewhere(pieces, golden, AGREES)) is not None:

@@ -9,6 +9,9 @@ from msprobe_engine.find.difference.divergence import Divergence
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.measure.distances import of_other_precision
 
+_BLIND = 0.25
+"""Part of the records of a step of which nothing can be said, at which nothing is said of the step."""
+
 MOST_RANKS = 16
 """So many are named."""
 
@@ -41,13 +44,25 @@ class LargestAccepted:
         self.distance = 0.0
         self._where: str = ""
         self._unjudged = 0
+        self._blind: str | None = None
 
     def add(self, step: int, divergence: Divergence) -> None:
         """Another step."""
         for rank, walk in divergence.walks.items():
             self._unjudged += walk.unjudged
+            if self._blind is None and walk.unjudged > _BLIND * walk.compared:
+                template = (
+                    "from step {0} on no fault can be told from round-off: {1} of {2} records of rank {3} may differ by as much as they are"
+                    " large; compare an earlier step, or runs in float32"
+                )
+                self._blind = Sentence(template, step, f"{walk.unjudged:,}", f"{walk.compared:,}", rank)
             if walk.largest > self.distance and walk.largest_at >= 0:
                 self.distance, self._where = walk.largest, _where(divergence.walkers[rank], walk.largest_at, step, rank)
+
+    @property
+    def blind(self) -> list[str]:
+        """That in a step nothing can be said of too many records, for a result to be that there is no difference."""
+        return [] if self._blind is None else [self._blind]
 
     def sentences(self) -> list[str]:
         """None where all numbers are the same."""

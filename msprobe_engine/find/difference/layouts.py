@@ -91,7 +91,8 @@ class PieceWalker(DifferenceWalk):
         if origin.kind not in (RESULT, TAKEN):
             return
         for row in self.side.rows(origin.op):
-            if self.side.role[row] == INPUT and self.whole.skipped.get(row) == PART and row in self.whole.source:
+            part = self.whole.skipped.get(row) == PART or (row == origin.row and row in self.whole.unsummed)
+            if self.side.role[row] == INPUT and part and row in self.whole.source:
                 origin.op, origin.kind = self.whole.source[row], UNSUMMED
                 return
 
