@@ -185,6 +185,7 @@ class _StepLoop:
         self._moved, self._begun = moved, begun
         self._called: dict[tuple[int, str], int] = {}  # arguments of another value -> the first step that has them
         self._records = self._recorded = self._hidden = 0
+        self._recomputed = ""
         self._one_sided = False
         self._facts: list[Suspect] = []  # what records say beside numbers and is not the same
         self._ranks: set[int] = set()
@@ -238,6 +239,10 @@ class _StepLoop:
         self._note_facts(step, walked)
         self.found.unseen = self.found.unseen or _nonfinite_alone(a, walked)
         for rank, walker in walked.walkers.items():
+            again = call_facts.recomputes(walker.side), call_facts.recomputes(walker.golden.side)
+            if again[0] != again[1]:
+                template = "Calls that the backward pass makes again to save memory: {0} in this run, {1} on the golden side."
+                self._recomputed = Sentence(template, *again)
             for row in walker.other_arguments():
                 self._called.setdefault((rank, walker.side.name[row]), step)
 
@@ -312,7 +317,9 @@ class _StepLoop:
         found = self.found
         dialects = any(dump_dialects.differ(walker.side, walker.golden.side) for walker in before.walkers.values())
         same = not self._largest.distance or dialects
-        if same and not found.aligned and (found.renamed or any(found.unmatched.values())):
+        if self._recomputed:
+            found.evidence.append(self._recomputed)
+        if same and not found.aligned and not self._recomputed and (found.renamed or any(found.unmatched.values())):
             found.finding = findings.STRUCTURE  # with round-off between them, or in another framework, the calls are another way to them
         if self._facts:
             found.finding = findings.STRUCTURE

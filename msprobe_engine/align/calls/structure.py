@@ -17,6 +17,9 @@ from msprobe_engine.align.calls.call_tree import ROOT, Tree
 from msprobe_engine.align.calls.longest_common import align, gaps
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
 
+ADDING = ("add_", "__iadd__")
+"""Calls that accumulate gradients in the backward pass."""
+
 NEAR = 1e-3
 """Largest and smallest element and norm of two tensors that are the same but for round-off, in parts of the largest of them."""
 
@@ -76,6 +79,7 @@ class Matcher:
         self._by_name()
         self._part_strangers()
         self._by_numbers()
+        self._additions()
         renamed = self._renamed()
         self._gradients(renamed)
         return Structure(
@@ -293,6 +297,24 @@ class Matcher:
                     self._drop(x)
                 self._pair(x, y)
 
+    def _additions(self) -> None:
+        """A call that adds a gradient to a buffer belongs to the one that adds the gradient of the same place, in whatever order a run does
+        it (one that recomputes has another one), and inside of whatever module."""
+        mine, theirs = _added(self.target), _added(self.golden)
+        back = {j: i for i, j in self._found.items()}
+        for (source, place), i in mine.items():
+            j = theirs.get((self._found.get(source, -1), place))
+            if j is None or self._found.get(i) == j:
+                continue
+            owner = back.pop(j, None)
+            if owner is not None:
+                self._drop(owner)
+            if i in self._found:
+                back.pop(self._found[i], None)
+                self._drop(i)
+            self._pair(i, j)
+            back[j] = i
+
     @staticmethod
     def _taken(tree: Tree, op: int) -> list[int]:
         """Rows of the tensors that a call takes in."""
@@ -331,6 +353,23 @@ class Matcher:
                 others = places.get(renamed.get(path, path))
                 if others:
                     self._pair(i, others.pop())
+
+
+def _added(tree: Tree) -> dict[tuple[int, int], int]:
+    """(backward record, place among what it gives out) -> the call that adds that gradient to a buffer."""
+    side, found = tree.side, dict[tuple[int, int], int]()
+    for op, kind in enumerate(tree.kinds):
+        if kind[0] != "forward" or kind[-1] not in ADDING:
+            continue
+        for row in side.rows(op):
+            source = tree.producers.get(row)
+            if source is None or side.role[row] != INPUT or tree.kinds[source][0] != "backward":
+                continue
+            given = [other for other in side.rows(source) if side.role[other] == OUTPUT]
+            place = next((at for at, other in enumerate(given) if side.stats_of(other) == side.stats_of(row)), -1)
+            if place >= 0:
+                found.setdefault((source, place), op)
+    return found
 
 
 def _gives(side: DumpTable, op: int) -> bool:

@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from msprobe_engine.align.calls.call_tree import Kind, Tree
+from msprobe_engine.align.calls.structure import ADDING
 from msprobe_engine.align.parallel import pipeline_schedule
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.formats.dump.dump_table import DumpTable
 
 T = TypeVar("T")
-
-ADDING = ("add_", "__iadd__")
-"""Calls that accumulate gradients in the backward pass."""
 
 
 @dataclass(frozen=True)

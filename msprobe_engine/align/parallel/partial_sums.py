@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from msprobe_engine.align.calls.call_tree import Tree
-from msprobe_engine.align.calls.structure import Matcher
+from msprobe_engine.align.calls.structure import ADDING, Matcher
 from msprobe_engine.align.parallel import expected_differences, experts, merge_statistics, parameter_owner, pipeline_schedule, placements
 from msprobe_engine.align.parallel.merge_statistics import Floats
-from msprobe_engine.align.parallel.micro_batches import ADDING, Piece, last_backward
+from msprobe_engine.align.parallel.micro_batches import Piece, last_backward
 from msprobe_engine.align.parallel.outcome import AGREES, IN_PLACE, LOCAL, NEAR, PART, PASSING, Call, GlobalTensors
 from msprobe_engine.align.parallel.run_pieces import Run
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.calls.structure import ADDING
 from msprobe_engine.align.parallel import expected_differences, experts, merge_statistics, placements
 from msprobe_engine.align.parallel.merge_statistics import Floats
-from msprobe_engine.align.parallel.micro_batches import ADDING
 from msprobe_engine.align.parallel.outcome import (  # fmt: skip
     AGREES,
     EMPTY,

@@ -58,6 +58,7 @@ def _of_rows(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentenc
     side, golden, m = walker.side, walker.golden.side, walker.measured
     left, right = factorize.columns(walker.rows)
     unlike = dump_dialects.differ(side, golden)
+    recomputed = recomputes(side) != recomputes(golden)  # of what is computed again the first pass needs no gradients
     mine, theirs = (factorize.of_each(one.requires_grad, _sign, np.int8)[rows] for one, rows in ((side, left), (golden, right)))
     typed = [factorize.of_each(one.dtype, bool, bool)[rows] for one, rows in ((side, left), (golden, right))]
     shaped = [factorize.of_each(one.shape, lambda shape: shape is not None, bool)[rows] for one, rows in ((side, left), (golden, right))]
@@ -65,7 +66,7 @@ def _of_rows(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentenc
         ARGUMENT: m.argument,
         SHAPE: m.shape & shaped[0] & shaped[1] & typed[0] & typed[1] & (not unlike),
         DTYPE: other_dtypes(m) & typed[0] & typed[1] & (not unlike),
-        GRAD_FLAG: (mine != theirs) & (mine >= 0) & (theirs >= 0) & (not unlike),
+        GRAD_FLAG: (mine != theirs) & (mine >= 0) & (theirs >= 0) & (not unlike) & (not recomputed),
     }
     for kind, where in differ.items():
         for at in np.flatnonzero(where).tolist():
@@ -131,6 +132,11 @@ def _collectives(walker: DifferenceWalk) -> Iterator[tuple[int, Values]]:
 
 def _origin(op: int, partner: int, kind: str, row: int, other: int) -> DifferenceOrigin:
     return DifferenceOrigin(op, partner, kind, row, other, 0.0, 0.0, 0.0)
+
+
+def recomputes(side: DumpTable) -> int:
+    """Calls of the forward pass that are made again in the backward pass, to save memory."""
+    return sum(bool(tags.get("is_recompute")) for tags in side.tags.values())
 
 
 def _sign(flag: bool | None) -> int:
