@@ -53,6 +53,14 @@ def inverse(first: Any, second: Any, factor: float) -> bool:
     return both and min(abs(first / second * factor - 1), abs(first / second / factor - 1)) < AGREES
 
 
+def whole_share(first: Any, second: Any, most: int) -> bool:
+    """Two numbers that take a mean over as many pieces, at most `most` (a loss times one part of the micro batches)."""
+    if not isinstance(first, float) or not isinstance(second, float) or not min(abs(first), abs(second)):
+        return False
+    times = max(abs(first / second), abs(second / first))
+    return abs(times - round(times)) < AGREES and 1 < round(times) <= most
+
+
 def random_state(dtype: str | None, shape: list[int]) -> bool:
     """The state of torch's generator on the CPU, or on a device."""
     return str(dtype).endswith("uint8") and shape in ([5056], [16])

@@ -91,6 +91,7 @@ class Unsharder(PartialSumTracker):
             if ours[0] == theirs[0] or not (
                 expected_differences.sizes(ours[0], theirs[0], most)
                 or (shares and expected_differences.inverse(ours[0], theirs[0], self._whole.factor))
+                or (self._is_forward(self._a.first.op[i]) and expected_differences.whole_share(ours[0], theirs[0], most))
                 or self._says_fill(ours[0], theirs[0], rows)
             ):
                 return False

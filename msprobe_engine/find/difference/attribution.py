@@ -47,6 +47,9 @@ _IN_ORDER = frozenset((
 _SHUFFLES = frozenset(("flip", "roll", "sort", "argsort", "gather", "index_select", "take", "randperm", "repeat", "tile", "rot90"))
 """Calls that are there to change the order of elements: to blame also from afar, through all calls that treat positions alike."""
 
+_INNERMOST = 2
+"""Modules around a call, in each other, whose code is the same in all layouts."""
+
 _FAR, _FARTHEST = 8, 2000
 """Calls to go back through when elements have changed places: from one to the next, and in all."""
 
@@ -143,7 +146,7 @@ def _rearranged(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
         name = _api(walker.side, source)
         near = far <= _FAR
         if source in walker.extra:
-            if name in _SHUFFLES or (near and name not in _keep_order(walker)):
+            if name in _SHUFFLES or (near and name not in _keep_order(walker, walker.target, source, origin.op)):
                 origin.op, origin.partner, origin.kind = source, -1, EXTRA
                 return
         elif near or name in _SHUFFLES:
@@ -153,7 +156,7 @@ def _rearranged(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
                 origin.row, origin.other = walker.rows[at]
                 origin.kind = ARGUMENT
                 return
-            lost = _lost_before(walker, source)
+            lost = _lost_before(walker, source, origin.partner)
             if lost is not None:
                 origin.partner, origin.kind = lost, MISSING
                 return
@@ -170,18 +173,21 @@ def _hands_on(walker: DifferenceWalk, op: int) -> bool:
     return not walker.is_off(op)
 
 
-def _keep_order(walker: DifferenceWalk) -> frozenset[str]:
-    """Calls that are not to blame for elements in another place: of two layouts each has its views."""
-    return _IN_ORDER if walker.one_layout else _IN_ORDER | _VIEWS
+def _keep_order(walker: DifferenceWalk, tree: Tree, call: int, used: int) -> frozenset[str]:
+    """Calls that are not to blame for elements in another place: of two layouts each has its views, but for those inside of the innermost
+    modules in which the numbers part."""
+    inside = tree.parents[call] in [*tree.above(used)][:_INNERMOST]
+    return _IN_ORDER if walker.one_layout or inside else _IN_ORDER | _VIEWS
 
 
-def _lost_before(walker: DifferenceWalk, op: int) -> int | None:
-    """A call of the golden side only, that changes the order of elements and whose output goes into the partner of this call."""
+def _lost_before(walker: DifferenceWalk, op: int, used: int) -> int | None:
+    """A call of the golden side only, that changes the order of elements and whose output goes into the partner of this call. `used`: the
+    record of the golden side whose result is other."""
     at = walker.position(op)
     golden = walker.golden
     for row in golden.side.rows(walker.structure.pairs[at][1]) if at >= 0 else ():
         lost = golden.producers.get(row) if golden.side.role[row] == INPUT else None
-        if lost is not None and lost in walker.missing and _api(golden.side, lost) not in _keep_order(walker):
+        if lost is not None and lost in walker.missing and _api(golden.side, lost) not in _keep_order(walker, golden, lost, used):
             return lost
     return None
 
