@@ -106,3 +106,9 @@ def is_softmax(op: str) -> bool:
 def is_product(op: str) -> bool:
     """A product of matrices, also of another framework's spelling."""
     return op in PRODUCTS or op.lower() in ("dense", "matmul", "batchmatmul", "linear")
+
+
+def of_reducer(name: str) -> bool:
+    """A record of a collective that torch's own reducer of gradients calls (`DistributedDataParallel`): its buckets, and their layout, are
+    no part of the model."""
+    return name.startswith("Distributed.c10d_")

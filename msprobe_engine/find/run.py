@@ -14,6 +14,7 @@ from msprobe_engine.align.parallel.join_stages_and_experts import together
 from msprobe_engine.core import names
 from msprobe_engine.core.errors import NothingCapturedError, UsageError
 from msprobe_engine.core.io.progress import bar
+from msprobe_engine.core.operator_traits import of_reducer
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import config_and_checkpoint, detect, findings, run_directory, saved_variables
 from msprobe_engine.find.coverage import renames, two_frameworks
@@ -339,7 +340,7 @@ def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
             told = dump_dialects.recorded_by_both(side, other)
             both = walker.target.has_modules == walker.golden.has_modules  # else one side was compiled or dumped at another level
             known = found.unmatched.setdefault(word, [])
-            new = [side.ops[i] for i in records if told[i] and (both or not names.is_module(side.ops[i]))]
+            new = [side.ops[i] for i in records if told[i] and (both or not names.is_module(side.ops[i])) and not of_reducer(side.ops[i])]
             new = [] if rank in divergence.wholes else new  # another layout makes other calls around its collectives
             known += [name for name in new[:100] if name not in known]
         found.renamed.update(structure.renamed)
@@ -355,7 +356,7 @@ def _note_order(found: Diagnosis, rank: int, side: DumpTable, golden: DumpTable,
     """Calls in another order are no difference of a number; of two frameworks and two recorders nobody expects one order."""
     if crossed(side, golden) or dump_dialects.differ(side, golden):
         return
-    if moved := out_of_order(pairs):
+    if moved := out_of_order([pair for pair in pairs if not of_reducer(side.ops[pair[0]])]):
         (op, other), *_ = moved
         template = "rank {0}: {1} records stand in another order than on the golden side, the first is {2}: record {3}, there {4}"
         sentence = Sentence(template, rank, f"{len(moved):,}", side.ops[op], op + 1, other + 1)

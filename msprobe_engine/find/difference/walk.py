@@ -26,7 +26,7 @@ from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.core.names import forward_twin
-from msprobe_engine.core.operator_traits import UNINITIALISED
+from msprobe_engine.core.operator_traits import UNINITIALISED, of_reducer
 from msprobe_engine.find.difference import attribution, harmless
 from msprobe_engine.find.difference.carried_noise import CarriedNoise
 from msprobe_engine.find.difference.optimizer import cancelling_gradients
@@ -97,6 +97,7 @@ class DifferenceWalk:
         self.moved = np.zeros(0)
         self._carried: CarriedNoise | None = None
         self._leave_out()
+        self._leave_out_buckets()
         self.cancelled = cancelling_gradients.detect_cancelling(self)
 
     def _leave_out(self) -> None:
@@ -109,6 +110,15 @@ class DifferenceWalk:
                 continue
             if isinstance(side.shape[row], list) != isinstance(golden.shape[other], list):
                 m.distance[at], m.known[at] = 0.0, False
+
+    def _leave_out_buckets(self) -> None:
+        """Buckets of gradients of other sizes, and how many there are, say nothing of the numbers of the training."""
+        side, m = self.side, self.measured
+        for op, _ in self.structure.pairs:
+            for at in self.span_of(op) if of_reducer(side.ops[op]) else ():
+                row = self.rows[at][0]
+                if m.shape[at] or not (roundoff.eps(side.dtype[row]) or m.argument[at]):
+                    m.distance[at], m.known[at], m.shape[at] = 0.0, False, False
 
     def inherit(self, before: Cancelled) -> None:
         """Parameters whose gradients came to nothing in an earlier step may be others now."""
