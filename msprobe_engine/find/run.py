@@ -17,7 +17,7 @@ from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.operator_traits import of_reducer
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import config_and_checkpoint, detect, findings, run_directory, saved_variables
-from msprobe_engine.find.coverage import renames, two_frameworks
+from msprobe_engine.find.coverage import other_ways, renames, two_frameworks
 from msprobe_engine.find.coverage.common_records import are_unrelated, count_not_compared, restrict_to_common, say_one_sided
 from msprobe_engine.find.difference import call_facts, evidence, explain, layouts, output_arity, suspects
 from msprobe_engine.find.difference.calibration import Floats, of_ranks
@@ -187,6 +187,7 @@ class _StepLoop:
         self._called: dict[tuple[int, str], int] = {}  # arguments of another value -> the first step that has them
         self._records = self._recorded = self._hidden = 0
         self._recomputed = ""
+        self._ways: str | None = None
         self._one_sided = False
         self._facts: list[Suspect] = []  # what records say beside numbers and is not the same
         self._ranks: set[int] = set()
@@ -240,6 +241,7 @@ class _StepLoop:
         self._note_facts(step, walked)
         self.found.unseen = self.found.unseen or _nonfinite_alone(a, walked)
         for rank, walker in walked.walkers.items():
+            self._ways = self._ways or other_ways.said(walker.target, walker.golden)
             again = call_facts.recomputes(walker.side), call_facts.recomputes(walker.golden.side)
             if again[0] != again[1]:
                 template = "Calls that the backward pass makes again to save memory: {0} in this run, {1} on the golden side."
@@ -318,9 +320,9 @@ class _StepLoop:
         found = self.found
         dialects = any(dump_dialects.differ(walker.side, walker.golden.side) for walker in before.walkers.values())
         same = not self._largest.distance or dialects
-        if self._recomputed:
-            found.evidence.append(self._recomputed)
-        if same and not found.aligned and not self._recomputed and (found.renamed or any(found.unmatched.values())):
+        found.evidence += [note for note in (self._recomputed, self._ways) if note]
+        other_calls = any(found.unmatched.values()) or not other_ways.only_wrapped(found.renamed)
+        if same and not found.aligned and not self._recomputed and other_calls:
             found.finding = findings.STRUCTURE  # with round-off between them, or in another framework, the calls are another way to them
         if self._facts:
             found.finding = findings.STRUCTURE
@@ -333,14 +335,15 @@ class _StepLoop:
 def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
     for rank, structure in divergence.structures.items():
         walker = divergence.walkers[rank]
+        trees = walker.target, walker.golden
         for word, side, records, other in (
-            ("target", walker.side, structure.only_target, walker.golden.side),
-            ("golden", walker.golden.side, structure.only_golden, walker.side),
+            ("target", walker.side, other_ways.counted(*trees, structure.only_target), walker.golden.side),
+            ("golden", walker.golden.side, other_ways.counted(*trees[::-1], structure.only_golden), walker.side),
         ):
             told = dump_dialects.recorded_by_both(side, other)
             both = walker.target.has_modules == walker.golden.has_modules  # else one side was compiled or dumped at another level
             known = found.unmatched.setdefault(word, [])
-            new = [side.ops[i] for i in records if told[i] and (both or not names.is_module(side.ops[i])) and not of_reducer(side.ops[i])]
+            new = [side.ops[i] for i in records if told[i] and (both or not names.is_module(side.ops[i]))]
             new = [] if rank in divergence.wholes else new  # another layout makes other calls around its collectives
             known += [name for name in new[:100] if name not in known]
         found.renamed.update(structure.renamed)

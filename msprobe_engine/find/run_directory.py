@@ -163,7 +163,7 @@ def _together(seen: list[_Seen], left: list[str], errors: list[str]) -> Diagnosi
                 )
             )
         found.problems += [problem for problem in other.found.problems if problem not in found.problems]
-    found.problems += [Sentence("not looked at: {0}", error) for error in errors]
+    found.problems += [Sentence("not looked at: {0}", "; ".join(map(str.strip, str(error).splitlines()))) for error in errors]
     if first is None and len(seen) > 1:
         found.evidence.insert(0, _sentence(lead))
         found.nothing = "" if any(one.compared for one in seen) else Sentence("Nothing found in what lies here")

@@ -19,6 +19,9 @@ ROOT = -1
 MOST_LEVELS = 200
 """Of modules within modules; Python cannot call so many."""
 Kind = tuple[str, ...]
+_FULLY_SHARDED = "FSDP"
+"""What `fully_shard` puts before the name of a module's class."""
+
 _DIRECTIONS = ("forward", "backward")
 _MIX, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
 
@@ -250,7 +253,7 @@ class Tree:
 def _kind(name: str) -> Kind:
     parsed = names.parse(name)
     if isinstance(parsed, names.ModuleName):
-        return (parsed.direction, parsed.kind, parsed.path, parsed.cls)
+        return (parsed.direction, parsed.kind, parsed.path, parsed.cls.removeprefix(_FULLY_SHARDED) or parsed.cls)
     if isinstance(parsed, names.ApiName):
         return (parsed.direction, parsed.prefix, parsed.api)
     if isinstance(parsed, names.ParametersGradName):

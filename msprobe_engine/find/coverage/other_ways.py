@@ -1,0 +1,50 @@
+"""Calls of one side only that are another way to the same numbers: wrappers around the model, buckets of gradients, an optimizer that
+updates all parameters in one call. Where the numbers agree they are no difference between the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.parameters.prefixes import bare
+from msprobe_engine.core.operator_traits import of_reducer
+from msprobe_engine.core.text.sentences import Sentence
+
+_MANY_AT_ONCE = ("_foreach_", "_fused_")
+
+
+def counted(tree: Tree, other: Tree, records: Iterable[int]) -> list[int]:
+    """The records of a tree, without partners in the other one, that may be a difference."""
+    update = _passes_end(tree) if updates_at_once(tree) != updates_at_once(other) else len(tree.kinds)
+    return [op for op in records if op <= update and not of_reducer(tree.side.ops[op]) and not _is_wrapper(tree, op)]
+
+
+def updates_at_once(tree: Tree) -> bool:
+    """The optimizer updates several parameters by one call (``foreach``, ``fused``)."""
+    return any(kind[-1].startswith(_MANY_AT_ONCE) for kind in tree.kinds[_passes_end(tree) + 1 :])
+
+
+def only_wrapped(renamed: Mapping[str, str]) -> bool:
+    """Modules bear other names because of a wrapper around the model (``module.layers.0``) alone."""
+    return all(bare(mine) == bare(its) for mine, its in renamed.items())
+
+
+def said(target: Tree, golden: Tree) -> str | None:
+    """That the optimizers update in other ways."""
+    mine, theirs = updates_at_once(target), updates_at_once(golden)
+    if mine == theirs:
+        return None
+    if mine:
+        return Sentence("The optimizer of this run updates several parameters by one call, that of the golden side each by itself.")
+    return Sentence("The optimizer of this run updates each parameter by itself, that of the golden side several by one call.")
+
+
+def _passes_end(tree: Tree) -> int:
+    """The last record of the backward passes; the number of records when there is none."""
+    return max((op for op, kind in enumerate(tree.kinds) if kind[0] == "backward"), default=len(tree.kinds))
+
+
+def _is_wrapper(tree: Tree, op: int) -> bool:
+    """A call of a module around the whole model."""
+    kind = tree.kinds[op]
+    return len(kind) == 4 and bare(f"{kind[2]}.x") == "x"
