@@ -1,0 +1,122 @@
+"""Two trainings with the same numbers that go other ways to them (another optimizer kernel, a wrapper, recomputation, other buckets) are no
+difference; the way is said."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from fault_dumps import on_ranks
+from torch.utils.checkpoint import checkpoint
+
+from msprobe_engine.find.run import diagnose
+
+
+class Block(torch.nn.Module):
+    """A residual branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = torch.nn.LayerNorm(32), torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Model(torch.nn.Module):
+    """Two blocks; `again`: their forward passes are made again in the backward pass."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(50, 32), torch.nn.Linear(32, 50)
+        self.layers = torch.nn.ModuleList(Block() for _ in range(2))
+        self.again = again
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.table(tokens)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.again else layer(x)
+        return self.head(x)
+
+
+def train(rank: int, ranks: int, scratch: str, path: Path, way: str) -> None:
+    """Two steps of this rank's part of the batch."""
+    from msprobe.pytorch import PrecisionDebugger
+
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
+    dist.init_process_group("gloo", init_method=f"file://{scratch}/init", rank=rank, world_size=ranks)
+    torch.manual_seed(0)
+    model: torch.nn.Module = Model("recomputed" in way)
+    if "buckets" in way or "wrapped" in way:
+        model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01 if "small buckets" in way else 25)
+    if "fully sharded" in way:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (ranks,))
+        for part in (*model.layers, model):  # type: ignore[misc]
+            fully_shard(part, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, foreach="foreach" in way, fused="fused" in way)
+    debugger = PrecisionDebugger(dump_path=str(path), task="statistics", level="mix", step=[0, 1])
+    for step in range(2):
+        debugger.start(model=model)
+        torch.manual_seed(100 + 10 * step + rank)
+        tokens, targets = torch.randint(0, 50, (2, 4, 16))
+        torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        debugger.stop()
+        debugger.step()
+    dist.barrier()
+    atexit._run_exitfuncs()  # a forked child ends without them, and they finish the files
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ways")
+
+
+@pytest.mark.parametrize(
+    ("target", "golden", "ranks", "note"),
+    [
+        ("plain", "foreach", 1, "several by one call"),
+        ("fused", "plain", 1, "several parameters by one call"),
+        ("plain", "recomputed", 1, "makes again to save memory"),
+        ("wrapped", "plain", 1, "bear other names"),
+        ("fully sharded", "plain", 1, ""),
+        ("buckets", "small buckets", 2, ""),
+    ],
+)
+def test_another_way_is_no_difference(target: str, golden: str, ranks: int, note: str, dumps: Path) -> None:
+    """Exit code 0, with a note where there is something to say."""
+    for way in (target, golden):
+        if not (dumps / f"{way}-{ranks}").exists():
+            on_ranks(way, ranks, train, dumps / f"{way}-{ranks}", way)
+    found = diagnose(dumps / f"{target}-{ranks}", dumps / f"{golden}-{ranks}")
+    assert (found.finding, found.problems) == ("none", []), found.headline()
+    assert any(note in line for line in found.evidence)
+    assert any("All numbers are the same" in line or "largest difference is" in line for line in found.evidence)
+
+
+def test_a_parameter_that_is_left_out_is_still_said(dumps: Path) -> None:
+    """A defect beside another way is found: the numbers tell."""
+    on_ranks("broken", 1, _train_with_a_frozen_head, dumps / "broken")
+    if not (dumps / "plain-1").exists():
+        on_ranks("plain", 1, train, dumps / "plain-1", "plain")
+    assert diagnose(dumps / "broken", dumps / "plain-1").finding != "none"
+
+
+def _train_with_a_frozen_head(rank: int, ranks: int, scratch: str, path: Path) -> None:
+    made = torch.optim.AdamW.__init__
+
+    def without_head(self: torch.optim.AdamW, parameters: object, *args: object, **kwargs: object) -> None:
+        made(self, list(parameters)[:-2], *args, **{**kwargs, "foreach": True})  # type: ignore[call-overload, arg-type]
+
+    torch.optim.AdamW.__init__ = without_head  # type: ignore[method-assign]
+    train(rank, ranks, scratch, path, "foreach")
