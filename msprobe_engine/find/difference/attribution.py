@@ -87,10 +87,10 @@ def unmatched(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
 
 
 def _of_layout(walker: DifferenceWalk, row: int, source: int) -> bool:
-    """A view that one of two layouts makes, and that has changed no number."""
+    """A call that one of two layouts makes, and that has changed no number."""
     at = walker.pair_of(row)
     right = at >= 0 and walker.carried.ratio[at] <= 1
-    return not walker.one_layout and right and _api(walker.side, source) in _VIEWS | _IN_ORDER
+    return not walker.one_layout and right and _api(walker.side, source) not in _SHUFFLES
 
 
 def without_gradient(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
@@ -146,7 +146,7 @@ def _rearranged(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
         name = _api(walker.side, source)
         near = far <= _FAR
         if source in walker.extra:
-            if name in _SHUFFLES or (near and name not in _keep_order(walker, walker.target, source, origin.op)):
+            if name in _SHUFFLES or (near and _may_rearrange(walker, walker.target, source, origin.op)):
                 origin.op, origin.partner, origin.kind = source, -1, EXTRA
                 return
         elif near or name in _SHUFFLES:
@@ -173,11 +173,13 @@ def _hands_on(walker: DifferenceWalk, op: int) -> bool:
     return not walker.is_off(op)
 
 
-def _keep_order(walker: DifferenceWalk, tree: Tree, call: int, used: int) -> frozenset[str]:
-    """Calls that are not to blame for elements in another place: of two layouts each has its views, but for those inside of the innermost
+def _may_rearrange(walker: DifferenceWalk, tree: Tree, call: int, used: int) -> bool:
+    """A call may be to blame for elements in another place: of two layouts each has its own calls, but for views inside of the innermost
     modules in which the numbers part."""
-    inside = tree.parents[call] in [*tree.above(used)][:_INNERMOST]
-    return _IN_ORDER if walker.one_layout or inside else _IN_ORDER | _VIEWS
+    name = _api(tree.side, call)
+    if walker.one_layout:
+        return name not in _IN_ORDER
+    return name in _VIEWS - _IN_ORDER and tree.parents[call] in [*tree.above(used)][:_INNERMOST]
 
 
 def _lost_before(walker: DifferenceWalk, op: int, used: int) -> int | None:
@@ -187,7 +189,7 @@ def _lost_before(walker: DifferenceWalk, op: int, used: int) -> int | None:
     golden = walker.golden
     for row in golden.side.rows(walker.structure.pairs[at][1]) if at >= 0 else ():
         lost = golden.producers.get(row) if golden.side.role[row] == INPUT else None
-        if lost is not None and lost in walker.missing and _api(golden.side, lost) not in _keep_order(walker, golden, lost, used):
+        if lost is not None and lost in walker.missing and _may_rearrange(walker, golden, lost, used):
             return lost
     return None
 

@@ -259,7 +259,7 @@ class CarriedNoise:
             return None
         kind = walker.target.kinds[op]
         simple = len(kind) == 3 and any(kind[2] in known for known in _SIMPLE)
-        gain = propagation.ELEMENTWISE_GAIN if simple else propagation.MODULE_GAIN
+        gain = 1.0 if depth else propagation.ELEMENTWISE_GAIN if simple else propagation.MODULE_GAIN  # gains are not compounded
         a, b = (_grown(_largest(two[k] for two in went_in), unit, gain) for k in (0, 1))
         return a, b
 
@@ -287,9 +287,10 @@ class CarriedNoise:
         noise, clean = bridged or ((read, read) if leaf and self._start is None else self._unrecorded(seen.unit[pair]))
         if leaf and self._start is not None:
             noise = clean = walker.update_noise(self._start)
-        elif self._start is not None and bridged is None and self._walker.side.op[row] > self._last_backward:
-            # what an optimizer keeps is made of gradients
-            noise, clean = _largest((noise, self._of_gradients)), _largest((clean, self._of_gradients))
+        elif bridged is None and self._of_gradients != NONE and walker.side.op[row] > self._last_backward:
+            # what an update takes in are gradients, in their buffers, and what an optimizer has made of them before
+            before = (noise, clean) if self._start is not None else (NONE, NONE)
+            noise, clean = (_largest((one, self._of_gradients)) for one in before)
         excused = float(walker.cancelled.excused[pair])
         if excused:
             noise = clean = Noise(max(noise.element, excused), max(noise.whole, excused), 0.0)

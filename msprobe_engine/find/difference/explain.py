@@ -129,6 +129,8 @@ def why(origin: DifferenceOrigin, walker: DifferenceWalk, step: int) -> Sentence
         return Sentence("{0} differs by {1}; what goes in differs by {2}", place, size, _percent(origin.inside))
     if _takes_redacted(walker, origin.op):
         return Sentence("{0} differs by {1}; of what goes in values are redacted, and whether they are the same is not known", place, size)
+    if walker.takes_in_unknown(origin.op):
+        return Sentence("{0} differs by {1}; some of what goes in could not be compared, and the rest is the same", place, size)
     return Sentence("{0} differs by {1}; what goes in is the same", place, size)
 
 

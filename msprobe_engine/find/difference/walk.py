@@ -422,6 +422,12 @@ class DifferenceWalk:
         attribution.unmatched(self, origin)
         attribution.without_gradient(self, origin)
 
+    def takes_in_unknown(self, op: int) -> bool:
+        """A record takes in tensors that could not be compared."""
+        role, known = self.side.role, self.measured.known
+        unknown = (self.rows[at][0] for at in self.span_of(op) if not known[at] and role[self.rows[at][0]] == INPUT)
+        return any(roundoff.eps(self.side.dtype[row]) or "int" in str(self.side.dtype[row]) for row in unknown)
+
     def is_off(self, op: int) -> bool:
         """Do outputs of a record differ by more than round-off?"""
         return any(self.side.role[self.rows[at][0]] in (OUTPUT, PARAMETERS_GRAD) and self.carried.alone[at] > 1 for at in self.span_of(op))
