@@ -241,7 +241,8 @@ class _StepLoop:
         self._note_facts(step, walked)
         self.found.unseen = self.found.unseen or _nonfinite_alone(a, walked)
         for rank, walker in walked.walkers.items():
-            self._ways = self._ways or other_ways.said(walker.target, walker.golden)
+            if walker.extra or walker.missing:
+                self._ways = self._ways or other_ways.said(walker.target, walker.golden)
             again = call_facts.recomputes(walker.side), call_facts.recomputes(walker.golden.side)
             if again[0] != again[1]:
                 template = "Calls that the backward pass makes again to save memory: {0} in this run, {1} on the golden side."

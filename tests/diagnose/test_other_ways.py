@@ -82,6 +82,13 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("ways")
 
 
+def made(dumps: Path, way: str, ranks: int = 1) -> Path:
+    path = dumps / f"{way}-{ranks}"
+    if not path.exists():
+        on_ranks(way, ranks, train, path, way)
+    return path
+
+
 @pytest.mark.parametrize(
     ("target", "golden", "ranks", "note"),
     [
@@ -95,10 +102,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_another_way_is_no_difference(target: str, golden: str, ranks: int, note: str, dumps: Path) -> None:
     """Exit code 0, with a note where there is something to say."""
-    for way in (target, golden):
-        if not (dumps / f"{way}-{ranks}").exists():
-            on_ranks(way, ranks, train, dumps / f"{way}-{ranks}", way)
-    found = diagnose(dumps / f"{target}-{ranks}", dumps / f"{golden}-{ranks}")
+    found = diagnose(made(dumps, target, ranks), made(dumps, golden, ranks))
     assert (found.finding, found.problems) == ("none", []), found.headline()
     assert any(note in line for line in found.evidence)
     assert any("All numbers are the same" in line or "largest difference is" in line for line in found.evidence)
@@ -107,9 +111,7 @@ def test_another_way_is_no_difference(target: str, golden: str, ranks: int, note
 def test_a_parameter_that_is_left_out_is_still_said(dumps: Path) -> None:
     """A defect beside another way is found: the numbers tell."""
     on_ranks("broken", 1, _train_with_a_frozen_head, dumps / "broken")
-    if not (dumps / "plain-1").exists():
-        on_ranks("plain", 1, train, dumps / "plain-1", "plain")
-    assert diagnose(dumps / "broken", dumps / "plain-1").finding != "none"
+    assert diagnose(dumps / "broken", made(dumps, "plain")).finding != "none"
 
 
 def _train_with_a_frozen_head(rank: int, ranks: int, scratch: str, path: Path) -> None:

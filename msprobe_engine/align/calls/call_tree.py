@@ -138,6 +138,11 @@ class Tree:
             found.append(kind)
         return found
 
+    @cached_property
+    def last_backward(self) -> int:
+        """The last record of a backward pass; the number of records when there is none."""
+        return max((op for op, kind in enumerate(self.kinds) if kind[0] == "backward"), default=len(self.kinds))
+
     def relative(self, op: int, parent: int) -> Kind:
         """`kinds`, with a module's path below that of the enclosing record, so that renaming a model renames nothing inside it."""
         kind = self.kinds[op]

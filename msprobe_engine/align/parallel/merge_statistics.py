@@ -147,13 +147,17 @@ def farthest(pieces: Floats, need: int, golden: Floats) -> Floats:
     return max((one for _, made in wholes(pieces, need) for one in made), key=lambda one: distance(one, golden))
 
 
+def _of_one(number: float) -> Floats:
+    """Statistics of a single number."""
+    return np.append(np.full(3, number), abs(number))
+
+
 def number_of(pieces: Floats, golden: Floats, agrees: float) -> Floats | None:
     """What one number per piece makes, whichever is nearest to the golden side's: sum, mean, largest, smallest, or root of the sum of
     squares. None: none is near."""
     numbers = pieces[:, 2]
     totals = (numbers.sum(), numbers.mean(), numbers.max(), numbers.min(), np.sqrt(np.square(numbers).sum()))
-    made = [np.append(np.full(3, total), abs(total)) for total in totals]
-    nearest = min(made, key=lambda value: distance(value, golden))
+    nearest = min(map(_of_one, totals), key=lambda value: distance(value, golden))
     return nearest if distance(nearest, golden) <= agrees else None
 
 
@@ -172,8 +176,7 @@ def zeros_elsewhere(pieces: Floats, golden: Floats, agrees: float) -> Floats | N
 
 def mean_of(pieces: Floats, times: int = 1) -> Floats:
     """Mean of one number per piece, `times` over: the sum of that many shares."""
-    mean = pieces[:, 2].mean() * times
-    return np.append(np.full(3, mean), abs(mean))
+    return _of_one(pieces[:, 2].mean() * times)
 
 
 def mean_or_sum(pieces: Floats, golden: Floats) -> Floats:

@@ -66,7 +66,7 @@ def micro_batches(counts: Mapping[Kind, int], reference: Mapping[Kind, int]) -> 
 
 def last_backward(tree: Tree) -> int:
     """The last record of the backward pass, with what it adds to buffers; the number of records when there is none."""
-    last = max((op for op, kind in enumerate(tree.kinds) if kind[0] == "backward"), default=len(tree.kinds))
+    last = tree.last_backward
     while last + 1 < len(tree.kinds) and (tree.is_gradients(last + 1) or tree.kinds[last + 1][-1] in ADDING):
         last += 1
     return last

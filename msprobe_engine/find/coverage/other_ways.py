@@ -15,13 +15,13 @@ _MANY_AT_ONCE = ("_foreach_", "_fused_")
 
 def counted(tree: Tree, other: Tree, records: Iterable[int]) -> list[int]:
     """The records of a tree, without partners in the other one, that may be a difference."""
-    update = _passes_end(tree) if updates_at_once(tree) != updates_at_once(other) else len(tree.kinds)
+    update = tree.last_backward if updates_at_once(tree) != updates_at_once(other) else len(tree.kinds)
     return [op for op in records if op <= update and not of_reducer(tree.side.ops[op]) and not _is_wrapper(tree, op)]
 
 
 def updates_at_once(tree: Tree) -> bool:
     """The optimizer updates several parameters by one call (``foreach``, ``fused``)."""
-    return any(kind[-1].startswith(_MANY_AT_ONCE) for kind in tree.kinds[_passes_end(tree) + 1 :])
+    return any(kind[-1].startswith(_MANY_AT_ONCE) for kind in tree.kinds[tree.last_backward + 1 :])
 
 
 def only_wrapped(renamed: Mapping[str, str]) -> bool:
@@ -37,11 +37,6 @@ def said(target: Tree, golden: Tree) -> str | None:
     if mine:
         return Sentence("The optimizer of this run updates several parameters by one call, that of the golden side each by itself.")
     return Sentence("The optimizer of this run updates each parameter by itself, that of the golden side several by one call.")
-
-
-def _passes_end(tree: Tree) -> int:
-    """The last record of the backward passes; the number of records when there is none."""
-    return max((op for op, kind in enumerate(tree.kinds) if kind[0] == "backward"), default=len(tree.kinds))
 
 
 def _is_wrapper(tree: Tree, op: int) -> bool:

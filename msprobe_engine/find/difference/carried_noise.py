@@ -94,7 +94,6 @@ class CarriedNoise:
         self._shown = deque[float]((), _RECENT)  # what norms and means of the last records that are no fault have differed by
         self._parted = False  # a fault was met
         self._later = start is not None  # a backward pass was met
-        self._last_backward = max((op for op, kind in enumerate(walker.target.kinds) if kind[0] == "backward"), default=math.inf)
         self._of_gradients = NONE  # the largest of those of parameters
         right = factorize.columns(walker.rows)[1]
         self._measured = (roundoff.CALIBRATED * walker.moved[right]).tolist() if walker.calibrated else None
@@ -287,7 +286,7 @@ class CarriedNoise:
         noise, clean = bridged or ((read, read) if leaf and self._start is None else self._unrecorded(seen.unit[pair]))
         if leaf and self._start is not None:
             noise = clean = walker.update_noise(self._start)
-        elif bridged is None and self._of_gradients != NONE and walker.side.op[row] > self._last_backward:
+        elif bridged is None and self._of_gradients != NONE and walker.side.op[row] > walker.target.last_backward:
             # what an update takes in are gradients, in their buffers, and what an optimizer has made of them before
             before = (noise, clean) if self._start is not None else (NONE, NONE)
             noise, clean = (_largest((one, self._of_gradients)) for one in before)
