@@ -25,50 +25,63 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "acc_check": Command("accuracy.acc_check", "run the API calls of a dump again: is each result right? (run_ut, multi_run_ut)"),
-    "certs": Command("certs", "make TLS certificates for the hosts of an online pre-check (init, host, show, revoke, crl)"),
-    "api_precision_compare": Command("accuracy.api_precision_compare", "compare the pre-checks of two devices: which of them errs more"),
-    "check-config": Command("settings.check_config", "check a settings file and print what it resolves to"),
-    "ckpt": Command("ckpt", "compare checkpoints of any format and parallel layout (diff, digest, show)"),
-    "code_mapping": Command("convert.code_mapping", "say which source lines the tensors of a MindSpore kernel dump come from"),
-    "compare": Command("analysis.compare", "compare the dumps of two runs: where the difference begins, and a table per rank"),
-    "config_check": Command(
-        "settings.config_check", "compare what two runs were started with: settings, environment, packages, weights, samples"
-    ),
-    "data2db": Command("convert.data2db", "put monitor files or dumps into a trend data base (SQLite)"),
-    "diagnose": Command("analysis.diagnose", "say what is wrong with a run, alone or against one that is right: one page"),
+    # Watch
+    "run": Command("launch.run", "run a launch line with the probe in every training process it starts"),
+    "init": Command("launch.init", "write a commented settings file to begin with: probe.yaml"),
+    "settings": Command("settings", "check a settings file; the JSON Schema for editors (check, schema)"),
     "doctor": Command(
         "launch.doctor", "check on this machine that the numbers are right, that a training stays as it is, and what it costs"
     ),
-    "estimate": Command("launch.estimate", "say what a dump will cost in disk and time, before it is made"),
     "frameworks": Command("launch.frameworks", "say which training frameworks are here, and what the probe does not find in them"),
-    "grad_probe": Command("grad_probe", "compare the gradient directions of two runs (compare)"),
-    "graph": Command("graphs.graph", "draw a dump, or two beside each other, as a graph: one page, .vis.db, .vis, Model Explorer"),
-    "graph_visualize": Command("graphs.graph_visualize", "the same with the flags of 26.2.0"),
-    "merge_result": Command("analysis.merge_result", "put chosen rows of the tables of many ranks into one file, a sheet per metric"),
-    "monitor": Command("monitor", "work with what the monitor has written (analyze, report, learn, csv2tb)"),
+    "estimate": Command("launch.estimate", "say what a dump will cost in disk and time, before it is made"),
+    # Find
+    "diagnose": Command("analysis.diagnose", "say what is wrong with a run, alone or against one that is right: one page"),
     "nan_analyze": Command("analysis.nan_analyze", "find the operator where the first NaN or Inf was born, over all ranks of a step"),
+    "monitor": Command("monitor", "work with what the monitor has written (analyze, report, learn, csv2tb)"),
+    "acc_check": Command("accuracy.acc_check", "run the API calls of a dump again: is each result right? (run_ut, multi_run_ut)"),
     "op_generate": Command("accuracy.op_generate", "make a script that repeats one recorded API call and judges it"),
-    "parse": Command("convert.parse", "convert saved tensors to .pt or .npy; without -d the interactive tool of 8.1.1"),
-    "run": Command("launch.run", "run a launch line with the probe in every training process it starts"),
-    "run_overflow_check": Command("accuracy.run_overflow_check", "run the APIs of an overflow dump again: normal or abnormal overflow"),
-    "show": Command("analysis.show", "list what an output directory holds: dumps, monitor files, incidents, reports"),
+    # Compare
+    "compare": Command("analysis.compare", "compare the dumps of two runs: where the difference begins, and a table per rank"),
+    "graph": Command("graphs.graph", "draw a dump, or two beside each other, as a graph: one page, .vis.db, .vis, Model Explorer"),
     "trends": Command("analysis.trends", "show how the numbers of a run went, or of two: heat maps of steps, ranks and layers on one page"),
+    "ckpt": Command("ckpt", "compare checkpoints of any format and parallel layout (diff, digest, show)"),
+    "config_check": Command(
+        "settings.config_check", "compare what two runs were started with: settings, environment, packages, weights, samples"
+    ),
+    "grad_probe": Command("grad_probe", "compare the gradient directions of two runs (compare)"),
+    # Inspect
+    "show": Command("analysis.show", "list what an output directory holds: dumps, monitor files, incidents, reports"),
+    "parse": Command("convert.parse", "convert saved tensors to .pt or .npy; without -d the interactive tool of 8.1.1"),
+    "code_mapping": Command("convert.code_mapping", "say which source lines the tensors of a MindSpore kernel dump come from"),
+    "data2db": Command("convert.data2db", "put monitor files or dumps into a trend data base (SQLite)"),
+    "certs": Command("certs", "make TLS certificates for the hosts of an online pre-check (init, host, show, revoke, crl)"),
+    # Compatibility
+    "graph_visualize": Command("graphs.graph_visualize", "graph with the flags of 26.2.0"),
+    "merge_result": Command("analysis.merge_result", "put chosen rows of the tables of many ranks into one file, a sheet per metric"),
+    "api_precision_compare": Command("accuracy.api_precision_compare", "compare the pre-checks of two devices: which of them errs more"),
+    "run_overflow_check": Command("accuracy.run_overflow_check", "run the APIs of an overflow dump again: normal or abnormal overflow"),
 }
-GROUPS = ("certs", "ckpt", "grad_probe", "monitor")
+SECTIONS = {"Watch": "run", "Find": "diagnose", "Compare": "compare", "Inspect": "show", "Compatibility": "graph_visualize"}
+"""Titles in the list of commands, and the command that each begins with."""
+GROUPS = ("certs", "ckpt", "grad_probe", "monitor", "settings")
 """Commands that have sub-commands: the table ``COMMANDS`` of their file."""
-ALIASES = {"multi_acc_check": "acc_check", "multi_run_ut": "acc_check", "overflow_check": "nan_analyze", "run_ut": "acc_check"}
-"""Names of the existing tool's other versions."""
+ALIASES = {
+    "check-config": "settings check",
+    "multi_acc_check": "acc_check",
+    "multi_run_ut": "acc_check",
+    "overflow_check": "nan_analyze",
+    "run_ut": "acc_check",
+}
+"""Earlier names, and names of the existing tool's other versions."""
 
 EXAMPLES = """\
 examples:
-  msprobe check-config probe.yaml
-  msprobe run --config probe.yaml -- torchrun --nproc_per_node 8 train.py
+  msprobe run -- torchrun --nproc_per_node 8 train.py
   msprobe show msprobe_output
-  msprobe nan_analyze -i msprobe_output/dump/step12
-  msprobe monitor report msprobe_output
-  msprobe estimate out/dump --task tensor --steps 10
-  msprobe nan_analyze --help"""
+  msprobe diagnose msprobe_output/latest
+  msprobe diagnose RUN GOLDEN
+  msprobe monitor report msprobe_output/latest
+  msprobe help nan_analyze"""
 
 EXIT_CODES = """\
 exit codes:
@@ -84,7 +97,13 @@ exit codes:
 
 def _parser_of_commands(prog: str, usage: str, description: str, commands: Mapping[str, Command], examples: str) -> argparse.ArgumentParser:
     width = max(map(len, commands)) + 2
-    table = "\n".join(f"  {name:{width}}{command.help}" for name, command in commands.items())
+    titles = {first: title for title, first in SECTIONS.items()} if commands is COMMANDS else {}
+    lines = []
+    for name, command in commands.items():
+        if name in titles:
+            lines.append(f"\n {titles[name]}")
+        lines.append(f"  {name:{width}}{command.help}")
+    table = "\n".join(lines)
     return Parser(
         prog=prog,
         usage=usage,
@@ -98,12 +117,12 @@ def _parser_of_commands(prog: str, usage: str, description: str, commands: Mappi
 def _top_parser() -> argparse.ArgumentParser:
     parser = _parser_of_commands(
         "msprobe",
-        "msprobe [-h] [--version] [--debug] [-f FRAMEWORK] COMMAND ...",
+        "msprobe [-h] [-V] [--debug] [-f FRAMEWORK] COMMAND ...   |   msprobe help COMMAND",
         "Finds where the numbers of a large training run go wrong: which step, rank, module and operator.",
         COMMANDS,
         EXAMPLES,
     )
-    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("-V", "--version", action="store_true", help="print the version and exit")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_argument(
         "-f", "--framework", choices=("pytorch", "mindspore"), help="accepted for existing scripts; a dump says itself what it is of"
@@ -147,7 +166,7 @@ def sub_parser(name: str) -> argparse.ArgumentParser:
     module = importlib.import_module(f"msprobe_engine.cli.{table[second or first].module}")
     parser = Parser(
         prog=f"msprobe {name}",
-        description=module.__doc__,
+        description=(module.__doc__ or "").replace("`", ""),
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -178,13 +197,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     before, rest = _split(sys.argv[1:] if argv is None else argv)
     top = _top_parser()
     options = top.parse_args(before)
-    if options.version:
+    if options.version or rest == ["version"]:
         print(f"msprobe {version()}")
         return DONE
     if not rest:
         top.print_help(sys.stderr)
         return WRONG
-    name, given = ALIASES.get(rest[0], rest[0]), rest[1:]
+    if rest[0] == "help":
+        if not rest[1:]:
+            top.print_help()
+            return DONE
+        rest = [*(word for word in rest[1:] if not word.startswith("-")), "--help"]
+    name, *given = [*ALIASES.get(rest[0], rest[0]).split(), *rest[1:]]
     if name not in COMMANDS:
         return _unknown("msprobe", rest[0], list(COMMANDS), [*COMMANDS, *ALIASES])
     if name in GROUPS:

@@ -21,7 +21,7 @@ Runs SCRIPT (with -m: the module of that name) with the probe of FILE attached. 
 
 {CONFIG} may stand anywhere, and so may --msprobe-output-dir DIR, --msprobe-set KEY=VALUE and --msprobe-strict; they are taken off before
 a script with its own argument parser sees the command line, and Megatron's parser knows them. Without {CONFIG} the environment variable
-MSPROBE_CONFIG counts. `msprobe check-config FILE` checks a file."""
+MSPROBE_CONFIG counts. `msprobe settings check FILE` checks a file."""
 
 
 def split(arguments: Sequence[str]) -> tuple[str, bool, list[str], Flags]:

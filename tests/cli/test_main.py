@@ -57,9 +57,47 @@ def test_only_the_chosen_command_is_imported() -> None:
     assert done.stdout.splitlines()[-1] == str(expected)
 
 
-def test_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """--version prints name and version and ends with 0."""
-    assert cli.main(["--version"]) == 0
+def test_the_list_of_commands_has_sections() -> None:
+    """Every command stands below the title of what it is for."""
+    names = list(cli.COMMANDS)
+    text = cli._top_parser().format_help()
+    places = [text.index(f"\n {title}\n") for title in ("Watch", "Find", "Compare", "Inspect", "Compatibility")]
+    assert places == sorted(places)
+    assert set(cli.SECTIONS.values()) <= set(names)
+    assert names[0] == cli.SECTIONS["Watch"]
+
+
+@pytest.mark.parametrize("name", cli.all_commands())
+def test_help_has_no_marks_of_a_docstring(name: str) -> None:
+    """Backticks are for pages of documentation."""
+    assert "`" not in cli.sub_parser(name).format_help()
+
+
+@pytest.mark.parametrize(
+    ("argv", "usage"),
+    [
+        (["help"], "usage: msprobe [-h]"),
+        (["help", "show"], "usage: msprobe show "),
+        (["help", "monitor", "analyze"], "usage: msprobe monitor analyze "),
+        (["help", "monitor"], "usage: msprobe monitor [-h] COMMAND"),
+        (["help", "run_ut"], "usage: msprobe acc_check "),
+        (["help", "check-config"], "usage: msprobe settings check "),
+    ],
+)
+def test_help_of_a_command(argv: list[str], usage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """``msprobe help X`` is ``msprobe X --help``."""
+    try:
+        code = cli.main(argv)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    assert code == 0
+    assert capsys.readouterr().out.startswith(usage)
+
+
+@pytest.mark.parametrize("argv", [["--version"], ["-V"], ["version"]])
+def test_version_is_the_installed_one(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Name and version, and the end is 0."""
+    assert cli.main(argv) == 0
     assert capsys.readouterr().out == f"msprobe {cli.version()}\n"
 
 

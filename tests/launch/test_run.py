@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -99,7 +100,7 @@ def test_output_dir_of_existing_files(here: Path, name: str, text: str, variable
         (("-c", "probe.yaml", "--set", "output_dir=a\nb"), ("true",), ["one line"]),
         (("-c", "probe.yaml", "--set", "rules=[{rule: extreme_value, args: {limitt: 1}}]"), ("true",), ["limitt"]),
         (("-c", "missing.yaml"), ("true",), ["missing.yaml"]),
-        ((), ("true",), ["--config", "MSPROBE_CONFIG"]),
+        (("--preset", "nan", "-c", "probe.yaml"), ("true",), ["--preset nan and --config probe.yaml are both settings"]),
         (("-c", "probe.yaml"), (), ["no launch line"]),
         (("-c", "probe.yaml"), ("no_such_program",), ["no_such_program", "not found"]),
         (("-c", "probe.yaml"), ("./plain.sh",), ["bash ./plain.sh"]),
@@ -137,6 +138,38 @@ def test_settings_that_one_node_cannot_read_keep_it_from_nothing(
     assert len(done.stderr.splitlines()) == 1
     assert ("probe.yaml: the settings file cannot be read: Input/output error" in done.stderr) == (options[1:] != ("strict",))
     assert ("the launch line runs without a probe" in done.stderr) == started
+
+
+@pytest.mark.parametrize(
+    ("options", "variable", "file", "said"),
+    [
+        ((), None, "watch.yaml", "preset watch: loss every step, gradients every 10 steps"),
+        (("--preset", "dump", "--set", "dump.step=5"), None, "dump.yaml", "preset dump: a dump of step 5"),
+        ((), "probe.yaml", "probe.yaml", ""),
+        (("--preset", "nan"), "probe.yaml", "nan.yaml", "preset nan"),
+    ],
+)
+def test_without_a_settings_file(here: Path, options: tuple[str, ...], variable: str | None, file: str, said: str) -> None:
+    """A preset; the file that the environment names wins over the one that is not named. Each launch has a directory of its own."""
+    places = set()
+    for _ in range(2):
+        done = ln.run("true", cwd=here, options=("--dry-run", *options), env=ln.environment(MSPROBE_CONFIG=variable))
+        assert done.returncode == 0
+        assert said in done.stderr
+        assert done.stderr.count("\n") == bool(said)
+        found = dict(word.split("=", 1) for word in shlex.split(done.stdout) if "=" in word)
+        assert Path(found.get("MSPROBE_CONFIG", variable or "")).name == file
+        places.add(found.get("MSPROBE_SET", ""))
+    assert all(str(here / "msprobe_output") in place for place in places) == bool(said)
+    assert len(places) == (2 if said else 1)
+
+
+def test_where_a_preset_writes(here: Path) -> None:
+    """Where the command line says, if it does."""
+    for options in (("--output-dir", "out"), ("--set", f"output_dir={here / 'out'}")):
+        done = ln.run("true", cwd=here, options=("--dry-run", *options))
+        assert "writing to out; probe.yaml in this directory is not used, name it with --config" in done.stderr
+        assert f"{here / 'out'}" in next(word for word in shlex.split(done.stdout) if word.startswith("MSPROBE_SET"))
 
 
 def test_dry_run(here: Path) -> None:

@@ -95,3 +95,22 @@ def test_a_file_with_changes(tmp_path: Path) -> None:
     assert (settings.monitor.gradients, settings.output_dir) == (False, "here")
     with pytest.raises(SettingsError, match="did you mean 'step'"):
         load_settings(path, changes=("dump.stp=1",))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [("dump.step=5", (5,)), ("dump.step=[5]", (5,)), ("dump.step=3-4", (3, 4)), ("dump.step=[1, 3-4]", (1, 3, 4))],
+)
+def test_steps_of_a_change(change: str, expected: tuple[int, ...]) -> None:
+    """One step needs no list, which a shell would want in quotes."""
+    dump = load_settings({"dump": True}, changes=(change,)).dump
+    assert dump is not None
+    assert dump.step == expected
+
+
+def test_a_change_within_a_section_that_is_switched_on_in_short() -> None:
+    """It goes on being on."""
+    settings = load_settings({"sinks": {"tensorboard": True}, "monitor": True}, changes=("sinks.tensorboard.path=x", "monitor.interval=3"))
+    assert (settings.sinks.tensorboard.enabled, settings.sinks.tensorboard.path) == (True, "x")
+    assert settings.monitor is not None
+    assert settings.monitor.interval == 3

@@ -9,57 +9,14 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from settings_trees import PLAIN, TEXT, build_or_fail, trees
 
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.yaml_text import parse_yaml
 from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.core.settings.schema import DumpSettings, ProbeSettings
-from msprobe_engine.core.settings.tree import Key, Report, build, keys_of, to_tree
-
-TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
-PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
-    max_leaves=6,
-)
-
-
-def values(key: Key) -> st.SearchStrategy[Any]:
-    """Allowed values of one key, as plain data."""
-    if key.section is not None:
-        one = trees(key.section)
-    elif key.kind == "free":
-        one = st.dictionaries(TEXT, PLAIN, max_size=3)
-    elif key.choices:
-        one = st.sampled_from(key.choices)
-    elif key.kind == "int":
-        one = st.integers(key.minimum if key.minimum is not None else -(10**9), min(key.maximum or 10**9, 10**9))
-    elif key.kind == "float":
-        one = st.floats(key.minimum, key.maximum, allow_nan=False, allow_infinity=False)
-    else:
-        one = {"bool": st.booleans(), "str": TEXT}[key.kind]
-    if key.ranges:
-        pair = st.tuples(st.integers(0, 500), st.integers(0, 500)).map(lambda p: f"{min(p)}-{max(p)}")
-        return st.lists(one | pair, max_size=4)
-    if key.name == "data_mode":
-        return st.lists(st.sampled_from(["input", "output", "forward", "backward"]), max_size=3)
-    if key.name == "scope":
-        return st.lists(one, min_size=2, max_size=2) | st.just([])
-    return st.lists(one, max_size=3) if key.many else one
-
-
-def trees(cls: type[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Allowed trees of one section; every key may be absent."""
-    return st.fixed_dictionaries({}, optional={key.name: values(key) for key in keys_of(cls)})
-
-
-def build_or_fail(tree: Any) -> ProbeSettings:
-    """The settings of a tree, without rules between keys."""
-    report = Report("test")
-    settings = build(ProbeSettings, tree, "", report)
-    report.raise_errors()
-    return settings
+from msprobe_engine.core.settings.tree import keys_of, to_tree
 
 
 @given(trees(ProbeSettings))
@@ -139,6 +96,24 @@ def test_ranges_are_inclusive_sorted_and_without_repeats(given_value: Any, expec
 def test_bad_items_of_ranges_are_refused(item: Any) -> None:
     """Negative, too large, reversed, non-integer and non-numeric items of a range list are mistakes at their place."""
     assert "test: dump.rank[1]: " in message({"dump": {"rank": [0, item]}})
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ({"monitor": True}, {"monitor": {}}),
+        ({"monitor": False}, {}),
+        ({"dump": True}, {"dump": {}}),
+        ({"sinks": {"tensorboard": True, "csv": False}}, {"sinks": {"tensorboard": {"enabled": True}, "csv": {"enabled": False}}}),
+        ({"incident": False}, {"incident": {"enabled": False}}),
+        ({"rules": "recommended"}, {"rules": [{"rule": "recommended"}]}),
+        ({"rules": ["nan_inf", {"rule": "loss_spike"}]}, {"rules": [{"rule": "nan_inf"}, {"rule": "loss_spike"}]}),
+        ({"dump": {"step": 5, "rank": "0-1"}}, {"dump": {"step": [5], "rank": ["0-1"]}}),
+    ],
+)
+def test_short_forms(short: dict[str, Any], long: dict[str, Any]) -> None:
+    """A section that is on or off as it is, one rule by its name, one step."""
+    assert build_or_fail(short) == build_or_fail(long)
 
 
 def test_cyclic_data_is_refused() -> None:

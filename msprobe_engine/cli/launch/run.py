@@ -21,6 +21,8 @@ from msprobe_engine.core.process.processes import OWNER
 
 EXAMPLES = """\
 examples:
+  msprobe run -- torchrun --nproc_per_node 8 train.py                    no settings file: preset watch
+  msprobe run --preset dump --set dump.step=5 -- python train.py
   msprobe run --config probe.yaml -- torchrun --nproc_per_node 8 train.py --lr 1e-4
   msprobe run --config probe.yaml -- bash pretrain_llama.sh
   msprobe run --config probe.yaml --set monitor.activations=true --output-dir runs/today -- python train.py
@@ -35,9 +37,19 @@ VARIABLES = ("MSPROBE_CONFIG", "MSPROBE_SET", OWNER, "MONITOR_OUTPUT_DIR", "PYTH
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define what the command takes."""
-    parser.usage = "msprobe run [--config FILE] [--set KEY=VALUE ...] [--output-dir DIR] [--perturb HOW] [--dry-run] -- COMMAND ..."
+    parser.usage = (
+        "msprobe run [--config FILE | --preset NAME] [--set KEY=VALUE ...] [--output-dir DIR] [--perturb HOW] [--dry-run] -- COMMAND ..."
+    )
     parser.epilog = EXAMPLES
-    parser.add_argument("-c", "--config", metavar="FILE", help="settings file; without it the one that MSPROBE_CONFIG names")
+    parser.add_argument(
+        "-c", "--config", metavar="FILE", help="settings file; without it the one that MSPROBE_CONFIG names, else the preset"
+    )
+    parser.add_argument(
+        "--preset",
+        choices=("watch", "nan", "dump"),
+        help="settings in place of a file: watch (default), nan, dump; each launch writes in a directory of its own below msprobe_output, "
+        "unless --output-dir names one (see msprobe init)",
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of the file; the value is YAML; may be repeated"
     )
@@ -60,9 +72,13 @@ def run(args: argparse.Namespace) -> int:
     """
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        raise UsageError("no launch line: msprobe run --config probe.yaml -- torchrun --nproc_per_node 8 train.py")
+        raise UsageError("no launch line: msprobe run -- torchrun --nproc_per_node 8 train.py")
     try:
-        environment = prepared(args.config, args.set, args.output_dir, args.perturb)
+        preset = _preset(args)
+        if preset is None:
+            environment = prepared(args.config, args.set, args.output_dir, args.perturb)
+        else:
+            environment = _with_preset(preset, args, command)
     except UnreadableSettingsError as error:
         environment = _without_probe(args, error)
     program, command = _program(command)
@@ -85,6 +101,42 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{program} cannot be started: {error.strerror}; is it a script without a first line #!? name its shell") from None
 
 
+def _preset(args: argparse.Namespace) -> str | None:
+    """The preset that stands in for a settings file; None: there is a file.
+
+    Raises:
+        UsageError: both are named.
+    """
+    from msprobe_engine.core.settings.presets import DEFAULT
+
+    if args.preset and args.config is not None:
+        raise UsageError(f"--preset {args.preset} and --config {args.config} are both settings; leave one of them out")
+    return args.preset or (None if args.config is not None or os.environ.get("MSPROBE_CONFIG") else DEFAULT)
+
+
+def _with_preset(preset: str, args: argparse.Namespace, command: list[str]) -> dict[str, str]:
+    """The environment of a launch line without a settings file; says in one line what is watched, and where that goes."""
+    from msprobe_engine.core.log import printable
+    from msprobe_engine.core.process.variables import warn_unknown_variables
+    from msprobe_engine.core.settings.load import read_settings
+    from msprobe_engine.core.settings.presets import describe, preset_file
+    from msprobe_engine.workflow.launch_directory import name_launch
+
+    warn_unknown_variables()
+    file = str(preset_file(preset))
+    changes = [line for line in os.environ.get("MSPROBE_SET", "").split("\n") if line.strip()] + args.set
+    unchanged, changed = read_settings(file)[0], read_settings(file, changes=changes)[0]
+    directory = args.output_dir
+    if directory is None and changed.output_dir == unchanged.output_dir:
+        directory = os.path.join(changed.output_dir, name_launch(command))
+    environment = prepared(file, changes, directory, args.perturb)
+    place = os.path.relpath(directory or changed.output_dir)
+    unused = not args.preset and os.path.exists("probe.yaml")
+    hint = "; probe.yaml in this directory is not used, name it with --config" if unused else ""
+    print(printable(f"msprobe run: preset {preset}: {describe(changed)}; writing to {place}{hint}"), file=sys.stderr, flush=True)
+    return environment
+
+
 def prepared(config: str | None, changes: list[str], output_dir: str | None = None, perturb: str | None = None) -> dict[str, str]:
     """The environment in which interpreters load the probe.
 
@@ -98,7 +150,6 @@ def prepared(config: str | None, changes: list[str], output_dir: str | None = No
     Raises:
         SettingsError, UsageError: the settings are wrong, or there are none.
     """
-    from msprobe_engine.core.process.variables import warn_unknown_variables
     from msprobe_engine.core.settings.load import read_settings, recognise
     from msprobe_engine.core.settings.text import read_file
     from msprobe_engine.probe.rules.build import build_rules
@@ -107,7 +158,6 @@ def prepared(config: str | None, changes: list[str], output_dir: str | None = No
         config = os.environ.get("MSPROBE_CONFIG", "")
         changes = [line for line in os.environ.get("MSPROBE_SET", "").split("\n") if line.strip()] + changes
     if not config:
-        warn_unknown_variables()
         raise UsageError("no settings file: add --config FILE, or set MSPROBE_CONFIG")
     environment = dict(os.environ)
     if output_dir is not None:

@@ -11,15 +11,15 @@ import sys
 
 EPILOG = """\
 examples:
-  msprobe check-config probe.yaml
-  msprobe check-config monitor_config.json --json
-  MSPROBE_CONFIG=probe.yaml msprobe check-config
+  msprobe settings check probe.yaml
+  msprobe settings check monitor_config.json --json
+  MSPROBE_CONFIG=probe.yaml msprobe settings check
 
 exit codes: 0 the file is right, 2 it has mistakes or cannot be read"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of ``msprobe check-config``."""
+    """Flags of ``msprobe settings check``."""
     parser.add_argument("path", nargs="?", help="the settings file; without it the one that MSPROBE_CONFIG names")
     parser.add_argument("--kind", choices=("probe", "dump", "monitor"), help="kind of the file; default: recognised by its keys")
     parser.add_argument("--json", action="store_true", help="print JSON instead of YAML")

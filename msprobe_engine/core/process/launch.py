@@ -10,7 +10,7 @@ from msprobe_engine.core.process.processes import start_time, this_process
 
 RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK_ID")
 WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "RANK_SIZE")
-_SAME_ON_ALL_RANKS = (
+SAME_ON_ALL_RANKS = (
     *("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID"),
     *("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "MS_SCHED_HOST", "MS_SCHED_PORT"),
 )
@@ -48,7 +48,7 @@ def launch_key(rank: int | None) -> str:
     Args:
         rank: of this process, None when it is not known (yet).
     """
-    told = [f"{name}={os.environ[name]}" for name in _SAME_ON_ALL_RANKS if name in os.environ]
+    told = [f"{name}={os.environ[name]}" for name in SAME_ON_ALL_RANKS if name in os.environ]
     if told and environment_rank() is not None:
         return ";".join(told)
     if rank is not None and multiprocessing.parent_process() is None:

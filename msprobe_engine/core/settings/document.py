@@ -12,7 +12,7 @@ from msprobe_engine.core.settings.tree import Key, keys_of
 _INTRODUCTION = """\
 # Settings
 
-One tree, written as YAML or JSON, usually in `probe.yaml`. `msprobe check-config FILE` prints what a file resolves to, or all its
+One tree, written as YAML or JSON, usually in `probe.yaml`. `msprobe settings check FILE` prints what a file resolves to, or all its
 mistakes at once. This page is made from the code: `python -m msprobe_engine.core.settings.document > docs/settings.md`.
 
 The existing `config.json` and `monitor_config.json` are accepted as they are and become the same tree; the kind of a file is
@@ -28,6 +28,10 @@ The section `tensor` has the keys of [`online`](#dumponline) too: `online_run_ut
 {"task": "tensor", "dump_path": "out", "level": "mix", "step": [1], "tensor": {"list": ["layers.3."], "tensor_format": "packed"}}
 ```
 
+What is off or on as it is can be written in short: `monitor: true`, `dump: false`, `sinks: {tensorboard: true}`; so can one rule
+(`rules: recommended`, `rules: [nan_inf, loss_spike]`) and one step or rank (`step: 5`, `rank: 0-3`). `msprobe init` writes a file with comments
+to begin with; `msprobe settings schema` prints the JSON Schema for editors, which then complete keys and mark mistakes.
+
 A small example:
 
 ```yaml
@@ -35,10 +39,9 @@ output_dir: out
 monitor:
   gradients: true
   interval: 10
-rules:
-  - rule: nan_inf
+rules: recommended
 sinks:
-  tensorboard: {enabled: true}
+  tensorboard: true
 ```
 
 Environment:

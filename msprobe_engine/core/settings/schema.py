@@ -280,12 +280,12 @@ class DeepSpeedMonitorSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkSettings:
-    csv: CsvSettings = field(default_factory=CsvSettings)
-    tensorboard: TensorBoardSettings = field(default_factory=TensorBoardSettings)
-    prometheus: PrometheusSettings = field(default_factory=PrometheusSettings)
-    jsonl: JsonLinesSettings = field(default_factory=JsonLinesSettings)
-    sqlite: SqliteSettings = field(default_factory=SqliteSettings)
-    deepspeed: DeepSpeedMonitorSettings = field(default_factory=DeepSpeedMonitorSettings)
+    csv: CsvSettings = field(default_factory=CsvSettings, metadata={"help": "tables, one file per family and block of steps"})
+    tensorboard: TensorBoardSettings = field(default_factory=TensorBoardSettings, metadata={"help": "event files of TensorBoard"})
+    prometheus: PrometheusSettings = field(default_factory=PrometheusSettings, metadata={"help": "metrics for Prometheus"})
+    jsonl: JsonLinesSettings = field(default_factory=JsonLinesSettings, metadata={"help": "one JSON object per step"})
+    sqlite: SqliteSettings = field(default_factory=SqliteSettings, metadata={"help": "the trend data base"})
+    deepspeed: DeepSpeedMonitorSettings = field(default_factory=DeepSpeedMonitorSettings, metadata={"help": "DeepSpeed's own monitor"})
     memory: bool = _rule(False, "keep the last 10000 frames in memory (tests, notebooks)")
     max_gb: float = _rule(
         10.0, "files of the monitor take no more than this per rank and launch (10**9 bytes); from half of it on fewer steps; 0: no limit",
@@ -358,7 +358,7 @@ class ProbeSettings:
     dump: DumpSettings | None = _rule(None, "dump directories while training; absent: none", section=DumpSettings)
     monitor: MonitorSettings | None = _rule(None, "always-on samples; absent: none", section=MonitorSettings)
     grad_probe: GradProbeSettings | None = _rule(None, "gradient probe of PrecisionDebugger; absent: none", section=GradProbeSettings)
-    rules: tuple[RuleSettings, ...] = _rule((), "alert rules, see alerts.md; [] with a monitor: nan_inf", items=RuleSettings)
+    rules: tuple[RuleSettings, ...] = _rule((), "alert rules, see alerts.md; [] with a monitor: nan_inf", item="rule")
     sinks: SinkSettings = field(default_factory=SinkSettings, metadata={"help": "where data goes", "section": SinkSettings})
     incident: IncidentSettings = field(
         default_factory=IncidentSettings, metadata={"help": "alert, then capture", "section": IncidentSettings}

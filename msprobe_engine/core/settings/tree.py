@@ -34,6 +34,7 @@ class Key(NamedTuple):
         default: value when the key is absent.
         optional: null is allowed and means "absent".
         section: dataclass of a section (or of the items of a list of sections).
+        item: of a list of sections, the key that an item which is a text gives; empty: items are mappings.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Key(NamedTuple):
     maximum: int | None
     ranges: bool
     help: str
+    item: str = ""
 
     @property
     def allowed(self) -> str:
@@ -167,7 +169,9 @@ def _key(field: dataclasses.Field[Any], hint: Any) -> Key:
     m = field.metadata
     choices = tuple(m.get("choices", ()))
     low, high = m.get("minimum"), m.get("maximum")
-    return Key(field.name, kind, many, default, optional, section, choices, low, high, bool(m.get("ranges")), m.get("help", ""))
+    return Key(
+        field.name, kind, many, default, optional, section, choices, low, high, bool(m.get("ranges")), m.get("help", ""), m.get("item", "")
+    )
 
 
 def build(cls: type[T], node: Any, path: str, report: Report) -> T:
@@ -190,6 +194,7 @@ def build(cls: type[T], node: Any, path: str, report: Report) -> T:
 
 def convert(key: Key, value: Any, path: str, report: Report) -> Any:
     """The value of one key, `BAD` when it is not allowed (reported)."""
+    value = written_out(key, value)
     if value is None and (key.optional or key.many or key.section is not None):
         return key.default
     if key.ranges:
@@ -201,6 +206,23 @@ def convert(key: Key, value: Any, path: str, report: Report) -> Any:
         return report.wrong(path, value, key.allowed + hint)
     items = [_single(key, item, f"{path}[{i}]", report) for i, item in enumerate(value)]
     return BAD if any(item is BAD for item in items) else tuple(items)
+
+
+def written_out(key: Key, value: Any) -> Any:
+    """What a short form stands for: one step, rank or rule in place of a list of one; ``true`` for a section that is on as it is, ``false``
+    for one that is off. Any other value as it is."""
+    if key.ranges and type(value) in (int, str):
+        return [value]
+    if key.many and key.item:
+        items = [value] if isinstance(value, str) else value
+        return [{key.item: each} if isinstance(each, str) else each for each in items] if isinstance(items, (list, tuple)) else items
+    if key.section is None or key.many or not isinstance(value, bool):
+        return value
+    if not value and key.optional:
+        return None
+    if any(inner.name == "enabled" for inner in keys_of(key.section)):
+        return {"enabled": value}
+    return {} if value else value
 
 
 def _single(key: Key, value: Any, path: str, report: Report) -> Any:
