@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import random
 from typing import Any
 
+import pytest
+
 from msprobe_engine.core.operator_traits import normal_op
-from msprobe_engine.find.collectives import links
+from msprobe_engine.find.collectives import links, precedence
 
 
 def test_a_call_outside_its_group_is_no_participation(rank_dump: Any) -> None:
@@ -29,3 +33,60 @@ def test_operations_have_one_spelling() -> None:
     """Calls that did not come through a public function are the same operation."""
     for name in ("all_reduce", "allreduce_", "c10d_all_reduce", "functional_all_reduce", "AllReduce"):
         assert normal_op(name) == "allreduce"
+
+
+def _random_links(chance: random.Random, ranks: int, calls: int) -> links.Links:
+    """Collectives of random groups, messages, and batches of messages that wait for each other."""
+    found, at = links.Links(), dict.fromkeys(range(ranks), 0)
+    for _ in range(calls):
+        group = chance.sample(range(ranks), chance.randint(2, ranks))
+        members = []
+        for rank in group:
+            at[rank] += chance.randint(0, 2)
+            members.append((rank, at[rank]))
+        kind = chance.random()
+        if kind < 0.4:
+            found.add(links.Link("all_reduce", tuple(members), tuple(members), (), tuple(members)))
+        elif kind < 0.6:
+            found.add(links.Link("broadcast", (members[0],), tuple(members), (), tuple(members)))
+        else:
+            late = (members[1][0], chance.randint(0, at[members[1][0]] + 3))
+            found.add(links.Link("send", (members[0],), (late,), (), (members[0], late)))
+    chance.shuffle(found.links)
+    return found.finish()
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_what_comes_before_what_is_the_same_for_all_at_once(seed: int) -> None:
+    """Which beginnings follow from one of another rank is what following each of them alone shows, in any order of the links."""
+    chance = random.Random(seed)
+    ranks = chance.randint(2, 7)
+    found = _random_links(chance, ranks, chance.randint(1, 15))
+    places = {rank: chance.randint(0, 12) for rank in range(ranks) if chance.random() < 0.8}
+    starts = {rank: place + chance.choice((0, 0.25)) for rank, place in places.items()}
+    reach = {rank: found.reach(rank, start) for rank, start in starts.items()}
+    expected = {
+        rank for rank, place in places.items() if any(other != rank and reach[other].get(rank, math.inf) <= place for other in places)
+    }
+    assert found.preceded(starts, places) == expected
+
+
+@pytest.mark.parametrize("ranks", [16, 128])
+def test_links_are_followed_once_and_once_more_to_see_that_nothing_changes(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work is linear in the links: rows of stages that send to each other, and all ranks in one sum, with a beginning on each."""
+    stages = 4
+    found, index = links.Links(), 0
+    for _micro in range(5):
+        for stage in range(stages - 1):
+            for rank in range(0, ranks, stages):
+                pair = (rank + stage, 10 * index + 5 * stage), (rank + stage + 1, 10 * index)
+                found.add(links.Link("send", pair[:1], pair[1:], (), pair))
+        index += 1
+    everyone = tuple((rank, 10 * index) for rank in range(ranks))
+    found.add(links.Link("all_reduce", everyone, everyone, (), everyone))
+    found.finish()
+    looked: list[links.Link] = []
+    once = precedence.Arrivals._go_along
+    monkeypatch.setattr(precedence.Arrivals, "_go_along", lambda self, link: looked.append(link) or once(self, link))
+    found.preceded(dict.fromkeys(range(ranks), 1.0), dict.fromkeys(range(ranks), 1))
+    assert len(looked) == 2 * len(found.links)

@@ -86,6 +86,19 @@ class Links:
                         heapq.heappush(queue, (place, other))
         return reached
 
+    def preceded(self, starts: Mapping[int, float], places: Mapping[int, float]) -> set[int]:
+        """Ranks whose place may follow from what began on another rank, without asking `reach` for each of them.
+
+        Args:
+            starts: rank -> from where on what began there goes out.
+            places: rank -> the place that is asked for.
+        """
+        from msprobe_engine.find.collectives.precedence import Arrivals
+
+        arrivals = Arrivals(starts)
+        arrivals.follow(self.links)
+        return {rank for rank, place in places.items() if arrivals.earliest_of_others(rank) <= place}
+
 
 @dataclass(frozen=True)
 class _Event:

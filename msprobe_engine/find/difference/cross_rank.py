@@ -46,13 +46,9 @@ def taken_in(walker: DifferenceWalk, op: int) -> float:
 def first_in_time(origins: Mapping[int, Sequence[DifferenceOrigin]], found: Links) -> list[tuple[int, DifferenceOrigin]]:
     """(rank, origin), first the one that no other rank's first origin comes before; among equals the earlier call, then the larger."""
     firsts = {rank: some[0] for rank, some in origins.items() if some}
-    preceded: dict[int, int] = dict.fromkeys(firsts, 0)
-    for rank, origin in firsts.items():
-        reach = found.reach(rank, origin.op)
-        for other, theirs in firsts.items():
-            if other != rank and theirs.op >= reach.get(other, float("inf")):
-                preceded[other] += 1
-    order = sorted(firsts, key=lambda rank: (preceded[rank] > 0, firsts[rank].op, -firsts[rank].weight, rank))
+    places = {rank: origin.op for rank, origin in firsts.items()}
+    preceded = found.preceded(places, places)
+    order = sorted(firsts, key=lambda rank: (rank in preceded, firsts[rank].op, -firsts[rank].weight, rank))
     head = [(rank, firsts[rank]) for rank in order]
     rest = sorted(((rank, o) for rank, some in origins.items() for o in some[1:]), key=lambda item: (item[1].op, item[0]))
     return head + rest

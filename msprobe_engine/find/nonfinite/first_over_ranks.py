@@ -129,17 +129,12 @@ def _judge(step: int, traces: Mapping[int, Trace], links: Links, scans: Mapping[
         if origin.rank not in first or origin.position < first[origin.rank].position:
             first[origin.rank] = origin
     # what is born in a collective is born on all its ranks at once: it does not precede itself there
-    reach = {
-        rank: links.reach(
-            rank, origin.position + (0.25 if origin.call.kind == "collective" and origin.position == origin.call.index else 0)
-        )
+    starts = {
+        rank: origin.position + (0.25 if origin.call.kind == "collective" and origin.position == origin.call.index else 0)
         for rank, origin in first.items()
     }
-    left = [
-        origin
-        for rank, origin in first.items()
-        if not any(other != rank and reach[other].get(rank, float("inf")) <= origin.position for other in first)
-    ]
+    preceded = links.preceded(starts, {rank: origin.position for rank, origin in first.items()})
+    left = [origin for rank, origin in first.items() if rank not in preceded]
     verdict.suspects = _rank_suspects(left, links, traces) if left else []
     verdict.ordered = len(verdict.suspects) <= 1
     verdict.spread = [_spread(origin, links, traces, scans) for origin in verdict.suspects]
