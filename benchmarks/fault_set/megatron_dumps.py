@@ -241,6 +241,9 @@ LAYOUTS = {
     "SP 2 x DP 2, distributed optimizer": "--tp 2 --sp --dp 2 --distopt",
     "TP 2, padded vocabulary": "--tp 2 --vocab 64",
     "two micro batches": "--nmb 2",
+    "recomputation": "--recompute",
+    "recomputation of attention": "--recompute-core",
+    "TP 2, recomputation": "--tp 2 --recompute",
 }
 """What `dump_megatron` is given, by name."""
 

@@ -104,7 +104,7 @@ class CallRecorder(ABC):
         """Does autograd record what is called now?"""
 
     def recomputes(self, call: Call) -> bool:  # noqa: ARG002
-        """Is a call inside a backward pass made once more, and no code of the pass itself? That runs unrecorded."""
+        """Is a call inside a backward pass, and in no other call, made once more, and no code of the pass itself? That runs unrecorded."""
         return self.recording()
 
     @abstractmethod
@@ -159,7 +159,8 @@ class CallRecorder(ABC):
         """
         call.micro_step = self.micro_step
         if self.graph_task() != -1:
-            call.recompute = self.recomputes(call)
+            # what a function of autograd's own does is not recorded by autograd, wherever it is called again
+            call.recompute = self.recomputes(call) or (call.parent is not None and call.parent.recompute)
             if call.parent is None:
                 call.parent_name = self.tree.parent_in_backward(call)
         if self.kept is None:

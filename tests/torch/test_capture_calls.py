@@ -118,6 +118,32 @@ def test_recomputation_is_marked_and_loses_nothing(reentrant):
     assert "Torch.sigmoid.0.backward" in found
 
 
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.mul(x, 2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return torch.mul(gradient, torch.full_like(x, 2))
+
+
+class _Doubles(nn.Module):
+    def forward(self, x):
+        return _Doubled.apply(x)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_a_function_of_autograds_own_does_is_marked_as_recomputed(reentrant):
+    """Autograd records nothing inside of it, the first time and again; what its backward does is no recomputation."""
+    model, x = _Doubles(), torch.ones(2, requires_grad=True)
+    frame = capture(model, lambda: checkpoint(model, x, use_reentrant=reentrant).sum().backward(), "mix")[0]
+    marked = [bool(entry.tags.get("is_recompute")) for name, entry in entries(frame).items() if name.startswith("Torch.mul.")]
+    assert marked == [False, True, False]
+
+
 def test_an_exception_in_user_code_does_not_hide_later_calls():
     """After a caught exception, inside a module or an API, names, parents and later records are right."""
 

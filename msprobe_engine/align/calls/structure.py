@@ -8,7 +8,7 @@ side are matched when their class and what runs inside them agree, and are propo
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from msprobe_engine.align.calls.call_tree import ROOT, Tree
 from msprobe_engine.align.calls.longest_common import align, gaps
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
+from msprobe_engine.measure import dump_dialects
 
 ADDING = ("add_", "__iadd__")
 """Calls that accumulate gradients in the backward pass."""
@@ -65,6 +66,8 @@ class Matcher:
         self._used: set[int] = set()
         self._numbers: dict[Hashable, int] = {}
         self._forms = (target.forms(self._numbers), golden.forms(self._numbers))
+        one_recorder = not dump_dialects.differ(target.side, golden.side)  # else one of them may not say what is a recomputation
+        self._repeats = tuple(_recomputed(tree) if one_recorder else frozenset[int]() for tree in (target, golden))
 
     def run(self) -> Structure:
         """Match level by level; then see to it that backward calls follow their forward calls, and match what that leaves over.
@@ -138,8 +141,9 @@ class Matcher:
 
     def _keys(self, tree: Tree, ops: Sequence[int], level: int) -> list[int]:
         """What must agree for two calls to be matched. Level 0: call, shapes, kinds of the calls its inputs come from; 1: call and shapes;
-        2: call; 3: a module by class, direction, shapes of its results and the calls right inside of it."""
-        number, forms = self._numbers, self._forms[tree is self.golden]
+        2: call; 3: a module by class, direction, shapes of its results and the calls right inside of it. What the backward pass makes again
+        belongs to what it makes again on the other side."""
+        number, forms, repeats = self._numbers, self._forms[tree is self.golden], self._repeats[tree is self.golden]
         found = []
         for op in ops:
             key: Hashable
@@ -160,7 +164,7 @@ class Matcher:
                     for source in (tree.producers.get(row) for row in tree.side.rows(op) if tree.side.role[row] == INPUT)
                 )
                 key = (level, tree.relative(op, tree.parents[op]), forms[op], sources)
-            found.append(number.setdefault(key, len(number)))
+            found.append(number.setdefault((key, op in repeats), len(number)))
         return found
 
     def _lists(self, first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
@@ -234,7 +238,7 @@ class Matcher:
             if i in self._found or self.target.is_gradients(i) or (modules and len(self.target.kinds[i]) != 4):
                 continue
             j = self.golden.known_as.get(name)
-            if j is None or j in self._used:
+            if j is None or j in self._used or (i in self._repeats[0]) != (j in self._repeats[1]):
                 continue
             if self._cut_short(i, j) if modules else first[i] == second[j] and self._around_alike(i, j):
                 self._pair(i, j)
@@ -252,7 +256,7 @@ class Matcher:
 
     def _part_strangers(self) -> None:
         """A call of a function that takes in tensors of other shapes only, from calls that do not belong together, is another call: both
-        sides have one more of it, at different places."""
+        sides have one more of it, at different places. So is one that has none of the calls inside that the other one has."""
         first, second = self._forms
         mine, theirs = self.target.side, self.golden.side
         back = {j: i for i, j in self._found.items()}
@@ -261,16 +265,24 @@ class Matcher:
                 continue
             pairs = [(x, y) for x, y in zip(mine.rows(i), theirs.rows(j)) if mine.role[x] == theirs.role[y] == INPUT]
             shapes = [(mine.shape[x], theirs.shape[y]) for x, y in pairs]
+            inside = self.target.children.get(i, ()), self.golden.children.get(j, ())
+            if all(inside) and not any(self._found.get(child) in inside[1] for child in inside[0]):
+                self._drop_with_twins(i, j, back)
+                continue
             if any(a and a == b for a, b in shapes):
                 continue
             sources = [(self.target.producers.get(x), self.golden.producers.get(y)) for x, y in pairs]
-            known = [(a, b) for a, b in sources if a is not None and b is not None]
-            if known and all(self._found.get(a) != b for a, b in known):
-                x, y = self._twin(self.target, i), self._twin(self.golden, j)
-                self._drop(i)
-                for twin in (x, None if y is None else back.get(y)):
-                    if twin is not None and twin in self._found:
-                        self._drop(twin)
+            other = any(isinstance(a, list) and isinstance(b, list) and a and b and len(a) != len(b) for a, b in shapes)
+            known = [(a, b) for a, b in sources if not {a, b} <= {None} and (other or None not in (a, b))]
+            if known and all(a is None or self._found.get(a) != b for a, b in known):
+                self._drop_with_twins(i, j, back)
+
+    def _drop_with_twins(self, i: int, j: int, back: Mapping[int, int]) -> None:
+        x, y = self._twin(self.target, i), self._twin(self.golden, j)
+        self._drop(i)
+        for twin in (x, None if y is None else back.get(y)):
+            if twin is not None and twin in self._found:
+                self._drop(twin)
 
     def _by_numbers(self) -> None:
         """A call that takes in what no record of the target gave out (a compiled block did) has no source that tells it from calls of the
@@ -353,6 +365,11 @@ class Matcher:
                 others = places.get(renamed.get(path, path))
                 if others:
                     self._pair(i, others.pop())
+
+
+def _recomputed(tree: Tree) -> frozenset[int]:
+    """Calls that the backward pass makes again."""
+    return frozenset(op for op, tags in tree.side.tags.items() if tags.get("is_recompute"))
 
 
 def _added(tree: Tree) -> dict[tuple[int, int], int]:
