@@ -12,7 +12,7 @@ from typing import Any
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.log import one_line
-from msprobe_engine.core.text.ranges import ranges_of
+from msprobe_engine.core.text.ranges import few_ranges, numbers_in, ranges_of
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.nonfinite.report import listed
 
@@ -38,7 +38,7 @@ NOTHING = Sentence("No NaN or Inf that matters")
 _MOST_PROBLEMS = 8
 """What could not be read, on the console."""
 
-_NOT_IN_JSON = frozenset(("unseen", "steps", "nothing", "remarks", "further"))
+_NOT_IN_JSON = frozenset(("unseen", "steps", "nothing", "remarks", "places"))
 
 _WORDS = 9
 """Width of the words in front of the lines of the text."""
@@ -61,6 +61,8 @@ class Suspect:
         distance, limit: relative difference, and what would have been round-off.
         stack: call stack lines, innermost first.
         ranks: where it is on one of several and nobody can tell on which: all of them.
+        on_ranks: where several ranks have the same: all of them as ranges (``0-255``), `rank` among them; the sentence and the numbers
+            are those of `rank`.
     """
 
     record: str
@@ -77,6 +79,15 @@ class Suspect:
     limit: float | None = None
     stack: list[str] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
+    on_ranks: list[str] = field(default_factory=list)
+
+    def reason(self) -> str:
+        """`why`, and of which rank where several have the same."""
+        return Sentence("on rank {0}: {1}", self.rank, self.why) if self.on_ranks and self.why else self.why
+
+    def ranks_text(self) -> str:
+        """``rank 3`` or ``ranks 0-3, 8``."""
+        return f"ranks {few_ranges(self.on_ranks)}" if self.on_ranks else f"rank {self.rank}"
 
 
 @dataclass
@@ -85,7 +96,7 @@ class Diagnosis:
 
     Attributes:
         finding: one of `FINDINGS`.
-        suspects: the most likely first; empty when nothing was found.
+        suspects: the most likely first, each once however many ranks have it; empty when nothing was found.
         evidence: sentences with numbers.
         next: commands to run now.
         looked_at: what was read: paths, steps, ranks, records.
@@ -101,7 +112,8 @@ class Diagnosis:
         unseen: the target has something that is not finite, or may have, where nothing was held against it. Not in the json.
         steps: those whose records were looked at. Not in the json.
         nothing: the headline when nothing was found: what one run was searched for; "" of two that were compared. Not in the json.
-        further: places where a difference begins that are no suspects because there are too many; without words. Not in the json.
+        places: all places where a difference begins, of each rank its own, the most likely first: those that are no suspects, because
+            another rank has the same or there are too many, may be without words. Empty: the suspects are all. Not in the json.
         remarks: of `evidence`, what a run says of itself, so that it holds whatever else was found. Not in the json.
     """
 
@@ -122,11 +134,11 @@ class Diagnosis:
     steps: list[int] = field(default_factory=list)
     nothing: str = ""
     remarks: list[str] = field(default_factory=list)
-    further: list[Suspect] = field(default_factory=list)
+    places: list[Suspect] = field(default_factory=list)
 
     def begins_in(self, step: int, rank: int | None) -> list[Suspect]:
         """Where differences begin in one rank of a step (None: in any of its ranks), the most likely first."""
-        return [one for one in (*self.suspects, *self.further) if one.step == step and (rank in (None, one.rank) or rank in one.ranks)]
+        return [one for one in self.places or self.suspects if one.step == step and (rank in (None, one.rank) or rank in one.ranks)]
 
     @property
     def first_suspect(self) -> Suspect | None:
@@ -145,7 +157,7 @@ class Diagnosis:
             return Sentence("{0}.", self._nothing_found() if self.finding == NONE else text)
         if self.finding in (CONFIG, CHECKPOINT):  # not of a step of a training
             return Sentence("{0}: {1}", text, one_line(first.record))
-        return Sentence("{0}: {1}", text, _place(first))
+        return Sentence("{0}: {1}", text, _place(first, self.looked_at.get("ranks")))
 
     def _nothing_found(self) -> str:
         """What was searched or compared, and that this was not all of it where something could not be."""
@@ -174,11 +186,11 @@ class Diagnosis:
         lines = [self.headline()]
         first = self.first_suspect
         if first is not None:
-            lines += listed("why", [first.why], _WORDS)
+            lines += listed("why", [first.reason()], _WORDS)
             lines += listed("source", [" ".join(first.source.split())] if first.source else [], _WORDS)
         lines += listed("evidence", self.evidence, _WORDS)
-        place = "" if self.finding in (CONFIG, CHECKPOINT) else "rank {}  "
-        further = [f"{place.format(s.rank)}{s.record}: {s.why}" for s in self.suspects[1:6]]
+        placed = self.finding not in (CONFIG, CHECKPOINT)
+        further = [f"{f'{s.ranks_text()}  ' if placed else ''}{s.record}: {s.reason()}" for s in self.suspects[1:6]]
         lines += listed("also", self.first_nonfinite() + further, _WORDS)
         for side, names in self.unmatched.items():
             if names:
@@ -221,12 +233,18 @@ def beside_warnings(said: str, count: int, *, searched: bool = False) -> Sentenc
     return Sentence(template, said, count)
 
 
-def _place(one: Suspect) -> Sentence:
+def _place(one: Suspect, looked_at: object = None) -> Sentence:
+    """Where a suspect is; `looked_at`: how many ranks were."""
     module, record = one_line(one.module), one_line(one.record)
-    if one.ranks and module:
-        return Sentence("step {0}, ranks {1}, module {2}, {3}", one.step, ", ".join(ranges_of(one.ranks)), module, record)
-    if one.ranks:
-        return Sentence("step {0}, ranks {1}, {2}", one.step, ", ".join(ranges_of(one.ranks)), record)
+    if one.on_ranks and numbers_in(one.on_ranks) == looked_at:
+        if module:
+            return Sentence("step {0}, all {1} ranks, module {2}, {3}", one.step, f"{looked_at:,}", module, record)
+        return Sentence("step {0}, all {1} ranks, {2}", one.step, f"{looked_at:,}", record)
+    if one.on_ranks or one.ranks:
+        ranks = few_ranges(one.on_ranks or ranges_of(one.ranks))
+        if module:
+            return Sentence("step {0}, ranks {1}, module {2}, {3}", one.step, ranks, module, record)
+        return Sentence("step {0}, ranks {1}, {2}", one.step, ranks, record)
     if module:
         return Sentence("step {0}, rank {1}, module {2}, {3}", one.step, one.rank, module, record)
     return Sentence("step {0}, rank {1}, {2}", one.step, one.rank, record)

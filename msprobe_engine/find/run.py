@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from msprobe_engine.core import names
 from msprobe_engine.core.errors import NothingCapturedError, UsageError
 from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.operator_traits import of_reducer
+from msprobe_engine.core.text.ranges import few_ranges, ranges_of
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import config_and_checkpoint, detect, findings, run_directory, saved_variables
 from msprobe_engine.find.coverage import other_ways, renames, two_frameworks
@@ -26,8 +28,9 @@ from msprobe_engine.find.difference.optimizer.updated_parameters import name_par
 from msprobe_engine.find.difference.optimizer.updates import note_update
 from msprobe_engine.find.difference.origin import ARGUMENT
 from msprobe_engine.find.difference.rank_walk import RankWalk
-from msprobe_engine.find.difference.suspects import MOST_SUSPECTS
+from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Diagnosis, Suspect
+from msprobe_engine.find.fold_suspects import fold, stages_of
 from msprobe_engine.find.monitor.monitored import diagnose_monitor, diagnose_two_monitors
 from msprobe_engine.find.nonfinite import incident_samples
 from msprobe_engine.find.nonfinite.load import read_step
@@ -191,6 +194,7 @@ class _StepLoop:
         self._one_sided = False
         self._facts: list[Suspect] = []  # what records say beside numbers and is not the same
         self._ranks: set[int] = set()
+        self._stages: dict[int, int] = {}
         self._largest = evidence.LargestAccepted()
 
     @property
@@ -209,6 +213,7 @@ class _StepLoop:
         found = self.found
         sides_of_both = [*a.values(), *b.values()]
         self._recorded += sum(len(side.ops) for side in a.values())
+        self._stages = stages_of(a)
         whole = a
         a, b = restrict_to_common(a, b, found.evidence)
         found.unseen = found.unseen or whole is not a
@@ -266,6 +271,7 @@ class _StepLoop:
         elif walked.origins:
             _say(self.found, step, walked)
             _since(self.found, self._called)
+            self.found.suspects = fold(self.found.places, self._stages)
             if not self._lead_with_facts():
                 note_update(self.found, previous, walked)
 
@@ -278,7 +284,8 @@ class _StepLoop:
         template = "The numbers part later: step {0}, rank {1}, {2}: {3}."
         found.evidence.insert(0, Sentence(template, later.step, later.rank, later.record, later.why))
         found.finding = findings.STRUCTURE
-        found.suspects, found.further = _most([*earlier, *found.suspects, *found.further])
+        found.places = [*earlier, *found.places]
+        found.suspects = fold(found.places, self._stages)
         return True
 
     def conclusion(self, what: str) -> Diagnosis:
@@ -327,7 +334,7 @@ class _StepLoop:
             found.finding = findings.STRUCTURE  # with round-off between them, or in another framework, the calls are another way to them
         if self._facts:
             found.finding = findings.STRUCTURE
-            found.suspects, found.further = _most(self._facts)
+            found.places, found.suspects = self._facts, fold(self._facts, self._stages)
         equal = SAME_IN_COMMON if self._one_sided else SAME_BESIDE_NAN if self._hidden else SAME
         found.evidence += self._largest.sentences() or [equal]
         found.problems += self._largest.blind
@@ -351,19 +358,28 @@ def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
         if rank not in divergence.wholes:
             for word, places in zip(("target", "golden"), output_arity.on_one_side(walker)):
                 found.unmatched[word] += [name for name in places[:100] if name not in found.unmatched[word]]
-            _note_order(found, rank, walker.side, walker.golden.side, structure.pairs)
+    _note_order(found, ((rank, walker) for rank, walker in divergence.walkers.items() if rank not in divergence.wholes))
     renames.add_renames(found, divergence)
     two_frameworks.add_coverage(found, divergence)
 
 
-def _note_order(found: Diagnosis, rank: int, side: DumpTable, golden: DumpTable, pairs: Sequence[tuple[int, int]]) -> None:
-    """Calls in another order are no difference of a number; of two frameworks and two recorders nobody expects one order."""
-    if crossed(side, golden) or dump_dialects.differ(side, golden):
-        return
-    if moved := out_of_order([pair for pair in pairs if not of_reducer(side.ops[pair[0]])]):
-        (op, other), *_ = moved
-        template = "rank {0}: {1} records stand in another order than on the golden side, the first is {2}: record {3}, there {4}"
-        sentence = Sentence(template, rank, f"{len(moved):,}", side.ops[op], op + 1, other + 1)
+def _note_order(found: Diagnosis, walkers: Iterable[tuple[int, DifferenceWalk]]) -> None:
+    """Calls in another order are no difference of a number; of two frameworks and two recorders nobody expects one order. Ranks of one
+    program have the same order, which is said once."""
+    said: dict[tuple[str, ...], list[int]] = {}
+    for rank, walker in walkers:
+        side, golden = walker.side, walker.golden.side
+        if crossed(side, golden) or dump_dialects.differ(side, golden):
+            continue
+        if moved := out_of_order([pair for pair in walker.structure.pairs if not of_reducer(side.ops[pair[0]])]):
+            (op, other), *_ = moved
+            said.setdefault((f"{len(moved):,}", side.ops[op], str(op + 1), str(other + 1)), []).append(rank)
+    for what, ranks in said.items():
+        if len(ranks) == 1:
+            template = "rank {0}: {1} records stand in another order than on the golden side, the first is {2}: record {3}, there {4}"
+        else:
+            template = "ranks {0}: {1} records stand in another order than on the golden side, the first is {2}: record {3}, there {4}"
+        sentence = Sentence(template, few_ranges(ranges_of(ranks)), *what)
         if sentence not in found.evidence:
             found.evidence.append(sentence)
 
@@ -392,14 +408,11 @@ def _nonfinite_alone(target: Mapping[int, DumpTable], divergence: Divergence) ->
     return False
 
 
-def _most(found: list[Suspect]) -> tuple[list[Suspect], list[Suspect]]:
-    """Those that are named, and those that are too many."""
-    return found[:MOST_SUSPECTS], found[MOST_SUSPECTS:]
-
-
 def _say(found: Diagnosis, step: int, divergence: Divergence) -> None:
-    found.suspects, found.further = _most(suspects.of_origins(step, divergence))
-    name_parameters(found.suspects, divergence)
+    found.places = suspects.of_origins(step, divergence)
+    named = [number for number, one in enumerate(found.places) if one.why]
+    origins = [divergence.origins[number] for number in named]
+    name_parameters([found.places[number] for number in named], dataclasses.replace(divergence, origins=origins))
     rank, origin = divergence.origins[0]
     found.finding = explain.finding_of(divergence, rank, origin)
     if found.finding != findings.STRUCTURE:
@@ -409,9 +422,9 @@ def _say(found: Diagnosis, step: int, divergence: Divergence) -> None:
 
 def _since(found: Diagnosis, called: Mapping[tuple[int, str], int]) -> None:
     """A call that was made with another argument in an earlier step already, where its result did not show it, is to blame from there."""
-    for suspect in found.suspects:
+    for suspect in found.places:
         step = called.get((suspect.rank, suspect.tensor), suspect.step)
         if suspect.kind == ARGUMENT and step < suspect.step:
             template = "{0} in step {1}, and the argument is another one since step {2}"
-            suspect.why = Sentence(template, suspect.why, suspect.step, step)
+            suspect.why = Sentence(template, suspect.why, suspect.step, step) if suspect.why else ""
             suspect.step = step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _MOST = 8
-"""Ranges that are listed of steps; the others are counted."""
+"""Ranges that are listed; the others are counted."""
 
 
 def ranges_of(numbers: Sequence[int]) -> list[str]:
@@ -17,6 +17,16 @@ def ranges_of(numbers: Sequence[int]) -> list[str]:
         else:
             spans.append([number, number])
     return [str(a) if a == b else f"{a}-{b}" for a, b in spans]
+
+
+def numbers_in(ranges: Sequence[str]) -> int:
+    """How many numbers ``["0-3", "8"]`` stands for."""
+    return sum(int(last or first) - int(first) + 1 for first, _, last in (one.partition("-") for one in ranges))
+
+
+def few_ranges(ranges: Sequence[str]) -> str:
+    """``0-3, 8``; of many ranges the first ones and how many numbers there are."""
+    return ", ".join(ranges[:_MOST]) + (f", ... ({numbers_in(ranges):,} in all)" if len(ranges) > _MOST else "")
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from msprobe_engine.core.text.ranges import few_ranges, ranges_of
 from msprobe_engine.core.text.sentences import Sentence, joined
 from msprobe_engine.find.difference.divergence import Divergence
 from msprobe_engine.find.difference.walk import DifferenceWalk
@@ -11,9 +12,6 @@ from msprobe_engine.measure.distances import of_other_precision
 
 _BLIND = 0.25
 """Part of the records of a step of which nothing can be said, at which nothing is said of the step."""
-
-MOST_RANKS = 16
-"""So many are named."""
 
 
 def precision(divergence: Divergence) -> list[str]:
@@ -96,9 +94,19 @@ def of_step(divergence: Divergence) -> list[str]:
     largest = max((walk.largest for walk in divergence.walks.values()), default=0.0)
     lines.append(Sentence("Records that agree differ by at most {0}.", amount(largest)))
     if len(divergence.walks) > 1:
-        counts = [(rank, len(walk.origins)) for rank, walk in sorted(divergence.walks.items()) if walk.origins]
-        by_rank = joined(", ", (Sentence("rank {0}: {1}", rank, n) for rank, n in counts[:MOST_RANKS]))
-        if len(counts) > MOST_RANKS:
-            by_rank = Sentence("{0} and {1} more ranks", by_rank, f"{len(counts) - MOST_RANKS:,}")
-        lines.append(Sentence("Places where a difference begins, by rank: {0}", by_rank))
+        counts: dict[int, list[int]] = {}
+        for rank, walk in sorted(divergence.walks.items()):
+            if walk.origins:
+                counts.setdefault(len(walk.origins), []).append(rank)
+        if sum(map(len, counts.values())) == 1:
+            lines.append(Sentence("A difference begins on rank {0} alone.", *counts.popitem()[1]))
+        else:
+            by_rank = joined(", ", (_on_ranks(ranks, number) for number, ranks in counts.items()))
+            lines.append(Sentence("Places where a difference begins, by rank: {0}", by_rank))
     return lines
+
+
+def _on_ranks(ranks: list[int], number: int) -> Sentence:
+    if len(ranks) == 1:
+        return Sentence("rank {0}: {1}", ranks[0], number)
+    return Sentence("ranks {0}: {1} each", few_ranges(ranges_of(ranks)), number)

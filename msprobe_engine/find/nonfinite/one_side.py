@@ -34,7 +34,7 @@ def add_nonfinite_of_one_side(
     alone = diagnose_alone(target)
     asked = [one for one in alone.suspects if (not steps or one.step in steps) and (not ranks or one.rank in ranks)]
     if alone.finding in _NONFINITE and asked and diagnose_alone(golden).finding == findings.NONE:
-        found.finding, found.suspects, found.further = alone.finding, asked, []
+        found.finding, found.suspects, found.places = alone.finding, asked, []
         found.evidence = [line for line in found.evidence if line not in (SAME, SAME_BESIDE_NAN, SAME_IN_COMMON)] + alone.evidence
 
 

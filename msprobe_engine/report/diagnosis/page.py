@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msprobe_engine.core.text.ranges import ranges_of
+from msprobe_engine.core.text.ranges import few_ranges, ranges_of
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.findings import NONE, Diagnosis, Suspect
 from msprobe_engine.report.web.markup import Html, bullets, code, facts, paragraph, section, table, text, tiles
@@ -50,13 +50,13 @@ def _first(first: Suspect, differences: int) -> list[str]:
     rows: list[tuple[object, object]] = [(_t("record"), code(first.record))]
     if first.module:
         rows.append((_t("module"), code(first.module)))
-    rows.append((_t("where"), f"{first.step}, {', '.join(ranges_of(first.ranks or [first.rank]))}"))
+    rows.append((_t("where"), f"{first.step}, {few_ranges(first.on_ranks or ranges_of(first.ranks or [first.rank]))}"))
     rows += [
         (_t(key), code(" ".join(value.split())))
         for key, value in (("source", first.source), ("tensor", first.tensor), ("partner", first.partner))
         if value
     ]
-    why = paragraph(Sentence("{0}.", first.why)) if first.why else ""
+    why = paragraph(Sentence("{0}.", first.reason())) if first.why else ""
     parts = section(_t("first_suspect"), why + facts(rows)) + section(_t("numbers"), _numbers(first.numbers))
     return [_tiles(first, differences), f'<div class="beside">{"".join(parts)}</div>']
 
@@ -85,4 +85,6 @@ def _shown(value: Any) -> str:
 
 def _suspects(suspects: Sequence[Suspect]) -> Html:
     head = (_t("step"), _t("rank"), _t("record"), _t("why"))
-    return table(head, ((s.step, s.rank, s.record, s.why) for s in suspects), numbers={0, 1}, names={2})
+    return table(
+        head, ((s.step, few_ranges(s.on_ranks or [str(s.rank)]), s.record, s.reason()) for s in suspects), numbers={0, 1}, names={2}
+    )

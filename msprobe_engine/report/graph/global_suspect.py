@@ -110,7 +110,7 @@ def of_two(jobs: Sequence[Job], what: str, mappings: Mappings, known: Mapping[Ke
         return Suspects("unknown", Sentence("Nothing could be compared"), problems=[Sentence("no first suspect: {0}", error)])
     diagnosis.problems = list(dict.fromkeys([*problems, *diagnosis.problems]))
     found.finding, found.headline, found.problems = diagnosis.finding, diagnosis.headline(), diagnosis.problems
-    for suspect in diagnosis.suspects:
+    for suspect in (one for one in diagnosis.places or diagnosis.suspects if one.why):
         row = suspect.tensor
         names = tuple(name for name in (suspect.record, _record_of_row(row)) if name)
         why = suspect.why

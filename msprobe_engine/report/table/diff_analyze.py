@@ -61,7 +61,7 @@ def _nodes(found: Diagnosis, target: Path, golden: Path) -> dict[str, list[dict[
         return {}
     sides: dict[Path, dict[int, DumpTable]] = {}
     nodes: dict[str, list[dict[str, Any]]] = {}
-    for suspect in _together(first, found.suspects):
+    for suspect in _together(first, found.places or found.suspects):
         missing = suspect.kind == origin.MISSING  # then its record is one of the golden side
         path = golden if missing else target
         if path not in sides:

@@ -1,0 +1,54 @@
+"""Suspects that are the same on several ranks as one, with the ranks that it is on: what differs is named before copies of it.
+
+The same are places of one step in records of one name and one stage of the pipeline, whose calls are numbered alike, with what stands
+against them on the golden side. How much they differ may be another number on each rank: the first rank's is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+from msprobe_engine.core.text.ranges import ranges_of
+from msprobe_engine.find.findings import Suspect
+from msprobe_engine.formats.dump.dump_table import DumpTable
+
+MOST_SUSPECTS = 20
+"""So many are put into words."""
+
+
+def stages_of(sides: Mapping[int, DumpTable]) -> dict[int, int]:
+    """Rank -> stage of its pipeline, of those that say one. Stages number their layers alike, each from its first one."""
+    found: dict[int, int] = {}
+    for rank, side in sides.items():
+        told = side.header.get("parallel")
+        place = told.get("rank") if isinstance(told, Mapping) else None
+        stage = place.get("pp") if isinstance(place, Mapping) else None
+        if isinstance(stage, int):
+            found[rank] = stage
+    return found
+
+
+def firsts(places: Sequence[Suspect], stages: Mapping[int, int]) -> list[int]:
+    """Indices of those that are the first of their kind."""
+    seen: dict[Hashable, int] = {}
+    for number, one in enumerate(places):
+        seen.setdefault(_key(one, stages), number)
+    return list(seen.values())
+
+
+def fold(places: Sequence[Suspect], stages: Mapping[int, int]) -> list[Suspect]:
+    """The first suspects of each kind, at most `MOST_SUSPECTS`, in the order of `places`; each gets all of its ranks."""
+    groups: dict[Hashable, list[Suspect]] = {}
+    for one in places:
+        groups.setdefault(_key(one, stages), []).append(one)
+    suspects = []
+    for same in list(groups.values())[:MOST_SUSPECTS]:
+        ranks = sorted({rank for one in same for rank in one.ranks or [one.rank]})
+        same[0].on_ranks = ranges_of(ranks) if len(same) > 1 and len(ranks) > 1 else []
+        suspects.append(same[0])
+    return suspects
+
+
+def _key(one: Suspect, stages: Mapping[int, int]) -> Hashable:
+    said = "" if one.distance is not None else one.why  # without a distance the sentence holds what differs
+    return one.step, one.record, one.kind, one.tensor, one.partner, stages.get(one.rank), tuple(one.ranks), said
