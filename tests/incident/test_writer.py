@@ -40,7 +40,7 @@ def test_files_of_one_rank(tmp_path: Path, frame: Any, alert: Any) -> None:
     """A rank writes its steps as dump directories, samples as strict JSON lines, its rank file and the merged files, mode 0640."""
     write(tmp_path / "i", frame, alert, 0)
     assert {p.name for p in (tmp_path / "i").iterdir()} == {
-        "step3", "step4", "step5", "samples_rank0.jsonl", "rank0.json", "incident.json", "summary.md",
+        "step3", "step4", "step5", "samples_rank0.jsonl", "rank0.json", "finished", "incident.json", "summary.md",
     }  # fmt: skip
     dump = json.loads((tmp_path / "i/step5/rank0/dump.json").read_text())
     assert list(dump["data"]) == ["Module.fc.Linear.forward.0"]

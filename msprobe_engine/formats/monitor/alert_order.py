@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from msprobe_engine.core.io.json_output import dumps
 from msprobe_engine.core.io.output_files import make_directory, replace_file
-from msprobe_engine.core.text.ranges import ranks_text
+from msprobe_engine.core.text.ranges import few_ranges, ranges_of, ranks_text
 from msprobe_engine.formats.monitor.anomalies import Anomaly, Found, load
 
 OUTPUT = "anomaly_analyse.json"
@@ -203,16 +203,14 @@ def _by_call(floating: Sequence[Anomaly], placed: Sequence[Located]) -> list[Loc
 
 def folded(ordered: Iterable[Located]) -> list[Group]:
     """Alerts that several ranks of a stage agree on as one, at the place of the first."""
-    groups: dict[tuple[Any, ...], Group] = {}
+    firsts: dict[tuple[Any, ...], Located] = {}
+    ranks: dict[tuple[Any, ...], set[int]] = {}
     for located in ordered:
         a = located.anomaly
         key = (located.place, a.vpp_stage, a.name, a.word, a.phase, a.micro_step, a.op, a.rule)
-        if key not in groups:
-            groups[key] = Group(located.place, a, [])
-        groups[key].ranks.extend(rank for rank in a.ranks if rank not in groups[key].ranks)
-    for group in groups.values():
-        group.ranks.sort()
-    return list(groups.values())
+        firsts.setdefault(key, located)
+        ranks.setdefault(key, set()).update(a.ranks)
+    return [Group(first.place, first.anomaly, sorted(ranks[key])) for key, first in firsts.items()]
 
 
 @dataclass(frozen=True)
@@ -298,7 +296,7 @@ def summary(analysis: Analysis) -> str:
         partly += " in what could be read" if analysis.found.left_out else " in what is here" if analysis.found.missing else ""
         return (f"No alerts{partly} on {ranks_text(ranks)}." if ranks else f"No alerts{partly}.") + looked
     a = began.first
-    lines = [f"It began in step {a.step} {moment_text(began)}: {a.name} on {ranks_text(began.ranks)}{_pipeline_text(a)}."]
+    lines = [f"It began in step {a.step} {moment_text(began)}: {a.name} on {_on_ranks(began.ranks)}{_pipeline_text(a)}."]
     lines.append(f"  {a.message}")
     if a.meaning:
         lines.append(f"  What it usually means: {a.meaning}")
@@ -313,10 +311,12 @@ def summary(analysis: Analysis) -> str:
     for number, group in enumerate(analysis.groups, 1):
         a = group.first
         op = f" {a.op}" if a.op else ""
-        lines.append(
-            f"  {number}. step {a.step} {moment_text(group)}: {a.name}, {a.rule}{op}, {ranks_text(group.ranks)}{_pipeline_text(a)}"
-        )
+        lines.append(f"  {number}. step {a.step} {moment_text(group)}: {a.name}, {a.rule}{op}, {_on_ranks(group.ranks)}{_pipeline_text(a)}")
     return "\n".join(lines)
+
+
+def _on_ranks(ranks: Sequence[int]) -> str:
+    return ranks_text(ranks) if len(ranks) == 1 else f"ranks {few_ranges(ranges_of(ranks))}"
 
 
 def moment_text(group: Group) -> str:

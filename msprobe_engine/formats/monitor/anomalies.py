@@ -162,14 +162,15 @@ def pipelines_of(infos: Mapping[int, Mapping[str, Any]]) -> dict[int, tuple[int,
     Args:
         infos: ``pp``, ``tp``, ``dp``, ... of each rank. Who has no ``pp`` is a pipeline alone: ranks of DDP are copies of each other.
     """
+    together: dict[str, list[int]] = {}
+    lines = {rank: repr([whole(info.get(axis)) for axis in ("dp", "tp", "cp", "ep")]) for rank, info in infos.items()}
+    for rank, line in lines.items():
+        together.setdefault(line, []).append(rank)
+    pipelines = {line: tuple(ranks) for line, ranks in together.items()}
     out: dict[int, tuple[int, tuple[int, ...]]] = {}
     for rank, info in infos.items():
         stage = whole(info.get("pp"))
-        if stage is None:
-            out[rank] = 0, (rank,)
-            continue
-        same = [r for r, other in infos.items() if all(other.get(k) == info.get(k) for k in ("dp", "tp", "cp", "ep"))]
-        out[rank] = stage, tuple(same)
+        out[rank] = (0, (rank,)) if stage is None else (stage, pipelines[lines[rank]])
     return out
 
 

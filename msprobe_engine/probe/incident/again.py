@@ -17,7 +17,7 @@ from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.core.statistics.rows import Rows
 from msprobe_engine.probe.incident.files import write_json
-from msprobe_engine.probe.incident.merge import merge
+from msprobe_engine.probe.incident.merge import finish
 from msprobe_engine.probe.incident.pieces import MOST_BYTES
 from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.build import build_rules
@@ -107,11 +107,12 @@ def overall(verdicts: Sequence[str]) -> str:
 
 
 def note(directory: Path, rank: int, facts: Mapping[str, Any]) -> None:
-    """Add what the second run showed to this rank's file, then merge. On the writer thread, after `write_incident`.
+    """Add what the second run showed to this rank's file, then merge when it is its turn. On the writer thread, after `write_incident`.
 
     Raises:
         OSError, ValueError: the rank file cannot be read or written.
     """
     path = directory / f"rank{rank}.json"
-    write_json(path, {**parse_json(read_input(path, MOST_BYTES, follow=False)), "rerun": dict(facts)})
-    merge(directory)
+    piece = parse_json(read_input(path, MOST_BYTES, follow=False))
+    write_json(path, {**piece, "rerun": dict(facts)})
+    finish(directory, rank, max(int(piece.get("world_size", 1)), 1))

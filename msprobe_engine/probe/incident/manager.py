@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from msprobe_engine.core.io.regular_files import explain
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import IncidentSettings
 from msprobe_engine.probe.incident.event import Event
+from msprobe_engine.probe.incident.merge import merge_if_behind
 from msprobe_engine.probe.incident.notify import Notifier
 from msprobe_engine.probe.incident.ring import Ring
 from msprobe_engine.probe.incident.writer import Capture, SinkFactory, write_incident
@@ -45,6 +47,18 @@ class CaptureRequest:
         """Is `step` one of those to dump?"""
         return self.first_step <= step < self.first_step + self.steps
 
+
+@dataclass
+class _Tended:
+    """An incident that this rank looks after: `step` is when it looks next, `pause` how many steps later it looks then."""
+
+    directory: Path
+    step: int
+    pause: int = 1
+
+
+_LONGEST_PAUSE = 64
+"""Steps; whoever has not finished its file of an incident by then is dead."""
 
 Submit = Callable[[Callable[[], None], str], None]
 """Runs a job later on the thread that writes dumps: `msprobe_engine.probe.writer.Writer.call_dump`."""
@@ -93,6 +107,7 @@ class IncidentManager:
         self._run_id = run_id
         self._full = False
         self._waiting: list[tuple[Event, Capture | None]] = []
+        self._tended: list[_Tended] = []
         self._old = {path.name for path in self.directory.iterdir()} if self.directory.is_dir() else set()
 
     def on_frame(self, frame: Frame, alerts: Sequence[Alert], now: int | None = None) -> CaptureRequest | None:
@@ -113,6 +128,7 @@ class IncidentManager:
         for event, capture in [item for item in self._waiting if item[0].step <= frame.step]:
             self._waiting.remove((event, capture))
             self._write(event, self.ring.frames(), [alert for alert in alerts if alert.step == event.step], capture)
+        self._tend(now)
         request: CaptureRequest | None = None
         for value in self.notifier.poll():
             try:
@@ -157,7 +173,7 @@ class IncidentManager:
             The incident directory.
         """
         event = self._fresh(event)
-        self.incidents[event.id] = event
+        self._know(event, event.step)
         capture = Capture(self.settings.capture_level, event.step, 1)
         self._write(event, [*self.ring.frames(), frame][-self.settings.ring_steps :], alerts, capture)
         return self.directory / event.id
@@ -168,7 +184,16 @@ class IncidentManager:
 
     def close(self) -> None:
         """Stop listening. Must not raise."""
+        self._tend(None)
         self.notifier.close()
+
+    def _tend(self, now: int | None) -> None:
+        """Merge what other ranks have written since, where it is time to look, and nobody else has; None: this is the last time."""
+        for tended in [one for one in self._tended if now is None or one.step <= now]:
+            self._do(partial(merge_if_behind, tended.directory), f"incident {tended.directory.name}")
+            tended.step, tended.pause = tended.step + tended.pause, tended.pause * 2
+            if tended.pause > _LONGEST_PAUSE:
+                self._tended.remove(tended)
 
     def _fresh(self, event: Event) -> Event:
         """Keep apart from incidents of an earlier run in the same directory. All ranks choose the same name because they all saw the
@@ -189,8 +214,15 @@ class IncidentManager:
             _log.warning("incident.max_incidents=%d reached: no further incident directories in this run", self.settings.max_incidents)
         return False
 
-    def _join(self, event: Event, now: int, alerts: Sequence[Alert]) -> CaptureRequest | None:
+    def _know(self, event: Event, now: int) -> None:
+        """Another incident. The rank that has announced it looks after it, and a deputy, should that one die."""
         self.incidents[event.id] = event
+        deputy = 0 if event.rank else min(1, self.world_size - 1)
+        if self.world_size > 1 and self.rank in (event.rank, deputy):
+            self._tended.append(_Tended(self.directory / event.id, now + 1))
+
+    def _join(self, event: Event, now: int, alerts: Sequence[Alert]) -> CaptureRequest | None:
+        self._know(event, now)
         directory = self.directory / event.id
         frames = self.ring.frames()
         settings = self.settings
@@ -201,47 +233,51 @@ class IncidentManager:
             request = CaptureRequest(settings.capture_level, first, settings.capture_steps, directory, late=first > event.capture_step)
             capture = Capture(request.level, first, request.steps, request.late)
             self.requests.append(request)
-        self._write(event, frames, alerts, capture)
-        if frames[-1].step < event.step:
+        last = frames[-1].step >= event.step
+        self._write(event, frames, alerts, capture, last=last)
+        if not last:
             # Another rank is ahead: its news came before this rank's frame of that step. Written again when that has come.
             self._waiting.append((event, capture))
         return request
 
-    def _write(self, event: Event, frames: Sequence[Frame], alerts: Sequence[Alert], capture: Capture | None) -> None:
+    def _write(self, event: Event, frames: Sequence[Frame], alerts: Sequence[Alert], capture: Capture | None, *, last: bool = True) -> None:
         directory = self.directory / event.id
 
-        def write() -> None:
+        if event.rank == self.rank:
+            _log.error("INCIDENT %s: %s; writing %d steps to %s", event.id, event.message, len(frames), directory)
+        write = partial(
+            write_incident,
+            directory,
+            frames,
+            alerts,
+            event=event,
+            rank=self.rank,
+            world_size=self.world_size,
+            capture=capture,
+            sink_factory=self._sink_factory,
+            rank_info=self._rank_info,
+            last=last,
+        )
+        self._do(write, f"incident {event.id}")
+
+    def _do(self, job: Callable[[], None], what: str) -> None:
+        """Write something, where writing is done."""
+
+        def guarded() -> None:
             try:
-                write_incident(
-                    directory,
-                    frames,
-                    alerts,
-                    event=event,
-                    rank=self.rank,
-                    world_size=self.world_size,
-                    capture=capture,
-                    sink_factory=self._sink_factory,
-                    rank_info=self._rank_info,
-                )
+                job()
             except Exception as error:
                 raise_of_training(error)
                 self.lost += 1
                 why = f"{type(error).__name__}: {error}"
                 if isinstance(error, OSError):
-                    where = os.fsdecode(error.filename or directory)
-                    why = f"{where}: {explain(error, 'set output_dir to another one', path=directory)}"
-                _log.error(
-                    "incident %s could not be written on rank %d, training goes on: %s",
-                    event.id,
-                    self.rank,
-                    why,
-                )
+                    where = os.fsdecode(error.filename or self.directory)
+                    why = f"{where}: {explain(error, 'set output_dir to another one', path=self.directory)}"
+                _log.error("%s could not be written on rank %d, training goes on: %s", what, self.rank, why)
 
-        if event.rank == self.rank:
-            _log.error("INCIDENT %s: %s; writing %d steps to %s", event.id, event.message, len(frames), directory)
         try:
-            self._submit(write, f"incident {event.id}")
+            self._submit(guarded, what)
         except Exception as error:
             raise_of_training(error)
             self.lost += 1
-            _log.error("incident %s was not written: %s: %s", event.id, type(error).__name__, error)
+            _log.error("%s was not written: %s: %s", what, type(error).__name__, error)

@@ -4,6 +4,11 @@
 replaced by rename, and whoever has replaced it looks again whether a rank file has come or changed meanwhile. The last one to
 replace it therefore has seen all.
 
+Not every rank merges: in a job of thousands each of them would read the files of all. Who has finished its own file adds a line to the
+file ``finished``; its size tells how many have, and some of these numbers are called to merge (`finish`): the first few, so that there is
+something to read soon, each power of two, and the last one. All of that reads about three files for each rank. Ranks that die never make
+the number full: the rank that announced the incident and a deputy look after it in later steps (`merge_if_behind`).
+
 Schema of incident.json (version 1): ``version``; ``id``, ``step``, ``rule``, ``message``, ``announced_by``, ``capture_step`` (earliest
 announcement); ``world_size``; ``ranks_complete``, ``ranks_writing``, ``ranks_missing`` (lists of ranks); ``ranks_late``; ``steps`` (ring
 steps by any rank); ``began`` ({step, ranks, pp_stage, name, rule, when}: the earliest alert of all ranks in the order of execution,
@@ -15,15 +20,59 @@ Numbers that JSON cannot hold are the strings "NaN", "Infinity", "-Infinity".
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.regular_files import open_regular
 from msprobe_engine.core.log import one_line
+from msprobe_engine.core.text.ranges import few_ranges, ranges_of
 from msprobe_engine.probe.incident.files import write_json, write_text
-from msprobe_engine.probe.incident.pieces import PIECE, read_pieces
+from msprobe_engine.probe.incident.pieces import Pieces, marks_of
 
+INCIDENT = "incident.json"
 SHOWN = 20
+
+
+FINISHED = "finished"
+"""A line of `_LINE` bytes for each time that a rank has finished its file."""
+_LINE = 8
+_FIRST_ONES = 16
+"""So many ranks merge in any case."""
+
+
+def finish(directory: Path, rank: int, world_size: int) -> None:
+    """Say that this rank's file is complete, and merge when it is this rank's turn.
+
+    Raises:
+        OSError: something cannot be written.
+    """
+    descriptor = open_regular(directory / FINISHED, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        os.write(descriptor, b"%*d\n" % (_LINE - 1, rank % 10 ** (_LINE - 1)))
+        number = os.fstat(descriptor).st_size // _LINE
+    finally:
+        os.close(descriptor)
+    if is_called(number, world_size):
+        merge(directory)
+
+
+def is_called(number: int, world_size: int) -> bool:
+    """Does the rank that finishes as the `number`-th merge? Ranks may finish more than once."""
+    return number <= _FIRST_ONES or number & (number - 1) == 0 or number % world_size == 0
+
+
+def merge_if_behind(directory: Path) -> None:
+    """Merge, unless the merged file is younger than all rank files: for when those that would have merged are dead.
+
+    Raises:
+        OSError: something cannot be read or written.
+    """
+    newest = max((time for time, _ in marks_of(directory).values()), default=None)
+    merged = directory / INCIDENT
+    if newest is not None and not (merged.exists() and merged.stat().st_mtime_ns > newest):
+        merge(directory)
 
 
 def merge(directory: Path) -> None:
@@ -32,25 +81,16 @@ def merge(directory: Path) -> None:
     Raises:
         OSError: they cannot be written.
     """
+    pieces = Pieces(directory)
     for _ in range(100):  # bounded: a rank file changes twice at most
-        seen = _state(directory)
-        pieces = read_pieces(directory)
-        if not pieces:
+        found = pieces.read()
+        if not found:
             return
-        incident = combine(pieces)
-        write_json(directory / "incident.json", incident)
+        incident = combine(found)
+        write_json(directory / INCIDENT, incident)
         write_text(directory / "summary.md", summary(incident, str(directory)))
-        if _state(directory) == seen:
+        if marks_of(directory) == pieces.marks:
             return
-
-
-def _state(directory: Path) -> dict[str, tuple[int, int]]:
-    out = {}
-    for path in directory.iterdir():
-        if PIECE.fullmatch(path.name):
-            stat = path.stat()
-            out[path.name] = (stat.st_mtime_ns, stat.st_ino)
-    return out
 
 
 def combine(pieces: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
@@ -218,10 +258,4 @@ def _n(value: Any) -> str:
 
 def _ranges(numbers: Sequence[int]) -> str:
     """0, 1, 2, 5 -> "0-2, 5"."""
-    out: list[list[int]] = []
-    for number in sorted(numbers):
-        if out and number == out[-1][1] + 1:
-            out[-1][1] = number
-        else:
-            out.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in out)
+    return few_ranges(ranges_of(sorted(numbers)))

@@ -5,6 +5,7 @@ Several ranks read them while they train, in a directory that others may write t
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -26,18 +27,54 @@ _STATISTICS = (*_COUNTS, "max", "min", "norm")
 
 def read_pieces(directory: Path) -> dict[int, dict[str, Any]]:
     """Rank to rank file. Files that are no rank file of this version are left out."""
-    out: dict[int, dict[str, Any]] = {}
-    for path in directory.iterdir():
-        hit = PIECE.fullmatch(path.name)
-        if hit is None:
-            continue
-        try:
-            value = parse_json(read_input(path, MOST_BYTES, follow=False))
-        except (OSError, ValueError):
-            continue
-        if _is_piece(value):
-            out[int(hit.group(1))] = value | {"alerts": [checked_alert(alert, Counter()) for alert in _list(value, "alerts")]}
-    return dict(sorted(out.items()))
+    return Pieces(directory).read()
+
+
+Mark = tuple[int, int]
+"""Time and number of a file: another one when the file was replaced."""
+
+
+def marks_of(directory: Path) -> dict[str, Mark]:
+    """Rank files that are there."""
+    out: dict[str, Mark] = {}
+    for entry in os.scandir(directory):
+        if PIECE.fullmatch(entry.name):
+            stat = entry.stat(follow_symlinks=False)
+            out[entry.name] = (stat.st_mtime_ns, stat.st_ino)
+    return out
+
+
+class Pieces:
+    """The rank files of one incident; those that are still the same are not read again.
+
+    Attributes:
+        marks: of the files that were read last.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.marks: dict[str, Mark] = {}
+        self._directory = directory
+        self._known: dict[str, dict[str, Any] | None] = {}
+
+    def read(self) -> dict[int, dict[str, Any]]:
+        """Rank to rank file, ascending."""
+        marks = marks_of(self._directory)
+        for name, mark in marks.items():
+            if self.marks.get(name) != mark:
+                self._known[name] = _read_piece(self._directory / name)
+        self.marks = marks
+        found = {int(name[len("rank") : -len(".json")]): self._known[name] for name in marks}
+        return {rank: piece for rank, piece in sorted(found.items()) if piece is not None}
+
+
+def _read_piece(path: Path) -> dict[str, Any] | None:
+    try:
+        value = parse_json(read_input(path, MOST_BYTES, follow=False))
+    except (OSError, ValueError):
+        return None
+    if not _is_piece(value):
+        return None
+    return dict(value) | {"alerts": [checked_alert(alert, Counter()) for alert in _list(value, "alerts")]}
 
 
 def _is_piece(value: Any) -> bool:

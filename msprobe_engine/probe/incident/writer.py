@@ -6,6 +6,7 @@
       step{N}/rank{R}/dump.json ...   calls of the ring's steps (always-on level), later of the captured steps
       samples_rank{R}.jsonl           monitor samples and scalars of the ring's steps, one per line
       rank{R}.json                    what rank R says; "state" is "writing" until its files are complete
+      finished                        a line for each rank that has finished its file
       incident.json  summary.md       made from all rank files by `merge`
 
 Everything here runs on the writer thread.
@@ -28,7 +29,7 @@ from msprobe_engine.core.records import Frame, leaves
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.probe.incident.event import VERSION, Event, plain
 from msprobe_engine.probe.incident.files import write_json, write_text
-from msprobe_engine.probe.incident.merge import merge
+from msprobe_engine.probe.incident.merge import finish
 from msprobe_engine.probe.rules.builtin.nan_inf import NanInfRule
 from msprobe_engine.probe.sinks.base import Sink
 
@@ -58,14 +59,16 @@ def write_incident(
     capture: Capture | None = None,
     sink_factory: SinkFactory | None = None,
     rank_info: Mapping[str, Any] | None = None,
+    last: bool = True,
 ) -> None:
-    """Write this rank's frames, samples and rank file, then merge all rank files. May be repeated.
+    """Write this rank's frames, samples and rank file, then merge all rank files when it is this rank's turn. May be repeated.
 
     Args:
         directory: of the incident, shared by all ranks.
         frames: the ring, oldest first.
         alerts: this rank's alerts of the step.
         rank_info: where this rank is: ``pp`` is the stage of the pipeline, ``dp``, ``tp``, ... tell pipelines apart.
+        last: this rank will not write its file again; else there is nothing to merge yet.
 
     Raises:
         OSError, SinkError: something cannot be written. What was written before stays and the rank file says "writing".
@@ -99,7 +102,8 @@ def write_incident(
     piece["worst"] = _worst([frame for frame in frames if frame.step == event.step] or list(frames[-1:]))
     piece["state"] = "complete"
     write_json(directory / f"rank{rank}.json", piece)
-    merge(directory)
+    if last:
+        finish(directory, rank, world_size)
 
 
 def dump_sink(directory: Path, frame: Frame) -> Sink:

@@ -1,0 +1,94 @@
+"""An incident of a large job: the work of all ranks together grows with their number, and no death leaves the merged file behind."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msprobe_engine.core.settings.schema import IncidentSettings
+from msprobe_engine.formats.monitor.alert_order import folded, in_order
+from msprobe_engine.formats.monitor.anomalies import from_alert, pipelines_of
+from msprobe_engine.probe.incident import merge, pieces
+from msprobe_engine.probe.incident.event import Event
+from msprobe_engine.probe.incident.manager import IncidentManager
+from msprobe_engine.probe.incident.notify import StoreNotifier
+from msprobe_engine.probe.incident.writer import write_incident
+
+EVENT = Event("step5-nan_inf", 5, "nan_inf", 1, 7, "rank 1 is NaN")
+
+
+@pytest.mark.parametrize("ranks", [64, 256])
+def test_all_ranks_together_read_few_files(tmp_path: Path, frame: Any, alert: Any, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank's file is read about three times in all, whoever merges, and what the last one has written is of all ranks."""
+    read: Counter[str] = Counter()
+    once = pieces._read_piece
+    monkeypatch.setattr(pieces, "_read_piece", lambda path: read.update([path.name]) or once(path))
+    for rank in range(ranks):
+        write_incident(tmp_path, [frame(5, rank, entries=False)], [alert(5, rank)], event=EVENT, rank=rank, world_size=ranks)
+    assert sum(read.values()) <= 16 * 17 / 2 + 3 * ranks
+    assert json.loads((tmp_path / "incident.json").read_text())["ranks_complete"] == list(range(ranks))
+
+
+def test_a_rank_that_will_write_again_does_not_count(tmp_path: Path, frame: Any, alert: Any) -> None:
+    """A file that is not the last of its rank makes nobody merge."""
+    write_incident(tmp_path, [frame(4, 0)], [alert(5, 0)], event=EVENT, rank=0, world_size=2, last=False)
+    assert not (tmp_path / "incident.json").exists()
+    write_incident(tmp_path, [frame(5, 0)], [alert(5, 0)], event=EVENT, rank=0, world_size=2)
+    assert json.loads((tmp_path / "incident.json").read_text())["ranks_complete"] == [0]
+
+
+@pytest.mark.parametrize("survivor", [0, 1], ids=["the announcer lives", "the deputy lives"])
+def test_whoever_dies_the_merged_file_is_of_all_that_wrote(
+    tmp_path: Path, store: Any, frame: Any, alert: Any, survivor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of forty ranks the last ones never finish, so nobody is called any more. Who looks after the incident merges in a later step."""
+    ranks, writing = 40, 37  # 32 is the last number that calls somebody
+    kept = IncidentManager(
+        IncidentSettings(), output_dir=tmp_path, rank=survivor, world_size=ranks, notifier=StoreNotifier(store, patience=5)
+    )
+    other = IncidentManager(
+        IncidentSettings(), output_dir=tmp_path, rank=1 - survivor, world_size=ranks, notifier=StoreNotifier(store, patience=5)
+    )
+    announcer, listener = (kept, other) if survivor == 0 else (other, kept)
+    announcer.on_frame(frame(5, announcer.rank, bad=True), [alert(5, announcer.rank)])
+    listener.on_frame(frame(5, listener.rank), [])
+    directory = tmp_path / "incidents" / "step5-nan_inf"
+    event = Event.from_json(json.loads((directory / "rank0.json").read_text())["event"])
+    for rank in range(2, writing):
+        write_incident(directory, [frame(5, rank)], [], event=event, rank=rank, world_size=ranks)
+    merged = directory / "incident.json"
+    assert len(json.loads(merged.read_text())["ranks_complete"]) == 32
+    for step in range(6, 9):
+        kept.on_frame(frame(step, survivor), [])
+    assert json.loads(merged.read_text())["ranks_complete"] == list(range(writing))
+    times: list[Path] = []
+    once = merge.merge
+    monkeypatch.setattr(merge, "merge", lambda path: times.append(path) or once(path))
+    for step in range(9, 300):
+        kept.on_frame(frame(step, survivor), [])
+    kept.close()
+    other.close()
+    assert not times, "what has not changed is not merged again"
+
+
+def test_pipelines_and_alerts_of_many_ranks() -> None:
+    """Who is in a pipeline, and which ranks say the same, is found without holding each rank against each."""
+    ranks, asked = 3000, Counter[int]()
+
+    class Info(dict[str, int]):
+        def get(self, key: Any, default: Any = None) -> Any:
+            asked["get"] += 1  # type: ignore[index]
+            return super().get(key, default)
+
+    infos = {rank: Info(dp=rank % 1500, tp=0, pp=rank // 1500) for rank in range(ranks)}
+    pipelines = pipelines_of(infos)
+    assert pipelines[7] == (0, (7, 1507))
+    assert pipelines[1507] == (1, (7, 1507))
+    assert sum(asked.values()) <= 6 * ranks
+    alert = {"rule": "nan_inf", "step": 1, "name": "w", "severity": "critical", "extra": {"family": "grad_reduced"}}
+    said = [from_alert(alert | {"rank": rank}, rank, pipelines) for rank in range(ranks)]
+    assert [len(group.ranks) for group in folded(in_order(one for one in said if one is not None))] == [1500, 1500]
