@@ -1,0 +1,28 @@
+"""All cases of the set of bugs from the field."""
+
+from __future__ import annotations
+
+import field_bugs_alone
+import field_bugs_deepspeed
+import field_bugs_healthy
+import field_bugs_in_data
+import field_bugs_in_experts
+import field_bugs_in_models
+import field_bugs_in_ranks
+import field_bugs_in_transformers
+import field_bugs_in_updates
+import field_bugs_megatron
+from field_bugs_case import Fault, Healthy
+
+FAULTS: tuple[Fault, ...] = (
+    *field_bugs_in_models.CASES,
+    *field_bugs_in_experts.CASES,
+    *field_bugs_in_data.CASES,
+    *field_bugs_in_updates.CASES,
+    *field_bugs_in_transformers.CASES,
+    *field_bugs_in_ranks.CASES,
+    *field_bugs_alone.CASES,
+    *field_bugs_deepspeed.CASES,
+    *field_bugs_megatron.CASES,
+)
+HEALTHY: tuple[Healthy, ...] = (*field_bugs_healthy.CASES, *field_bugs_deepspeed.HEALTHY, *field_bugs_megatron.HEALTHY)
