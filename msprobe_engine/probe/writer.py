@@ -12,12 +12,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.records import Frame
-from msprobe_engine.formats.monitor.losses import Losses
+from msprobe_engine.formats.loss_causes import DELETED, SLOW, cause_of
+from msprobe_engine.formats.monitor.losses import Loss, Losses, LossFile
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.file_limit import FileLimit
 
@@ -25,11 +28,19 @@ QUEUE_LENGTH = 64
 """Frames that may wait in one queue. A frame of 2000 tensors holds 256 KiB of rows; both queues hold the same ones."""
 PATIENCE_SECONDS = 5.0
 """How long the training may be held back by full queues (a hanging file system) before a frame is dropped and counted."""
+AWAY_SECONDS = 5.0
+"""How long the files of a sink must have been deleted before they are made again."""
 CLOSE_SECONDS = 60.0
 """How long `flush` and `close` wait for the file system."""
 
 _log = get_logger()
 _HANGS = "is the output file system hanging?"
+
+
+class Lose(Protocol):
+    """Counts what a sink has lost."""
+
+    def __call__(self, name: str, count: int = 1, /) -> None: ...
 
 
 class SinkQueue:
@@ -39,16 +50,33 @@ class SinkQueue:
         name: of the queue, in messages and in `Writer.lost`.
         sinks: may be changed while nothing waits to be written, and appended to at any time.
         faults, lose: what tells of failures, and counts what is lost.
+        losses: what tells those who read the files.
+        of_dumps: the sinks write dumps, and a frame without records is no step of theirs.
         file_limit: bytes for the files of these sinks, see `msprobe_engine.probe.sinks.file_limit`; 0: no limit.
     """
 
-    def __init__(self, name: str, sinks: Sequence[Sink], faults: Faults, lose: Callable[[str], None], file_limit: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        sinks: Sequence[Sink],
+        faults: Faults,
+        lose: Lose,
+        losses: Losses,
+        *,
+        of_dumps: bool = False,
+        file_limit: int = 0,
+    ) -> None:
         self.name = name
         self.sinks = list(sinks)
         self._file_limit = FileLimit(file_limit, self.sinks)
         self._faults = faults
         self._lose = lose
-        self._losses = Losses()
+        self._losses = losses
+        self._of_dumps = of_dumps
+        self._kept: dict[str, Loss] = {}
+        """What each sink has written: lost when its files are deleted."""
+        self._gone_since: dict[str, float] = {}
+        """Sinks whose files are deleted, and when that was seen."""
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(QUEUE_LENGTH)
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
@@ -58,7 +86,7 @@ class SinkQueue:
         """Queue one frame. Waits at most `until` (of the monotonic clock) when the queue is full, then drops the frame and counts it."""
         if self.sinks and not self.call(lambda: self._write(frame, alerts), f"frame of step {frame.step}", until):
             for sink in self.sinks:
-                self._note(sink, frame, alerts)
+                self._note(sink, frame, alerts, SLOW)
 
     def call(self, job: Callable[[], None], what: str, until: float) -> bool:
         """Run `job` on the thread of this queue, after everything that was queued before; False when there was no room for it in time."""
@@ -67,9 +95,7 @@ class SinkQueue:
             raise error
         if os.getpid() != self._process:  # a forked child: the thread, and whoever held the queue's lock, stayed in the parent
             self._process, self._queue, self._thread = os.getpid(), queue.Queue(QUEUE_LENGTH), None
-            for sink in self.sinks:
-                if sink.losses is not None:
-                    sink.losses.take_over()
+            self._losses.take_over()
         self._need_thread()
         began = time.monotonic()
         try:
@@ -140,7 +166,11 @@ class SinkQueue:
                 self._queue.put_nowait(None)
                 self._thread.join(timeout=PATIENCE_SECONDS)
         self._thread = None
-        self._tell()
+        for sink in self.sinks:
+            if sink.name in self._gone_since:
+                with contextlib.suppress(Exception):  # a strict probe raises
+                    self._keep_place(sink, at_once=True)
+        self._losses.tell()
         for sink in self.sinks:
             try:
                 sink.close()
@@ -161,19 +191,50 @@ class SinkQueue:
             given = for_files if sink.size is not None else frame
             try:
                 if given is not None:
+                    self._keep_place(sink)
                     sink.write(given, alerts)
+                    if sink.home is not None:
+                        self._kept[sink.name] = Loss(1, frame.step, frame.step, len(alerts)).plus(self._kept.get(sink.name))
             except Exception as error:
-                self._note(sink, frame, alerts)
-                self._tell()  # before a strict probe raises
+                self._note(sink, frame, alerts, cause_of(error))
+                self._losses.tell()  # before a strict probe raises
                 self._fail(sink, error)
-        self._tell()
+        self._losses.tell()
 
-    def _note(self, sink: Sink, frame: Frame, alerts: Sequence[Alert]) -> None:
-        if sink.losses is not None:
-            self._losses.note(sink.name, frame.step, len(alerts))
+    def _keep_place(self, sink: Sink, *, at_once: bool = False) -> None:
+        """Where the files of a sink were deleted in the midst of the run, make them again: who reads them hears what is gone. Not at once:
+        who deletes a directory finds it in his way when files come into it meanwhile, and that may be the training."""
+        if sink.home is None or sink.home.exists():
+            self._gone_since.pop(sink.name, None)
+            return
+        now = time.monotonic()
+        if sink.name not in self._gone_since:
+            self._gone_since[sink.name] = now
+            self._say_gone(sink)
+        if now - self._gone_since[sink.name] < AWAY_SECONDS and not at_once:
+            return
+        try:
+            sink.make_again()
+        except SinkError as error:  # what is open may have been moved away and take more; else `write` says that it is gone
+            _log.debug("%s is gone and cannot be made again: %s", sink.home, error)
+            return
+        if (gone := self._kept.pop(sink.name, None)) is not None:
+            self._losses.note(sink.name, gone._replace(why=DELETED))
+            self._lose(sink.name, gone.steps)
 
-    def _tell(self) -> None:
-        self._losses.tell([sink.losses for sink in self.sinks if sink.losses is not None])
+    def _say_gone(self, sink: Sink) -> None:
+        gone, part = self._kept.get(sink.name), f"sink {sink.name}"
+        steps = f"; steps {gone.first} to {gone.last} went with it" if gone else ""
+        what = f"{sink.home} was deleted or moved away while the run wrote it{steps}"
+        hint = "it will be made again, and later steps go there; what is lost is counted"
+        if self._faults.counts.get(part):  # of something else
+            _log.error("%s: %s (%s)", part, what, hint)
+        else:
+            self._faults.fail(part, SinkError(what), disable=False, hint=hint)
+
+    def _note(self, sink: Sink, frame: Frame, alerts: Sequence[Alert], why: str) -> None:
+        if sink.losses is not None or (self._of_dumps and frame.entries):
+            self._losses.note(sink.name, Loss(1, frame.step, frame.step, len(alerts), why))
 
     def _fail(self, sink: Sink, error: Exception) -> None:
         self._lose(sink.name)
@@ -198,8 +259,9 @@ class Writer:
     def __init__(self, sinks: Sequence[Sink], faults: Faults, file_limit: int = 0) -> None:
         self.lost: dict[str, int] = {}
         self._losing = threading.Lock()
-        self._monitor = SinkQueue("writer queue", sinks, faults, self.lose, file_limit)
-        self._dump = SinkQueue("dump queue", [], faults, self.lose)
+        losses = Losses(self._loss_files)
+        self._monitor = SinkQueue("writer queue", sinks, faults, self.lose, losses, file_limit=file_limit)
+        self._dump = SinkQueue("dump queue", [], faults, self.lose, losses, of_dumps=True)
         self.sinks, self.dump_sinks = self._monitor.sinks, self._dump.sinks
 
     def submit(self, frame: Frame, alerts: Sequence[Alert]) -> None:
@@ -239,7 +301,10 @@ class Writer:
         if self.lost:
             _log.error("lost while writing: %s", ", ".join(f"{name} {count}" for name, count in sorted(self.lost.items())))
 
-    def lose(self, name: str, count: int = 1) -> None:
+    def _loss_files(self) -> list[LossFile]:
+        return [sink.losses for sink in self.sinks if sink.losses is not None]
+
+    def lose(self, name: str, count: int = 1, /) -> None:
         """Count what was lost: frames, or tensors. Called on any thread."""
         with self._losing:
             self.lost[name] = self.lost.get(name, 0) + count

@@ -52,7 +52,7 @@ def test_json_holds_the_same(output: Path, capsys: pytest.CaptureFixture[str]) -
     """--json prints the listing as data."""
     assert main(["show", str(output), "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
-    empty = {"tensors": 0, "bytes": 0, "tensor_bytes": 0, "packed": False, "not_saved": 0}
+    empty = {"tensors": 0, "bytes": 0, "tensor_bytes": 0, "packed": False, "not_saved": 0, "lost": ""}
     assert tree["dumps"]["dump"]["12"][1] == {"rank": "rank1", "files": [], "incomplete": True, **empty}
     assert tree["dumps"]["dump"]["12"][0]["tensor_bytes"] == 4
     assert tree["incidents"][0]["incident"]["x"] == [1]

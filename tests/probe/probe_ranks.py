@@ -145,12 +145,18 @@ def state(model: torch.nn.Module, losses: list[torch.Tensor]) -> dict[str, Any]:
     }
 
 
-def train_with_probe(setup: Any, steps: int, before_close: Callable[[Any], dict[str, Any]] | None = None) -> dict[str, Any]:
+def train_with_probe(
+    setup: Any,
+    steps: int,
+    before_close: Callable[[Any], dict[str, Any]] | None = None,
+    before_step: dict[int, Callable[[], None]] | None = None,
+) -> dict[str, Any]:
     """State and losses after a training of the tiny job with a probe.
 
     Args:
         setup: its settings.
         before_close: what else is to be known, asked of the probe when all steps are written.
+        before_step: what somebody does to the run before some of the steps, when all earlier ones are written.
     """
     from msprobe_integrations.torch.probe import TorchProbe
 
@@ -159,6 +165,9 @@ def train_with_probe(setup: Any, steps: int, before_close: Callable[[Any], dict[
     probe.attach(job.model, job.optimizer)
     losses = []
     for step in range(steps):
+        if before_step and step in before_step:
+            probe.session.writer.flush()
+            before_step[step]()
         probe.begin_step(step)
         losses.append(job.step())
         probe.end_step({"loss": losses[-1]})

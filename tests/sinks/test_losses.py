@@ -69,7 +69,7 @@ def test_a_full_disk(name: str, small: Path, tmp_path: Path, capsys: pytest.Capt
     out, said = capsys.readouterr()
     assert "No alerts in what is here" in out
     for sink, count in lost.items():
-        assert f"sink {sink} of rank 0 could not write {count} steps" in said
+        assert f"sink {sink} of rank 0 has lost {count} steps" in said
     assert main(["monitor", "learn", str(small / "out"), "-o", str(tmp_path / "bands.json")]) in (2, 3)
 
 
@@ -163,4 +163,4 @@ def test_what_learning_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     LossFile(next(tmp_path.rglob(FILE))).tell({"csv": Loss(7, 60, 66, 0)})
     capsys.readouterr()
     assert main(words) == 3
-    assert "sink csv of rank 0 could not write 7 steps, or parts of them (from step 60 to step 66)" in capsys.readouterr().err
+    assert "sink csv of rank 0 has lost 7 steps, or parts of them (from step 60 to step 66)" in capsys.readouterr().err

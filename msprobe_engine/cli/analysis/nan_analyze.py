@@ -1,5 +1,5 @@
 """Find the operator or module where the first NaN or Inf was born: its output holds one, its inputs do not. Reads the dumps of all
-ranks; collectives and pipeline sends order the ranks."""
+ranks; collectives and pipeline sends order the ranks. Of the output directory of a run also its incidents and what its monitor has seen."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 
 EPILOG = """\
 examples:
+  msprobe nan_analyze -i msprobe_output                    dump, incidents and monitor of a run
   msprobe nan_analyze -i msprobe_output/dump               every step in order, stops at the first bad one
   msprobe nan_analyze -i msprobe_output/dump/step12 -o out
   msprobe nan_analyze -i msprobe_output/incidents/step12-nan_inf
@@ -31,9 +32,9 @@ def run(args: argparse.Namespace) -> int:
     into 2."""
     from msprobe_engine.core.log import printable
     from msprobe_engine.find.findings import NOTHING, Diagnosis
-    from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
+    from msprobe_engine.find.nonfinite.whole_run import nan_analyze_run
 
-    result = nan_analyze(args.input_path, args.output_path)
+    result = nan_analyze_run(args.input_path, args.output_path)
     if result.problems and not result.findings:
         print(Diagnosis(nothing=NOTHING, problems=result.problems).headline())
     print(printable(result.text))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 EPILOG = """\
@@ -13,7 +14,7 @@ examples:
   msprobe show runs/a
   msprobe show runs/a --json
 
-exit codes: 0 done, 2 no such directory, or nothing in it that msprobe writes"""
+exit codes: 0 done, 2 no such directory, or nothing in it that msprobe writes, 3 done, and the run says that it has lost something"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,9 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the listing."""
+    """Print the listing, and what the run has lost."""
+    from msprobe_engine.core.log import printable
     from msprobe_engine.formats.run.overview import look
 
     overview = look(args.path)
     print(json.dumps(overview.to_json(), indent=2) if args.json else overview.text())
-    return 0
+    for sentence in overview.lost:
+        print(printable(f"warning: {sentence}"), file=sys.stderr)
+    return 3 if overview.lost else 0

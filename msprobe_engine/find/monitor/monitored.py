@@ -66,7 +66,7 @@ def diagnose_monitor(target: Path) -> Diagnosis:
     if not numbers:  # `found.problems` has that no step is there
         found.nothing = Sentence("There is nothing to judge: no alert and no number in it")
         return found
-    items = list(_not_finite(run))
+    items = list(not_finite(run))
     if items:
         bad = min(items, key=lambda item: (item.step, item.order, item.rank))
         found.finding = findings.NONFINITE
@@ -225,7 +225,7 @@ def _said_alone(path: Path, names: Sequence[str]) -> Sentence:
     return Sentence(template, path, f"{len(names):,}", names[0])
 
 
-def _not_finite(run: Run) -> Iterator[Number]:
+def not_finite(run: Run) -> Iterator[Number]:
     """Numbers that are infinite, or NaN after they were a number: a NaN from the first step on is how a file says that there is none."""
     for rank in run.ranks:
         masked = _masked(run, rank)

@@ -14,6 +14,7 @@ from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_ranks
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.reader import DumpDirectory
+from msprobe_engine.formats.dump.step_mark import why_unfinished
 from msprobe_engine.measure.missing_statistics import UNSEARCHED
 
 
@@ -69,7 +70,9 @@ def load_rank(step: int, rank: int, path: Path, problems: list[str], sides: dict
     """
     file = path / layout.DUMP
     if not file.exists() and not (path / layout.FRAME_LOG).exists():
-        raise DumpFormatError(f"{path}: the step was never finished on this rank (killed?); nothing of it can be read")
+        why = why_unfinished(path)
+        what = f"the run could not write the step on this rank: {why}" if why else "the step was never finished on this rank (killed?)"
+        raise DumpFormatError(f"{path}: {what}; nothing of it can be read")
     dump = read_side(file)
     complete = dump.header.get("complete", True) is not False and (dump.recovered or not (path / layout.MARKER).exists())
     with guard_reading(path, "a dump"):

@@ -12,13 +12,10 @@ from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError
 from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.find.nonfinite import first_over_ranks, incident_samples, load, report
 from msprobe_engine.find.nonfinite.flags import Trace
-from msprobe_engine.find.run_directory import incidents
 from msprobe_engine.formats.dump.completeness import missing_steps
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.layout import RERUN
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
-
-MOST_NAMED = 4
 
 
 @dataclass
@@ -66,12 +63,9 @@ def _nan_analyze(root: Path, output: str | Path | None, seen: Seen | None) -> Re
     try:
         dump = open_dump(root)
         dumped, result.problems = set(dump.steps), missing_steps(dump)
-    except DumpFormatError as error:
+    except DumpFormatError:
         if not sampled and again is None:
-            held = ", ".join(map(str, incidents(root)[:MOST_NAMED]))
-            raise DumpFormatError(
-                f"{error}; records of this run are in its incidents, give one of them: {held}" if held else str(error)
-            ) from None
+            raise
         dump, dumped = None, set()
     reruns = set(again.steps) if again is not None else set()
     note = ""

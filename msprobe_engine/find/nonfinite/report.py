@@ -129,7 +129,7 @@ def text(verdict: Verdict, findings: Sequence[Mapping[str, Any]]) -> str:
     for item in findings:
         groups.setdefault((item["op_name"], item["cause"]), []).append(item)
     for n, items in enumerate(groups.values()):
-        lines += _one(items, first=n == 0)
+        lines += lines_of(items, first=n == 0)
     if not verdict.ordered:
         if len(groups) > 1:
             lines.append(f"{len(groups)} suspects: nothing recorded says which of them came first.")
@@ -139,7 +139,8 @@ def text(verdict: Verdict, findings: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _one(items: Sequence[Mapping[str, Any]], *, first: bool) -> list[str]:
+def lines_of(items: Sequence[Mapping[str, Any]], *, first: bool) -> list[str]:
+    """What is said of one place, on whichever ranks it is."""
     item = items[0]
     ranks = ", ".join(str(i["rank"]) for i in items)
     place = f"module {item['module']}, " if item["module"] else ""

@@ -15,6 +15,7 @@ from typing import Any
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.reader import DumpDirectory
+from msprobe_engine.formats.dump.step_mark import why_unfinished
 from msprobe_engine.formats.dump.world import expected_ranks
 
 _MOST = 8
@@ -31,12 +32,17 @@ def missing_records(file: Path, header: Mapping[str, Any], count: int, *, recove
         repeated: records of which there are several under one name, so that only one of each was read.
     """
     found: list[str] = []
-    if recovered:
+    why = why_unfinished(file.parent)
+    if recovered and why:
+        found.append(Sentence("{0}: the run could not write this file: {1}; read from its frame log", file, why))
+    elif recovered:
         found.append(Sentence("{0}: the process was killed before it wrote this file; read from its frame log", file))
-    if was_cut_off(file, header, recovered):
+    if was_cut_off(file, header, recovered) and why:
+        found.append(Sentence("{0}: the run could not write this step whole: {1}; records may be missing", file, why))
+    elif was_cut_off(file, header, recovered):
         found.append(Sentence("{0}: the run ended before this step was whole, or still writes it; records may be missing", file))
     if lost := header.get("lost"):
-        found.append(Sentence("{0}: the run could not keep everything: {1}", file, _counts(lost)))
+        found.append(Sentence("{0}: the run could not keep everything: {1}", file, counts_of(lost)))
     if not count:
         found.append(Sentence("{0}: no record in it", file))
     if repeated:
@@ -155,7 +161,8 @@ def steps_on_one_side(target: DumpDirectory, golden: DumpDirectory) -> list[str]
     return found
 
 
-def _counts(lost: Any) -> str:
+def counts_of(lost: Any) -> str:
+    """Reasons and counts of what the run could not keep."""
     if not isinstance(lost, Mapping):
         return str(lost)[:80]
     shown = [f"{str(reason)[:80]} {str(count)[:20]}" for reason, count in list(lost.items())[:_MOST]]

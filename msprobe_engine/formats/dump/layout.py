@@ -5,7 +5,7 @@
     dump_tensor_data/                        one file per saved tensor
     not_saved.json                           tensors that were asked for and have no file, with the reason
     shapes.json                              task structure: the records without statistics
-    .incomplete                              there while the step is not finished
+    .incomplete                              there while the step is not finished (`msprobe_engine.formats.dump.step_mark`)
     .frame.bin                               frame log, there until dump.json is (see `msprobe_engine.formats.dump.frame_log`)
 """
 

@@ -23,6 +23,7 @@ from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.formats.dump import frame_log, layout
 from msprobe_engine.formats.dump.find_dumps import nearby
 from msprobe_engine.formats.dump.reader import MOST_BYTES, parse_json, read_bytes
+from msprobe_engine.formats.dump.step_mark import why_unfinished
 
 BLOCK = 1 << 20
 """Bytes of the file that are turned into objects at a time; more than the caches of a core hold would cost time, not save some."""
@@ -64,7 +65,13 @@ def open_records(path: Path, block: int = BLOCK) -> Iterator[Records]:
     unfinished = (path.parent / layout.MARKER).exists() and log.is_file() and path.name == layout.DUMP
     if unfinished or not path.exists():
         if path.name != layout.DUMP or not log.is_file():
-            hint = nearby(path) or "; the run was stopped before it wrote this step, or this is no directory of a rank"
+            why = why_unfinished(path.parent)
+            stopped = (
+                f"the run could not write it: {why}"
+                if why
+                else "the run was stopped before it wrote this step, or this is no directory of a rank"
+            )
+            hint = nearby(path) or f"; {stopped}"
             raise DumpFormatError(f"{path}: is not there{hint}")
         text = frame_log.decode(read_bytes(log), str(log)).dump_json(str(log))
         yield _in_one_piece(text, log, recovered=True)

@@ -15,7 +15,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from msprobe_engine.core.errors import TextError
 from msprobe_engine.core.io.input_files import open_input
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.formats.dump import layout
 
 _HEAD_BYTES = 1 << 14
@@ -24,6 +26,7 @@ _MOST = 1 << 20
 """Ranks of a job; a larger number is damage."""
 _WORLD = re.compile(rb'"world_size": *([0-9]{1,7})\b')
 _CHOSEN = re.compile(rb'"dumped_ranks": *\[([0-9, \n]*)\]')
+_LOST = re.compile(rb'"lost": *(\{[^{}]{0,8192}\})')
 _DATA = re.compile(rb'"data": *\{')
 
 
@@ -44,6 +47,17 @@ def expected_ranks(directory: Path) -> frozenset[int]:
     chosen = _CHOSEN.search(head)
     named = {int(text) for text in chosen[1].split(b",") if text.strip()} if chosen else None
     return frozenset(rank for rank in range(int(world[1])) if named is None or rank in named)
+
+
+def lost_parts(directory: Path) -> Mapping[str, object]:
+    """What the file of a rank directory says that the run could not keep, reason to count."""
+    head = _head(directory / layout.DUMP) or _head(directory / layout.DEBUG)
+    found = _LOST.search(head)
+    try:
+        document = parse_json(head[found.start(1) : found.end(1)]) if found else {}
+    except TextError:
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def _head(file: Path) -> bytes:

@@ -19,6 +19,7 @@ from msprobe_engine.core.io.claims import FURTHER_RUN
 from msprobe_engine.core.process.processes import Process, parse_process
 from msprobe_engine.core.text.ranges import ranks_text, steps_text
 from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.formats.monitor import losses
 from msprobe_engine.formats.monitor.losses import Loss
 from msprobe_engine.formats.monitor.reader import Run
 from msprobe_engine.formats.monitor.run_layout import rank_directory
@@ -220,8 +221,7 @@ def _losses(run: Run) -> Iterator[str]:
             for name, loss in (kept.lost if kept is not None else {}).items():
                 where.setdefault((name, loss), set()).add(rank)
     for (name, loss), ranks in islice(where.items(), _MOST):
-        template = "{0}: sink {1} of {2} could not write {3} steps, or parts of them (from step {4} to step {5}), with {6} alerts"
-        yield Sentence(template, run.path, name, ranks_text(sorted(ranks)), f"{loss.steps:,}", loss.first, loss.last, f"{loss.alerts:,}")
+        yield losses.said(run.path, name, ranks_text(sorted(ranks)), loss)
 
 
 def _other_settings(run: Run) -> Iterator[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from msprobe_engine.core.errors import TextError
 from msprobe_engine.core.io.csv_text import parse_row
+from msprobe_engine.formats.monitor.losses import FILE, lost_in
 from msprobe_engine.formats.monitor.reader import ALERTS_FILE
 from msprobe_engine.formats.monitor.reader_csv import families_of, first_step
 from msprobe_engine.formats.monitor.run_layout import open_file, rank_directories
@@ -31,6 +32,7 @@ class Listing:
         files: how many files there are.
         nbytes: of all of them.
         alerts: lines of the files of alerts.
+        lost: what the files say that the run has lost, in sentences.
     """
 
     ranks: tuple[int, ...] = ()
@@ -41,6 +43,7 @@ class Listing:
     files: int = 0
     nbytes: int = 0
     alerts: int = 0
+    lost: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -52,6 +55,7 @@ class Listing:
             "files": self.files,
             "bytes": self.nbytes,
             "alerts": self.alerts,
+            "lost": self.lost,
         }
 
 
@@ -72,6 +76,8 @@ def list_monitor(root: Path) -> Listing | None:
             out.files += 1
             out.nbytes += _size(entry)
             out.alerts += _lines(directory.path / ALERTS_FILE) if entry.name == ALERTS_FILE else 0
+            if entry.name == FILE:
+                out.lost += lost_in(Path(entry.path))
             if of := families_of(entry.name):
                 families.update(dict.fromkeys(family for family in of if family != SCALARS))
                 tables.append(entry)

@@ -1,13 +1,15 @@
-"""What the sinks of a rank could not write, and that a process still writes, said where nothing more can be written.
+"""What the sinks of a rank have lost and why, and that a process still writes, said where nothing more can be written.
 
 A full disk has no room for a line that says so. Beside its files each sink therefore has a small file from the start, which is written
 over in place; that needs no block more, except on file systems that never write in place (btrfs, ZFS). It tells of all sinks, so one file
 is enough::
 
-    {"version": 1, "alerts": 3, "lost": {"csv": {"steps": 40, "first": 5, "last": 44, "alerts": 2}}, "process": "host:machine:71:4711"}
+    {"version": 1, "alerts": 3, "process": "host:machine:71:4711",
+     "lost": {"csv": {"steps": 40, "first": 5, "last": 44, "alerts": 2, "why": "ENOSPC"}}}
 
-``alerts`` are those that are in the files of the sink, counted so that a file of which some were taken away is told. ``process`` is who
-writes; it is there from the start and goes when the sink is closed, so that a run that was killed is told from one that ended.
+``why`` names the causes (`msprobe_engine.formats.loss_causes`), ``+`` between two. ``alerts`` are those that are in the files of the
+sink, counted so that a file of which some were taken away is told. ``process`` is who writes; it is there from the start and goes when
+the sink is closed, so that a run that was killed is told from one that ended.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +27,8 @@ from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.regular_files import open_regular
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.process.processes import this_process
+from msprobe_engine.core.text.sentences import Sentence, joined
+from msprobe_engine.formats.loss_causes import both, checked, sentences
 
 FILE, ENDING = "losses.json", ".losses.json"
 """Its name in a directory of one rank, and the ending beside a file of one rank."""
@@ -39,19 +43,21 @@ class Loss(NamedTuple):
     Attributes:
         steps: how many. first, last: the lowest and the highest.
         alerts: raised in these steps.
+        why: causes, see `msprobe_engine.formats.loss_causes`; empty: nobody says.
     """
 
     steps: int
     first: int
     last: int
     alerts: int
+    why: str = ""
 
     def plus(self, other: Loss | None) -> Loss:
         """Both together."""
         if other is None:
             return self
         steps, alerts = self.steps + other.steps, self.alerts + other.alerts
-        return Loss(steps, min(self.first, other.first), max(self.last, other.last), alerts)
+        return Loss(steps, min(self.first, other.first), max(self.last, other.last), alerts, both(other.why, self.why))
 
 
 class Kept(NamedTuple):
@@ -72,12 +78,32 @@ def read_losses(path: Path) -> Kept | None:
     """What a file says; nothing lost where there is none, None where it cannot be read."""
     try:
         document = parse_json(read_input(path, BYTES, follow=False))
-        lost = {str(name): Loss(*(int(one[key]) for key in Loss._fields)) for name, one in document["lost"].items()}
+        lost = {str(name): _loss(one) for name, one in document["lost"].items()}
         return Kept(int(document["alerts"]), lost, str(document.get("process", "")))
     except FileNotFoundError:
         return Kept(0, {})
     except (OSError, TextError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
+
+
+def _loss(one: Mapping[str, Any]) -> Loss:
+    steps, first, last, alerts = (int(one[key]) for key in Loss._fields[:-1])
+    return Loss(steps, first, last, alerts, checked(one.get("why")))
+
+
+def said(run: object, name: str, whose: str, loss: Loss) -> Sentence:
+    """What a sink has lost, of ranks or of a directory, in words."""
+    template = "{0}: sink {1} of {2} has lost {3} steps, or parts of them (from step {4} to step {5}), with {6} alerts{7}"
+    why = Sentence(": {0}", joined("; ", causes)) if (causes := sentences(loss.why)) else ""
+    return Sentence(template, run, name, whose, f"{loss.steps:,}", loss.first, loss.last, f"{loss.alerts:,}", why)
+
+
+def lost_in(path: Path) -> list[str]:
+    """What a file says that was lost, in sentences."""
+    kept = read_losses(path)
+    if kept is None:
+        return [Sentence("{0}: cannot be read; it would tell what the run could not write", path)]
+    return [said(path, name, Sentence("this rank"), loss) for name, loss in kept.lost.items()]
 
 
 class LossFile:
@@ -93,6 +119,8 @@ class LossFile:
         self._process, self._pid = str(this_process()), os.getpid()
         self._lost: Mapping[str, Loss] = {}
         self._fd = -1
+        self._closed = False
+        self._lock = threading.Lock()
         self._write()
 
     def count_alerts(self, count: int) -> None:
@@ -108,15 +136,27 @@ class LossFile:
 
     def take_over(self) -> None:
         """This process writes from now on, a child of the one that did."""
+        self._lock = threading.Lock()  # whoever held it stayed in the parent
         self._process, self._pid = str(this_process()), os.getpid()
+        self._write()
+
+    def make_again(self) -> None:
+        """The file was deleted, with what lay beside it: another one takes up what it said."""
+        with self._lock:
+            self._shut()
         self._write()
 
     def close(self) -> None:
         """Say that the sink was closed, and close the file; a second call does nothing."""
+        if not self._closed and self._pid == os.getpid():
+            self._process = ""
+            self._write()
+        with self._lock:
+            self._closed = True
+            self._shut()
+
+    def _shut(self) -> None:
         if self._fd >= 0:
-            if self._pid == os.getpid():
-                self._process = ""
-                self._write()
             fd, self._fd = self._fd, -1
             os.close(fd)
 
@@ -126,33 +166,47 @@ class LossFile:
         document: dict[str, Any] = {"version": _VERSION, "alerts": self._alerts, "lost": losses}
         if self._process:
             document["process"] = self._process
-        try:
-            if self._fd < 0:
-                self._fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
-            os.pwrite(self._fd, json.dumps(document).encode().ljust(BYTES - 1) + b"\n", 0)
-        except OSError as error:
-            _log.debug("%s cannot be written: %s", self.path, error)
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                if self._fd < 0:
+                    self._fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
+                os.pwrite(self._fd, json.dumps(document).encode().ljust(BYTES - 1) + b"\n", 0)
+            except OSError as error:
+                _log.debug("%s cannot be written: %s", self.path, error)
 
 
 class Losses:
-    """What the sinks of one queue have lost. Steps are noted on any thread, and told on that of the queue."""
+    """What the sinks of a process have lost. Steps are noted on any thread, and told on those of the queues.
 
-    def __init__(self) -> None:
+    Args:
+        files: those that tell of it; there are more of them when a sink is added.
+    """
+
+    def __init__(self, files: Callable[[], Iterable[LossFile]]) -> None:
+        self._files = files
         self._lost: dict[str, Loss] = {}
         self._lock = threading.Lock()
         self._told = True
 
-    def note(self, name: str, step: int, alerts: int) -> None:
-        """A sink has not written a step."""
+    def take_over(self) -> None:
+        """This process is a child of the one that had it."""
+        self._lock = threading.Lock()  # as of `LossFile`
+        for file in self._files():
+            file.take_over()
+
+    def note(self, name: str, loss: Loss) -> None:
+        """A sink has not written some steps, or what it had written is gone."""
         with self._lock:
-            self._lost[name] = Loss(1, step, step, alerts).plus(self._lost.get(name))
+            self._lost[name] = loss.plus(self._lost.get(name))
             self._told = False
 
-    def tell(self, files: Iterable[LossFile]) -> None:
+    def tell(self) -> None:
         """Put what is new into the files."""
         with self._lock:
             if self._told:
                 return
-            lost, self._told = dict(self._lost), True
-        for file in files:
-            file.tell(lost)
+            self._told = True
+            for file in self._files():
+                file.tell(dict(self._lost))

@@ -15,10 +15,14 @@ from msprobe_engine.core.io.claims import FURTHER_RUN
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.log import one_line
+from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.completeness import counts_of
 from msprobe_engine.formats.dump.summary import size
+from msprobe_engine.formats.dump.world import lost_parts
 from msprobe_engine.formats.dump.writing import packed_files
 from msprobe_engine.formats.monitor.listing import Listing, list_monitor
+from msprobe_engine.formats.monitor.losses import FILE, lost_in
 from msprobe_engine.formats.monitor.run_layout import rank_directory
 from msprobe_engine.formats.pack.kind import NAME as PACK
 
@@ -57,6 +61,7 @@ class RankDump:
         tensor_bytes: of tensor files among them.
         packed: tensors are packed into safetensors files.
         not_saved: tensors that were asked for and have no file.
+        lost: what the run could not keep, in words.
     """
 
     name: str
@@ -67,6 +72,7 @@ class RankDump:
     tensor_bytes: int = 0
     packed: bool = False
     not_saved: int = 0
+    lost: str = ""
 
 
 @dataclass
@@ -89,6 +95,9 @@ class Overview:
 
     runs: list[str] = field(default_factory=list)
     """Directories of further runs (``run-2``): two that were here at the same time, or a process that a training had started."""
+
+    lost: list[str] = field(default_factory=list)
+    """What the run says itself that it has lost, in sentences."""
 
     def text(self) -> str:
         """For the console."""
@@ -125,6 +134,7 @@ class Overview:
             "others": [{"kind": kind, "path": place, "files": n, "bytes": b} for (kind, place), (n, b) in sorted(self.others.items())],
             "events": sorted(self.events),
             "runs": sorted(self.runs),
+            "lost": self.lost,
         }
 
 
@@ -154,7 +164,9 @@ def look(root: Path) -> Overview:
             continue
         if any(rank_directory(here / name) is not None for name in directories) and (found := list_monitor(here)) is not None:
             out.monitors[place] = found
+            out.lost += found.lost
             directories[:] = [name for name in directories if rank_directory(here / name) is None]
+        out.lost += [sentence for name in files if name.endswith(FILE) for sentence in lost_in(here / name)]
         if "incident.json" not in files:
             _others(here, place, files, out)
         tables = sum(name.endswith(".csv") for name in files)
@@ -202,6 +214,8 @@ def _step(here: Path, directories: list[str], place: str, out: Overview) -> None
     if ranks and step is not None:
         parent = place.rpartition("/")[0] if place != "." else "."
         out.dumps.setdefault(parent or ".", {})[step] = ranks
+        template = "{0}: the run could not keep everything: {1}"
+        out.lost += [Sentence(template, here / rank.name, rank.lost) for rank in ranks if rank.lost]
 
 
 def _rank_order(name: str) -> tuple[int, str]:
@@ -226,6 +240,7 @@ def _rank(here: Path) -> RankDump:
         tensor_bytes,
         packed,
         len(unsaved) if isinstance(unsaved, list) else 0,
+        counts_of(lost) if (lost := lost_parts(here)) else "",
     )
 
 
@@ -283,6 +298,7 @@ def _rank_json(rank: RankDump) -> dict[str, Any]:
         "tensor_bytes": rank.tensor_bytes,
         "packed": rank.packed,
         "not_saved": rank.not_saved,
+        "lost": rank.lost,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.alerts import Alert
@@ -30,6 +31,18 @@ class Sink(ABC):
     def size(self) -> int | None:
         """Bytes that its files take; None: it has none that ``sinks.max_gb`` limits."""
         return None
+
+    @property
+    def home(self) -> Path | None:
+        """The file or directory that everything goes to; None: there is none. Where it is gone, `make_again` is called."""
+        return None
+
+    def make_again(self) -> None:
+        """`home` is gone: make it again and go on there. What was open stays open when that cannot be done.
+
+        Raises:
+            SinkError: it cannot be done.
+        """
 
     @property
     def port(self) -> int | None:

@@ -77,9 +77,8 @@ class JsonLinesSink(OneFileSink):
             raise
         self.losses.count_alerts(len(alerts))
 
-    def close(self) -> None:
+    def _shut(self) -> None:
         self._file.close()
-        self.losses.close()
 
     def _samples(self, frame: Frame) -> list[str]:
         families = self._names.by_family(frame.samples)

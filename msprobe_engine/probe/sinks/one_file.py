@@ -59,6 +59,26 @@ class OneFileSink(Sink):
         self._open()
         self.losses = LossFile(directory / f"rank{rank}{ENDING}")
 
+    @property
+    def home(self) -> Path:
+        """The file."""
+        return self.path
+
+    def make_again(self) -> None:
+        make_directory(self.path.parent, f"{self.name} sink")
+        self._shut()
+        self._open()
+        self.losses.make_again()
+        self._run.stale()
+
+    def close(self) -> None:
+        self._shut()
+        self.losses.close()
+
+    def _shut(self) -> None:
+        """Close what `_open` has opened; a second call does nothing."""
+        raise NotImplementedError
+
     def _open(self) -> None:
         """Open `path`; raises `SinkError`."""
         raise NotImplementedError

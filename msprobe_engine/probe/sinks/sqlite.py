@@ -63,9 +63,8 @@ class SqliteSink(OneFileSink):
             raise
         self.losses.count_alerts(len(alerts))
 
-    def close(self) -> None:
+    def _shut(self) -> None:
         self._db.close()
-        self.losses.close()
 
     def _add(self, family: str, frame: Frame, samples: list[Sample]) -> None:
         if family in FEATURES:

@@ -76,7 +76,7 @@ class TensorBoardSink(Sink):
         """Where the event file is."""
         make_directory(self.directory, "tensorboard sink")
         self.losses = LossFile(self.directory / FILE)
-        self._file = EventFile(self.directory, f"rank{rank}", "tensorboard sink")
+        self._file = self._new_file()
         self._summary = self._file.summary
         self._rules: set[str] = set()
         self._maps: dict[str, Heatmap] = {}
@@ -88,6 +88,20 @@ class TensorBoardSink(Sink):
     def size(self) -> int:
         """Bytes in the file."""
         return self._file.size
+
+    @property
+    def home(self) -> Path:
+        """The directory."""
+        return self.directory
+
+    def make_again(self) -> None:
+        make_directory(self.directory, "tensorboard sink")
+        before, self._file = self._file, self._new_file()
+        before.close()
+        self.losses.make_again()
+
+    def _new_file(self) -> EventFile:
+        return EventFile(self.directory, f"rank{self._rank}", "tensorboard sink")
 
     def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
         """Append one event.

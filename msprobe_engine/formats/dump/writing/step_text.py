@@ -43,6 +43,7 @@ class StepText:
 
     Attributes:
         world: keys of the header of steps that are prepared from now on, see `msprobe_engine.formats.dump.world`.
+        lost: what the run has lost of steps before, reason to count.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class StepText:
         self._lock = threading.Lock()
         self._parallel_text: tuple[Mapping[str, Any], str] | None = None
         self.world: Mapping[str, object] = MappingProxyType({})
+        self.lost: dict[str, int] = {}
 
     def prepare(self, frame: Frame, saved: Saved | None, where: Mapping[str, object]) -> Prepared:
         """Everything of the texts of `frame` but its numbers.
@@ -86,7 +88,7 @@ class StepText:
             header["selection"] = self._selection
         if not frame.complete:
             header["complete"] = False
-        lost = dict(frame.lost)
+        lost = {**self.lost, **frame.lost}
         if saved is not None:
             lost |= {reason: lost.get(reason, 0) + count for reason, count in saved.late.items()}
             if saved.waited >= 0.001:

@@ -136,6 +136,19 @@ class CsvSink(Sink):
         """Bytes in the directory when it was opened, and written since."""
         return self._size
 
+    @property
+    def home(self) -> Path:
+        """The directory."""
+        return self.directory
+
+    def make_again(self) -> None:
+        make_directory(self.directory, "csv sink")
+        self._close_files()
+        self._close_alerts()
+        self._size = 0
+        self.losses.make_again()
+        self._run.stale()
+
     def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
         """Append the samples of one frame. All files are tried before an error is raised.
 
@@ -192,6 +205,9 @@ class CsvSink(Sink):
     def close(self) -> None:
         self._close_files()
         self.losses.close()
+        self._close_alerts()
+
+    def _close_alerts(self) -> None:
         if self._alerts is not None:
             self._alerts.close()
             self._alerts = None

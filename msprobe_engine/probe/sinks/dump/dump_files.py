@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import shutil
@@ -21,7 +20,8 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.output_files import write_file, write_plain
 from msprobe_engine.core.io.regular_files import DIRECTORY_MODE, make_directories, require_directory
 from msprobe_engine.core.records import Frame
-from msprobe_engine.formats.dump import frame_log, layout
+from msprobe_engine.formats import loss_causes
+from msprobe_engine.formats.dump import frame_log, layout, step_mark
 from msprobe_engine.formats.dump.layout import DumpWriteError
 from msprobe_engine.formats.dump.writing.step_files import Saved
 from msprobe_engine.formats.dump.writing.step_text import Prepared, StepText
@@ -31,6 +31,7 @@ from msprobe_engine.probe.sinks.base import Sink
 
 _log = logging.getLogger("msprobe.dump")
 _MODES = ("all", "input", "output", "forward", "backward")
+_DELETED = "steps that were deleted with their directory"
 _SUMMARY_MODES = ("statistics", "md5", "xor", "digest")
 
 
@@ -109,6 +110,7 @@ class DumpSink(Sink):
             selection=selection,
             construct_micro_steps=construct_micro_steps,
         )
+        self._root = _Root(self.root)
         self._lock = threading.Lock()
         self._begun: dict[int, str] = {}
         self._prepared: dict[int, Prepared] = {}
@@ -133,10 +135,13 @@ class DumpSink(Sink):
             SinkError: it cannot be created.
         """
         path = str(self.directory(step))
+        if gone := self._root.deleted():
+            self._text.lost[_DELETED] = self._text.lost.get(_DELETED, 0) + gone
+            _log.error("%s was deleted or moved away while the run wrote it; %d steps went with it, later ones go there", self.root, gone)
         if self._tensors is not None:
             self._tensors.drop(step)
         marker = f"{path}/{layout.MARKER}"
-        line = self._marker_line(step)
+        line = step_mark.line(step, self._rank)
         try:
             layout.refuse_link(path)
             try:
@@ -175,10 +180,6 @@ class DumpSink(Sink):
                     "give this run a dump_path of its own", step, old[0], more, own
                 )  # fmt: skip
 
-    def _marker_line(self, step: int) -> bytes:
-        start = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        return (json.dumps({"step": step, "rank": self._rank, "pid": os.getpid(), "start": start}) + "\n").encode()
-
     def assign_rank(self, rank: int) -> None:
         """The rank is known now: directories that were named by the process number get its name, those of finished steps too. To be
         called when nothing waits to be written. A directory that cannot be renamed stays where it is, which is said."""
@@ -196,11 +197,12 @@ class DumpSink(Sink):
                         os.rmdir(new)
                     os.rename(old, new)
                     self._begun[step] = new
+                    self._root.moved(old, new)
                     if self._tensors is not None:
                         self._tensors.moved(step, new)
                     layout.correct_data_dir(old, new)
                     if os.path.exists(f"{new}/{layout.MARKER}"):
-                        write_plain(f"{new}/{layout.MARKER}", [self._marker_line(step)])
+                        write_plain(f"{new}/{layout.MARKER}", [step_mark.line(step, rank)])
                 except OSError as error:
                     _log.warning("%s cannot get the name of its rank, %s: %s", old, new, error.strerror or error)
 
@@ -294,7 +296,10 @@ class DumpSink(Sink):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(f"{path}/{layout.MARKER}")
         except OSError as error:
+            step_mark.tell_why(path, frame.step, self._rank, loss_causes.cause_of(error))
+            self._root.keep(path)
             raise DumpWriteError(error, file) from error
+        self._root.keep(path)
         with self._lock:
             while len(self._begun) > 1024:
                 del self._begun[next(iter(self._begun))]
@@ -311,6 +316,43 @@ class DumpSink(Sink):
             self._packed = None
         if self._tensors is not None:
             self._tensors.close()
+
+
+class _Root:
+    """Notices that the directory of all steps was deleted in the midst of the run. A step alone that is gone was tidied up."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._found = (0, 0)
+        self._last = ""
+        self._count = 0
+
+    def keep(self, directory: str) -> None:
+        """A step was written there, or was not because the directory is gone."""
+        self._count += 1
+        if os.path.lexists(directory):
+            self._last, self._found = directory, self._identity()
+        elif not self._last:
+            self._last = directory
+
+    def moved(self, old: str, new: str) -> None:
+        """The directory of a step has another name."""
+        if self._last == old:
+            self._last = new
+
+    def deleted(self) -> int:
+        """How many steps have gone with the directory; 0: it is there. Said once."""
+        if not self._last or os.path.lexists(self._last) or (any(self._found) and self._identity() == self._found):
+            return 0
+        gone, self._count, self._last = self._count, 0, ""
+        return gone
+
+    def _identity(self) -> tuple[int, int]:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return 0, 0
+        return found.st_dev, found.st_ino
 
 
 def _same(before: Saved | None, now: Saved | None) -> bool:

@@ -1,0 +1,136 @@
+"""``msprobe nan_analyze`` of the output directory of a run: its dump, its incidents and what its monitor has seen.
+
+What names a record leads, and of those the earliest step. A dump of chosen steps without a NaN says nothing of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError, ProbeError
+from msprobe_engine.core.text.ranges import ranks_text
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find import run_directory
+from msprobe_engine.find.monitor.monitored import not_finite
+from msprobe_engine.find.nonfinite import report
+from msprobe_engine.find.nonfinite.nan_analyze import Result, nan_analyze
+from msprobe_engine.formats.monitor.alert_order import in_order
+from msprobe_engine.formats.monitor.anomalies import Anomaly, load
+from msprobe_engine.formats.monitor.reader import open_run
+
+_RULES = ("nan_inf", "AnomalyNan")
+"""Ours and that of the existing tool: with one of them every step was looked at, and its alerts are all there is."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    what: str
+    result: Result
+
+    @property
+    def order(self) -> tuple[bool, bool, int]:
+        first = self.result.findings[0] if self.result.findings else None
+        return first is None, first is not None and first["cause"] == "sample", 0 if first is None else first["step"]
+
+
+def nan_analyze_run(source: str | Path, output: str | Path | None = None) -> Result:
+    """Find the first NaN/Inf in everything that lies at `source`.
+
+    Args:
+        source: output directory of a run, or what `nan_analyze` takes.
+        output: as of `nan_analyze`.
+
+    Raises:
+        DumpFormatError: there is nothing that could be looked at.
+        NothingCapturedError: there is, and nothing in it can be read.
+    """
+    root = Path(source)
+    parts = run_directory.parts(root)
+    if not parts.incidents and parts.monitor is None:
+        return nan_analyze(root, output)
+    seen: list[_Part] = []
+    errors: list[ProbeError] = []
+
+    def look(what: str, at: Callable[[], Result]) -> None:
+        try:
+            seen.append(_Part(what, at()))
+        except (DumpFormatError, NothingCapturedError) as error:
+            errors.append(error)
+
+    if parts.dump is not None:
+        look("dump", lambda: nan_analyze(root))
+    for place in parts.incidents[: run_directory.MOST_INCIDENTS]:
+        look(f"incident {place.name}", lambda place=place: nan_analyze(place))  # type: ignore[misc]
+    if (monitor := parts.monitor) is not None:
+        look("monitor", lambda: _of_monitor(monitor))
+    if not seen:
+        raise errors[0]
+    return _together(root, seen, errors, len(parts.incidents), output)
+
+
+def _together(root: Path, seen: Sequence[_Part], errors: Sequence[ProbeError], incidents: int, output: str | Path | None) -> Result:
+    lead, *others = sorted(seen, key=lambda part: part.order)
+    found = lead.result
+    later = incidents - run_directory.MOST_INCIDENTS
+    problems = [problem for part in seen for problem in part.result.problems] + [
+        Sentence("not looked at: {0}", "; ".join(map(str.strip, str(error).splitlines()))) for error in errors
+    ]
+    if later > 0 and not found.findings:
+        problems.append(Sentence("{0}: {1} later incidents were not looked at", root, later))
+    texts = [_said(lead)] + [f"{part.what}: {_first_line(part.result)}" if found.findings else _said(part) for part in others]
+    out = Result(found.findings, "\n".join(texts), sorted({step for part in seen for step in part.result.steps}))
+    out.problems = list(dict.fromkeys(problems))
+    if out.findings and output is not None:
+        out.path = report.write_json(out.findings, Path(output))
+    return out
+
+
+def _said(part: _Part) -> str:
+    return part.result.text if part.what == "dump" else f"{part.what}:\n{part.result.text}"
+
+
+def _first_line(result: Result) -> str:
+    return result.text.partition("\n")[0]
+
+
+def _of_monitor(path: Path) -> Result:
+    """Its alerts, and its numbers where no rule has looked at them."""
+    loaded = load(path)
+    run = open_run(path)
+    items: list[Mapping[str, Any]]
+    if alerts := [located.anomaly for located in in_order(loaded.anomalies) if located.anomaly.rule in _RULES]:
+        items = [_of_alert(alert, path) for alert in alerts if alert.step == alerts[0].step]
+    else:
+        unwatched = [rank for rank in run.ranks if not _is_watched(run.info(rank))]
+        numbers = [number for number in (not_finite(run) if unwatched else ()) if number.rank in unwatched]
+        numbers.sort(key=lambda number: (number.step, number.order, number.rank))
+        items = [_finding(n.step, n.rank, n.family, n.key.name, f"{n.op} is {n.target}", path) for n in numbers[:1]]
+    problems = [*loaded.missing, *(f"{what} ({count})" for what, count in loaded.problems.items())]
+    problems += [said for what, count in run.problems.items() if (said := f"{what} ({count})") not in problems]
+    steps = sorted({step for rank in run.ranks for step in run.recorded_steps(rank)[0]})
+    if items:
+        return Result(items, "\n".join(report.lines_of(items[:1], first=True)), steps, problems)
+    span = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}" if steps else "no step"
+    return Result([], f"{span}: no NaN or Inf that a rule or a number tells of, {ranks_text(run.ranks)}.", steps, problems)
+
+
+def _is_watched(info: Mapping[str, Any]) -> bool:
+    rules = info.get("rules")
+    return isinstance(rules, list) and any(rule in _RULES for rule in rules)
+
+
+def _of_alert(alert: Anomaly, path: Path) -> dict[str, Any]:
+    return _finding(alert.step, alert.rank, alert.word, alert.name, alert.message, path)
+
+
+def _finding(step: int, rank: int, family: str, name: str, note: str, path: Path) -> dict[str, Any]:
+    """A finding with the keys of `report.finding`; no call is known."""
+    return {
+        "op_name": name, "data_info": {}, "construct_info": [name], "stack_info": [], "step": step, "rank": rank, "what": "NaN or Inf",
+        "cause": "sample", "explanation": report.CAUSES["sample"], "module": "", "operator": family,
+        "direction": "backward" if "grad" in family else "forward", "source_line": None, "tensors": [], "notes": [note],
+        "clean_calls_before": [], "spread": [], "dump": str(path), "complete": True,
+    }  # fmt: skip

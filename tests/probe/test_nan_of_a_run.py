@@ -1,0 +1,109 @@
+"""``msprobe nan_analyze`` of the output directory of a run takes its incidents and its monitor for what they are: a NaN in a step of which
+there is no dump is found, and what could not be read of them is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import probe_ranks as pr
+import pytest
+import torch
+
+from msprobe_engine.cli.main import main
+from msprobe_engine.core.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings, RuleSettings
+from msprobe_integrations.torch.probe import TorchProbe
+
+pytestmark = pytest.mark.framework
+STEPS, BAD = 6, 3
+
+
+def train(setup: ProbeSettings, bad: bool) -> dict[str, Any]:
+    """The tiny job, in whose midst a parameter becomes NaN."""
+    probe = TorchProbe(setup)
+    job = pr.gpt.Job(pr.TINY)
+    probe.attach(job.model, job.optimizer)
+    for step in range(STEPS):
+        if bad and step == BAD:
+            with torch.no_grad():
+                next(job.model.parameters()).view(-1)[0] = float("nan")
+        probe.begin_step(step)
+        probe.end_step({"loss": job.step()})
+    probe.close()
+    return {}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One with a NaN, and one without; step 1 alone was dumped."""
+    found = {}
+    for name in ("bad", "fine"):
+        found[name] = tmp_path_factory.mktemp(name)
+        setup = ProbeSettings(
+            output_dir=str(found[name]),
+            monitor=MonitorSettings(parameters=True),
+            dump=DumpSettings(level="mix", step=[1]),
+            rules=[RuleSettings(rule="nan_inf")],
+            incident=IncidentSettings(level="mix", capture_level=""),
+        )
+        pr.run(train, setup, name == "bad", directory=found[name])
+    return found
+
+
+def without(run: Path, there: Path, *names: str) -> Path:
+    """A copy of a run that lacks some of its directories."""
+    shutil.copytree(run, there)
+    for name in names:
+        shutil.rmtree(there / name)
+    return there
+
+
+def analyze(run: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    code = main(["nan_analyze", "-i", str(run), "-o", str(out)])
+    return code, "".join(capsys.readouterr())
+
+
+def test_a_run_without_a_nan(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = analyze(runs["fine"], tmp_path, capsys)
+    assert code == 0, said
+    assert "step 1: no NaN or Inf that matters" in said
+    assert f"steps 0 to {STEPS - 1}: no NaN or Inf that a rule or a number tells of, rank 0" in said
+
+
+@pytest.mark.parametrize("lacks", [(), ("dump",), ("monitor",), ("incidents",), ("dump", "incidents")], ids="-".join)
+def test_whatever_is_left_of_a_run_tells(
+    lacks: tuple[str, ...], runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The dump of another step is clean; an incident has more than the monitor's alert."""
+    run = without(runs["bad"], tmp_path / "run", *lacks)
+    code, said = analyze(run, tmp_path / "out", capsys)
+    assert code == 1, said
+    first = next(line for line in said.splitlines() if line.startswith("First "))
+    assert f"step {BAD}, rank 0" in first
+    assert said.startswith("monitor:\n" if "incidents" in lacks else f"incident step{BAD}-nan_inf:\n")
+    (file,) = (tmp_path / "out").glob("anomaly_analyze_*.json")
+    assert {item["step"] for item in json.loads(file.read_text())["rank_0"]} == {BAD}
+
+
+def test_alerts_that_were_taken_away(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without incidents and alerts nothing is found, and nothing is called clean."""
+    run = without(runs["bad"], tmp_path / "run", "incidents")
+    for file in run.glob("monitor/*/alerts.jsonl"):
+        file.write_text("")
+    code, said = analyze(run, tmp_path / "out", capsys)
+    assert code == 3
+    assert "0 alerts are in it, and run.json says that" in said
+
+
+def test_numbers_that_no_rule_has_looked_at(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A monitor without rules: its numbers are looked at."""
+    run = without(runs["bad"], tmp_path / "run", "incidents")
+    for file in run.glob("monitor/*/run.json"):
+        info = json.loads(file.read_text())
+        file.write_text(json.dumps({key: value for key, value in info.items() if key not in ("rules", "alerts")}))
+        (file.parent / "alerts.jsonl").unlink()
+    code, said = analyze(run, tmp_path / "out", capsys)
+    assert code == 1, said
+    assert f"step {BAD}, rank 0" in said
