@@ -170,6 +170,30 @@ def test_without_locks_every_node_has_a_pack_and_they_are_read_together(tmp_path
     assert any("pack@node-c.zip" in problem for problem in found.problems)
 
 
+def test_blocks_of_a_large_job_write_packs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rank takes the lock of, or reads, what more than its block has written; the named path has the entries of all. What a larger job
+    has left there before is no problem, and what is replaced is kept together."""
+    seen: list[int] = []
+    real = pack.pack_file.append
+    monkeypatch.setattr(
+        pack.pack_file, "append", lambda fd, new, before: seen.append(len(before.entries) if before else 0) or real(fd, new, before)
+    )
+    path = tmp_path / "pack.zip"
+    for run, ranks in (("earlier", 160), ("now", 96)):
+        for rank in range(ranks):
+            writer = PackWriter(path, rank=rank, world_size=ranks, run=run, keep_previous=True)
+            writer.add({entries.of_rank("env", rank): {"RUN": run}})
+            writer.add({entries.of_rank("system", rank): {"rank": rank}})
+        found = read_pack(path)
+        assert (found.ranks, found.problems) == (list(range(ranks)), [])
+        assert found.json(entries.of_rank("system", ranks - 1)) == {"rank": ranks - 1}
+    assert {file.name for file in tmp_path.glob("pack@*")} == {f"pack@ranks{n}-{n + 15}.zip" for n in range(16, 160, 16)}
+    assert max(seen) <= 16 * 3 + 1
+    before = read_pack(tmp_path / "pack.previous.zip")
+    assert before.ranks == list(range(96))
+    assert before.json(entries.of_rank("env", 95)) == {"RUN": "earlier"}
+
+
 def test_files_that_are_no_packs_are_left_alone(tmp_path: Path) -> None:
     """A zip of something else, a text and a link are not written over, and the message says what to do."""
     other = tmp_path / "other.zip"

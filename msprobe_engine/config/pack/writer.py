@@ -35,6 +35,9 @@ MOST_BYTES = 10 * 2**30
 """Of all entries together, unpacked; the existing tool's limit."""
 MOST_ENTRY_BYTES = 2**30
 """Of one entry; the existing tool's limit."""
+_MOST_IN_ONE = 64
+"""Ranks that write one pack in turns; of a larger job each `_BLOCK` of ranks writes one."""
+_BLOCK = 16
 _OF_TENSORS = ("weights/", "dataset/", "msprobe/weights/", "msprobe/dataset/")
 _OF_DIGESTS = ("random/", "msprobe/random/", "msprobe/ranks/", "msprobe/withheld/", entries.META)
 """Entries of which texts that look generated are digests and names of processes."""
@@ -48,7 +51,8 @@ class PackWriter:
 
     A pack that an earlier run left at the path is replaced, which is said. An earlier run is told by `run`, without one by what launchers
     say, and by this rank having written there in another process. A file that is no pack is left alone. Where the file system has no
-    locks, every node writes a pack of its own beside the path (``pack@HOST.zip``), and `read_pack` reads them together.
+    locks, every node writes a pack of its own beside the path (``pack@HOST.zip``), and `read_pack` reads them together. So do the blocks of
+    ranks of a large job (``pack@ranks16-31.zip``; the first one writes to the path): no rank waits for thousands of others.
 
     Args:
         path: ends in ``.zip``; directories are made.
@@ -75,11 +79,12 @@ class PackWriter:
         run: str | None = None,
         keep_previous: bool = False,
     ) -> None:
-        self.path = Path(path)
+        named = self.path = Path(path)
         if self.path.suffix != ".zip":
             raise UsageError(f"the pack's path is {one_line(str(path))!r}; it must end in .zip")
         self.rank = job.rank() if rank is None else rank
         self.world_size = job.world_size() if world_size is None else world_size
+        self.path = part_of(named, self.rank, self.world_size)
         self._framework, self._step_unit = framework, step_unit
         self._run, self._known_run = job.launch() if run is None else run, run is not None
         self._lock: Path | None = None
@@ -138,7 +143,8 @@ class PackWriter:
         if not self._keep_previous:
             warning(f"{one_line(str(self.path))}: {why}, replaced by a new one")
             return
-        previous = self.path.with_name(f"{self.path.stem}.previous.zip")
+        stem, at, part = self.path.stem.partition("@")
+        previous = self.path.with_name(f"{stem}.previous{at}{part}.zip")
         write_file(previous, [os.pread(fd, os.fstat(fd).st_size, 0)])
         info(f"{one_line(str(self.path))}: {why}, which is {previous.name} now")
 
@@ -201,6 +207,14 @@ def of_node(path: Path, host: str) -> Path:
     return path.with_name(f"{path.stem}@{safe}.zip")
 
 
+def part_of(path: Path, rank: int, world_size: int) -> Path:
+    """Where a rank writes."""
+    first = rank - rank % _BLOCK
+    if world_size <= _MOST_IN_ONE or not first:
+        return path
+    return of_node(path, f"ranks{first}-{min(first + _BLOCK, world_size) - 1}")
+
+
 def encode(content: Any) -> bytes:
     """An entry's bytes. Numbers that are not finite are written as Python's JSON has them (NaN, Infinity): the existing tool does too."""
     if isinstance(content, bytes):
@@ -230,7 +244,10 @@ class Pack:
             if run is None:
                 run = its
             elif its != run:
-                self.problems.append(f"{file.name} beside it belongs to another run and is left out")
+                if not (
+                    _of_ranks(file) and path.exists() and file.stat().st_mtime < path.stat().st_mtime
+                ):  # left by an earlier, larger job
+                    self.problems.append(f"{file.name} beside it belongs to another run and is left out")
                 continue
             self._found.update({name: (file, entry) for name, entry in read.items() if name not in self._found})
         self.names = sorted(self._found)
@@ -361,7 +378,7 @@ class Pack:
 
 
 def read_pack(path: str | Path) -> Pack:
-    """Open a pack of this tool or of the existing one, and the packs of other nodes beside it (``pack@HOST.zip``).
+    """Open a pack of this tool or of the existing one, and the packs of other nodes and ranks beside it (``pack@HOST.zip``).
 
     Raises:
         DumpFormatError: there is none, it is no zip or no pack, or it was made to do harm (paths that lead out, sizes beyond all bounds).
@@ -370,6 +387,10 @@ def read_pack(path: str | Path) -> Pack:
         raise DumpFormatError(f"no {NAME} in {one_line(str(path))}; name a pack (.zip), or the output directory of a run that has one")
     with guard_reading(path, "a pack"):
         return Pack(Path(path))
+
+
+def _of_ranks(part: Path) -> bool:
+    return part.stem.partition("@")[2].startswith("ranks")
 
 
 def _plain(stem: str) -> str:
