@@ -191,6 +191,30 @@ def test_a_bounded_page_keeps_spikes_and_nan() -> None:
     assert trends.runs[0].stand_out[0].factor == pytest.approx(500.0)
 
 
+def test_numbers_that_are_not_finite_come_in_the_order_of_execution() -> None:
+    """Cause before consequence: the loss behind the forward pass and before the gradients, their norm behind these, other numbers last."""
+    bad: dict[int, list[float]] = {4: [math.nan]}
+    scalars = dict.fromkeys(("learning_rate", "grad_norm", "loss", "lm loss"), bad)
+    run = {
+        "param_updated": {0: {"w": bad}},
+        "grad_reduced": {0: {"layers.0.w": bad, "layers.1.w": bad}},
+        "actv": {0: {"layers.0.output": bad, "layers.1.output": bad}},
+        SCALARS: {0: scalars},
+    }
+    trends = collect([Made(run)])
+    assert [trends.metrics[f.metric].targets[f.target].name for f in trends.runs[0].nonfinite] == [
+        "layers.0.output",
+        "layers.1.output",
+        "loss",
+        "lm loss",
+        "layers.1.w",
+        "layers.0.w",
+        "grad_norm",
+        "w",
+        "learning_rate",
+    ]
+
+
 def test_two_runs_share_their_axes_and_the_first_difference_is_found() -> None:
     """Steps are matched by number (moved by --shift), targets by name; of what differs the layer that ran first comes first."""
 
@@ -209,8 +233,8 @@ def test_two_runs_share_their_axes_and_the_first_difference_is_found() -> None:
     assert [(f.step, f.metric, trends.metrics[f.metric].targets[f.target].name) for f in trends.apart] == [
         (3, "actv", "layers.2.output"),
         (3, "actv", "layers.3.output"),
-        *[(3, "grad_reduced", f"layers.{i}.w") for i in (3, 2, 1, 0)],
         (3, SCALARS, "loss"),
+        *[(3, "grad_reduced", f"layers.{i}.w") for i in (3, 2, 1, 0)],
     ]
     assert all(f.factor == pytest.approx(1 / 3) for f in trends.apart)
 

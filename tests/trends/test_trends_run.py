@@ -58,6 +58,37 @@ def test_alerts_are_at_their_steps_and_what_is_over_is_listed_and_not_counted(tm
     assert run["meanings"] == [{"rule": "nan_inf", "meaning": "m", "next": "n"}]
 
 
+def test_alerts_are_listed_in_the_order_of_execution(tmp_path: Path) -> None:
+    """Not in that in which the rules found them: the loss before the gradients that come of it, whatever rank says so."""
+    of = {
+        kind: dataclasses.replace(alert(1, name=name), kind=kind) for kind, name in (("grad", "w"), ("step", "grad_norm"), ("loss", "loss"))
+    }
+    write(tmp_path, 0, {step: {"layers.0.w": [1.0]} for step in range(3)}, alerts={1: [of["step"], of["grad"]], 2: [alert(2)]})
+    write(tmp_path, 1, {step: {"layers.0.w": [1.0]} for step in range(3)}, alerts={1: [dataclasses.replace(of["loss"], rank=1)]})
+    _, run = page_of(tmp_path)
+    assert [(a["step"], a["name"]) for a in run["alerts"]] == [(1, "loss"), (1, "w"), (1, "grad_norm"), (2, "layers.1.w")]
+
+
+def test_a_page_or_a_directory_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``-o`` of the commands that make one page: a name that ends in .html is the page, any other one a directory."""
+    write(tmp_path / "run", 0, {step: {"layers.0.w": [1.0]} for step in range(3)})
+    monkeypatch.chdir(tmp_path)
+    for command, name in ((["trends"], "trends.html"), (["monitor", "report"], "report.html")):
+        for output, page in ((f"{name[0]}/b", f"{name[0]}/b/{name}"), (f"x-{name}", f"x-{name}"), ("run", f"run/{name}")):
+            assert main([*command, "run", "-o", output]) == 0
+            assert Path(page).is_file()
+
+
+def test_runs_with_other_numbers_of_ranks_are_pointed_to_diagnose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where layouts differ, what one rank holds is something else than what that rank of the other run holds."""
+    for name, ranks in (("a", 1), ("b", 2)):
+        for rank in range(ranks):
+            write(tmp_path / name, rank, {step: {"layers.0.w": [1.0]} for step in range(3)})
+    for other, said in (("a", False), ("b", True)):
+        main(["trends", str(tmp_path / "a"), str(tmp_path / other), "-o", str(tmp_path / "x")])
+        assert ("the runs have 1 and 2 ranks: " in capsys.readouterr().out) == said
+
+
 def test_alerts_without_any_number_make_a_page(tmp_path: Path) -> None:
     """A rank that has written alerts alone has their count in each step for its numbers."""
     write(tmp_path, 0, {2: {}, 5: {}}, alerts={2: [alert(2)], 5: [alert(5), alert(5)]})

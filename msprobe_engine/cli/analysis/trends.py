@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The runs, the page, and what of them is wanted."""
     parser.add_argument("run_path", metavar="RUN", help="output directory of a run, what is in it, a dump, or a trend data base")
     parser.add_argument("other_path", metavar="RUN2", nargs="?", help="a second run, compared with the first")
-    parser.add_argument("-o", "--output", default="", metavar="FILE", help="the page (default: RUN/trends.html)")
+    parser.add_argument("-o", "--output", default="", metavar="PATH", help="the page, or a directory for it (default: RUN)")
     parser.add_argument("--metric", action="append", default=[], metavar="TEXT", help="only metrics with this in their name; repeatable")
     parser.add_argument(
         "--statistic", action="append", default=[], metavar="TEXT", help="only statistics with this in their name; repeatable"
@@ -79,9 +79,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def place(run: str, output: str, name: str) -> Path:
-    """Where the page is written."""
+    """Where the page is written: a name that ends in .html is the page, any other one a directory for it."""
+    from msprobe_engine.cli.options.outputs import is_page_name
+    from msprobe_engine.core.io.output_files import make_directory
+
+    if is_page_name(output):
+        return Path(output)
+    if output:
+        make_directory(Path(output), name)
+        return Path(output) / name
     where = Path(run)
-    return Path(output) if output else (where if where.is_dir() else where.parent) / name
+    return (where if where.is_dir() else where.parent) / name
 
 
 def write(sources: list[Source], page: Path, *, size: float, shift: int = 0) -> int:

@@ -55,12 +55,17 @@ def refuse_page_name(path: str | Path | None, page: str = "") -> None:
     Raises:
         UsageError: the name is that of a page.
     """
-    if path is None or Path(path).suffix.lower() not in (".html", ".htm"):
+    if path is None or not is_page_name(path):
         return
     shown = one_line(str(path))
     other = f", or the page with {page} {shown}" if page else ""
     directory = one_line(str(Path(path).with_suffix("")))
     raise UsageError(f"-o {shown}: is the name of a page, and the page goes into a directory; name that one: -o {directory}{other}")
+
+
+def is_page_name(path: str | Path) -> bool:
+    """Is it the name of a page? ``-o`` takes any other name for that of a directory."""
+    return Path(path).suffix.lower() in (".html", ".htm")
 
 
 def _same(one: str, other: str) -> bool:

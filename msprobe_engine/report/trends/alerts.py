@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.formats.monitor.alert_order import in_order
+from msprobe_engine.formats.monitor.anomalies import from_alert
+
 MAX_ALERTS = 500
 
 
@@ -18,7 +21,7 @@ class Raised:
     """What the rules of a run raised, by step.
 
     Attributes:
-        listed: in the order of steps and ranks, those that say that a condition has gone among them.
+        listed: in the order of execution, the earliest first, those that say that a condition has gone among them.
         began: without these: they are listed, not counted.
     """
 
@@ -28,7 +31,7 @@ class Raised:
     @classmethod
     def of(cls, alerts: Iterable[Mapping[str, Any]]) -> Raised:
         """Alerts of all ranks."""
-        listed = sorted(alerts, key=lambda a: (a.get("step", 0), a.get("rank", 0), a.get("order", -1)))
+        listed = _in_order(alerts)
         return cls(listed, [alert for alert in listed if not _is_over(alert)])
 
     def rows(self) -> list[dict[str, Any]]:
@@ -69,6 +72,15 @@ class Raised:
                 rule = str(alert.get("rule", ""))
                 out.setdefault(rule, {"rule": rule, "meaning": str(extra.get("meaning", "")), "next": str(extra.get("next", ""))})
         return list(out.values())
+
+
+def _in_order(alerts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """As `msprobe monitor analyze` has them; those that say that something is over behind those of their step."""
+    ordered = sorted(alerts, key=lambda a: (a.get("step", 0), a.get("rank", 0), a.get("order", -1)))
+    placed = [(alert, from_alert(alert, 0, {})) for alert in ordered]
+    of = {id(anomaly): alert for alert, anomaly in placed if anomaly is not None}
+    began = [of[id(located.anomaly)] for located in in_order(anomaly for _, anomaly in placed if anomaly is not None)]
+    return sorted([*began, *(alert for alert, anomaly in placed if anomaly is None)], key=lambda a: a.get("step", 0))
 
 
 def _is_over(alert: Mapping[str, Any]) -> bool:

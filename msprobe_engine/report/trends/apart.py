@@ -41,7 +41,7 @@ def apart(trends: Trends) -> tuple[list[StandOut], float, int]:
             sizes = [float(far[i, column]) if hit[i, column] else 0.0 for (_, far), hit in zip(of, hits)]
             largest = int(np.argmax(sizes))
             found.append(StandOut("runs", int(steps[column]), name, of[largest][0], i, min(sizes[largest], 1e300)))
-    found.sort(key=lambda one: moment(one.step, one.metric, one.target))
+    found.sort(key=lambda one: moment(one.step, one.metric, one.target, name=trends.metrics[one.metric].targets[one.target].name))
     return found[:KEPT], limit, compared
 
 

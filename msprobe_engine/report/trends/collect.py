@@ -233,7 +233,7 @@ def _fill(trends: Trends, run: RunTrend, source: Source, shift: int, progress: P
                 if grid.sums is not None and rank in shared:
                     grid.sums.add(rows[at] * len(how.fine) + fine[at], steps[at], rank, values[at])
             gathered.add(part, rows, steps)
-    run.nonfinite, run.nonfinite_count = gathered.first()
+    run.nonfinite, run.nonfinite_count = gathered.first(trends.metrics)
     run.problems |= source.problems
     if late:
         run.problems[Sentence("rows written while the page was made, not in it; make it again to see them")] = late

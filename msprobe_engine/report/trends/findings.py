@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.report.trends.bins import Extremes
-from msprobe_engine.report.trends.model import Grid, NonFinite, RunTrend, StandOut, Trends
+from msprobe_engine.report.trends.model import Grid, Metric, NonFinite, RunTrend, StandOut, Trends
 from msprobe_engine.report.trends.source import ABSMAX, DUMPED, SCALARS, VALUE, Part
 
 KEPT = 200
@@ -20,8 +20,12 @@ _BEGINNING = 20
 _LEADING = ("norm", ABSMAX, VALUE, "max")
 _FILLING = ("exp_avg", "exp_avg_sq", "opt_state", "param_origin", "param_updated")
 """Families whose tensors begin at zero, or may, and fill: that they are small in the first steps is no news in any run."""
-_MOMENTS = ("param_origin", "actv", "forward", "recompute", "actv_grad", "backward", "grad_unreduced", "parameters_grad", "grad_reduced")
-"""Families in the order in which a step makes them; all others come later, the numbers of the steps last."""
+_LOSS, _NORM = "loss", "grad_norm"
+"""Numbers of a step that have their place within it."""
+_BACKWARDS = ("actv_grad", "backward", "grad_unreduced", "parameters_grad", "grad_reduced")
+_MOMENTS = ("param_origin", "actv", "forward", "recompute", _LOSS, *_BACKWARDS, _NORM)
+"""Families in the order in which a step makes them, those of the backward pass from the last layer to the first; all others come later, the
+other numbers of the steps last."""
 _CALLS = 1 << 40
 """More than a step has."""
 Numbers = npt.NDArray[np.float64]
@@ -70,9 +74,13 @@ class Gathered:
                 kind = "NaN" if nan[i] else "Inf"
                 self._found[place] = NonFinite(int(steps[i]), (part.rank,), part.metric, target, kind, shown, last, many, when)
 
-    def first(self) -> tuple[list[NonFinite], int]:
-        """The earliest, and how many there are."""
-        return sorted(self._found.values(), key=lambda one: moment(one.step, one.metric, one.target, one.order))[:KEPT], len(self._found)
+    def first(self, metrics: Mapping[str, Metric]) -> tuple[list[NonFinite], int]:
+        """The earliest in the order of execution, and how many there are."""
+
+        def when(one: NonFinite) -> tuple[int, int, int]:
+            return moment(one.step, one.metric, one.target, one.order, metrics[one.metric].targets[one.target].name)
+
+        return sorted(self._found.values(), key=when)[:KEPT], len(self._found)
 
 
 def over_ranks(grid: Grid) -> Extremes:
@@ -196,15 +204,24 @@ def moment_of(metrics: Iterable[str]) -> list[int]:
     return found
 
 
-def _place(metric: str) -> int:
+def _place(metric: str, name: str = "") -> int:
     family = metric.partition(",")[0]
+    if metric == SCALARS and (name == _LOSS or name.endswith((" loss", "_loss", ".loss", "/loss"))):
+        family = _LOSS
+    elif metric == SCALARS and name.endswith(_NORM):
+        family = _NORM
     return _MOMENTS.index(family) if family in _MOMENTS else len(_MOMENTS) + (metric == SCALARS)
 
 
-def moment(step: int, metric: str, target: int, order: int = -1) -> tuple[int, int, int]:
-    """When in the run a number was made: of two layers the one that is computed first comes first."""
+def moment(step: int, metric: str, target: int, order: int = -1, name: str = "") -> tuple[int, int, int]:
+    """When in the run a number was made: of two layers the one that is computed first comes first.
+
+    Args:
+        order: of a call of a dump, see `moment_of`; -1: the file does not say.
+        name: of the target, which tells the numbers of a step apart.
+    """
     if order >= 0:
         return step, *divmod(order, _CALLS)
-    place = _place(metric)
-    backwards = 3 < place < len(_MOMENTS)
+    place = _place(metric, name)
+    backwards = place < len(_MOMENTS) and _MOMENTS[place] in _BACKWARDS
     return step, place, -target if backwards else target

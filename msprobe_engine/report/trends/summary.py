@@ -29,6 +29,12 @@ def lines(trends: Trends) -> Iterator[str]:
         for rule, count in sorted(run.raised.rules.items()):
             yield f"{run.name}: {_many(count, 'alert')} of rule {rule}"
     if len(trends.runs) > 1:
+        counts = [run.facts.world or len(run.ranks) for run in trends.runs]
+        if counts[0] != counts[1]:
+            yield (
+                f"the runs have {counts[0]} and {_many(counts[1], 'rank')}: where their parallel layouts differ, numbers of pieces are set "
+                "against numbers of other pieces here; msprobe diagnose RUN GOLDEN puts the pieces together first"
+            )
         yield from _found(trends, trends.apart, f"runs apart by more than {trends.limit:g}")
         if not trends.compared:
             yield "the runs have no numbers in common: nothing was compared (--shift moves the steps of the second)"
