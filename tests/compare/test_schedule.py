@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.api import compare_dumps
 from msprobe_engine.report.table.rank_table import Result, compare_guarded
-from msprobe_engine.report.table.schedule import Manifest, run_tasks
+from msprobe_engine.report.table.schedule import Manifest, absolute_options, absolute_task, run_tasks
 
 
 def _work(tmp_path: Path) -> partial[Result]:
@@ -83,6 +84,36 @@ def test_a_dask_cluster_of_two_workers_one_of_them_killed(tmp_path: Path) -> Non
     assert all(Path(result.files[0]).is_file() and not result.problems for result in found.values())
 
 
+@pytest.mark.slow
+def test_a_cluster_whose_workers_run_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative paths of dumps, output and mappings are those of whoever asks, not of the workers; the tables are those of this machine."""
+    distributed = pytest.importorskip("distributed")
+    target, golden = pair(tmp_path, 2, wrong=1)
+    (tmp_path / "names.yaml").write_text("{}\n")
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+        monkeypatch.chdir(tmp_path)
+        here, there = target.relative_to(tmp_path), golden.relative_to(tmp_path)
+        options = CompareOptions(cell_mapping="names.yaml")
+        far = compare_dumps(here, there, "far", options, scheduler=cluster.scheduler_address)
+    near = compare_dumps(here, there, "near", options)
+    assert not far.all_problems
+    assert [Path(a.files[0]).read_bytes() for a in far.results] == [Path(b.files[0]).read_bytes() for b in near.results]
+
+
+def test_what_goes_to_another_directory_has_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = absolute_task(Task(Path("a/dump.json"), Path("b/dump.json"), calibration=(Path("c"),)))
+    assert (task.target, task.golden, task.stack, task.calibration) == (
+        tmp_path / "a/dump.json",
+        tmp_path / "b/dump.json",
+        None,
+        (tmp_path / "c",),
+    )
+    options = absolute_options(CompareOptions(cell_mapping="m.yaml", api_mapping=True, metrics=(Path("n.py"),), postprocess={"a": 1}))
+    assert (options.cell_mapping, options.metrics) == (str(tmp_path / "m.yaml"), (tmp_path / "n.py",))
+    assert (options.api_mapping, options.postprocess, options.data_mapping) == (True, {"a": 1}, None)
+
+
 def test_no_cluster_at_the_address() -> None:
     """Said with the address and what to give."""
     pytest.importorskip("distributed")
@@ -125,6 +156,26 @@ def test_a_damaged_manifest_is_no_manifest(tmp_path: Path) -> None:
     manifest = Manifest(tmp_path, "k")
     assert len(manifest.stamp) == 14
     assert manifest.done(Task(tmp_path, tmp_path)) is None
+
+
+def test_what_is_done_is_noted_line_by_line(tmp_path: Path) -> None:
+    """A task adds a line, however many were there; what a killed process has left of its last line is left out."""
+    manifest, tasks = Manifest(tmp_path, "k"), []
+    sizes = [0]
+    for rank in range(50):
+        file = tmp_path / f"{rank:02}.json"
+        file.write_text("{}")
+        tasks.append(Task(file, file, stem=f"result{rank:02}"))
+        manifest.note(tasks[-1], Result(tasks[-1].key))
+        sizes.append((tmp_path / ".compare_k.json").stat().st_size)
+    assert max(b - a for a, b in itertools.pairwise(sizes[1:])) < 2 * (sizes[2] - sizes[1])
+    with (tmp_path / ".compare_k.json").open("r+b") as written:
+        written.truncate(sizes[-1] - 20)
+    again = Manifest(tmp_path, "k")
+    assert again.stamp == manifest.stamp
+    assert [again.done(task) is not None for task in tasks] == [True] * 49 + [False]
+    again.note(tasks[-1], Result(tasks[-1].key))
+    assert Manifest(tmp_path, "k").done(tasks[-1]) is not None
 
 
 @pytest.mark.parametrize("stamp", ["../../20260101000000", "2026", "\u0662" * 14])

@@ -20,7 +20,7 @@ from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.rank_table import DiagnosedTask, Result, compare_guarded, places_of
-from msprobe_engine.report.table.schedule import Manifest, run_tasks
+from msprobe_engine.report.table.schedule import Manifest, absolute_options, absolute_task, run_tasks
 from msprobe_engine.report.table.summary import Comparison
 from msprobe_engine.report.table_files import check_format, output_directory
 
@@ -132,13 +132,15 @@ def _run(
     scheduler: str,
 ) -> None:
     """Do tasks and put what they came to into `results`. `word`: for the bar of progress."""
-    output = os.fspath(directory.resolve() if scheduler else directory)
-    work = partial(compare_guarded, options=options, output=output, stamp=manifest.stamp, keep=keep)
+    given = {task.key: task for task in tasks}
+    if scheduler:  # its workers run in directories of their own
+        tasks, options, directory = [absolute_task(task) for task in tasks], absolute_options(options), directory.resolve()
+    work = partial(compare_guarded, options=options, output=os.fspath(directory), stamp=manifest.stamp, keep=keep)
     kind = "dask" if scheduler else options.scheduler
     with bar(word, len(tasks)) as advance, collection_paused():
         for task, result in run_tasks(tasks, work, kind, options.workers, options.memory_mb, scheduler):
             results[task.key] = result
-            manifest.note(task, result)
+            manifest.note(given[task.key], result)
             advance(task.place)
 
 
