@@ -444,8 +444,8 @@ def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for name, factor in (("a", 1.0), ("b", 1.5)):
         run(tmp_path / "runs" / name, 0, {s: {"layers.0.w": [factor if s > 2 else 1.0]} for s in range(5)})
     lines = [shlex.split(line, comments=True) for line in re.findall(r"^msprobe .*$", text, re.MULTILINE)]
-    assert len(lines) == 3
-    assert [main(words[1:]) for words in lines] == [0, 1, 0]
+    assert len(lines) == 4
+    assert [main(words[1:]) for words in lines] == [0, 1, 1, 0]
     assert Path("runs/a/trends.html").exists()
     assert main(["trends", "trend", "-o", "db.html"]) == 0
     out = capsys.readouterr().out
