@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -367,3 +368,69 @@ def test_batches_are_loaded_outside_of_the_model(name: str, dumps: Callable[[str
             assert joined.parent(label) is None, (label, origin)
             loaded += 1
     assert loaded > 16
+
+
+def _rank_of_experts(root: Path, rank: int, tp: int, ep: int, dp: int) -> Path:
+    """A dense layer that is cut by tensor parallelism, and one expert of its own."""
+
+    def tensor(shape: list[int], value: float) -> dict[str, Any]:
+        numbers = {"Max": value, "Min": -value, "Mean": value / 4, "Norm": value * 3}
+        return {"type": "torch.Tensor", "dtype": "torch.float32", "shape": shape, **numbers, "requires_grad": True}
+
+    def call(taken: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        return {"input_args": [taken], "input_kwargs": {}, "output": [given]}
+
+    batch, own = tensor([6, 8], 1.0 + dp), tensor([6, 16], 2.0 + rank)
+    data = {
+        "Module.layers.0.fc.Linear.forward.0": call(batch, own),
+        "Module.layers.0.mlp.experts.local_experts.0.MLP.forward.0": call(
+            tensor([3 + rank, 8], 5.0 + rank), tensor([3 + rank, 8], 9.0 + rank)
+        ),
+        "Module.layers.0.Layer.forward.0": call(batch, tensor([6, 8], 4.0)),
+    }
+    place = {
+        "rank": {"tp": tp, "pp": 0, "dp": dp, "cp": 0, "ep": ep, "etp": 0},
+        "size": {"tp": 2, "pp": 1, "dp": 2, "cp": 1, "ep": 2, "etp": 1},
+    }
+    directory = root / "step0" / f"rank{rank}"
+    directory.mkdir(parents=True)
+    head = {"task": "statistics", "level": "L0", "framework": "pytorch", "parallel": place}
+    (directory / "dump.json").write_text(json.dumps({**head, "data": data}))
+    around = "Module.layers.0.Layer.forward.0"
+    (directory / "construct.json").write_text(json.dumps({name: None if name == around else around for name in data}))
+    (directory / "stack.json").write_text("{}")
+    return directory / "dump.json"
+
+
+def test_experts_of_tensor_parallel_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the ranks of a tensor-parallel group hold different experts (their own tensor parallel size is 1), dense layers are put
+    together and all experts are shown, with the numbers of the whole model; each replica has experts of its own and is a model."""
+    files = [_rank_of_experts(tmp_path, rank, tp=rank % 2, ep=rank % 2, dp=rank // 2) for rank in range(4)]
+    found = whole({rank: read_side(file) for rank, file in enumerate(files[:2])})
+    assert found.said == []
+    experts = "Module.layers.0.mlp.experts.local_experts"
+    assert [name for name in found.side.ops if "experts" in name] == [f"{experts}.{n}.MLP.forward.0" for n in range(2)]
+    rows = {name: row for row, name in enumerate(found.side.name)}
+    both = found.side.stats[rows["Module.layers.0.fc.Linear.forward.0.output.0"]]
+    assert (both[0], both[1], both[3]) == (3.0, -3.0, pytest.approx((6**2 + 9**2) ** 0.5))
+    second = rows[f"{experts}.1.MLP.forward.0.output.0"]
+    assert (found.side.shape[second], found.side.stats[second][0]) == ([4, 8], 10.0)
+    assert main(["graph", str(tmp_path), "-o", str(tmp_path / "out"), "--format", "html", "--merge", "auto"]) == 0
+    said = capsys.readouterr().out
+    assert "2 ranks" in said
+    assert "not shown" not in said
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([(0, 0), (0, 1), (1, 0), (1, 1)], [[0, 1], [2, 3]]),
+        ([(0, 0), (1, 1), (2, 0), (3, 1)], [[0, 1, 2, 3]]),
+    ],
+    ids=["experts over tensor-parallel ranks", "experts over replicas"],
+)
+def test_copies_that_share_experts_are_one_model(ranks: list[tuple[int, int]], expected: list[list[int]]) -> None:
+    """A copy that has all experts is a model by itself."""
+    sizes = {"tp": 2, "pp": 1, "dp": 4, "ep": 2}
+    headers = {rank: {"parallel": {"rank": {"dp": dp, "ep": ep}, "size": sizes}} for rank, (dp, ep) in enumerate(ranks)}
+    assert device_mesh.models(headers) == expected

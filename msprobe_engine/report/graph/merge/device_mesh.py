@@ -158,28 +158,45 @@ def with_header(side: DumpTable, header: dict[str, Any]) -> DumpTable:
 
 
 def groups(sides: Mapping[int, DumpTable], axis: str) -> list[list[int]]:
-    """Ranks that differ in their place along an axis alone, by that place; ranks without one are alone."""
-    found: dict[object, list[int]] = {}
-    for rank, side in sorted(sides.items()):
-        said = mesh_of_header(side.header)
-        if said is None or said[1].get(axis, 1) == 1:
-            found["alone", rank] = [rank]
-        else:
-            others = tuple(sorted((name, value) for name, value in said[0].items() if name in AXES and name != axis))
-            found.setdefault(others, []).append(rank)
+    """Ranks that differ in their place along an axis alone, by that place; ranks without one are alone. Experts may be dealt out along any
+    axis, so that ranks of a group hold different ones: where a rank is without that tells them apart already."""
+    for left_out in ((axis, "ep"), (axis,)):
+        found: dict[object, list[int]] = {}
+        for rank, side in sorted(sides.items()):
+            said = mesh_of_header(side.header)
+            if said is None or said[1].get(axis, 1) == 1:
+                found["alone", rank] = [rank]
+            else:
+                others = tuple(sorted((name, value) for name, value in said[0].items() if name in AXES and name not in left_out))
+                found.setdefault(others, []).append(rank)
+        if all(_one_each(sides, some, axis) for some in found.values()):
+            break
     return sorted(found.values())
+
+
+def _one_each(sides: Mapping[int, DumpTable], ranks: list[int], axis: str) -> bool:
+    places = [said[0].get(axis, 0) for rank in ranks if (said := mesh_of_header(sides[rank].header)) is not None]
+    return len(places) == len(set(places))
+
+
+def share_experts(sides: Mapping[int, DumpTable]) -> bool:
+    """The ranks, which differ in one other axis alone, hold different experts."""
+    return len({said[0].get("ep", 0) for side in sides.values() if (said := mesh_of_header(side.header)) is not None}) > 1
 
 
 def models(headers: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
-    """The ranks of each model copy; with expert parallelism, where copies share their experts, all of them are one."""
+    """The ranks of each model copy; where copies share their experts, all of them are one."""
     places = {rank: mesh_of_header(header) for rank, header in headers.items()}
     if any(place is None for place in places.values()):
         return [[rank] for rank in sorted(headers)]
-    found: dict[int, list[int]] = {}
+    copies: dict[int, list[int]] = {}
+    experts: dict[int, set[int]] = {}
     for rank, place in sorted(places.items()):
         assert place is not None
-        found.setdefault(place[0].get("dp", 0) if place[1].get("ep", 1) == 1 else 0, []).append(rank)
-    return sorted(found.values())
+        copies.setdefault(place[0].get("dp", 0), []).append(rank)
+        experts.setdefault(place[0].get("dp", 0), set()).add(place[0].get("ep", 0))
+    most = max((place[1].get("ep", 1) for place in places.values() if place is not None), default=1)
+    return sorted(copies.values()) if all(len(held) >= most for held in experts.values()) else [sorted(headers)]
 
 
 def whole_size(headers: Mapping[int, Mapping[str, Any]]) -> int:

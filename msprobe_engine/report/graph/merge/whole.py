@@ -47,6 +47,9 @@ def whole(sides: Mapping[int, DumpTable]) -> MergedRanks:
     notes: dict[int, dict[str, list[str]]] = {}
     left = dict(sides)
     for axis in ("tp", "cp"):
+        for group in device_mesh.groups(left, axis):
+            if device_mesh.share_experts({rank: left[rank] for rank in group}):
+                left |= _all_experts({rank: left[rank] for rank in group}, axis)
         left = {group[0]: _merged({rank: left[rank] for rank in group}, axis, found, notes) for group in device_mesh.groups(left, axis)}
     if len(left) > 1:
         left = _joined(left, found)
@@ -75,6 +78,17 @@ def whole(sides: Mapping[int, DumpTable]) -> MergedRanks:
         if sentences:
             found.notes[op] = sentences
     return found
+
+
+def _all_experts(sides: Mapping[int, DumpTable], axis: str) -> dict[int, DumpTable]:
+    """Ranks along an axis that hold different experts: the first ones of them with the experts of all, the others without any."""
+    headers: dict[int, dict[str, Any]] = {}
+    beside: dict[int, DumpTable] = {}
+    for rank, side in sides.items():
+        parallel = side.header["parallel"]
+        headers[rank] = {**side.header, "parallel": {**parallel, "rank": {**parallel["rank"], "ep": 0}}}
+        beside[rank] = device_mesh.with_header(side, {**side.header, "parallel": {**parallel, "rank": {**parallel["rank"], axis: 0}}})
+    return {rank: device_mesh.with_header(side, headers[rank]) for rank, side in experts.gathered(beside).items()}
 
 
 def _merged(sides: dict[int, DumpTable], axis: str, found: MergedRanks, notes: dict[int, dict[str, list[str]]]) -> DumpTable:
