@@ -1,4 +1,4 @@
-"""Progress of long work on a terminal: a bar where rich is installed, a line every few seconds where it is not, nothing in a pipe."""
+"""Progress of long work, on the standard error: a bar on a terminal where rich is installed, else a line every few seconds (in a log: ten)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_SECONDS = 5.0
-"""A line of text at most this often."""
+_SECONDS, _SECONDS_IN_LOG = 5.0, 10.0
+"""A line of text at most this often, on a terminal and elsewhere: what is done by then says nothing at all."""
 
 Advance = Callable[[str], None]
 
@@ -25,13 +25,13 @@ def bar(what: str, total: int) -> Iterator[Advance]:
         total: how many pieces there are.
     """
     if not sys.stderr.isatty():
-        yield lambda _text: None
+        yield _lines(what, total, _SECONDS_IN_LOG)
         return
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     except ImportError:
-        yield _lines(what, total)
+        yield _lines(what, total, _SECONDS)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -53,14 +53,15 @@ def progress(items: Iterable[T], what: str, total: int | None = None) -> Iterato
             advance("")
 
 
-def _lines(what: str, total: int) -> Advance:
+def _lines(what: str, total: int, seconds: float) -> Advance:
     done, last = 0, time.monotonic()
 
     def advance(text: str) -> None:
         nonlocal done, last
         done += 1
-        if time.monotonic() - last >= _SECONDS:
+        if time.monotonic() - last >= seconds:
             last = time.monotonic()
-            print(f"{what}: {done} of {total} ({text})", file=sys.stderr)
+            of = f" of {total}" if total else ""
+            print(f"{what}: {done}{of}" + (f" ({text})" if text else ""), file=sys.stderr, flush=True)
 
     return advance
