@@ -1,4 +1,4 @@
-"""Progress of long work, on the standard error: a bar on a terminal where rich is installed, else a line every few seconds (in a log: ten)."""
+"""Progress of long work, on the standard error: a bar on a terminal where rich is installed, else a line every few seconds."""
 
 from __future__ import annotations
 
