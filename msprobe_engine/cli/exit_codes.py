@@ -48,7 +48,7 @@ def run_command(name: str, command: Callable[[], int], options: argparse.Namespa
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SIGPIPE
     except Exception as error:
-        text, code = _explain(error, options)
+        text, code = explain_error(error, options)
         if options.debug:
             traceback.print_exc()
         else:
@@ -58,7 +58,8 @@ def run_command(name: str, command: Callable[[], int], options: argparse.Namespa
         return code
 
 
-def _explain(error: Exception, options: argparse.Namespace) -> tuple[str, int]:
+def explain_error(error: Exception, options: argparse.Namespace) -> tuple[str, int]:
+    """What is said of it, and the exit code."""
     if isinstance(error, ProbeError):
         return str(error), UNREADABLE if isinstance(error, UnreadableFileError) or _names_odd_input(error) else WRONG
     if (said := describe(error, options)) is not None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from msprobe_engine.cli.exit_codes import DONE, WRONG, run_command
 from msprobe_engine.cli.options.arguments import Parser
+from msprobe_engine.cli.options.json_answer import add_json_answer, run_with_json
 from msprobe_engine.core.process.variables import warn_unknown_variables
 
 
@@ -173,6 +174,7 @@ def sub_parser(name: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     module.add_arguments(parser)
+    add_json_answer(parser, name)
     parser.set_defaults(run=module.run)
     return parser
 
@@ -227,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         sub_parser(name).parse_args(given, args)
-        return int(args.run(args))
+        return run_with_json(name, args) if getattr(args, "json_answer", False) else int(args.run(args))
 
     return run_command(f"msprobe {name}", command, args)
 

@@ -19,6 +19,7 @@ from msprobe_engine.core.process.launch import is_restart
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
 from msprobe_engine.core.statistics.rows import empty
+from msprobe_engine.probe.closing_words import ClosingWords
 from msprobe_engine.probe.earlier_run import find_earlier_run
 from msprobe_engine.probe.incident.manager import CaptureRequest, IncidentManager
 from msprobe_engine.probe.incident.notify import Notifier, SilentNotifier
@@ -83,6 +84,10 @@ class Session:
         self.pipeline = Pipeline(backend, build_rules(with_rules), self.writer, self.faults)
         for rule in self.pipeline.rules:
             rule.bind(self.raise_alert)
+        self._closing = ClosingWords(settings, backend.world_size())
+        self._said = False
+        if not rank:
+            self.pipeline.listeners.append(self._closing.on_frame)
         self.incidents: IncidentManager | None = None
         self._incident_lock = threading.Lock()
         if settings.incident.enabled and with_rules.rules:
@@ -123,6 +128,7 @@ class Session:
             _log.warning("the probe has nothing to do: the settings have no monitor, dump or incident.level section")
             return
         sinks = ", ".join(f"{s.name} on port {s.port}" if s.port else s.name for s in (*self.writer.sinks, *self.writer.dump_sinks))
+        self._said = True
         _log.info("msprobe is on: %s; writing to %s%s", ", ".join(parts), self.output_dir, f" ({sinks or 'no sink'})")
         if self._earlier:
             _log.log(logging.INFO if is_restart() else logging.WARNING, "%s", self._earlier)
@@ -171,6 +177,12 @@ class Session:
         if self.incidents is not None:
             with self.faults.guard("incidents"):
                 self.incidents.close()
+        if self._said:
+            self._said = False
+            with self.faults.guard("closing words"):
+                incidents = [] if self.incidents is None else list(self.incidents.incidents)
+                if text := self._closing.text(incidents, self.writer.lost):
+                    _log.info("%s", text)
 
     def _incident(self, frame: Frame, alerts: Sequence[Alert]) -> None:
         assert self.incidents is not None
@@ -187,6 +199,7 @@ class Session:
             self.writer.submit(frame, [alert])
             self.writer.settle()
         finally:
+            self._closing.add_alerts([alert])
             _log.log(logging.ERROR if alert.severity == "critical" else logging.WARNING, "ALERT %s", alert.message)
         if self.incidents is not None and self.incidents.starts(alert):
             self._incident(frame, [alert])

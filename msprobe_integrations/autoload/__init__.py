@@ -8,9 +8,10 @@ imported and may only say what is to be done after which of its modules (`import
 
 from __future__ import annotations
 
+import os
 import sys
 
-from msprobe_integrations.autoload import imports, request
+from msprobe_integrations.autoload import imports, report, request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ FRAMEWORKS = {
 }
 """Root package of a framework: the module whose ``arm()`` is called before its import, and whether only when the environment asks for the
 probe. The others have a way of their own to ask: an argument of their parser, a key of their configuration."""
+NOT_FOLLOWED = ("mindspore", "jax", "tensorflow", "paddle")
+"""Frameworks in which no training is found without a word in the program."""
 NEEDS = ("numpy", "yaml", "safetensors")
 """What the probe imports besides the framework. Below ``msprobe run`` an interpreter may be of an environment that lacks them."""
 _installed = _unfit = False
@@ -43,9 +46,13 @@ def install() -> None:
         return
     _installed = True
     asked = request.fixed() is not None
+    if asked and report.LAUNCH in os.environ:
+        report.begin()
+        for name in NOT_FOLLOWED:
+            imports.before_import(name, _telling(name))
     for name, (module, only_when_asked) in FRAMEWORKS.items():
         if (asked or not only_when_asked) and name not in sys.modules:
-            imports.before_import(name, _arming(module))
+            imports.before_import(name, _arming(name, module))
     if not asked and request.may_be_mistyped():
         for name in ("torch", "mindspore"):
             imports.before_import(name, _warn_mistyped)
@@ -59,10 +66,15 @@ def _warn_mistyped() -> None:
         import_module("msprobe_engine.core.process.variables").warn_unknown_variables()
 
 
-def _arming(module: str) -> Callable[[], None]:
+def _telling(name: str) -> Callable[[], None]:
+    return lambda: report.tell("imports", name)
+
+
+def _arming(name: str, module: str) -> Callable[[], None]:
     def arm() -> None:
         from importlib import import_module
 
+        report.tell("imports", name)
         if _fit():
             _announce()
             import_module(module).arm()
@@ -90,6 +102,8 @@ def _fit() -> bool:
     if sys.version_info < (3, 10):  # noqa: UP036 - below `msprobe run` there may be any
         lacks.append("Python 3.10")
     _unfit = bool(lacks)
+    if lacks:
+        report.tell("unfit", ", ".join(lacks))
     if lacks and (request.current() is not None or request.flagged()):
         print(
             f"msprobe: no probe in this process, the program goes on: {sys.executable} lacks {', '.join(lacks)}; install msprobe there",

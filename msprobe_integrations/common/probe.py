@@ -20,7 +20,7 @@ from msprobe_engine.core.window import Window
 from msprobe_engine.probe.output_claims import OutputClaims
 from msprobe_engine.probe.session import Session
 from msprobe_engine.probe.sinks.base import Sink
-from msprobe_integrations.autoload import request
+from msprobe_integrations.autoload import report, request
 from msprobe_integrations.common import at_exit, exits
 from msprobe_integrations.common.advice import Advice
 from msprobe_integrations.common.hot import FollowedFile
@@ -256,6 +256,7 @@ class Probe(OfFramework):
     def _finish_step(self, scalars: Mapping[str, Any] | None = None, complete: bool = True) -> None:
         self._in_step = False
         self.micro_step = -1
+        report.tell("step" if complete else "cut")
         stacks: list[list[str]] | None = None
         again = False
         with self.guard("capture"):

@@ -13,7 +13,7 @@ from pathlib import Path
 from msprobe_engine.core.errors import ProbeError
 from msprobe_engine.core.log import get_logger, warn_once
 from msprobe_engine.core.settings.schema import ProbeSettings
-from msprobe_integrations.autoload import request
+from msprobe_integrations.autoload import report, request
 from msprobe_integrations.torch.job import Job
 from msprobe_integrations.torch.loop import LoopObserver, Observer
 
@@ -63,6 +63,7 @@ def claim(name: str, make: Callable[[ProbeSettings, Path], Observer]) -> Observe
     settings = None if asked is None else _load(asked)
     if asked is None or settings is None:
         return None
+    report.tell("pass", name)
     _hand_over(name)
     made = make(settings, Path(asked.config))
     _owner = (name, made)
@@ -73,6 +74,8 @@ def own(name: str, observer: LoopObserver | None) -> None:
     """`observer`, which a script has made itself (None: a probe of another kind), follows from now on."""
     global _owner
     asked = request.current()
+    if name == "user":
+        report.tell("user")
     if name == "user" and asked is not None and request.left_aside(asked):
         _log.warning("the script makes a probe of its own: that of %s is not used (%s)", asked.by, " ".join((asked.config, *asked.changes)))
     _hand_over(name)

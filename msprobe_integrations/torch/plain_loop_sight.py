@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim import optimizer as optim
 
 from msprobe_engine.core.guard import is_of_training, raise_of_training, suppress_faults
+from msprobe_integrations.autoload import report
 from msprobe_integrations.autoload.imports import after_import
 from msprobe_integrations.common.doors import Door, shared_door
 from msprobe_integrations.torch.plain_loop_models import parameters_of, trains
@@ -84,6 +85,7 @@ class Sight:
     def _making(self, following: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         result = following(optimizer, *args, **kwargs)
         with self._safely():
+            report.tell("optimizer", type(optimizer).__name__)
             if not self._update_hooks:
                 self._update_hooks = [
                     optim.register_optimizer_step_pre_hook(self._update_begins),

@@ -91,10 +91,13 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]
     ("end", "code", "last"), [("exit", 5, ""), ("raise", 1, "RuntimeError: theirs"), ("interrupt", -signal.SIGINT, "KeyboardInterrupt")]
 )
 def test_how_a_script_ends(ends: tuple[Path, dict[str, int]], end: str, code: int, last: str) -> None:
-    """sys.exit, an exception and Ctrl-C in the middle of a step: the exit code and the last line are the script's, the files complete."""
+    """sys.exit, an exception and Ctrl-C in the middle of a step: the exit code and the last line are the script's, but for the words of the
+    probe behind it; the files are complete."""
     here, codes = ends
     assert codes[end] == code
-    assert (here / end / "stderr").read_text().rstrip().endswith(last)
+    said = (here / end / "stderr").read_text()
+    assert ln.without_last_words(said).rstrip().endswith(last)
+    assert said.count(ln.CLOSING_WORDS) == 1
     check(here / end / "out", 1, 3, cut_off=3)
 
 

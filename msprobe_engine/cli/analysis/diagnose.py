@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     found = diagnose(args.target, args.golden, calibration=args.calibration, mappings=mappings)
     print(say_steps(found.text(), args.target, args.golden))
     try:
-        _, page = found.write(args.output_path)
+        args.answer_file, page = found.write(args.output_path)
         names = renames.write(found, Path(args.output_path) / renames.FILE)
         functions = two_frameworks.write(found, Path(args.output_path) / two_frameworks.FILE)
     except OSError as error:

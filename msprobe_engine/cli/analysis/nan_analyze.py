@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     for problem in result.problems:
         print(printable(f"warning: {problem}"), file=sys.stderr)
     if result.path is not None:
+        args.answer_file = result.path
         print(printable(f"Details: {result.path.resolve()}"))
     if result.findings:
         return 1

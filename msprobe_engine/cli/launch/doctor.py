@@ -1,4 +1,5 @@
-"""Check on this machine that the probe's numbers are right, that it leaves a training as it is, and what it costs.
+"""Say what is here: frameworks, what the probe will see of them, conflicts, limits, the command to try next. Then check on this machine
+that the probe's numbers are right, that it leaves a training as it is, and what it costs.
 
 Takes at most ten minutes on one GPU or NPU; a reduced set runs on a CPU. Needs torch, numpy and PyYAML, and runs from a source tree, too:
 python -m msprobe_integrations.doctor
@@ -7,7 +8,13 @@ python -m msprobe_integrations.doctor
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import sys
+import tempfile
 from pathlib import Path
+
+from msprobe_engine.core.io.output_files import write_named
 
 CHECKS = "msprobe_integrations.doctor.checks"
 """Module with the table of checks; it imports no framework."""
@@ -15,6 +22,7 @@ RUNNER = "msprobe_integrations.doctor"
 """What runs one check; started, not imported."""
 EPILOG = """\
 examples:
+  msprobe doctor --brief                  what is here, in a moment; nothing is run
   msprobe doctor
   msprobe doctor --only A,B2 --json doctor.json
   msprobe doctor --budget 180 --markdown doctor.md
@@ -32,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cuda", "npu", "cpu"), help="type of the device; default: the first of these that is there")
     parser.add_argument("--budget", type=float, default=600.0, metavar="SECONDS", help="time for all checks together (default: 600)")
     parser.add_argument("--only", action="append", default=[], metavar="KEYS", help="only these checks: A1,B2; A stands for A1, A2, ...")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON; - is the standard output")
+    parser.add_argument("--brief", action="store_true", help="only say what is here: run no check")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a table for docs/hardware.md")
     parser.add_argument(
         "--peer", default="", metavar="DIRECTORY", help="where the existing tool was installed, to be timed beside the probe"
@@ -42,7 +51,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the checks and print their lines."""
+    """Say what is here, run the checks and print their lines."""
+    from msprobe_engine.cli.main import version
     from msprobe_engine.workflow.doctor import execute
+    from msprobe_engine.workflow.greeting import greet
 
-    return execute(args, CHECKS, RUNNER)
+    to_stdout = args.json == Path("-")
+    greeting = greet(version())
+    if args.brief:
+        answer = json.dumps(greeting.to_json(), indent=2)
+        print(answer if to_stdout else "\n".join(greeting.lines()))
+        if args.json and not to_stdout:
+            write_named(args.json, [f"{answer}\n".encode()])
+        return 0
+    if not args.list:
+        print("\n".join((*greeting.lines(), "")), flush=True, file=sys.stderr if to_stdout else sys.stdout)
+    if not to_stdout:
+        return execute(args, CHECKS, RUNNER)
+    with tempfile.TemporaryDirectory() as directory:
+        args.json = Path(directory) / "doctor.json"
+        with contextlib.redirect_stdout(sys.stderr):
+            code = execute(args, CHECKS, RUNNER)
+        sys.stdout.write(args.json.read_text(encoding="utf-8") if args.json.exists() else "")
+        args.json = Path("-")
+    return code

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from msprobe_engine.core.errors import SettingsError, UnreadableSettingsError, UsageError
 from msprobe_engine.core.process.processes import OWNER
+from msprobe_engine.workflow.launch_watch import LAUNCH, cancel
 
 EXAMPLES = """\
 examples:
@@ -73,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise UsageError("no launch line: msprobe run -- torchrun --nproc_per_node 8 train.py")
+    preset = _preset(args)
     try:
-        preset = _preset(args)
         if preset is None:
             environment = prepared(args.config, args.set, args.output_dir, args.perturb)
         else:
@@ -90,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if environment.get("MSPROBE_AUTOLOAD") == "0":
         print("msprobe run: MSPROBE_AUTOLOAD=0: the launch line runs without a probe", file=sys.stderr)
+    elif environment.get("MSPROBE_CONFIG"):
+        _watch(environment, latest=preset is not None and args.output_dir is None)
     sys.stdout.flush()
     sys.stderr.flush()
     for number in ("SIGPIPE", "SIGXFSZ"):  # ignored by Python, and a program inherits what is ignored
@@ -98,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         os.execve(program, command, environment)
     except OSError as error:
+        cancel(environment.get(LAUNCH, ""))
         raise UsageError(f"{program} cannot be started: {error.strerror}; is it a script without a first line #!? name its shell") from None
 
 
@@ -135,6 +139,23 @@ def _with_preset(preset: str, args: argparse.Namespace, command: list[str]) -> d
     hint = "; probe.yaml in this directory is not used, name it with --config" if unused else ""
     print(printable(f"msprobe run: preset {preset}: {describe(changed)}; writing to {place}{hint}"), file=sys.stderr, flush=True)
     return environment
+
+
+def _watch(environment: dict[str, str], *, latest: bool) -> None:
+    """Let somebody listen to what the launch line's processes do, who says at the end when no training was found. A launch line inside of
+    a launch line reports to the outer one."""
+    from msprobe_engine.core.settings.load import read_settings
+    from msprobe_engine.workflow.launch_watch import watch_launch
+
+    if LAUNCH in environment:
+        return
+    changes = environment.get("MSPROBE_SET", "").split("\n")
+    settings = read_settings(environment["MSPROBE_CONFIG"], changes=[each for each in changes if each])[0]
+    dump, sinks = settings.dump, settings.sinks
+    places = [settings.output_dir, dump.dump_path if dump else "", sinks.csv.path, environment.get("MONITOR_OUTPUT_DIR", "")]
+    root = os.path.dirname(settings.output_dir) if latest else ""
+    if told := watch_launch([place for place in places if place], root):
+        environment[LAUNCH] = told
 
 
 def prepared(config: str | None, changes: list[str], output_dir: str | None = None, perturb: str | None = None) -> dict[str, str]:

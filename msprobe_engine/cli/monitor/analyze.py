@@ -57,11 +57,12 @@ def run(args: argparse.Namespace) -> int:
     """0 no alerts, 1 alerts were found, 3 none in what could be read.
 
     Errors are raised as `ProbeError`, which the entry point turns into 2."""
-    return report(args.run_path, args.out_path, args.topk, args.step)
+    code, args.answer_file = report(args.run_path, args.out_path, args.topk, args.step)
+    return code
 
 
-def report(path: str, output: str, top: int, wanted: frozenset[int]) -> int:
-    """Analyze and print; 1 when there are alerts, 3 when there are none in what is here and could be read."""
+def report(path: str, output: str, top: int, wanted: frozenset[int]) -> tuple[int, Path]:
+    """Analyze and print; 1 when there are alerts, 3 when there are none in what is here and could be read, with the file of the result."""
     from msprobe_engine.core.log import printable
     from msprobe_engine.formats.monitor.alert_order import analyze, summary
 
@@ -83,7 +84,7 @@ def report(path: str, output: str, top: int, wanted: frozenset[int]) -> int:
         lost += 1
         print("warning: the run has an incident, which an alert makes, and no alert of it is here", file=sys.stderr)
     print(f"Details: {result.path}")
-    return 1 if result.began is not None else 3 if lost else 0
+    return 1 if result.began is not None else 3 if lost else 0, result.path
 
 
 def incidents(run: Path) -> list[Path]:

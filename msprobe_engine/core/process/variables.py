@@ -16,6 +16,7 @@ VARIABLES = {
     "MSPROBE_AUTOLOAD": "`0`: no probe is loaded by a launch line, whatever else is set",
     "MSPROBE_CHILDREN": "`1`: processes that a training starts, and that train something themselves, get a probe too",
     "MSPROBE_OWNER": "set by a probe, for the processes that its own starts; not to be set by hand",
+    "MSPROBE_LAUNCH": "set by `msprobe run`, for the processes that its launch line starts; not to be set by hand",
     "MSPROBE_LOG_LEVEL": "0 debug, 1 info, 2 warning, 3 error, 4 nothing; wins over `log_level`",
     "MONITOR_OUTPUT_DIR": "where CSV files go if `sinks.csv.path` is empty; with a `monitor_config.json` all (else `./monitor_output`)",
     "DYNAMIC_MONITOR": "`True`: a `monitor_config.json` is followed while the training runs (`monitor.hot` of `probe.yaml`)",

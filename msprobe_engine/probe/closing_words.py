@@ -1,0 +1,129 @@
+"""What is said when a watched run is over: what was seen, where it lies, and what to type next. On rank 0, of what this process knows."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.log import one_line
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import ProbeSettings
+from msprobe_engine.formats.dump.summary import size
+
+_LEAST = 5
+"""Steps of each kind that a comparison of their times needs."""
+_FIRST = 3
+"""Steps at the beginning whose times say nothing: caches, compilation."""
+_KEPT = 1000
+_WALK_SECONDS = 0.5
+
+
+class ClosingWords:
+    """Counts while the run lasts.
+
+    Attributes:
+        steps: how many have come to their end.
+    """
+
+    def __init__(self, settings: ProbeSettings, world_size: int) -> None:
+        self._settings = settings
+        self._world_size = world_size
+        self.steps = 0
+        self._first: int | None = None
+        self._last = 0
+        self._alerts: Counter[str] = Counter()
+        self._earliest: Alert | None = None
+        self._seconds: dict[bool, deque[float]] = {True: deque(maxlen=_KEPT), False: deque(maxlen=_KEPT)}
+
+    def on_frame(self, frame: Frame, alerts: Sequence[Alert]) -> None:
+        """A step has ended."""
+        self.steps += 1
+        self._first = frame.step if self._first is None else self._first
+        self._last = frame.step
+        self.add_alerts(alerts)
+        seconds = frame.scalars.get("step_seconds")
+        if seconds is not None and self.steps > _FIRST:
+            self._seconds[bool(frame.samples or frame.entries)].append(seconds)
+
+    def add_alerts(self, alerts: Iterable[Alert]) -> None:
+        """Count what has fired; what an alert says is over has been counted when it began."""
+        for alert in alerts:
+            if not alert.extra.get("over"):
+                self._alerts[alert.rule] += 1
+                self._earliest = self._earliest or alert
+
+    def text(self, incidents: Sequence[str], lost: Mapping[str, int]) -> str:
+        """A few lines; empty where no step was seen.
+
+        Args:
+            incidents: names of their directories.
+            lost: what was not written, and how often.
+        """
+        if not self.steps:
+            return ""
+        settings = self._settings
+        root = os.path.relpath(settings.output_dir)
+        root = one_line(root if not root.startswith("..") else settings.output_dir)
+        total, complete = _bytes_below(settings.output_dir)
+        named = ", ".join(map(one_line, incidents[:3])) + (", ..." if len(incidents) > 3 else "")
+        parts = [
+            ("seen", f"{_count(self.steps, 'step')}, {self._first} to {self._last}"),
+            ("alerts", self._said_of_alerts()),
+            ("incidents", f"{len(incidents)}: {named}" if incidents else ""),
+            ("not written", ", ".join(f"{name} {count}" for name, count in sorted(lost.items()))),
+            ("files", f"{'' if complete else 'at least '}{size(total)} in {root}"),
+            ("slow-down", self._slow_down()),
+            ("next", self._next(root)),
+        ]
+        return "msprobe: the run is over\n" + "\n".join(f"  {name:12}{said}" for name, said in parts if said)
+
+    def _said_of_alerts(self) -> str:
+        here = "on this rank" if self._world_size > 1 else ""
+        if self._earliest is None:
+            watched = self._settings.monitor is not None or self._settings.incident.level
+            return f"none {here}".strip() if watched else ""
+        counts = ", ".join(f"{rule} {count}" for rule, count in self._alerts.most_common(4))
+        others = ", ..." if len(self._alerts) > 4 else ""
+        return f"{sum(self._alerts.values())} {here}".strip() + f" ({counts}{others}); first: {one_line(self._earliest.message)[:200]}"
+
+    def _slow_down(self) -> str:
+        """Of steps that were looked at, against the others of the same run."""
+        watched, others = self._seconds[True], self._seconds[False]
+        if min(len(watched), len(others)) < _LEAST:
+            return ""
+        ratio = statistics.median(watched) / max(statistics.median(others), 1e-9)
+        total = len(watched) + len(others)
+        over_all = 1 + (ratio - 1) * len(watched) / total
+        return (
+            f"a step that was looked at took {ratio:.2f} times as long as one that was not (medians of {len(watched)} and {len(others)}), "
+            f"{over_all:.3f} over all steps"
+        )
+
+    def _next(self, root: str) -> str:
+        if self._earliest is not None:
+            return f"msprobe diagnose {root}"
+        if self._settings.monitor is not None:
+            return f"msprobe monitor report {root}"
+        return f"msprobe diagnose {root} GOLDEN" if self._settings.dump is not None else ""
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("s" if number != 1 else "")
+
+
+def _bytes_below(directory: str) -> tuple[int, bool]:
+    """Sizes of all files, and whether there was time to ask for all: a process that is asked to end has little."""
+    total, until = 0, time.monotonic() + _WALK_SECONDS
+    for at, _, names in os.walk(directory):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(at, name)).st_size
+            except OSError:
+                continue
+        if time.monotonic() > until:
+            return total, False
+    return total, True

@@ -1,0 +1,255 @@
+"""Listens, beside a launch line, to what its processes say of themselves, and says at the end when no training was seen.
+
+``msprobe run`` becomes the launch line, so it cannot speak at its end: a process that it starts before does, and ends with it. That is
+nobody's child whom the launch line could wait for, has none of its input and output but the standard error, and reads only what arrives
+on its socket (`msprobe_integrations.autoload.report`). That is text, which is counted and shown; anybody on this machine can send some.
+
+What it does not see: processes on other machines, in containers of their own, and interpreters without the probe. Therefore it says
+what was seen on this machine, and nothing where files were written all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from msprobe_engine.core.log import one_line, printable
+
+LAUNCH = "MSPROBE_LAUNCH"
+"""As in `msprobe_integrations.autoload.report`."""
+_CANCEL = "cancel"
+_MOST = 10_000
+"""Processes that are told apart."""
+_SHOWN = 3
+KNOWN = ("torch", "megatron", "mindspeed", "mindspeed_llm", "mindspeed_mm", "deepspeed", "transformers", "accelerate", "lightning",
+         "pytorch_lightning", "torchtitan")  # fmt: skip
+"""Frameworks whose trainings are found without a word in the program."""
+
+
+_NO_PROCESS = (
+    "put msprobe run where the training starts (inside of the container, the srun or the script), or install msprobe in the Python that "
+    "trains; python -S and a changed PYTHONPATH keep it out (docs/launch.md, what does not reach an interpreter)"
+)
+_NO_FRAMEWORK = "name the program that trains after --; msprobe doctor shows the frameworks of this Python"
+_NEAREST = (
+    (
+        "unfit",
+        "runs in a Python that lacks {}",
+        "install msprobe there: pip install in the environment of the program that trains",
+    ),
+    (
+        "pass",
+        "began a training (found by integration {}) and made no optimizer step",
+        "let it come to the end of its first step; a loop that updates weights without a torch optimizer names its steps with TorchProbe "
+        "(docs/pytorch.md)",
+    ),
+    (
+        "optimizer",
+        "made the optimizer {}, and no training pass of a model that it updates was seen",
+        "is the model in training mode, with gradients on, and called in the main thread? A loop that is not found names its steps with "
+        "TorchProbe (docs/pytorch.md)",
+    ),
+    (
+        "imports",
+        "imported {} and made no optimizer",
+        "is this the program that trains? A loop without an optimizer of its framework names its steps with TorchProbe (docs/pytorch.md), "
+        "one of MindSpore with MindSporeProbe (docs/mindspore.md); msprobe frameworks says what is found in which",
+    ),
+)
+"""What is nearest to a training first: an event, what is said of who had it, what to do."""
+
+
+@dataclass
+class Seen:
+    """One process of the launch line."""
+
+    program: str
+    events: dict[str, list[str]] = field(default_factory=dict)
+
+
+class LaunchReports:
+    """What the processes have said."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Seen] = {}
+
+    @property
+    def trained(self) -> bool:
+        """Has any of them made a step that a probe has seen, or a probe of its own?"""
+        return any({"step", "user"} & seen.events.keys() for seen in self._seen.values())
+
+    def take(self, line: bytes) -> str:
+        """Note a report; returns its event, empty for what is none."""
+        words = line.decode("utf-8", "replace").split("\0")
+        if len(words) != 4 or not words[1].isdecimal() or len(words[1]) > 9:
+            return ""
+        event, pid, detail, program = words
+        if int(pid) not in self._seen and len(self._seen) >= _MOST:
+            return event
+        seen = self._seen.setdefault(int(pid), Seen(program))
+        details = seen.events.setdefault(event, [])
+        if detail and detail not in details and len(details) < 20:
+            details.append(detail)
+        return event
+
+    def say(self, written: str) -> list[str]:
+        """The last words, none where a training was seen.
+
+        Args:
+            written: the output directory, if something was written there since the launch line began; empty else.
+        """
+        if self.trained:
+            return []
+        if any("cut" in seen.events for seen in self._seen.values()):
+            where = f"; what was seen of it is in {written} (msprobe show {written})" if written else ""
+            return [f"a training was found and ended within its first step, before an optimizer step was done{where}"]
+        if written:
+            return [
+                f"no process on this machine has reported a training, and files were written to {written}: by processes that cannot "
+                f"report here. msprobe show {written} lists them"
+            ]
+        seen, what_to_do = self._explain()
+        return [f"no training was found on this machine: nothing was watched, nothing is written. {seen}", f"what to do: {what_to_do}"]
+
+    def _explain(self) -> tuple[str, str]:
+        """What was seen that came nearest to a training, and what to do then."""
+        processes = list(self._seen.values())
+        if not processes:
+            return "No Python process with the probe has begun.", _NO_PROCESS
+        for event, said, what_to_do in _NEAREST:
+            near = [process for process in processes if event in process.events]
+            if event == "imports" and near and not any(set(process.events[event]) & set(KNOWN) for process in near):
+                said = "imported {}, in which trainings are not found by themselves"
+            if near:
+                return _list(near, event, said, len(processes)), what_to_do
+        who = _names(processes) if len(processes) == 1 else f"{_count(len(processes))} ({_names(processes)})"
+        return f"{who} imported none of torch, mindspore, deepspeed, megatron, transformers, lightning.", _NO_FRAMEWORK
+
+
+def _list(near: Sequence[Seen], event: str, said: str, count: int) -> str:
+    names = sorted({detail for process in near for detail in process.events[event]})
+    of = ", ".join(map(one_line, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
+    who = _names(near) if count == 1 else f"{len(near)} of {_count(count)} ({_names(near)})"
+    return f"{who} {said.format(of)}."
+
+
+def _count(number: int) -> str:
+    return f"{number} Python process" + ("es" if number != 1 else "")
+
+
+def _names(processes: Sequence[Seen]) -> str:
+    names = list(dict.fromkeys(one_line(process.program) for process in processes))
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
+
+def watch_launch(places: Sequence[str], root: str = "") -> str | None:
+    """Start to listen; to be called by the process that becomes the launch line, right before it does.
+
+    Args:
+        places: directories in which the launch writes, the output directory first.
+        root: a directory whose link ``latest`` shall lead to the first of them once a training is seen; empty: none shall.
+
+    Returns:
+        what `LAUNCH` has to be in the environment of the launch line; None where this machine has no means for it.
+    """
+    name = f"msprobe-{secrets.token_hex(8)}"
+    try:
+        ended = os.pidfd_open(os.getpid())
+        receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        receiver.bind(f"\0{name}")
+        middle = os.fork()
+    except (AttributeError, OSError):
+        return None
+    if not middle:
+        _become_listener(ended, receiver, [os.path.abspath(place) for place in places], root)
+    os.waitpid(middle, 0)
+    os.close(ended)
+    receiver.close()
+    return f"{os.getpid()}:{name}"
+
+
+def cancel(launch: str) -> None:
+    """The launch line could not be started: nobody says anything of it.
+
+    Args:
+        launch: what `watch_launch` gave.
+    """
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.sendto(f"{_CANCEL}\0{os.getpid()}\0\0".encode(), "\0" + launch.partition(":")[2])
+
+
+def _become_listener(ended: int, receiver: socket.socket, places: Sequence[str], root: str) -> NoReturn:
+    """Be nobody's child, and listen until the launch line has ended."""
+    try:
+        os.setsid()  # Ctrl-C and the end of the terminal are for the launch line
+        if os.fork():
+            os._exit(0)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, 0)
+        os.dup2(nowhere, 1)
+        os.chdir("/")
+        _listen(ended, receiver, places, root)
+    finally:
+        os._exit(0)
+
+
+def _listen(ended: int, receiver: socket.socket, places: Sequence[str], root: str) -> None:
+    reports = LaunchReports()
+    before = [_changed(place) for place in places]
+
+    def written() -> str:
+        return next((place for place, time in zip(places, before) if _changed(place) != time), "")
+
+    watched: list[socket.socket | int] = [receiver, ended]
+    while True:
+        ready, _, _ = select.select(watched, [], [])
+        if receiver not in ready:
+            _speak(reports, written())
+            return
+        line, sender = receiver.recvfrom(4096)
+        trained = reports.trained
+        event = reports.take(line)
+        if event == _CANCEL:
+            return
+        if root and reports.trained and not trained:
+            link_latest(root, places[0])
+        if event == "end":
+            _speak(reports, written())
+            if sender:
+                receiver.sendto(b".", sender)
+            return
+
+
+def _changed(directory: str) -> int:
+    try:
+        return os.stat(directory).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _speak(reports: LaunchReports, written: str) -> None:
+    text = "".join(printable(f"msprobe run: {line}\n") for line in reports.say(written))
+    if text:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def link_latest(root: str, directory: str) -> None:
+    """``latest`` in `root` leads to `directory` from now on. What is there and no link stays; a link that cannot be made is no harm."""
+    link, new = os.path.join(root, "latest"), os.path.join(root, f".latest-{secrets.token_hex(4)}")
+    try:
+        if os.path.lexists(link) and not os.path.islink(link):
+            return
+        os.symlink(os.path.relpath(directory, root), new)
+        os.replace(new, link)
+    except OSError:
+        return

@@ -1,0 +1,90 @@
+"""What is said when a watched run is over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.records import Frame, Sample, TensorDescription, TensorRef
+from msprobe_engine.core.settings.load import load_settings
+from msprobe_engine.core.statistics.rows import empty
+from msprobe_engine.probe.closing_words import ClosingWords
+
+NUMBER = TensorDescription("torch.Tensor", "torch.float32", (), False)
+
+
+def frame(step: int, seconds: float = 1.0, *, watched: bool = True) -> Frame:
+    samples = [Sample("grad_reduced", "w", TensorRef(0, NUMBER), "reduced", -1, 0, {})] if watched else []
+    return Frame(step, 0, empty(1), samples=samples, scalars={"step_seconds": seconds})
+
+
+def alert(rule: str, step: int, **extra: object) -> Alert:
+    return Alert(rule, "critical", "grad", "w", step, 0, 1.0, "", f"{rule}: w, rank 0 step {step}", extra=dict(extra))
+
+
+def words(directory: Path, *, world_size: int = 1, **sections: object) -> ClosingWords:
+    return ClosingWords(load_settings({"output_dir": str(directory), **sections}), world_size)
+
+
+def said(text: str) -> dict[str, str]:
+    """Line to what it says."""
+    first, *rest = text.splitlines()
+    assert first == "msprobe: the run is over"
+    return {line[:14].strip(): line[14:] for line in rest}
+
+
+def test_a_run_without_alerts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps, files, and what to look at next; every line is short enough to be read."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a.csv").write_bytes(b"x" * 1500)
+    closing = words(tmp_path / "out", monitor=True)
+    for step in range(3):
+        closing.on_frame(frame(step), [])
+    assert said(closing.text([], {})) == {
+        "seen": "3 steps, 0 to 2",
+        "alerts": "none",
+        "files": "1.5 kB in out",
+        "next": "msprobe monitor report out",
+    }
+
+
+def test_alerts_incidents_and_what_was_lost(tmp_path: Path) -> None:
+    """The first alert in full; of one that is over nothing is counted; other ranks have their own."""
+    closing = words(tmp_path, world_size=2, monitor=True)
+    closing.on_frame(frame(4), [alert("loss_spike", 4), alert("nan_inf", 4), alert("nan_inf", 4)])
+    closing.on_frame(frame(5), [alert("loss_spike", 5, over=True)])
+    lines = said(closing.text(["step4-nan_inf"], {"csv": 2}))
+    assert lines["alerts"] == "3 on this rank (nan_inf 2, loss_spike 1); first: loss_spike: w, rank 0 step 4"
+    assert lines["incidents"] == "1: step4-nan_inf"
+    assert lines["not written"] == "csv 2"
+    assert lines["next"].startswith("msprobe diagnose ")
+
+
+def test_a_dump_is_for_a_comparison(tmp_path: Path) -> None:
+    """Nothing is said of alerts where no rule has looked."""
+    closing = words(tmp_path, dump=True)
+    closing.on_frame(frame(0), [])
+    lines = said(closing.text([], {}))
+    assert "alerts" not in lines
+    assert lines["next"].endswith(" GOLDEN")
+
+
+def test_slow_down_is_measured_against_the_steps_that_nobody_looked_at(tmp_path: Path) -> None:
+    """Where there are enough of both; the first steps of a run are slow for other reasons."""
+    closing = words(tmp_path, monitor={"interval": 2})
+    for step in range(23):
+        closing.on_frame(frame(step, 9.0 if step < 3 else 1.5 if step % 2 else 1.0, watched=bool(step % 2)), [])
+    assert said(closing.text([], {}))["slow-down"] == (
+        "a step that was looked at took 1.50 times as long as one that was not (medians of 10 and 10), 1.250 over all steps"
+    )
+    every = words(tmp_path, monitor=True)
+    for step in range(30):
+        every.on_frame(frame(step), [])
+    assert "slow-down" not in said(every.text([], {}))
+
+
+def test_nothing_was_seen(tmp_path: Path) -> None:
+    assert words(tmp_path, monitor=True).text([], {}) == ""
