@@ -6,6 +6,7 @@ What is opened where, and with which mode: `msprobe_engine.core.io.regular_files
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Sequence
@@ -203,7 +204,8 @@ class AppendFile:
         view = memoryview(block)
         done = 0
         if os.fstat(self._fd).st_nlink == 0:
-            raise SinkError(f"cannot write {self.path}: the file was deleted while it was written; what comes now is lost")
+            gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
+            raise SinkError(f"cannot write {self.path}: the file was deleted while it was written; what comes now is lost") from gone
         try:
             while done < len(view):
                 done += os.write(self._fd, view[done:])

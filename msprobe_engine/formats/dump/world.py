@@ -52,12 +52,14 @@ def expected_ranks(directory: Path) -> frozenset[int]:
 def lost_parts(directory: Path) -> Mapping[str, object]:
     """What the file of a rank directory says that the run could not keep, reason to count."""
     head = _head(directory / layout.DUMP) or _head(directory / layout.DEBUG)
+    if b'"lost":' not in head:
+        return {}
     found = _LOST.search(head)
     try:
-        document = parse_json(head[found.start(1) : found.end(1)]) if found else {}
+        document = parse_json(head[found.start(1) : found.end(1)]) if found else None
     except TextError:
-        return {}
-    return document if isinstance(document, dict) else {}
+        document = None
+    return document if isinstance(document, dict) else {"what stands there cannot be read": 1}
 
 
 def _head(file: Path) -> bytes:

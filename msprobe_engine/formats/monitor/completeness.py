@@ -154,7 +154,8 @@ def _missing_steps(run: Run) -> Iterator[str]:
             alike.setdefault(own, []).append(rank)
     together = frozenset[int]().union(*alike)
     if not together:
-        yield Sentence(_NO_STEP, run.path)
+        told = any(kept is not None and kept.lost for rank in run.ranks for _, kept in run.losses(rank))
+        yield Sentence("{0}: no step is there", run.path) if told else Sentence(_NO_STEP, run.path)
     lacking = [(own, together - own, ranks) for own, ranks in alike.items() if len(own) < len(together)]
     for own, missing, ranks in lacking[:_MOST]:
         inner = sorted(step for step in missing if own and step < max(own))

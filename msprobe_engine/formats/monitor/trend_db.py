@@ -19,6 +19,7 @@ what this loses::
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -149,7 +150,8 @@ class TrendDatabase:
         except OSError:
             found = 0
         if self._file not in (0, found):
-            raise SinkError(f"cannot write {self.path}: the file was deleted while it was written; what comes now is lost")
+            gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
+            raise SinkError(f"cannot write {self.path}: the file was deleted while it was written; what comes now is lost") from gone
 
     def place(self, family: str, key: Key) -> tuple[int, int]:
         """Metric and target of a tensor, made when they are not there yet.
