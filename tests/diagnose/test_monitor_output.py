@@ -49,6 +49,22 @@ def test_two_runs_agree_up_to_round_off(tmp_path: Path) -> None:
     assert (found.first_suspect.step, found.first_suspect.module) == (2, "layers.3.mlp")
 
 
+def test_what_several_ranks_have_is_one_suspect(tmp_path: Path) -> None:
+    """The same alert of many ranks, and the same number that is off on many ranks, is named once, with the ranks."""
+    run, name = Monitor(tmp_path / "run", ranks=40), "layers.1.mlp.weight"
+    run.alerts = [alert("nan_inf", 1, rank, name, order=3, kind="grad", extra={"family": "grad_reduced"}) for rank in range(2, 40)]
+    found = diagnose(run.write())
+    assert [(suspect.tensor, suspect.on_ranks) for suspect in found.suspects] == [(name, ["2-39"])]
+    assert "ranks 2-39" in found.headline()
+    assert any(line.startswith("38 alerts") for line in found.evidence)
+    off = Monitor(tmp_path / "off", ranks=40)
+    for rank in range(40):
+        off.put(rank, 1, "grad_reduced", name, "9")
+    found = diagnose(off.write(), Monitor(tmp_path / "good", ranks=40).write())
+    assert [suspect.on_ranks for suspect in found.suspects] == [["0-39"]]
+    assert "all 40 ranks" in found.headline()
+
+
 @pytest.mark.parametrize(("grows", "step"), [(4.0, 2), (1.4, None)])
 def test_a_difference_that_grows(grows: float, step: int | None, tmp_path: Path) -> None:
     """What grows faster than round-off does in a training that is not stable is found where it leaves the floor, however small it began;

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.errors import NothingCapturedError
-from msprobe_engine.core.text.ranges import ranks_text
+from msprobe_engine.core.text.ranges import ranges_of, ranks_text
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
 from msprobe_engine.find.collectives.replicas import Odd, say_not_compared
@@ -24,7 +24,7 @@ from msprobe_engine.find.monitor.one_run import never_there
 from msprobe_engine.find.monitor.replicas import check_replicas
 from msprobe_engine.find.monitor.series_noise import SeriesNoise, of_other_form
 from msprobe_engine.find.nonfinite.trace import module_path
-from msprobe_engine.formats.monitor.alert_order import Moment, in_order
+from msprobe_engine.formats.monitor.alert_order import Group, Moment, folded, in_order
 from msprobe_engine.formats.monitor.anomalies import Anomaly, load
 from msprobe_engine.formats.monitor.completeness import missing_parts, other_runs, steps_on_one_side, still_running
 from msprobe_engine.formats.monitor.reader import Run, open_run
@@ -45,17 +45,17 @@ def diagnose_monitor(target: Path) -> Diagnosis:
     found = Diagnosis()
     found.looked_at = {"monitor": str(target), "ranks": len(run.ranks)}
     loaded = load(target)
-    ordered = [located.anomaly for located in in_order(loaded.anomalies)]
-    critical = [a for a in ordered if a.critical] or ordered
+    groups = folded(in_order(loaded.anomalies))
+    critical = [group for group in groups if group.first.critical] or groups
     found.problems = loaded.missing + [f"{what} ({count})" for what, count in loaded.problems.items()]
     found.remarks = loaded.notes
     found.evidence += found.remarks
     if critical:
-        first = critical[0]
+        first = critical[0].first
         found.finding = _finding_of(first)
-        found.suspects = [_of_alert(a) for a in critical[:MOST_SUSPECTS]]
+        found.suspects = [_of_alerts(group) for group in critical[:MOST_SUSPECTS]]
         found.evidence.append(
-            Sentence("{0} alerts; the first in the order of execution is rule {1}: {2}", len(ordered), first.rule, first.message)
+            Sentence("{0} alerts; the first in the order of execution is rule {1}: {2}", len(loaded.anomalies), first.rule, first.message)
         )
         found.next.append(f"msprobe monitor analyze {shlex.quote(str(target))}")
         found.next += _dump_of(first.step, list(first.ranks))
@@ -181,8 +181,10 @@ def _say_part(found: Diagnosis, off: Sequence[Number], limits: Mapping[Number, f
     bad = not math.isfinite(first.target) and math.isfinite(first.golden)
     found.finding = findings.NONFINITE if bad else findings.DIVERGENCE
     seen: dict[tuple[str, Key], Number] = {}
+    ranks: dict[tuple[str, Key], set[int]] = {}
     for item in off:
         seen.setdefault((item.family, item.key), item)
+        ranks.setdefault((item.family, item.key), set()).add(item.rank)
     for item in list(seen.values())[:MOST_SUSPECTS]:
         share = f"{item.distance:.2%}" if item.distance >= 1e-3 else f"{item.distance:.1e}"
         size = Sentence("more than numbers can say") if math.isinf(item.distance) else share
@@ -200,6 +202,8 @@ def _say_part(found: Diagnosis, off: Sequence[Number], limits: Mapping[Number, f
                 limits[item],
             )
         )
+        agreeing = sorted(ranks[item.family, item.key])
+        found.suspects[-1].on_ranks = ranges_of(agreeing) if len(agreeing) > 1 else []
     found.differences = len(seen)
     found.evidence.append(
         Sentence(
@@ -276,11 +280,14 @@ def _finding_of(alert: Anomaly) -> str:
     return findings.DIVERGENCE
 
 
-def _of_alert(alert: Anomaly) -> Suspect:
+def _of_alerts(group: Group) -> Suspect:
+    """Alerts that several ranks agree on."""
+    alert = group.first
     why = alert.message or alert.meaning or f"rule {alert.rule}"
     numbers: Mapping[str, Any] = {"target": {"row": alert.name, alert.op or "value": alert.value}}
     record = f"{alert.word}/{_record_of(alert.name)}"
     several = list(alert.differing) if len(alert.differing) > 1 else []
+    agreeing = ranges_of(group.ranks) if not several and len(group.ranks) > 1 else []
     return Suspect(
         record,
         _module_of(alert.name),
@@ -291,6 +298,7 @@ def _of_alert(alert: Anomaly) -> Suspect:
         tensor=alert.name,
         numbers=dict(numbers),
         ranks=several,
+        on_ranks=agreeing,
     )
 
 
