@@ -162,6 +162,29 @@ def incident(root: Path) -> None:
     not_finite(place / "step12" / "rank0" / "dump.json")
 
 
+def whole_run(root: Path) -> None:
+    """What an output directory has: a dump, an incident, what the monitor wrote and what it lost."""
+    dumps("L1")(root / "both")
+    shutil.move(root / "both" / "b", root / "dump")
+    shutil.rmtree(root / "both")
+    monitor_csv(root)
+    (root / "incidents").mkdir()
+    incident(root / "incidents")
+    lost = {"csv": {"steps": 2, "first": 1, "last": 2, "alerts": 0, "why": "ENOSPC+deleted"}}
+    for place in (root / "monitor").iterdir():
+        (place / "losses.json").write_text(json.dumps({"version": 1, "alerts": 0, "lost": lost}))
+
+
+def begun(root: Path) -> None:
+    """A step that could not be written."""
+    from msprobe_engine.formats.dump import layout, step_mark
+
+    shutil.copytree(sorted((FIXTURES / "26.2.0" / "mix" / "step0").iterdir())[0], root / "a" / "step0" / "rank0")
+    place = root / "a" / "step1" / "rank0"
+    place.mkdir(parents=True)
+    (place / layout.MARKER).write_bytes(step_mark.line(1, 0, "ENOSPC"))
+
+
 def job(root: Path) -> None:
     dumps("L1")(root)
     (root / "compare.json").write_text(
