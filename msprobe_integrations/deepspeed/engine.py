@@ -25,6 +25,7 @@ import torch
 
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.settings.schema import ProbeSettings
+from msprobe_integrations.common.optimizer_numbers import update_numbers
 from msprobe_integrations.deepspeed import patches, reliance
 from msprobe_integrations.deepspeed.monitor import Events, MonitorSink
 from msprobe_integrations.deepspeed.pipeline import Instructions, is_pipeline
@@ -239,16 +240,14 @@ class EngineObserver(LoopObserver):
         step, skipped = getattr(engine, "global_steps", -1), getattr(engine, "skipped_steps", None)
         found: dict[str, Any] = {"step": step, "skipped": skipped}
         optimizer = getattr(engine, "optimizer", None)
-        rates = [group["lr"] for group in getattr(optimizer, "param_groups", ()) if "lr" in group]
-        if rates:
-            found["learning_rate"] = rates[0]
+        found["numbers"] = numbers = update_numbers(getattr(optimizer, "param_groups", ()))
         scale = getattr(optimizer, "loss_scale", None)
         if isinstance(scale, (int, float)) and not isinstance(scale, bool):
-            found["loss_scale"] = float(scale)
+            numbers["loss_scale"] = float(scale)
         return found
 
     def _after_update(self, engine: Any, before: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {name: before[name] for name in ("learning_rate", "loss_scale") if name in before}
+        found: dict[str, Any] = dict(before["numbers"])
         skipped = getattr(engine, "skipped_steps", None)
         if isinstance(skipped, int) and isinstance(before["skipped"], int):
             found["skipped"] = float(skipped > before["skipped"])

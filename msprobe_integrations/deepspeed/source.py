@@ -27,6 +27,7 @@ from torch import nn
 
 from msprobe_integrations.common.algorithms import algorithm_of
 from msprobe_integrations.common.gradients import ACCUMULATED, CLIPPED, LOCAL, UNSCALED, Piece, layer_numbers, layer_of
+from msprobe_integrations.common.optimizer_numbers import update_numbers
 from msprobe_integrations.common.parameters import Replicas
 from msprobe_integrations.common.targets import matches
 from msprobe_integrations.deepspeed import reliance
@@ -188,9 +189,8 @@ class DeepSpeedSource:
         scale = getattr(self._optimizer, "loss_scale", None)
         if isinstance(scale, (int, float)):
             watch.scalar("loss_scale", float(scale))
-        rates = [group["lr"] for group in self._optimizer.param_groups if "lr" in group]
-        if rates:
-            watch.scalar("learning_rate", rates[0])
+        for name, value in update_numbers(self._optimizer.param_groups).items():
+            watch.scalar(name, value)
         watch.before_step()
         watch.change_to(CLIPPED if self._clips() else UNSCALED)
 

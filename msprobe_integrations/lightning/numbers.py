@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from msprobe_integrations.common.optimizer_numbers import update_numbers
 from msprobe_integrations.torch.trainer_loop import TrainerObserver, number, scale_of
 
 
@@ -39,4 +40,4 @@ def update(trainer: Any, optimizer: Any) -> dict[str, Any]:
     scale = scale_of(getattr(getattr(trainer, "precision_plugin", None), "scaler", None))
     found = {} if scale is None else {"loss_scale": scale}
     first = optimizer if len(trainer.optimizers) < 2 else trainer.optimizers[0]
-    return {**found, "learning_rate": number(first.param_groups[0]["lr"])}
+    return {**found, **{name: number(value) for name, value in update_numbers(first.param_groups).items()}}

@@ -16,7 +16,7 @@ import torch
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.megatron import reliance
 from msprobe_integrations.megatron.layout import rank_info, unwrapped
-from msprobe_integrations.megatron.optimizers import is_megatron, learning_rate, loss_scale
+from msprobe_integrations.megatron.optimizers import is_megatron, loss_scale, numbers_of_update
 from msprobe_integrations.megatron.rerun import Rerun
 from msprobe_integrations.megatron.source import MegatronSource, find
 from msprobe_integrations.torch.loop import LoopObserver
@@ -76,12 +76,10 @@ class TrainingObserver(LoopObserver):
         self.undo(restore)
 
     def numbers(self) -> dict[str, Any]:
-        """Learning rate and loss scale, as they are now."""
+        """Learning rate, weight decay and the like, and the loss scale, as they are now."""
         found: dict[str, Any] = {}
         if self.optimizer is not None:
-            rate = learning_rate(self.optimizer)
-            if rate is not None:
-                found["learning_rate"] = rate
+            found.update(numbers_of_update(self.optimizer))
             scale = loss_scale(self.optimizer)
             if scale is not None:
                 found["loss_scale"] = scale

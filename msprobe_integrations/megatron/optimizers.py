@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from msprobe_integrations.common.algorithms import algorithm_of
+from msprobe_integrations.common.optimizer_numbers import update_numbers
 from msprobe_integrations.megatron.layout import is_empty_shard, nothing
 from msprobe_integrations.torch import dtensors
 
@@ -137,12 +138,11 @@ def _shaped(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
     return tensor if piece.sharded or tensor.dim() != 1 or piece.parameter.dim() == 1 else tensor.detach().view(piece.shape)
 
 
-def learning_rate(optimizer: Any) -> float | None:
-    """Learning rate of the first parameter group that has one."""
-    for group in getattr(optimizer, "param_groups", ()):
-        if isinstance(group.get("lr"), (int, float)):
-            return float(group["lr"])
-    return None
+def numbers_of_update(optimizer: Any) -> dict[str, Any]:
+    """Learning rate, weight decay and the like, from the first parameter group that has a learning rate on; empty where none has."""
+    groups = list(getattr(optimizer, "param_groups", ()))
+    first = next((at for at, group in enumerate(groups) if isinstance(group.get("lr"), (int, float))), len(groups))
+    return update_numbers(groups[first:])
 
 
 def loss_scale(optimizer: Any) -> torch.Tensor | None:

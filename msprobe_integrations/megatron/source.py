@@ -26,7 +26,7 @@ import torch
 from msprobe_integrations.common.gradients import ACCUMULATED, CLIPPED, LOCAL, UNSCALED, Piece
 from msprobe_integrations.common.parameters import Replicas
 from msprobe_integrations.megatron.layout import Layout, as_list, bucket_groups, buckets_of
-from msprobe_integrations.megatron.optimizers import MainParameters, clips, gathers_late, is_megatron, learning_rate, loss_scale
+from msprobe_integrations.megatron.optimizers import MainParameters, clips, gathers_late, is_megatron, loss_scale, numbers_of_update
 from msprobe_integrations.megatron.replicas import replicas
 from msprobe_integrations.torch import dtensors
 from msprobe_integrations.torch.methods import MethodHooks
@@ -162,9 +162,9 @@ class MegatronSource:
 
     def _enter(self, watch: ParameterWatch) -> None:
         self._prepared = False
-        for name, value in (("loss_scale", loss_scale(self._optimizer)), ("learning_rate", learning_rate(self._optimizer))):
-            if value is not None:
-                watch.scalar(name, value)
+        scale = loss_scale(self._optimizer)
+        for name, value in {**({} if scale is None else {"loss_scale": scale}), **numbers_of_update(self._optimizer)}.items():
+            watch.scalar(name, value)
         watch.before_step()
         if hasattr(self._optimizer, "prepare_grads"):
             watch.change_to(UNSCALED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msprobe_integrations.common.optimizer_numbers import LEARNING_RATE, update_numbers
 from msprobe_integrations.mindspeed import reliance
 from msprobe_integrations.torch.probe import TorchProbe
 from msprobe_integrations.torch.trainer_loop import TrainerObserver, replace
@@ -41,13 +42,10 @@ class Fsdp2Observer(TrainerObserver):
         return result
 
     def numbers(self) -> dict[str, Any]:
-        """Loss and learning rate."""
+        """Loss, and learning rate and the like."""
         found: dict[str, Any] = {}
         if self.loss is not None:
             found["loss"] = self.loss
         first = self.optimizer[0] if isinstance(self.optimizer, list) else self.optimizer
-        groups = getattr(first, "param_groups", None) or [{}]
-        rate = groups[0].get("lr")
-        if isinstance(rate, (int, float)):
-            found["learning_rate"] = float(rate)
-        return found
+        numbers = update_numbers(getattr(first, "param_groups", None) or ())
+        return {**found, **numbers} if isinstance(numbers.get(LEARNING_RATE), float) else found

@@ -14,6 +14,7 @@ from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import get_logger
 from msprobe_integrations.common.algorithms import algorithm_of
 from msprobe_integrations.common.gradients import ACCUMULATED, LOCAL, Piece, layer_numbers, layer_of
+from msprobe_integrations.common.optimizer_numbers import update_numbers
 from msprobe_integrations.common.parameter_updates import IN_NO_OPTIMIZER
 from msprobe_integrations.common.parameter_watch import MICRO, UNREDUCED
 from msprobe_integrations.common.parameters import Replicas
@@ -246,9 +247,8 @@ class PlainSource:
         if watch is None:
             return None
         with watch.guard(_PART):
-            groups = self._optimizer.param_groups
-            if groups:
-                watch.scalar("learning_rate", groups[0].get("lr"))
+            for name, value in update_numbers(self._optimizer.param_groups).items():
+                watch.scalar(name, value)
         try:
             return self._at_update(watch, args, kwargs)
         except Exception as error:

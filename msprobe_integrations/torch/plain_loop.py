@@ -15,6 +15,7 @@ from torch import nn
 from msprobe_engine.core.log import warn_once
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations import reliance
+from msprobe_integrations.common.optimizer_numbers import LEARNING_RATE, update_numbers
 from msprobe_integrations.torch import dtensors, owner
 from msprobe_integrations.torch.loop import LoopObserver
 from msprobe_integrations.torch.parameters_scaler import inner_optimizer
@@ -268,12 +269,12 @@ class PlainObserver(LoopObserver):
             self._sight.look_no_longer()
 
     def _note_rate(self, optimizer: Any) -> None:
-        rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
-        if isinstance(rate, torch.Tensor):
+        found = update_numbers(optimizer.param_groups)
+        if isinstance(rate := found.get(LEARNING_RATE), torch.Tensor):
             with _no_function(), torch.no_grad():
-                rate = rate.detach().clone()
-        if rate is not None:
-            self.note({"learning_rate": rate})
+                found[LEARNING_RATE] = rate.detach().clone()
+        if found:
+            self.note(found)
 
     def _stranger(self, optimizer: Any) -> None:
         """One that is not followed updates. If it has parameters of ours, it is from the next step on."""

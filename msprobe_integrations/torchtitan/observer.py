@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from msprobe_integrations.common.optimizer_numbers import update_numbers
 from msprobe_integrations.torch.probe import TorchProbe
 from msprobe_integrations.torch.trainer_loop import TrainerObserver, excluded, number, quietly, replace
 from msprobe_integrations.torchtitan.dims import places, sharing
@@ -19,11 +20,11 @@ class TitanObserver(TrainerObserver):
     """A `LoopObserver` for torchtitan. Steps are the Trainer's minus one: updates before.
 
     Scalars: ``loss``, this rank's mean over the tokens of the step if data-parallel ranks have as many (there on the last stage of a
-    pipeline), ``grad_norm``, ``learning_rate``; in steps that torchtitan logs also ``global_avg_loss`` and ``global_max_loss``.
+    pipeline), ``grad_norm``, numbers of the update; in steps that torchtitan logs also ``global_avg_loss`` and ``global_max_loss``.
     """
 
     _trainer: Any = None
-    _rate: Any = None
+    _update: Mapping[str, Any] = {}
 
     def follow(self, trainer: Any) -> None:
         """`trainer` is about to make a step."""
@@ -51,8 +52,8 @@ class TitanObserver(TrainerObserver):
             self.undo(each)
 
     def numbers(self) -> dict[str, Any]:
-        """Loss of this rank, and the learning rate that `train_step` is going to use."""
-        found = {"learning_rate": self._rate}
+        """Loss of this rank, and the learning rate and the like that `train_step` is going to use."""
+        found = dict(self._update)
         if self.loss is not None:
             found["loss"] = self.loss * sharing(self._trainer.parallel_dims)
         return {name: value for name, value in found.items() if value is not None}
@@ -62,7 +63,7 @@ class TitanObserver(TrainerObserver):
         super().begin(step)
         with self.safely("learning rate"):
             groups = [group for optimizer in self._trainer.optimizers.optimizers for group in optimizer.param_groups]
-            self._rate = number(groups[0]["lr"]) if groups else None
+            self._update = {name: number(value) for name, value in update_numbers(groups).items()}
 
     def clipped(self, norm: Any) -> None:
         """Gradients have been clipped; `norm` as torchtitan has it, not read here."""

@@ -11,6 +11,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from msprobe_engine.core.settings.schema import ProbeSettings
+from msprobe_integrations.common.optimizer_numbers import update_numbers
 from msprobe_integrations.torch.trainer_callback import ProbeCallback
 from msprobe_integrations.torch.trainer_loop import excluded, isolated, number, one_pass, replace, scale_of
 from msprobe_integrations.transformers import patches
@@ -76,7 +77,7 @@ class MsprobeCallback(ProbeCallback, TrainerCallback):
         """What the update is made with."""
         if self.observer is not None and optimizer is not None:
             scale = scale_of(getattr(getattr(self._trainer, "accelerator", None), "scaler", None))
-            self.observer.note({"learning_rate": optimizer.param_groups[0]["lr"], **({} if scale is None else {"loss_scale": scale})})
+            self.observer.note({**update_numbers(optimizer.param_groups), **({} if scale is None else {"loss_scale": scale})})
 
     def _log(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The update is over, or the epoch; the Trainer logs, evaluates and saves if it is time to."""

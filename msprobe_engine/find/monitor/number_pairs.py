@@ -19,7 +19,8 @@ COMPARED = ("norm", "max", "min")
 """What is derived from these says nothing more; a mean is compared beside them, in units of the largest element."""
 Table = Mapping[Any, Series]
 """Of one column: key to numbers."""
-_RATE = re.compile(r"(learning_rate|lr)(?![a-z])", re.I)
+_OF_UPDATES = re.compile(r"(learning_rate|lr|weight_decay|beta[12]|eps|momentum)(?![a-z])", re.I)
+_OF_GROUPS = re.compile(r"(.+)_group_\d+")
 OF_THE_MACHINE = re.compile(r"seconds|time|per_sec|throughput|t?flops|memory|bytes|elapsed", re.I)
 """Numbers of the step that say how fast it went: no two runs have the same."""
 
@@ -74,10 +75,11 @@ def paired_numbers(run: Run, other: Run) -> tuple[list[Number], tuple[list[str],
     alone: tuple[list[str], list[str]] = ([], [])
     for rank in sorted(set(run.ranks) & set(other.ranks)):
         steps = np.intersect1d(_steps(run, rank), _steps(other, rank))
-        scalars, theirs = run.scalars(rank), other.scalars(rank)
+        scalars = _with_groups(run.scalars(rank), other.scalars(rank))
+        theirs = _with_groups(other.scalars(rank), run.scalars(rank))
         for k, (one, two) in enumerate(((run, other), (other, run))):
             numbers = {name: series for name, series in one.scalars(rank).items() if not OF_THE_MACHINE.search(name)}
-            alone[k].extend(_unpaired(numbers, two.scalars(rank), steps, f"rank {rank}, "))
+            alone[k].extend(_unpaired(numbers, _with_groups(two.scalars(rank), numbers), steps, f"rank {rank}, "))
             for family in one.families(rank):
                 ops = [op for op in _compared(one, rank, family) if op != "nans"][:1]
                 known = set(two.ops(rank, family)) if family in two.families(rank) else set()
@@ -94,6 +96,13 @@ def paired_numbers(run: Run, other: Run) -> tuple[list[Number], tuple[list[str],
                 lacking = set(one.ops(rank, family)) - known if known else set()  # of an empty table each row is said
                 alone[k].extend(f"rank {rank}, {family}: statistic {op}" for op in sorted(lacking))
     return items, alone
+
+
+def _with_groups(mine: Mapping[str, Series], other: Mapping[str, Series]) -> Mapping[str, Series]:
+    """A setting of a group of parameters (``weight_decay_group_1``) is written where it is not that of the first group; it is that of the
+    first one in a run that does not write it."""
+    of_groups = {name: _OF_GROUPS.fullmatch(name) for name in other if name not in mine}
+    return {**mine, **{name: mine[match[1]] for name, match in of_groups.items() if match and match[1] in mine}}
 
 
 def _statistics(run: Run, other: Run, rank: int, family: str) -> Iterator[Number]:
@@ -137,6 +146,6 @@ def _paired(rank: int, family: str, at: int, key: Key, op: str, mine: Series, go
 
 
 def order_in_step(family: str, key: Key, at: int) -> tuple[int, int, int, int]:
-    if family == "step" and _RATE.match(key.name):  # the update of the step takes it
+    if family == "step" and _OF_UPDATES.match(key.name):  # the update of the step takes it
         return 2, 0, int(Moment.STATES), -1
     return (*order_of(word_of(family, key.phase), key.micro_step), at)

@@ -35,7 +35,7 @@ BLOCK, HELD_OUT = 8, 4
 """Steps of a block; every so many blocks one is held out."""
 RECOVERY = 10
 
-SCHEDULES = ("learning_rate", "loss_scale", "skipped")
+SCHEDULES = ("learning_rate", "loss_scale", "skipped", "weight_decay", "beta1", "beta2", "eps", "momentum")
 _TIMES = ("seconds", "time", "memory", "bytes")
 Progress = Callable[[Iterable[str]], Iterable[str]]
 
@@ -205,7 +205,7 @@ def _steps_of(runs: Sequence[Run]) -> tuple[int, int, int]:
 def _band(out: Learned, label: str, op: str, lines: list[_Line], knots: Sequence[int], patience: int) -> Band | None:
     """The band of a metric, None when it is left out."""
     reason = ""
-    if not op and label in SCHEDULES:
+    if not op and label.partition("_group_")[0] in SCHEDULES:
         reason = "a schedule, not a measurement"
     elif not op and label.endswith(_TIMES):
         reason = "depends on the machine"
