@@ -33,7 +33,17 @@ from msprobe_integrations.torch.device_reduce import DeviceReduce
 from msprobe_integrations.torch.devices import is_capturing
 from msprobe_integrations.torch.job import Job
 from msprobe_integrations.torch.pending import Seen, Step, TorchPendingRows, quiet
-from msprobe_integrations.torch.statistics import CODES, LAUNCHERS, DeviceRows, Taker, host_flags, reduce_cpu, reduce_device
+from msprobe_integrations.torch.statistics import (
+    CODES,
+    LAUNCHERS,
+    MANY,
+    DeviceRows,
+    Taker,
+    host_flags,
+    is_repeated,
+    reduce_cpu,
+    reduce_device,
+)
 
 _function_modes = torch._C._len_torch_function_stack
 _NoFunction = torch._C.DisableTorchFunction
@@ -152,7 +162,7 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
                 return self._reduce_on_device(step, tensor, version, pointer, description)
             # of freed memory a view still has an address: its offset
             there = pointer > _FAR or pointer > tensor.storage_offset() * tensor.element_size()
-            if there and not tensor.is_neg():
+            if there and not tensor.is_neg() and not (numel >= MANY and is_repeated(tensor)):
                 row = next(step.numbers)
                 first, end, base = step.host.window
                 address = base + row * 128 if first <= row < end else step.host.address(row)

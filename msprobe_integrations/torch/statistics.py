@@ -7,6 +7,7 @@ FLAGS) are put in when the rows have arrived; there the rows of the pieces of a 
 
 from __future__ import annotations
 
+import ctypes
 import math
 import threading
 import weakref
@@ -34,6 +35,8 @@ CODES: dict[torch.dtype, int] = {getattr(torch, name): code for name, code in ho
 
 _INTEGER = frozenset(d for d, c in CODES.items() if host_kernel.NAMES[c].startswith(("int", "uint", "bool")))
 _DOUBLE = (torch.float64, torch.complex128)
+_IN_ORDER = host_kernel.WANT_DIGEST | host_kernel.WANT_CRC | host_kernel.WANT_XOR
+MANY = 1 << 20
 _LEAST, _MOST = -(2**63), 2**63 - 1
 _FLOAT8 = frozenset(d for d, c in CODES.items() if host_kernel.NAMES[c].startswith("float8"))
 
@@ -217,12 +220,24 @@ def host_flags(dtype: torch.dtype, want: int) -> int:
 
 
 def reduce_cpu(tensor: torch.Tensor, out_ptr: int, want: int, index0: int = 0) -> None:
-    """Row of a strided CPU tensor by the C kernel, written to address `out_ptr`. No operator of the framework runs."""
-    code = CODES[tensor.dtype]
+    """Row of a strided CPU tensor by the C kernel, written to address `out_ptr`. No operator of the framework runs; of what `is_repeated`,
+    those that make a view."""
+    code, times = CODES[tensor.dtype], 1
+    if is_repeated(tensor) and not want & _IN_ORDER:
+        tensor, times = distinct(tensor)
     if tensor.is_contiguous():
         host_kernel.reduce(tensor.data_ptr(), tensor.numel(), code, out_ptr, want, index0)
     else:
         host_kernel.reduce_strided(tensor.data_ptr(), tensor.shape, tensor.stride(), code, out_ptr, want, index0)
+    if times > 1:
+        row = np.ctypeslib.as_array((ctypes.c_double * _rows.WORDS).from_address(out_ptr)).reshape(1, _rows.WORDS)
+        _multiply(row, np.array([times], np.int64))
+
+
+def is_repeated(tensor: torch.Tensor) -> bool:
+    """Has a tensor many elements of which several are one in memory (``expand``)? Each is looked at once then: to make such a view costs
+    the training nothing, however large it is."""
+    return tensor.numel() >= MANY and 0 in tensor.stride()
 
 
 LAUNCHERS: dict[tuple[torch.device, torch.dtype], dict[int, RowLauncher]] = {}

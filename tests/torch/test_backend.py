@@ -8,6 +8,7 @@ import os
 import random
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -451,3 +452,19 @@ def test_parts_of_a_tensor_add_up(kernel: bool, monkeypatch: pytest.MonkeyPatch)
         merged = rows.merge(merged, data[ref.row : ref.row + 1])
     s = rows.read(merged[0])
     assert (s.count, s.digest, s.max) == (3000, digest_array(whole.numpy()), whole.max().item())
+
+
+def test_an_expanded_view_costs_what_its_memory_does(backend: TorchBackend) -> None:
+    """A view of 2**40 elements, of which there are three in memory, is made in no time, and so is its row; also the second time."""
+    base = torch.tensor([[1.0], [-2.0], [float("nan")]])
+    began = time.monotonic()
+    refs = [backend.reduce(base.expand(3, 1 << 38)).row for _ in range(2)]  # the second one on the fast path
+    small = backend.reduce(base.expand(3, 4)).row
+    made = backend.finish_step().rows()
+    assert time.monotonic() - began < 10
+    for row in made[refs]:
+        for word in (rows.COUNT, rows.NANS, rows.ZEROS):
+            assert row.view(np.int64)[word] == made[small].view(np.int64)[word] << 36
+        for word in (rows.SUM, rows.SUMSQ):
+            assert row[word] == made[small][word] * 2**36
+        assert (row[rows.MIN], row[rows.MAX]) == (-2.0, 1.0)
