@@ -10,6 +10,7 @@ import difflib
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from msprobe_engine.cli.exit_codes import DONE, WRONG, run_command
@@ -82,7 +83,8 @@ examples:
   msprobe diagnose msprobe_output/latest
   msprobe diagnose RUN GOLDEN
   msprobe monitor report msprobe_output/latest
-  msprobe help nan_analyze"""
+  msprobe help nan_analyze
+  msprobe help assistants          which command answers which question, for coding assistants"""
 
 EXIT_CODES = """\
 exit codes:
@@ -208,6 +210,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rest[0] == "help":
         if not rest[1:]:
             top.print_help()
+            return DONE
+        if rest[1:] == ["assistants"]:
+            print(Path(__file__).with_name("for-assistants.md").read_text(encoding="utf-8"), end="")
             return DONE
         rest = [*(word for word in rest[1:] if not word.startswith("-")), "--help"]
     name, *given = [*ALIASES.get(rest[0], rest[0]).split(), *rest[1:]]

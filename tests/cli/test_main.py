@@ -52,7 +52,8 @@ def test_only_the_chosen_command_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
     expected = [
-        f"msprobe_engine.cli.{name}" for name in ("analysis", "analysis.show", "exit_codes", "main", "options", "options.arguments")
+        f"msprobe_engine.cli.{name}"
+        for name in ("analysis", "analysis.show", "exit_codes", "main", "options", "options.arguments", "options.json_answer")
     ]
     assert done.stdout.splitlines()[-1] == str(expected)
 

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from msprobe_engine.core.settings import hot
+from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.formats.dump.reader import StepDump, open_dump
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]
@@ -157,3 +159,13 @@ def test_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     capsys.readouterr()
     exec(compile(code, str(PAGE), "exec"), {})
     assert "Module.layers.3.norm.LayerNorm.forward.0.input.0 8 (2, 4)" in capsys.readouterr().out
+
+
+def test_settings_without_a_change_to_the_program() -> None:
+    """The section ``dump`` of the page, and the command that asks why a record is not there."""
+    text = PAGE.read_text(encoding="utf-8").partition("\n## Without a change to the program\n")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    dump = load_settings(yaml.safe_load(block)).dump
+    assert dump is not None
+    assert (dump.step, dump.level, dump.list, dump.summary_mode) == ((2,), "mix", ("layers.3.",), "md5")
+    assert "msprobe show runs/today --why " in text

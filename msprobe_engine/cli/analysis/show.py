@@ -13,19 +13,29 @@ EPILOG = """\
 examples:
   msprobe show runs/a
   msprobe show runs/a --json
+  msprobe show runs/a --why Functional.softmax.0.backward     why is it not in my dump?
 
-exit codes: 0 done, 2 no such directory, or nothing in it that msprobe writes, 3 done, and the run says that it has lost something"""
+exit codes: 0 done, 2 no such directory, or nothing in it that msprobe writes, 3 done, and the run says that it has lost something.
+With --why: 0 it is in all steps and ranks, 1 it is missing and the dump says why, 3 it is missing and the dump does not say why, or not all
+of it could be read"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of ``msprobe show``."""
     parser.add_argument("path", type=Path, help="output directory of a run")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--why", metavar="NAME", help="say why a module or a call (a record's name, or a part of it) is not in the dump")
     parser.epilog = EPILOG
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the listing, and what the run has lost."""
+    """Print the listing, and what the run has lost; or the answer to --why."""
+    if args.why is not None:
+        from msprobe_engine.find.missing_record import explain_absence
+
+        answer = explain_absence(args.path, args.why)
+        print(json.dumps(answer.to_json(), indent=2) if args.json else "\n".join(answer.lines()))
+        return answer.exit_code
     from msprobe_engine.core.log import printable
     from msprobe_engine.formats.run.overview import look
 

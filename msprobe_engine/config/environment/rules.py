@@ -29,7 +29,7 @@ OF_PROCESS = frozenset(
             "TORCHELASTIC_ERROR_FILE",
         ),
         *("MS_NODE_ID", "MASTER_PORT", "MASTER_ADDR"),
-        *(OWNER, "MSPROBE_CONFIG", "MSPROBE_SET"),  # what `msprobe run` and a probe leave for the processes they start
+        *(OWNER, "MSPROBE_CONFIG", "MSPROBE_SET", "MSPROBE_LAUNCH"),  # what `msprobe run` and a probe leave for the processes they start
     )
 )
 """Variables that differ from rank to rank, or from start to start, in every job."""

@@ -1,0 +1,201 @@
+"""Why a module or a call is not in a dump: what the dump itself says, from what is certain to what can only be supposed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.core import names
+from msprobe_engine.core.errors import ProbeError
+from msprobe_engine.core.log import one_line
+from msprobe_engine.core.text.ranges import few_ranges, ranges_of, steps_text
+from msprobe_engine.formats.dump.parsed import StepDump
+from msprobe_engine.formats.dump.reader import Rank, open_dump
+
+_NEAR, _SHOWN = 3, 5
+_SUPPOSED = (
+    "it was not called in these steps, or in a branch that they did not take",
+    "it was called with no tensor among its arguments and results",
+    "it was called below the functions that are recorded: in a kernel of its own, in compiled code, or within another recorded call's C++",
+    "it was called by another thread, or before the step began and after it ended",
+)
+_STOP = "add it to the list, or leave the key out"
+
+
+@dataclass
+class Absence:
+    """The answer.
+
+    Attributes:
+        present: where it is: step to ranks.
+        examples: names of records that it stands for.
+        reasons: why it is not in the others, what is certain.
+        supposed: what may be the reason where nothing is certain.
+        near: names that are like it.
+        unreadable: what of the dump could not be read.
+    """
+
+    name: str
+    present: dict[int, list[Rank]] = field(default_factory=dict)
+    absent: dict[int, list[Rank]] = field(default_factory=dict)
+    examples: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    supposed: list[str] = field(default_factory=list)
+    near: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """0: it is in all ranks and steps; 1: it is missing, and why is known; 3: missing, and the files do not say why, or not all of them
+        could be read."""
+        if self.unreadable:
+            return 3
+        return 0 if not self.absent else 1 if self.reasons else 3
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """For a terminal."""
+        shown = one_line(self.name)
+        if self.present:
+            said = [f"{shown} is in the dump: {_where(self.present)}"]
+            said += [f"  record     {one_line(name)}" for name in self.examples[:_SHOWN]]
+            if self.absent:
+                said.append(f"  and not in {_where(self.absent)}")
+        else:
+            said = [f"{shown} is not in the dump ({_where(self.absent)})"]
+        said += [f"  because    {reason}" for reason in self.reasons]
+        said += [f"  perhaps    {reason}" for reason in self.supposed]
+        said += [f"  like it    {one_line(name)}" for name in self.near]
+        said += [f"  unread     {one_line(problem)}" for problem in self.unreadable]
+        return said
+
+
+def explain_absence(path: Path, name: str) -> Absence:
+    """Look for `name`, a record's name or a part of it, in all steps and ranks of a dump, and say why it is not there.
+
+    Raises:
+        ProbeError: there is no dump.
+    """
+    dump = open_dump(path)
+    answer = Absence(name)
+    known: dict[str, None] = {}
+    reasons: dict[str, None] = {}
+    for step in dump.steps:
+        for rank in dump.ranks(step):
+            try:
+                loaded = dump.load(step, rank)
+            except ProbeError as error:
+                answer.unreadable.append(str(error))
+                continue
+            found = [record for record in loaded.entries if name in record]
+            (answer.present if found else answer.absent).setdefault(step, []).append(rank)
+            answer.examples += [record for record in found if record not in answer.examples][: _SHOWN - len(answer.examples)]
+            if not found:
+                reasons |= dict.fromkeys(_reasons(loaded, name))
+                known |= dict.fromkeys(loaded.entries)
+    if not answer.absent:
+        return answer
+    answer.reasons = [*list(reasons)[:_SHOWN], *([f"and {len(reasons) - _SHOWN} more like these"] if len(reasons) > _SHOWN else [])]
+    if answer.present:
+        answer.reasons.append(f"a dump has what a step calls on a rank: it was called in {_where(answer.present)}")
+    if not answer.reasons:
+        answer.supposed = [*_SUPPOSED, f"another step has it: the dump holds {steps_text(dump.steps)} (dump.step)"]
+    if not answer.present:
+        answer.near = difflib.get_close_matches(name, known, n=_NEAR, cutoff=0.6) or _alike(name, known)
+    return answer
+
+
+def _reasons(dump: StepDump, name: str) -> Iterator[str]:
+    """What the files of one rank and step say about it."""
+    parsed = names.parse(name)
+    is_module = isinstance(parsed, (names.ModuleName, names.ParametersGradName)) or name.startswith(("Module.", "Cell."))
+    is_call = isinstance(parsed, names.ApiName) and not is_module
+    if not dump.complete:
+        yield f"step {dump.step} of {one_line(dump.directory.name)} was cut off: what came later is not in it"
+    if dump.level == "L0" and is_call:
+        yield "level L0 records modules, and this is a call of a function: dump.level mix has both, L1 calls alone"
+    if dump.level == "L1" and is_module:
+        yield "level L1 records calls of functions, and this is a module: dump.level mix has both, L0 modules alone"
+    if dump.level == "debug":
+        yield "level debug records what the program gives to save(), and nothing else"
+    if dump.task == "overflow_check":
+        yield "task overflow_check records calls with NaN or Inf, and nothing else"
+    yield from _left_out(dump, name)
+    if name in dump.construct or any(name in node for node in dump.construct):
+        yield "it was called, and is a node of construct.json: a setting of the dump has left its tensors out"
+    if parsed is not None:
+        yield from _other_calls(dump, parsed)
+
+
+def _left_out(dump: StepDump, name: str) -> Iterator[str]:
+    """By the settings that leave something out, as the dump names them."""
+    chosen = dump.header.get("selection")
+    if not isinstance(chosen, dict):
+        return
+    elements = chosen.get("list")
+    if isinstance(elements, list) and not any(isinstance(each, str) and each in name for each in elements):
+        yield f"dump.list keeps only what {one_line(str(elements))} names: {_STOP}"
+    if chosen.get("scope"):
+        yield f"dump.scope keeps only what happens from {one_line(str(chosen['scope']))} on: is it outside of that?"
+    if "risk_level" in chosen:
+        yield f"dump.risk_level {one_line(str(chosen['risk_level']))} records a part of the functions: ALL records all"
+    modes = chosen.get("data_mode")
+    if isinstance(modes, list):
+        for word in (names.FORWARD, names.BACKWARD):
+            if f".{word}" in name and word not in modes and {names.FORWARD, names.BACKWARD} & set(map(str, modes)):
+                yield f"dump.data_mode {one_line(str(modes))} leaves out what is {word}"
+    if "request_id" in chosen:
+        yield "dump.request_id keeps only the part of one request"
+
+
+def _other_calls(dump: StepDump, name: names.RecordName) -> Iterator[str]:
+    """The same module or function is there, with another number or direction."""
+    if not isinstance(name, (names.ModuleName, names.ApiName)):
+        return
+    alike = [other for record in dump.entries if isinstance(other := names.parse(record), type(name)) and _base(other) == _base(name)]
+    same = [other for other in alike if other.direction == name.direction]
+    where = f"in step {dump.step} of {one_line(dump.directory.name)}"
+    if same:
+        numbers = few_ranges(ranges_of(sorted({other.number for other in same})))
+        yield f"{where} it has calls {numbers} and no call {name.number} ({name.direction}): numbers count the calls of a step"
+    elif alike and name.direction == names.BACKWARD:
+        yield (
+            f"{where} it has a forward record and no backward one: no gradient went through it (no grad mode, detached, a loss that does "
+            "not depend on it, inputs without requires_grad), or its backward pass came after the step's end"
+        )
+    elif alike:
+        yield f"{where} it has a backward record and no forward one: the forward pass was made before the step began, or was left out"
+
+
+def _base(name: names.ModuleName | names.ApiName) -> tuple[str, ...]:
+    return (name.kind, name.path, name.cls) if isinstance(name, names.ModuleName) else (name.prefix, name.api)
+
+
+def _alike(name: str, known: Iterable[str]) -> list[str]:
+    """Records that have a component of the name."""
+    words = [
+        word for word in name.split(".") if not word.isdecimal() and len(word) > 2 and word not in ("Module", "Cell", "forward", "backward")
+    ]
+    return [record for record in known if any(word.lower() in record.lower() for word in words)][:_NEAR]
+
+
+def _where(places: dict[int, list[Rank]]) -> str:
+    """``step 0, rank 1; steps 1-3, ranks 0-7``: steps with the same ranks together."""
+    steps: dict[tuple[Rank, ...], list[int]] = {}
+    for step, ranks in sorted(places.items()):
+        steps.setdefault(tuple(ranks), []).append(step)
+    said = [f"{steps_text(of)}, {_ranks(ranks)}" for ranks, of in steps.items()]
+    return "; ".join(said[:_SHOWN]) + (f"; and {len(said) - _SHOWN} more groups of ranks" if len(said) > _SHOWN else "")
+
+
+def _ranks(ranks: tuple[Rank, ...]) -> str:
+    numbers = sorted(rank for rank in ranks if isinstance(rank, int))
+    others = [one_line(rank) for rank in ranks if isinstance(rank, str)]
+    named = [*([few_ranges(ranges_of(numbers))] if numbers else []), *others[:_SHOWN]]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(named)}"

@@ -1,0 +1,39 @@
+"""The page for coding assistants: its commands and options are there, and it is the same in the package and in the docs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from msprobe_engine.cli.main import all_commands, main, sub_parser
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "for-assistants.md").read_text(encoding="utf-8")
+LINES = re.findall(r"(?:`|^)msprobe ([^`#\n]+)", PAGE, re.MULTILINE)
+
+
+def test_the_package_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "assistants"]) == 0
+    assert capsys.readouterr().out == PAGE
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_commands_and_options(line: str) -> None:
+    """Every command is one, and has the options that stand with it."""
+    words = line.split(" -- ")[0].split()
+    if words[0] == "help":
+        return
+    name = " ".join(words[:2]) if " ".join(words[:2]) in all_commands() else words[0]
+    assert name in all_commands()
+    known = {option for action in sub_parser(name)._actions for option in action.option_strings}
+    assert {word for word in words if word.startswith("-") and word != "-"} <= known
+
+
+def test_exit_codes() -> None:
+    """Those of the one table."""
+    from msprobe_engine.cli.options.json_answer import MEANINGS
+
+    for code in MEANINGS:
+        assert f"\n| {code} | " in PAGE
