@@ -154,6 +154,8 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _ADVICE = {
     errno.ENOSPC: "the disk is full{free}: free some space there or {elsewhere}",
     errno.EDQUOT: "the disk quota is used up{free}: free some space there or {elsewhere}",
+    errno.EMFILE: "the process may open no more: raise that number (`ulimit -n 65536` before the start)",
+    errno.ENFILE: "no process of this machine may open more: raise that number (sysctl fs.file-max)",
     errno.EACCES: "no permission: check the owner and mode of the directory or {elsewhere}",
     errno.EPERM: "no permission: check the owner and mode of the directory or {elsewhere}",
     errno.EROFS: "the file system is read-only: {elsewhere}",

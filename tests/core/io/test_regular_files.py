@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import re
@@ -137,6 +138,15 @@ def test_a_whole_file_that_fails(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="planted"):
         fail()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"f": b"before"}
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_too_many_open_files(code: int) -> None:
+    """Another place or a free disk would not help."""
+    said = explain(OSError(code, os.strerror(code)), "set x to another one")
+    assert "raise that number" in said
+    assert "free some space" not in said
+    assert "set x" not in said
 
 
 def test_nobody_else_opens_outputs() -> None:
