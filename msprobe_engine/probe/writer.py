@@ -7,11 +7,13 @@ would wait for the dump, and a process that is killed would lose steps of it tha
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from msprobe_engine.core.alerts import Alert
@@ -204,7 +206,7 @@ class SinkQueue:
     def _keep_place(self, sink: Sink, *, at_once: bool = False) -> None:
         """Where the files of a sink were deleted in the midst of the run, make them again: who reads them hears what is gone. Not at once:
         who deletes a directory finds it in his way when files come into it meanwhile, and that may be the training."""
-        if sink.home is None or sink.home.exists():
+        if sink.home is None or not _is_gone(sink.home):
             self._gone_since.pop(sink.name, None)
             return
         now = time.monotonic()
@@ -239,6 +241,15 @@ class SinkQueue:
     def _fail(self, sink: Sink, error: Exception) -> None:
         self._lose(sink.name)
         self._faults.fail(f"sink {sink.name}", error, disable=False, hint="later steps are tried again; what is lost is counted")
+
+
+def _is_gone(path: Path) -> bool:
+    """Nothing is there. Where that cannot be seen (no permission, a file system that fails), what is open may still take more."""
+    try:
+        path.stat()
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+    return False
 
 
 class Writer:
