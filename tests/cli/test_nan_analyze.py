@@ -54,3 +54,15 @@ def test_a_directory_without_dumps_is_a_clean_error(tmp_path: Path, capsys: pyte
         err = capsys.readouterr().err
         assert err.startswith("msprobe nan_analyze: ")
         assert str(path) in err
+
+
+def test_the_run_as_in_all_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """RUN is ``-i RUN``; both are two things."""
+    monkeypatch.chdir(tmp_path)
+    said = []
+    for words in (["nothing"], ["-i", "nothing"]):
+        assert main(["nan_analyze", *words]) == 2
+        said.append(capsys.readouterr().err)
+    assert said[0] == said[1]
+    assert main(["nan_analyze", "a", "-i", "b"]) == 2
+    assert "both say what is looked at" in capsys.readouterr().err

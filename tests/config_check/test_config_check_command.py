@@ -44,6 +44,18 @@ def test_exit_code_is_a_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["config_check", "-c", BASE, AGAIN, "--ranks", BASE]) == 2
 
 
+def test_run_and_golden_as_in_all_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """RUN GOLDEN is ``-c GOLDEN RUN``."""
+    said = []
+    for words in (("-c", BASE, PLANTED), (PLANTED, BASE)):
+        assert main(["config_check", *words, "-o", str(tmp_path / "out")]) == 1
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert main(["config_check", BASE]) == 2
+    assert "compared with what? give RUN and GOLDEN" in capsys.readouterr().err
+    assert main(["config_check", BASE, AGAIN, "-c", BASE, AGAIN]) == 2
+
+
 @pytest.mark.parametrize("flags", [("-c", BASE, "{empty}"), ("-c", "{empty}", BASE), ("--verify", "{empty}"), ("--ranks", "{empty}")])
 def test_a_directory_without_a_pack_is_said(flags: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An output directory in which no run has left a pack is a wrong path (2), not a damaged pack."""

@@ -8,7 +8,7 @@ import sys
 
 EPILOG = """\
 examples:
-  msprobe nan_analyze -i msprobe_output                    dump, incidents and monitor of a run
+  msprobe nan_analyze msprobe_output/latest                dump, incidents and monitor of a run
   msprobe nan_analyze -i msprobe_output/dump               every step in order, stops at the first bad one
   msprobe nan_analyze -i msprobe_output/dump/step12 -o out
   msprobe nan_analyze -i msprobe_output/incidents/step12-nan_inf
@@ -17,10 +17,9 @@ exit codes: 0 nothing found, 1 found, 2 no data or wrong usage, 3 nothing found,
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the existing tool: -i, -o."""
-    parser.add_argument(
-        "-i", "--input_path", required=True, metavar="DIR", help="output directory of a run, dump root, step, or incident directory"
-    )
+    """The run, and the flags of the existing tool: -i, -o."""
+    parser.add_argument("run_path", metavar="RUN", nargs="?", help="output directory of a run, dump root, step, or incident directory")
+    parser.add_argument("-i", "--input_path", metavar="DIR", help="the same, as the existing tool has it")
     parser.add_argument(
         "-o", "--output_path", default="./output", metavar="DIR", help="where anomaly_analyze_<time>.json goes (default: ./output)"
     )
@@ -30,11 +29,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 nothing found, 1 found, 3 nothing found in what could be read; errors are raised as `ProbeError`, which the entry point turns
     into 2."""
+    from msprobe_engine.core.errors import UsageError
     from msprobe_engine.core.log import printable
     from msprobe_engine.find.findings import NOTHING, Diagnosis
     from msprobe_engine.find.nonfinite.whole_run import nan_analyze_run
 
-    result = nan_analyze_run(args.input_path, args.output_path)
+    if bool(args.run_path) == bool(args.input_path):
+        raise UsageError(
+            f"-i {args.input_path} and {args.run_path} both say what is looked at; give one of them"
+            if args.run_path
+            else "give RUN: the output directory of a run, a dump, a step, or an incident directory"
+        )
+    result = nan_analyze_run(args.run_path or args.input_path, args.output_path)
     if result.problems and not result.findings:
         print(Diagnosis(nothing=NOTHING, problems=result.problems).headline())
     print(printable(result.text))

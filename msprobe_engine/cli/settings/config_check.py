@@ -20,7 +20,8 @@ VERL, VERL_VERIFY, SLIME = "./verl_param_compare_result", "./verl_param_verify_r
 EPILOG = """\
 examples:
   msprobe config_check -d run.sh ds_config.json -o pack.zip     collect: environment, packages, settings of the scripts (nothing is run)
-  msprobe config_check -c good.zip pack.zip -o result           compare two packs: result.xlsx, result.json, result.html
+  msprobe config_check RUN GOLDEN                               compare what two runs have written: result.xlsx, result.json, result.html
+  msprobe config_check -c good.zip pack.zip -o result           compare two packs
   msprobe config_check --verify good.zip -d run.sh              before a launch: is all as it was in the good run?
   msprobe config_check --ranks pack.zip                         which rank or node of one run differs from the others?
   msprobe config_check -c ckpt_a ckpt_b -o out.json             two checkpoints (msprobe ckpt diff says more)
@@ -36,6 +37,10 @@ exit codes:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of both versions of the existing tool, then ours."""
+    parser.add_argument("target", metavar="RUN", nargs="?", help="a pack, or an output directory with one")
+    parser.add_argument(
+        "golden", metavar="GOLDEN", nargs="?", help="the same of a run that is right: -c GOLDEN RUN in the order of all commands"
+    )
     do = parser.add_argument_group("what is done")
     do.add_argument("-d", "--dump", nargs="*", metavar="FILE", help="collect a pack; launch scripts, YAML, JSON, TOML, Python files")
     do.add_argument(
@@ -86,6 +91,12 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     from msprobe_engine.core.errors import UsageError
 
+    if args.target is not None:
+        if args.golden is None:
+            raise UsageError(f"{args.target}: compared with what? give RUN and GOLDEN, or --ranks {args.target}")
+        if args.compare is not None:
+            raise UsageError(f"-c and {args.target} both say what is compared; give one of them")
+        args.compare = [args.golden, args.target]
     asked = [
         flag
         for flag, value in (
@@ -100,7 +111,10 @@ def _check(args: argparse.Namespace) -> None:
         if value is not None
     ]
     if not asked:
-        raise UsageError("say what to do: -d to collect a pack, -c BENCH CMP to compare two, --verify GOOD, --ranks PACK, -vc, -vv or -sc")
+        raise UsageError(
+            "say what to do: RUN GOLDEN to compare runs, -d to collect a pack, -c BENCH CMP to compare two, --verify GOOD, --ranks PACK, "
+            "-vc, -vv or -sc"
+        )
     if len(asked) > 1:
         raise UsageError(f"{' and '.join(asked)} are two things; ask for one")
     if args.verify and len(args.verify) > 2:

@@ -1,0 +1,186 @@
+"""Every command x {no argument, a wrong path, a run directory, Ctrl-C, no terminal, an unknown option}: the answer that is defined.
+
+One table of exit codes for all; what goes wrong is one message with what to do; a traceback is shown to nobody.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from msprobe_engine.cli.main import COMMANDS, GROUPS, all_commands, main
+
+Capture = pytest.CaptureFixture[str]
+ALL = all_commands()
+WITHOUT_ARGUMENT = {"doctor": 0, "frameworks": (0, 1), "init": 0, "settings schema": 0}
+"""Commands that have an answer without any argument; all others end with 2 and say what they need. `parse` is the interactive tool then."""
+READS_RUN = {
+    "diagnose": (1, "NaN"),
+    "monitor analyze": (2, "no monitor has written here"),
+    "monitor csv2tb": (2, "no monitor has written here"),
+    "monitor report": (2, "no monitor has written here"),
+    "nan_analyze": (1, "First NaN: step 0, rank 0"),
+    "estimate": (0, "step"),
+    "graph": (1, "html"),
+    "show": (0, "step 0: rank0"),
+    "trends": (1, "trends.html"),
+    "acc_check": ((0, 1, 3), ""),
+}
+"""Commands whose one path is a run directory, and what they say of one that has a dump with a NaN and no monitor."""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with the output directory of a run: one dump, of a call that makes a NaN."""
+    rank = tmp_path / "run" / "dump" / "step0" / "rank0"
+    rank.mkdir(parents=True)
+    plain = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [1], "requires_grad": False}
+    tensors = [plain | dict.fromkeys(("Max", "Min", "Mean", "Norm"), value) for value in (1.0, float("nan"))]
+    record = {"input_args": tensors[:1], "input_kwargs": {}, "output": tensors[1:]}
+    head = {"task": "statistics", "level": "L1", "framework": "pytorch", "dump_data_dir": None}
+    (rank / "dump.json").write_text(json.dumps({**head, "data": {"Torch.log.0.forward": record}}))
+    (rank / "construct.json").write_text("{}")
+    (rank / "stack.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MSPROBE_CONFIG", raising=False)
+    return tmp_path
+
+
+def ended(*words: str) -> int:
+    try:
+        return main(words)
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def message(err: str) -> list[str]:
+    """What is said behind argparse's lines of usage."""
+    assert "Traceback" not in err
+    lines = err.splitlines()
+    return [line for i, line in enumerate(lines) if line.startswith("msprobe") or (i and lines[i - 1].startswith("msprobe"))]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", sorted({*ALL} - {"parse"}))
+def test_no_argument(name: str, capsys: Capture) -> None:
+    """An answer where there is one, else 2 and what is needed."""
+    words = [*name.split(), *(["--brief"] if name == "doctor" else [])]
+    code = ended(*words)
+    out, err = capsys.readouterr()
+    expected = WITHOUT_ARGUMENT.get(name, 2)
+    assert code in (expected if isinstance(expected, tuple) else (expected,)), err
+    if code == 2:
+        assert out == ""
+        said = message(err)
+        assert said[0].startswith(f"msprobe {name}: ")
+        assert any(word in said[0] for word in ("required: ", "give ", "pass a file", "say what to do", "no launch line")), said
+
+
+@pytest.mark.parametrize("name", sorted(READS_RUN))
+def test_a_wrong_path(name: str, here: Path, capsys: Capture) -> None:
+    """2, and a message that names the path and says what to give."""
+    option = ["-api_info"] if name == "acc_check" else []
+    for path in ("nothing", str(here / "no" / "such" / "directory")):
+        code = ended(*name.split(), *option, path)
+        out, err = capsys.readouterr()
+        (said,) = message(err)
+        assert (code, out) == (2, "")
+        assert said.startswith(f"msprobe {name}: ")
+        assert path in said
+    assert sorted(path.name for path in here.iterdir()) == ["run"]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", sorted(READS_RUN))
+def test_a_run_directory(name: str, capsys: Capture) -> None:
+    """Is taken as it is, and what is said comes without a terminal, too."""
+    expected, said = READS_RUN[name]
+    option = ["-api_info"] if name == "acc_check" else []
+    code = ended(*name.split(), *option, "run")
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    assert code in (expected if isinstance(expected, tuple) else (expected,)), out + err
+    assert said in out + err
+    assert "\x1b" not in out + err
+
+
+def _module(name: str) -> str:
+    first, _, second = name.partition(" ")
+    table = importlib.import_module(f"msprobe_engine.cli.{COMMANDS[first].module}").COMMANDS if first in GROUPS else COMMANDS
+    return f"msprobe_engine.cli.{table[second or first].module}"
+
+
+ARGUMENTS = {
+    "api_precision_compare": ["-npu", "a", "-gpu", "b"],
+    "certs crl": ["a"],
+    "certs host": ["a", "b"],
+    "certs init": ["a"],
+    "certs revoke": ["a", "b"],
+    "certs show": ["a"],
+    "ckpt diff": ["a", "b"],
+    "ckpt digest": ["a", "-o", "b"],
+    "ckpt show": ["a"],
+    "code_mapping": ["--ir", "a", "--dump_data", "b"],
+    "data2db": ["--db", "a", "--data", "b"],
+    "diagnose": ["a"],
+    "estimate": ["a"],
+    "grad_probe compare": ["a", "b"],
+    "graph_visualize": ["-tp", "a"],
+    "merge_result": ["-i", "a", "-o", "b", "-config", "c"],
+    "monitor analyze": ["a"],
+    "monitor csv2tb": ["a"],
+    "monitor learn": ["a", "-o", "b"],
+    "monitor report": ["a"],
+    "op_generate": ["-o", "a"],
+    "run_overflow_check": ["-api_info", "a"],
+    "show": ["a"],
+    "trends": ["a"],
+}
+"""The least that a command wants."""
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", ALL)
+def test_ctrl_c(name: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """130 and one line, wherever it comes."""
+
+    def run(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module(_module(name)), "run", run)
+    assert ended(*name.split(), *ARGUMENTS.get(name, [])) == 130
+    assert capsys.readouterr() == ("", f"msprobe {name}: interrupted\n")
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", ALL)
+def test_an_unknown_option(name: str, capsys: Capture) -> None:
+    """2 and one message."""
+    code = ended(*name.split(), *ARGUMENTS.get(name, []), "--no-such-option")
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert message(err)[-1].startswith(f"msprobe {name}: ")
+
+
+def test_a_real_interrupt_without_a_terminal(here: Path) -> None:
+    """SIGINT to a command that is reading."""
+    code = (
+        "import sys, time; from msprobe_engine.cli import main as m; import msprobe_engine.cli.analysis.show as show\n"
+        "def run(args):\n    print('begun', flush=True); time.sleep(60)\n"
+        "show.run = run; sys.exit(m.main(['show', 'run']))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert child.stdout.readline() == "begun\n"
+        time.sleep(0.1)
+        child.send_signal(signal.SIGINT)
+        assert child.stderr.read() == "msprobe show: interrupted\n"
+        assert child.wait() == 130
