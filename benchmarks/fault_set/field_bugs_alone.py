@@ -8,14 +8,14 @@ from typing import Any
 import field_bugs_models as models
 import torch
 from field_bugs_case import Fault, every, in_model, other_function, when_ready
-from field_bugs_in_data import frozen
-from field_bugs_in_models import GPT, MOE, mlp_detached
+from field_bugs_in_models import AMP, GPT, MOE, mlp_detached
 from field_bugs_in_updates import optimizer_of_copies
 from field_bugs_training import Program, Setting
 from torch import Tensor
 from torch.nn import functional as F
 
-LONG = replace(GPT, steps=16)
+LONG = replace(AMP, steps=60)
+"""Rules learn from 20 steps. Weights are in float32: norm weights of 1 in bfloat16 do not move, which is a finding of its own."""
 FP16 = Setting(dtype="fp16")
 
 
@@ -28,7 +28,7 @@ def infinite_mask(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float
 
 def log_of_zero(p: Program) -> None:
     def criterion(logits: Tensor, labels: Tensor) -> Tensor:
-        chances = torch.softmax(logits.float().view(-1, logits.shape[-1]) * 60, -1)
+        chances = torch.softmax(logits.float().view(-1, logits.shape[-1]) * 600, -1)
         return F.nll_loss(torch.log(chances), labels.reshape(-1), ignore_index=-100, reduction="sum")
 
     p.criterion = criterion  # type: ignore[method-assign]
@@ -92,7 +92,7 @@ def spike(p: Program) -> None:
 
     def loss(batch: Any, tokens: Tensor) -> Tensor:
         count[0] += 1
-        return own(batch, tokens) * (200.0 if count[0] == 11 else 1.0)
+        return own(batch, tokens) * (200.0 if count[0] == 41 else 1.0)
 
     p.loss = loss  # type: ignore[method-assign]
 
@@ -101,7 +101,7 @@ def weights_blown(p: Program) -> None:
     own = p.step
 
     def step(at: int) -> Tensor:
-        if at == 10:
+        if at == 40:
             p.model.layers[1].mlp.down.weight.data.mul_(300)
         return own(at)
 
@@ -113,7 +113,7 @@ def data_of_one_token(p: Program) -> None:
 
     def rows(step: int) -> Any:
         found = own(step)
-        if step >= 10:
+        if step >= 40:
             found["tokens"] = torch.full_like(found["tokens"], 7)
         return found
 
@@ -133,7 +133,7 @@ CASES = (
     ),
     Fault(
         "alone: log of zero",
-        GPT,
+        replace(GPT, lr=5e-3),
         when_ready(log_of_zero),
         r"Torch\.log|nll|in criterion",
         "log(softmax)",
@@ -154,7 +154,7 @@ CASES = (
     ),
     Fault(
         "alone: mean of nothing",
-        GPT,
+        replace(GPT, lr=5e-3),
         when_ready(mean_of_nothing),
         r"truediv|\bdiv|loss|tokens",
         "all labels ignored",
@@ -172,22 +172,31 @@ CASES = (
         0,
         True,
     ),
-    Fault("alone: dead expert", replace(MOE, steps=16), in_model(dead_expert), r"experts\.3", "router collapse", ("monitor",), -1, True),
+    Fault(
+        "alone: dead expert",
+        replace(MOE, dtype="amp", steps=60),
+        in_model(dead_expert),
+        r"experts\.3",
+        "router collapse",
+        ("monitor",),
+        -1,
+        True,
+    ),
     Fault(
         "alone: learning rate jumps",
         LONG,
-        jump(10, 30.0),
+        jump(40, 30.0),
         r"learning|lr|update|loss|param|ratio",
         "resume with another schedule",
         ("monitor",),
-        10,
+        40,
         True,
     ),
-    Fault("alone: loss spikes", LONG, when_ready(spike), r"loss|grad", "bad batch", ("monitor",), 10, True),
+    Fault("alone: loss spikes", LONG, when_ready(spike), r"loss|grad", "bad batch", ("monitor",), 40, True),
     Fault(
         "alone: loss explodes",
-        replace(LONG, lr=0.5, clip=0.0),
-        lambda p: None,
+        LONG,
+        jump(40, 1000.0),
         r"loss|grad|param|update|actv|ratio",
         "learning rate",
         ("monitor",),
@@ -221,7 +230,7 @@ CASES = (
         r"layers\.1\.mlp\.down|loss|param",
         "bad restore",
         ("monitor",),
-        10,
+        40,
         True,
     ),
     Fault(
@@ -231,8 +240,7 @@ CASES = (
         r"loss|embedding|actv",
         "broken shard of data",
         ("monitor",),
-        10,
+        40,
         True,
     ),
-    Fault("alone: a weight frozen", LONG, in_model(frozen), r"layers\.1\.attention\.k", "requires_grad", ("monitor",), -1, True),
 )

@@ -155,7 +155,7 @@ def adam(p: Any) -> None:
 
 
 EVERY, WITH_L0 = ("mix", "L0", "monitor"), ("mix", "L0")
-COARSE = r"head.*backward|\bloss\b|grad"
+COARSE = r"(head|GPT).*backward|\bloss\b|grad"
 
 CASES = (
     Fault(

@@ -293,10 +293,9 @@ CASES = (
         ("mix", "L0", "monitor"),
         coarse=r"(head|GPT).*backward|\bloss\b|grad",
     ),
-    Fault("ddp: gradients averaged twice, alone", DDP, hook_of(twice), REDUCED, "", ("mix",), alone=True),
     Fault(
         "ddp: a sum corrupted on one rank, alone",
-        DDP,
+        replace(DDP, lr=5e-3),
         hook_of(corrupted),
         REDUCED + "|layers|embedding|head",
         "silent data corruption",
@@ -305,7 +304,7 @@ CASES = (
     ),
     Fault(
         "ddp: a weight not updated on one rank, alone",
-        DDP,
+        replace(DDP, lr=5e-3),
         second_rank(not_updated),
         r"layers\.0\.mlp\.down|copy_",
         "parameter not broadcast",
@@ -314,7 +313,7 @@ CASES = (
     ),
     Fault(
         "ddp: no_sync left on, alone",
-        DDP_MICRO,
+        replace(DDP_MICRO, lr=5e-3),
         when_ready(never_synchronised),
         REDUCED + "|parameter|not hold the same",
         "no_sync",

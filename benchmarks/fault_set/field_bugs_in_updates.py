@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import Any
 
@@ -46,13 +45,12 @@ def parameters_left_out(p: Program) -> None:
 
 def optimizer_of_copies(p: Program) -> None:
     """The optimizer was made before the model was moved: it holds other tensors."""
-    model = p.model
-    p.model = copy.deepcopy(model)
-    old = p.make_optimizer()
-    p.model, p.optimizer = model, old
-    p.scheduler = torch.optim.lr_scheduler.LambdaLR(old, p.rate)
-    own = old.zero_grad
-    old.zero_grad = lambda set_to_none=True: (model.zero_grad(), own(set_to_none))  # type: ignore[method-assign,assignment]
+    groups = [{**group, "params": [q.detach().clone().requires_grad_() for q in group["params"]]} for group in p.groups()]
+    p.groups = lambda: groups  # type: ignore[method-assign]
+    p.optimizer = p.make_optimizer()
+    p.scheduler = torch.optim.lr_scheduler.LambdaLR(p.optimizer, p.rate)
+    own = p.optimizer.zero_grad
+    p.optimizer.zero_grad = lambda set_to_none=True: (p.model.zero_grad(), own(set_to_none))
 
 
 def not_zeroed(p: Program) -> None:

@@ -1,22 +1,25 @@
 """Trainings of megatron-core: reported bugs of parallel layouts, and other ways to the same numbers.
 
-A run is made in a process of its own (`python field_bugs_megatron.py CASE LEVEL DIRECTORY golden|run`): the shim that lets megatron-core
-run on a CPU changes torch. `form` of a setting holds the arguments of the training, as ``--tp 2 --sp``.
+Runs are made by a process of their own, for the shim that lets megatron-core run on a CPU changes torch. `form` of a setting holds the
+arguments of the training, as ``--tp 2 --sp``.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from field_bugs_case import Fault, Healthy
 from field_bugs_training import Setting
 
+ANSWER = "field bugs: "
 FAULT_SET = Path(os.environ.get("FIELD_FAULT_SET", Path(__file__).parent))
 
 
@@ -38,16 +41,26 @@ def ask(case: Fault | Healthy, level: str, runs: Path, where: Path) -> tuple[int
     return found
 
 
+@cache
+def _server() -> subprocess.Popen[str]:
+    """The process that trains: it imports megatron-core once, and forks ranks for every run."""
+    return subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
 def _made(where: Path, name: str, level: str, role: str) -> None:
     if (where / "done").exists():
         return
     where.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, __file__, name, level, str(where), role], capture_output=True, text=True, check=False, timeout=400
-    )
-    (where / "log.txt").write_text(done.stdout + done.stderr)
-    if done.returncode:
-        raise RuntimeError((done.stderr or done.stdout)[-300:].replace("\n", " "))
+    server = _server()
+    assert server.stdin
+    assert server.stdout
+    print(json.dumps([name, level, str(where), role]), file=server.stdin, flush=True)
+    for line in server.stdout:
+        if line.startswith(ANSWER):
+            if (said := line[len(ANSWER) :].strip()) != "ok":
+                raise RuntimeError(said)
+            return
+    raise RuntimeError("the process that trains has ended")
 
 
 def decoder(chunks: list[Any]) -> Any:
@@ -352,8 +365,7 @@ HEALTHY = (
 )
 
 
-def _main(name: str, level: str, where: str, role: str) -> None:
-    sys.path.insert(0, str(FAULT_SET))
+def _train(name: str, level: str, where: str, role: str) -> None:
     import fault_megatron
 
     case: Any = next(case for case in (*CASES, *HEALTHY) if case.name == name)
@@ -362,10 +374,21 @@ def _main(name: str, level: str, where: str, role: str) -> None:
     sizes = {key: int(words[words.index(f"--{key}") + 1]) if f"--{key}" in words else 1 for key in ("tp", "pp", "dp")}
     experts = int(words[words.index("--ep") + 1]) if "--ep" in words else 1
     argv = " ".join(word for i, word in enumerate(words) if word != "--dp" and (i == 0 or words[i - 1] != "--dp"))
-    ranks = max(math.prod(sizes.values()), experts)
     plant = case.plant if role == "run" and isinstance(case, Fault) else None
-    fault_megatron.dump(Path(where), ranks, argv, plant, level, 3)
+    fault_megatron.dump(Path(where), max(math.prod(sizes.values()), experts), argv, plant, level, 3)
+
+
+def _serve() -> None:
+    """Make the runs that are asked for, a line each, until there are no more."""
+    sys.path.insert(0, str(FAULT_SET))
+    for line in sys.stdin:
+        said = "ok"
+        try:
+            _train(*json.loads(line))
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"[-400:].replace("\n", " ")
+        print(f"\n{ANSWER}{said}", flush=True)
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    _serve()

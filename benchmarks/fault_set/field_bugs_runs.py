@@ -38,6 +38,10 @@ def prepare(wrap: str, family: str) -> None:
     torch.optim.AdamW([weight]).step()
     if family != "gpt":
         Program(Setting(family)).build()
+    if wrap.startswith("deepspeed"):
+        import field_bugs_deepspeed
+
+        field_bugs_deepspeed.library()
     if wrap == "fsdp":
         from torch.distributed import fsdp  # noqa: F401
 
