@@ -86,7 +86,7 @@ def parts(path: Path) -> Parts:
 
 def incidents(run: Path) -> tuple[Path, ...]:
     """Directories of the incidents of a run, the earliest step first."""
-    if run.is_symlink() or not (run / INCIDENTS).is_dir():
+    if (run / INCIDENTS).is_symlink() or not (run / INCIDENTS).is_dir():  # `run` itself may be one: ``latest``
         return ()
     found = [(int(name[1]), place) for place in (run / INCIDENTS).iterdir() if (name := _INCIDENT.fullmatch(place.name))]
     return tuple(place for _, place in sorted(found) if not place.is_symlink() and detect.kind_of(place) in (detect.INCIDENT, detect.DUMP))

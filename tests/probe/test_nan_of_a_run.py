@@ -87,6 +87,27 @@ def test_whatever_is_left_of_a_run_tells(
     assert {item["step"] for item in json.loads(file.read_text())["rank_0"]} == {BAD}
 
 
+def test_the_run_by_another_name(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``latest`` is a link to a run: nothing of it is left out."""
+    (tmp_path / "latest").symlink_to(runs["bad"])
+    code, said = analyze(tmp_path / "latest", tmp_path / "out", capsys)
+    assert (code, said.partition("\n")[0]) == (1, f"incident step{BAD}-nan_inf:")
+    assert main(["diagnose", str(tmp_path / "latest"), "-o", str(tmp_path / "d")]) == 1
+    assert f"step{BAD}-nan_inf" in capsys.readouterr().out
+
+
+def test_an_infinity_that_does_not_matter(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The recorded calls of a step are clean: an alert of one of its activations is no finding; one of a gradient, or of a step without
+    records, is."""
+    for step, family, expected in ((1, "actv", 0), (1, "grad_reduced", 1), (2, "actv", 1)):
+        run = without(runs["fine"], tmp_path / f"{step}{family}")
+        alert = {"rule": "nan_inf", "severity": "critical", "kind": "activation", "step": step, "rank": 0, "name": "a", "value": "Infinity"}
+        (directory,) = (run / "monitor").iterdir()
+        (directory / "alerts.jsonl").write_text(json.dumps({**alert, "message": "a is Inf", "extra": {"family": family}}) + "\n")
+        code, said = analyze(run, tmp_path / "out", capsys)
+        assert code == expected, said
+
+
 def test_alerts_that_were_taken_away(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without incidents and alerts nothing is found, and nothing is called clean."""
     run = without(runs["bad"], tmp_path / "run", "incidents")

@@ -5,7 +5,7 @@ What names a record leads, and of those the earliest step. A dump of chosen step
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from msprobe_engine.formats.monitor.reader import open_run
 
 _RULES = ("nan_inf", "AnomalyNan")
 """Ours and that of the existing tool: with one of them every step was looked at, and its alerts are all there is."""
+_OF_CALLS = ("actv", "actv_grad")
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def nan_analyze_run(source: str | Path, output: str | Path | None = None) -> Res
     for place in parts.incidents[: run_directory.MOST_INCIDENTS]:
         look(f"incident {place.name}", lambda place=place: nan_analyze(place))  # type: ignore[misc]
     if (monitor := parts.monitor) is not None:
-        look("monitor", lambda: _of_monitor(monitor))
+        recorded = {step for part in seen for step in part.result.steps}
+        look("monitor", lambda: _of_monitor(monitor, recorded))
     if not seen:
         raise errors[0]
     return _together(root, seen, errors, len(parts.incidents), output)
@@ -96,13 +98,16 @@ def _first_line(result: Result) -> str:
     return result.text.partition("\n")[0]
 
 
-def _of_monitor(path: Path) -> Result:
-    """Its alerts, and its numbers where no rule has looked at them."""
+def _of_monitor(path: Path, recorded: Collection[int]) -> Result:
+    """Its alerts, and its numbers where no rule has looked at them. Of activations in steps whose calls are recorded these tell more: an
+    infinity that was gone again before the end does not matter."""
     loaded = load(path)
     run = open_run(path)
     items: list[Mapping[str, Any]]
-    if alerts := [located.anomaly for located in in_order(loaded.anomalies) if located.anomaly.rule in _RULES]:
-        items = [_of_alert(alert, path) for alert in alerts if alert.step == alerts[0].step]
+    alerts = [located.anomaly for located in in_order(loaded.anomalies) if located.anomaly.rule in _RULES]
+    telling = [alert for alert in alerts if alert.step not in recorded or alert.word not in _OF_CALLS]
+    if alerts:
+        items = [_of_alert(alert, path) for alert in telling if alert.step == telling[0].step]
     else:
         unwatched = [rank for rank in run.ranks if not _is_watched(run.info(rank))]
         numbers = [number for number in (not_finite(run) if unwatched else ()) if number.rank in unwatched]
@@ -114,7 +119,8 @@ def _of_monitor(path: Path) -> Result:
     if items:
         return Result(items, "\n".join(report.lines_of(items[:1], first=True)), steps, problems)
     span = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}" if steps else "no step"
-    return Result([], f"{span}: no NaN or Inf that a rule or a number tells of, {ranks_text(run.ranks)}.", steps, problems)
+    beside = " beside what the recorded calls are judged by" if alerts else ""
+    return Result([], f"{span}: no NaN or Inf that a rule or a number tells of{beside}, {ranks_text(run.ranks)}.", steps, problems)
 
 
 def _is_watched(info: Mapping[str, Any]) -> bool:
