@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,8 @@ from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_steps, steps_on_one_side
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_engine.measure import distances, dump_dialects
+from msprobe_engine.formats.dump.shared_columns import SharedColumns, own_columns
+from msprobe_engine.measure import distances, dump_dialects, factorize
 
 Movements = Callable[[int, Mapping[int, DumpTable], list[str]], Mapping[int, Floats]]
 AlreadyBegun = Callable[[int], Mapping[int, RankWalk]]
@@ -123,7 +125,9 @@ def _pair(target: Path, golden: Path, calibration: Sequence[Path], mappings: Map
         )
 
     def sides(step: int, problems: list[str]) -> tuple[dict[int, DumpTable], dict[int, DumpTable]]:
-        ours, theirs = read_step(first, step, problems), read_step(second, step if step in second.steps else second.steps[0], problems)
+        shared = None if mappings else SharedColumns()
+        ours = read_step(first, step, problems, shared)
+        theirs = read_step(second, step if step in second.steps else second.steps[0], problems, shared)
         if mappings:
             mappings.apply_all(ours, theirs)
         return ours, theirs
@@ -218,7 +222,11 @@ class _StepLoop:
         a, b = restrict_to_common(a, b, found.evidence)
         found.unseen = found.unseen or whole is not a
         right, joined_stages, other_layout = b, False, False
-        if not _one_program(a, b) and not _two_frameworks(a, b):
+        one_program = _one_program(a, b)
+        if not one_program:  # what is put together, or takes another framework's form, is changed in place
+            for side in sides_of_both:
+                own_columns(side)
+        if not one_program and not _two_frameworks(a, b):
             a, b, joined_stages = together(a, b, found.problems, found.evidence)
             other_layout = joined_stages or layouts.differ(a, b)
         alone = sorted(a.keys() ^ b.keys())
@@ -228,7 +236,8 @@ class _StepLoop:
         previous = self.before
         walked = layouts.diverge_layouts(a, b, previous, units) if other_layout else None
         if walked is None or (a.keys() == b.keys() and not joined_stages and not layouts.has_pieces(walked)):
-            walked = diverge(a, b, previous, units, self._begun(step) if self._begun else None)
+            with factorize.remembered() if one_program else nullcontext():
+                walked = diverge(a, b, previous, units, self._begun(step) if self._begun else None)
         else:
             found.problems += lost(whole, a)
         self.before = walked

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from msprobe_engine.find.difference.divergence import diverge
 from msprobe_engine.find.run import diagnose
+from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.formats.dump.shared_columns import SharedColumns, own_columns
 
 RANKS, FEW = 340, 16
 """More than what once nested sentences too deep; and as many as the other rules need."""
@@ -81,3 +84,40 @@ def test_facts_that_all_ranks_share_are_one_suspect(run: Any, golden: Path, tmp_
     found = diagnose(run(tmp_path / "run", range(0), beta=2), golden)
     shown: list[Any] = [(suspect.kind, suspect.on_ranks) for suspect in found.suspects]
     assert shown == [("argument", [f"0-{FEW - 1}"])]
+
+
+def test_ranks_of_one_program_hold_its_columns_once(run: Any, tmp_path: Path) -> None:
+    """What does not differ between ranks, or between the runs, is one object; numbers are where they are the same. Equal numbers of another
+    type are others."""
+    shared = SharedColumns()
+    root = run(tmp_path / "run", range(3, 4), ranks=8)
+    tables = [shared.share(read_side(root / "step0" / f"rank{rank}" / "dump.json")) for rank in range(8)]
+    first, second, odd = tables[0], tables[1], tables[3]
+    for column in ("ops", "name", "dtype", "shape", "offsets", "role", "values"):
+        assert getattr(first, column) is getattr(odd, column)
+    assert first.numbers is second.numbers
+    assert first.numbers is not odd.numbers
+    assert first.collectives[2]["input_kwargs"]["group"]["group_ranks"] is odd.collectives[2]["input_kwargs"]["group"]["group_ranks"]
+    own_columns(second)
+    second.shape[0], second.numbers[0] = None, 7.0
+    assert first.shape[0] == [4]
+    assert first.numbers[0] == 1.0
+    one, other = run(tmp_path / "one", range(0), ranks=1, beta=1), run(tmp_path / "other", range(0), ranks=1, beta=1.0)
+    one, other = (shared.share(read_side(path / "step0" / "rank0" / "dump.json")) for path in (one, other))
+    assert [list(map(type, table.values.values())) for table in (one, other)] == [[int, str], [float, str]]
+
+
+def test_memory_follows_the_ranks_that_differ(run: Any, tmp_path: Path) -> None:
+    """Walks of many ranks hold pairs, trees and what encloses what once."""
+    target, golden = run(tmp_path / "run", range(8), ranks=8), run(tmp_path / "golden", range(0), ranks=8)
+    shared = SharedColumns()
+    sides = [
+        {rank: shared.share(read_side(root / "step0" / f"rank{rank}" / "dump.json")) for rank in range(8)} for root in (target, golden)
+    ]
+    walkers = diverge(*sides).walkers
+    for walker in walkers.values():
+        assert walker.rows is walkers[0].rows
+        assert walker.structure.pairs is walkers[0].structure.pairs
+        assert walker.target.kinds is walkers[0].target.kinds
+        assert walker.side.construct is walkers[0].side.construct
+        assert walker.carried._seen is None

@@ -81,7 +81,7 @@ class CarriedNoise:
 
     def __init__(self, walker: DifferenceWalk, start: Noise | None, products: float) -> None:
         self._walker, self._start, self._products = walker, start, products
-        self.seen = Seen(walker)
+        self._seen: Seen | None = None
         pairs = len(walker.rows)
         self.ratio, self.alone = [0.0] * pairs, [0.0] * pairs
         self.judged = [True] * pairs
@@ -98,6 +98,19 @@ class CarriedNoise:
         right = factorize.columns(walker.rows)[1]
         self._measured = (roundoff.CALIBRATED * walker.moved[right]).tolist() if walker.calibrated else None
         self.quiet = start is None or start == NONE
+
+    @property
+    def seen(self) -> Seen:
+        """What the statistics show."""
+        if self._seen is None:
+            self._seen = Seen(self._walker)
+        return self._seen
+
+    def forget(self) -> None:
+        """Let go of what is found again when it is asked for."""
+        self._seen = None
+        for name in ("_paired", "_kept"):
+            self.__dict__.pop(name, None)
 
     @property
     def end(self) -> Noise:

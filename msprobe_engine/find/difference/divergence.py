@@ -14,6 +14,7 @@ from msprobe_engine.find.difference import cross_rank
 from msprobe_engine.find.difference.calibration import Floats
 from msprobe_engine.find.difference.origin import GRADIENT, RESULT, DifferenceOrigin
 from msprobe_engine.find.difference.rank_walk import RankWalk, reuse_walk
+from msprobe_engine.find.difference.shared_walks import SharedWalks
 from msprobe_engine.find.difference.walk import DifferenceWalk, Walk
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import roundoff
@@ -59,6 +60,7 @@ def diverge(
     """
     found = Divergence(noise=before.noise if before else 0.0)
     walked: dict[int, Walk] = {}
+    shared = SharedWalks()
     for rank in sorted(target.keys() & golden.keys()):
         known = reuse_walk(begun or {}, rank, target[rank], golden[rank])
         if known is not None:
@@ -66,6 +68,7 @@ def diverge(
         else:
             pair = align_sides(target[rank], golden[rank])
             found.walkers[rank] = DifferenceWalk(pair.target, pair.golden, pair.structure)
+            shared.share(found.walkers[rank])
         found.structures[rank] = found.walkers[rank].structure
         if moved and rank in moved:
             found.walkers[rank].calibrate(in_common(moved[rank], found.walkers[rank].golden.side))
@@ -88,6 +91,7 @@ def settle_origins(found: Divergence, before: Divergence | None, walked: Mapping
             cancelled = walker.cancelled.parameters or walker.cancelled.vectors
             untouched = not (found.noise or before or walker.calibrated or cancelled or any(walker.foreign.values()))
             found.walks[rank] = known if known is not None and untouched else walker.walk(found.noise, _start(before, rank))
+            walker.forget()
         found.origins = cross_rank.first_in_time({rank: walk.origins for rank, walk in found.walks.items()}, found.links)
         level = _noise(found)
         if level <= found.noise:

@@ -296,6 +296,11 @@ class DifferenceWalk:
             assert self._carried is not None
         return self._carried
 
+    def forget(self) -> None:
+        """Let go of what is found again when it is asked for: runs of many ranks have many walks."""
+        if self._carried is not None:
+            self._carried.forget()
+
     @property
     def calibrated(self) -> bool:
         """What round-off moves each row by was measured."""

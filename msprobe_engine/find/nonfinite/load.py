@@ -14,6 +14,7 @@ from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_ranks
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.reader import DumpDirectory
+from msprobe_engine.formats.dump.shared_columns import SharedColumns
 from msprobe_engine.formats.dump.step_mark import why_unfinished
 from msprobe_engine.measure.missing_statistics import UNSEARCHED
 
@@ -28,9 +29,9 @@ def numbered(dump: DumpDirectory, step: int) -> Iterator[tuple[int, Path]]:
         yield rank, dump.path(step, key)
 
 
-def read_step(dump: DumpDirectory, step: int, problems: list[str]) -> dict[int, DumpTable]:
+def read_step(dump: DumpDirectory, step: int, problems: list[str], shared: SharedColumns | None = None) -> dict[int, DumpTable]:
     """All ranks of a step that can be read and hold something; what does not is said in `problems`. Directories without a rank get free
-    numbers."""
+    numbers. `shared`: where columns that are the same are taken from, for who changes none."""
     sides: dict[int, DumpTable] = {}
     problems += missing_ranks(dump, step)
     for rank, directory in numbered(dump, step):
@@ -40,7 +41,7 @@ def read_step(dump: DumpDirectory, step: int, problems: list[str]) -> dict[int, 
             problems.append(str(error))
             continue
         if len(side):
-            sides[rank] = side
+            sides[rank] = side if shared is None else shared.share(side)
         else:
             problems += side.problems
     return sides
