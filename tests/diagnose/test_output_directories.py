@@ -222,11 +222,11 @@ def test_a_replica_incident_leads_to_what_the_ranks_were_started_with(tmp_path: 
         assert found.next == [f"msprobe config_check --ranks {tmp_path / 'config_check_pack.zip'}"]
 
 
-def test_nan_analyze_names_the_incidents_of_a_run_without_a_dump(
+def test_nan_analyze_reads_the_incidents_of_a_run_without_a_dump(
     tmp_path: Path, rank_dump: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The error of a directory without a dump names the incident that can be given instead."""
+    """The output directory gives what the incident does, and says where it is from."""
     place = _incident(rank_dump, tmp_path / "run", 3)
-    assert main(["nan_analyze", "-i", str(tmp_path / "run"), "-o", str(tmp_path / "out")]) == 2
-    assert str(place) in capsys.readouterr().err
+    assert main(["nan_analyze", "-i", str(tmp_path / "run"), "-o", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().out.startswith(f"incident {place.name}:\nFirst NaN: step 3")
     assert main(["nan_analyze", "-i", str(place), "-o", str(tmp_path / "out")]) == 1
