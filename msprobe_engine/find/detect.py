@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.core.log import one_line
 from msprobe_engine.formats.checkpoint.open import locate, reader_of
-from msprobe_engine.formats.dump.find_dumps import holds_dump
+from msprobe_engine.formats.dump.find_dumps import find_dump, holds_dump
 from msprobe_engine.formats.monitor.reader import open_run
 from msprobe_engine.formats.pack.kind import is_pack
 
@@ -19,6 +20,9 @@ DUMP, INCIDENT, MONITOR, CONFIG, CHECKPOINT, NOTHING = (
     "checkpoint",
     "nothing",
 )
+LATEST = "latest"
+"""The link that `msprobe run` leaves to the last launch that trained."""
+_LOOKED_INTO, _SHOWN = 64, 4
 _TRACKER = "latest_checkpointed_iteration.txt"
 _SAMPLES = re.compile(r"samples_rank\d{1,9}\.jsonl")
 
@@ -66,10 +70,33 @@ def refuse(path: Path, kind: str) -> UsageError:
     """The sentence for what `diagnose` does not look at."""
     if kind == CHECKPOINT:
         return UsageError(f"{path}: is a checkpoint; give a second one to compare it with (msprobe ckpt show says what it holds)")
+    if runs := _runs_below(path):
+        more = f", ... ({len(runs)} in all)" if len(runs) > _SHOWN else ""
+        return UsageError(
+            f"{path}: holds runs in directories of their own; give one of them: {', '.join(map(one_line, runs[:_SHOWN]))}{more}"
+        )
     return UsageError(
         f"{path}: holds no dump, incident, monitor output, pack of configurations or checkpoint; give the directory that one of them was "
         "written to (msprobe show lists them)"
     )
+
+
+def _runs_below(path: Path) -> list[str]:
+    """Output directories of launches in a directory, the last one that trained first."""
+    try:
+        children = sorted((child for child in path.iterdir() if child.is_dir()), reverse=True)[:_LOOKED_INTO]
+    except OSError:
+        return []
+    runs = [str(child) for child in children if is_monitored(child) or _dumped(child)]
+    latest = str(path / LATEST)
+    return [latest, *(run for run in runs if run != latest)] if latest in runs else runs
+
+
+def _dumped(path: Path) -> bool:
+    try:
+        return find_dump(path) is not None
+    except DumpFormatError:
+        return False
 
 
 def common(target: Path, golden: Path | None) -> str:

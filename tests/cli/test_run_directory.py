@@ -90,3 +90,18 @@ def test_a_directory_above_runs_names_them(tmp_path: Path) -> None:
         write_step(tmp_path / name / "dump" / "step3", 1.0)
     with pytest.raises(DumpFormatError, match=re.escape(f"give one of them: {tmp_path}/a/dump, {tmp_path}/b/dump")):
         open_dump(tmp_path)
+
+
+def test_launches_in_a_directory_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where each launch has a directory of its own, the one above them is none of them: what to choose is said, the last one first."""
+    for name in ("20260101-100000-aaaa", "20260102-100000-bbbb"):
+        rank = tmp_path / name / "dump" / "step0" / "rank0"
+        rank.mkdir(parents=True)
+        record = {"input_args": [TENSOR], "input_kwargs": {}, "output": [TENSOR]}
+        document = {"task": "statistics", "level": "L1", "dump_data_dir": None, "data": {"Torch.log.0.forward": record}}
+        (rank / "dump.json").write_text(json.dumps(document))
+    assert main(["diagnose", str(tmp_path)]) == 2
+    assert f"give one of them: {tmp_path / '20260102-100000-bbbb'}, {tmp_path / '20260101-100000-aaaa'}" in capsys.readouterr().err
+    (tmp_path / "latest").symlink_to("20260101-100000-aaaa")
+    assert main(["diagnose", str(tmp_path)]) == 2
+    assert f"give one of them: {tmp_path / 'latest'}, " in capsys.readouterr().err
