@@ -24,6 +24,7 @@ def test_a_wheel_is_built_with_and_without_a_compiler(kind: str, request: pytest
         entry_points = archive.read(next(n for n in names if n.endswith("entry_points.txt"))).decode()
     assert {"msprobe/py.typed", "msprobe_engine/core/settings/load.py", "msprobe_integrations/torch/__init__.py"} <= set(names)
     assert {"msprobe_autoload.pth", "msprobe_integrations/autoload/bootstrap/sitecustomize.py"} <= set(names)
+    assert {"msprobe_engine/cli/for-assistants.md", "msprobe_engine/core/settings/presets/watch.yaml"} <= set(names)
     web = (ROOT / "msprobe_engine/report/web").rglob("*.*")
     pages = {str(path.relative_to(ROOT)) for path in web if path.suffix in (".css", ".js", ".json")}
     assert {"msprobe_engine/report/web/kit.css", "msprobe_engine/report/web/kit_texts.json"} <= pages <= set(names)
