@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from msprobe_engine.find.difference.divergence import diverge
+from msprobe_engine.find.nonfinite.load import load_step
 from msprobe_engine.find.run import diagnose
 from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.shared_columns import SharedColumns, own_columns
 
 RANKS, FEW = 340, 16
@@ -121,3 +123,12 @@ def test_memory_follows_the_ranks_that_differ(run: Any, tmp_path: Path) -> None:
         assert walker.target.kinds is walkers[0].target.kinds
         assert walker.side.construct is walkers[0].side.construct
         assert walker.carried._seen is None
+
+
+def test_call_stacks_of_all_ranks_are_not_kept(run: Any, tmp_path: Path) -> None:
+    """They are larger than all else that is read; a finding reads those of its rank again."""
+    dump = open_dump(run(tmp_path / "run", range(0), ranks=4))
+    traces, problems = load_step(dump, 0)
+    assert not problems
+    assert not any("stacks" in one.dump.__dict__ for one in traces.values())
+    assert traces[0].dump.construct is traces[3].dump.construct

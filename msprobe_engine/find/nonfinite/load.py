@@ -55,15 +55,18 @@ def load_step(dump: DumpDirectory, step: int, sides: dict[int, DumpTable] | None
     """
     traces: dict[int, Trace] = {}
     problems = missing_ranks(dump, step)
+    shared = SharedColumns()
     for rank, path in numbered(dump, step):
         try:
-            traces[rank] = load_rank(step, rank, path, problems, sides)
+            traces[rank] = load_rank(step, rank, path, problems, sides, shared)
         except DumpFormatError as error:
             problems.append(str(error))
     return traces, problems
 
 
-def load_rank(step: int, rank: int, path: Path, problems: list[str], sides: dict[int, DumpTable] | None = None) -> Trace:
+def load_rank(
+    step: int, rank: int, path: Path, problems: list[str], sides: dict[int, DumpTable] | None = None, shared: SharedColumns | None = None
+) -> Trace:
     """The trace of one rank directory; of a killed process from its frame log. What is missing or damaged is said in `problems`.
 
     Raises:
@@ -75,10 +78,14 @@ def load_rank(step: int, rank: int, path: Path, problems: list[str], sides: dict
         what = f"the run could not write the step on this rank: {why}" if why else "the step was never finished on this rank (killed?)"
         raise DumpFormatError(f"{path}: {what}; nothing of it can be read")
     dump = read_side(file)
+    if shared is not None:
+        shared.share(dump)
+        shared.share_construct(dump)
     complete = dump.header.get("complete", True) is not False and (dump.recovered or not (path / layout.MARKER).exists())
     with guard_reading(path, "a dump"):
         made = trace.trace(dump, step=step, rank=rank, complete=complete)
         dump.stacks  # noqa: B018 - what is wrong with them is said now
+        del dump.stacks  # and they are read again where a finding asks for them: those of all ranks are larger than all else
     odd = dict.fromkeys(dump.op[row] for row, shape in enumerate(dump.shape) if type(shape) is str and row not in dump.values)
     if odd:
         dump.say(f"{file}: {len(odd):,} records have a shape that is no list of integers, the first is {dump.ops[next(iter(odd))][:120]!r}")

@@ -39,6 +39,10 @@ class SharedColumns:
             self._share_groups(facts)
         return table
 
+    def share_construct(self, table: DumpTable) -> None:
+        """The same of what encloses the records."""
+        table.construct = self._same_text("construct", table.construct)
+
     def _same_text(self, name: str, column: Any) -> Any:
         return self._known.setdefault((name, _digest(repr(column).encode(errors="surrogatepass"))), column)
 
