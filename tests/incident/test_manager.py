@@ -50,7 +50,7 @@ def test_both_ranks_fire(tmp_path: Path, store: Any, frame: Any, alert: Any) -> 
     assert first == second
     assert [p.name for p in (tmp_path / "incidents").iterdir()] == ["step5-nan_inf"]
     incident = json.loads((tmp_path / "incidents/step5-nan_inf/incident.json").read_text())
-    assert [x["rank"] for x in incident["alerts"]] == [0, 1]
+    assert [(x["rank"], x["ranks"]) for x in incident["alerts"]] == [(0, ["0-1"])]
 
 
 def test_late_rank_says_so(tmp_path: Path, store: Any, frame: Any, alert: Any) -> None:

@@ -30,7 +30,10 @@ def test_all_ranks_together_read_few_files(tmp_path: Path, frame: Any, alert: An
     for rank in range(ranks):
         write_incident(tmp_path, [frame(5, rank, entries=False)], [alert(5, rank)], event=EVENT, rank=rank, world_size=ranks)
     assert sum(read.values()) <= 16 * 17 / 2 + 3 * ranks
-    assert json.loads((tmp_path / "incident.json").read_text())["ranks_complete"] == list(range(ranks))
+    merged = json.loads((tmp_path / "incident.json").read_text())
+    assert merged["ranks_complete"] == list(range(ranks))
+    assert [(one["rank"], one["ranks"]) for one in merged["alerts"]] == [(0, [f"0-{ranks - 1}"])], "what all say is written once"
+    assert f"- ranks 0-{ranks - 1}, step 5, nan_inf (critical)" in (tmp_path / "summary.md").read_text()
 
 
 def test_a_rank_that_will_write_again_does_not_count(tmp_path: Path, frame: Any, alert: Any) -> None:

@@ -12,14 +12,16 @@ the number full: the rank that announced the incident and a deputy look after it
 Schema of incident.json (version 1): ``version``; ``id``, ``step``, ``rule``, ``message``, ``announced_by``, ``capture_step`` (earliest
 announcement); ``world_size``; ``ranks_complete``, ``ranks_writing``, ``ranks_missing`` (lists of ranks); ``ranks_late``; ``steps`` (ring
 steps by any rank); ``began`` ({step, ranks, pp_stage, name, rule, when}: the earliest alert of all ranks in the order of execution,
-critical ones before warnings, or null); ``capture`` ({level, first_step, steps} or null); ``alerts`` (all ranks, in the order of
-execution); ``rerun`` (rank to what a second run of the step showed, see `again`; empty when there was none); ``first_nonfinite`` (one per
-rank that has one, earliest step first: {rank, step, name, statistics}); ``worst`` (list); ``lost`` (reason to count).
+critical ones before warnings, or null); ``capture`` ({level, first_step, steps} or null); ``alerts`` (in the order of execution; of ranks
+that say the same the lowest one's, with ``ranks`` as ranges; each rank's own are in its file); ``rerun`` (rank to what a second run of the
+step showed, see `again`; empty when there was none); ``first_nonfinite`` (one per rank that has one, earliest step first: {rank, step,
+name, statistics}); ``worst`` (list); ``lost`` (reason to count).
 Numbers that JSON cannot hold are the strings "NaN", "Infinity", "-Infinity".
 """
 
 from __future__ import annotations
 
+import heapq
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -106,7 +108,7 @@ def combine(pieces: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
         for reason, count in (piece.get("lost") or {}).items():
             lost[reason] = lost.get(reason, 0) + int(count)
     alerts, began = _in_order(pieces)
-    worst = [{"rank": rank, **item} for rank, piece in pieces.items() for item in piece.get("worst") or ()]
+    worst = ((rank, item) for rank, piece in pieces.items() for item in piece.get("worst") or ())
     return {
         "version": 1,
         "id": event.get("id"),
@@ -127,7 +129,7 @@ def combine(pieces: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
         "began": began,
         "alerts": alerts,
         "first_nonfinite": sorted(first, key=lambda item: (item["step"], item["rank"])),
-        "worst": sorted(worst, key=_badness)[:SHOWN],
+        "worst": [{"rank": rank, **item} for rank, item in heapq.nsmallest(SHOWN, worst, key=lambda one: _badness(one[1]))],
         "lost": lost,
     }
 
@@ -149,7 +151,17 @@ def _in_order(pieces: Mapping[int, Mapping[str, Any]]) -> tuple[list[Any], dict[
     if first is not None:
         a = first.first
         began = {"step": a.step, "ranks": first.ranks, "pp_stage": a.pp_stage, "name": a.name, "rule": a.rule, "when": moment_text(first)}
-    return [of[id(one.anomaly)] for one in ordered] + [alert for anomaly, alert in said if anomaly is None], began
+    ends: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for anomaly, alert in said:
+        if anomaly is None:
+            ends.setdefault((str(alert.get("rule")), str(alert.get("name")), str(alert.get("step"))), []).append(alert)
+    alerts = [_on_ranks(of[id(group.first)], group.ranks) for group in groups]
+    return alerts + [_on_ranks(same[0], sorted({alert["rank"] for alert in same})) for same in ends.values()], began
+
+
+def _on_ranks(alert: Mapping[str, Any], ranks: Sequence[int]) -> Mapping[str, Any]:
+    said = {key: value for key, value in alert.items() if key != "ranks"}
+    return said if len(ranks) < 2 else {**said, "ranks": ranges_of(ranks)}
 
 
 def _badness(item: Mapping[str, Any]) -> float:
@@ -181,9 +193,7 @@ def summary(incident: Mapping[str, Any], where: str) -> str:
     lines += _again(incident)
     lines += ["", "## Alerts", ""]
     alerts = incident["alerts"]
-    lines += [f"- rank {a['rank']}, step {a['step']}, {a['rule']} ({a['severity']}): {_md(a['message'])}" for a in alerts[:SHOWN]] or [
-        "none"
-    ]
+    lines += [_alert(alert) for alert in alerts[:SHOWN]] or ["none"]
     if len(alerts) > SHOWN:
         lines.append(f"- and {len(alerts) - SHOWN} more, see incident.json")
     if incident["worst"]:
@@ -214,6 +224,11 @@ def summary(incident: Mapping[str, Any], where: str) -> str:
         lines.append("- lost while recording: " + ", ".join(f"{reason} {count}" for reason, count in incident["lost"].items()))
     lines += ["", "## What to run next", "", "```", f"msprobe nan_analyze -i {where}", "```", ""]
     return "\n".join(lines)
+
+
+def _alert(alert: Mapping[str, Any]) -> str:
+    where = f"ranks {few_ranges(alert['ranks'])}" if alert.get("ranks") else f"rank {alert['rank']}"
+    return f"- {where}, step {alert['step']}, {alert['rule']} ({alert['severity']}): {_md(alert['message'])}"
 
 
 def _began(began: Mapping[str, Any] | None) -> list[str]:

@@ -54,6 +54,7 @@ class Pieces:
     def __init__(self, directory: Path) -> None:
         self.marks: dict[str, Mark] = {}
         self._directory = directory
+        self._texts: dict[str, str] = {}
         self._known: dict[str, dict[str, Any] | None] = {}
 
     def read(self) -> dict[int, dict[str, Any]]:
@@ -61,10 +62,18 @@ class Pieces:
         marks = marks_of(self._directory)
         for name, mark in marks.items():
             if self.marks.get(name) != mark:
-                self._known[name] = _read_piece(self._directory / name)
+                self._known[name] = self._with_known_texts(_read_piece(self._directory / name))
         self.marks = marks
         found = {int(name[len("rank") : -len(".json")]): self._known[name] for name in marks}
         return {rank: piece for rank, piece in sorted(found.items()) if piece is not None}
+
+    def _with_known_texts(self, piece: dict[str, Any] | None) -> dict[str, Any] | None:
+        """What thousands of ranks say in the same words is kept once."""
+        for alert in piece["alerts"] if piece is not None else ():
+            for told in (alert, alert.get("extra")):
+                for key, text in told.items() if isinstance(told, dict) else ():
+                    told[key] = self._texts.setdefault(text, text) if isinstance(text, str) else text
+        return piece
 
 
 def _read_piece(path: Path) -> dict[str, Any] | None:
