@@ -381,6 +381,18 @@ def test_safetensors_of_a_type_to_come(tmp_path: Path) -> None:
     assert "compared as bytes" in found.notes[0]
 
 
+def test_safetensors_with_bytes_of_nobody(tmp_path: Path) -> None:
+    """A tensor that a header has lost is still there: that bytes are of none is said."""
+    for data, count in ((safetensors(entry()), 0), (safetensors(entry()) + bytes(7), 7)):
+        (tmp_path / "x.safetensors").write_bytes(data)
+        said = [note for note in open_checkpoint(tmp_path / "x.safetensors").notes if "not compared" in note]
+        assert said == (
+            [f"{tmp_path / 'x.safetensors'}: {count} bytes in it are of no tensor that its header names; they are not compared"]
+            if count
+            else []
+        )
+
+
 @pytest.mark.parametrize("name", ["../../../etc/passwd", "/etc/passwd", "..", "a/../../b", "x\x00y", "..\\x"])
 def test_an_index_that_names_files_elsewhere(tmp_path: Path, name: str) -> None:
     """Nothing outside the checkpoint is opened."""

@@ -32,11 +32,13 @@ class SafeFile(NamedTuple):
         tensors: by name, in the order of the header.
         metadata: texts that its writer left.
         raw: tensors of types that are not known here; they are compared as bytes.
+        nobodys: bytes that are of no tensor; the format allows none.
     """
 
     tensors: dict[str, FileTensor]
     metadata: dict[str, str]
     raw: list[str]
+    nobodys: int = 0
 
 
 def read_safetensors(path: Path) -> SafeFile:
@@ -62,7 +64,8 @@ def read_safetensors(path: Path) -> SafeFile:
     for (_, end, first), (begin, _, second) in pairwise(spans):
         if begin < end:
             raise DumpFormatError(f"{path}: {first!r} and {second!r} lie over each other; it is damaged, or made to mislead")
-    return SafeFile(tensors, {str(key): str(value) for key, value in metadata.items()}, raw)
+    nobodys = size - start - sum(end - begin for begin, end, _ in spans)
+    return SafeFile(tensors, {str(key): str(value) for key, value in metadata.items()}, raw, nobodys)
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int, int]:

@@ -243,6 +243,8 @@ def _tensors_of(out: Checkpoint, file: Path, trust: Collection[str]) -> dict[str
             out.notes.append(
                 f"{file}: {len(found.raw)} tensors are of types that are not known, among them {found.raw[0]}; compared as bytes"
             )
+        if found.nobodys:
+            out.notes.append(f"{file}: {found.nobodys:,} bytes in it are of no tensor that its header names; they are not compared")
         return found.tensors
     return plain(read_torch(file, trust).tree)[0]
 
