@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         UsageError: it is there already, has another kind of name, or cannot be written.
     """
     from msprobe_engine.core.errors import UsageError
-    from msprobe_engine.core.io.regular_files import explain
+    from msprobe_engine.core.io.regular_files import explain, open_regular
     from msprobe_engine.core.log import one_line
     from msprobe_engine.core.settings.presets import PRESETS, preset_file
 
@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{shown}: a settings file in YAML ends in .yaml; give such a name, or - for the standard output")
     text = text.replace("probe.yaml", os.path.basename(args.file))
     try:
-        with open(args.file, "w" if args.force else "x", encoding="utf-8") as file:
+        fd = open_regular(args.file, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if args.force else os.O_EXCL))
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
         raise UsageError(f"{shown} is there already and was left as it is; name another file, or write over it with --force") from None
