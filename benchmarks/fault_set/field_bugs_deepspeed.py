@@ -262,7 +262,7 @@ CASES = (
         "zero 2: gradients reduced in bf16",
         ZERO2_FP32,
         launched_with(communication_data_type="bf16"),
-        r"reduce|grad|bfloat16|Tensor\.to|" + UPDATE,
+        r"flatten_dense|reduce|grad|bfloat16|Tensor\.to|" + UPDATE,
         "communication_data_type",
         EVERY,
     ),

@@ -103,7 +103,8 @@ def bias_on_each_rank(chunks: list[Any]) -> None:
 
 def backward_not_summed(chunks: list[Any]) -> None:
     """What goes back into a column-parallel layer is not summed."""
-    decoder(chunks).layers[1].mlp.linear_fc1.allreduce_dgrad = False
+    linear = decoder(chunks).layers[1].mlp.linear_fc1
+    linear.allreduce_dgrad, linear.disable_grad_reduce = False, True
 
 
 def forward_not_summed(chunks: list[Any]) -> None:
@@ -142,14 +143,17 @@ def heads_swapped(chunks: list[Any]) -> None:
 
 def shard_stale(chunks: list[Any]) -> None:
     """The second rank does not take over one weight after the update."""
-    import torch
     import torch.distributed as dist
 
     if dist.get_rank() != 1:
         return
     weight = decoder(chunks).layers[0].mlp.linear_fc2.weight
     kept = weight.detach().clone()
-    chunks[0].register_forward_pre_hook(lambda *_: weight.data.copy_(kept) if torch.is_grad_enabled() else None)
+
+    def before(*_: Any) -> None:
+        weight.data.copy_(kept)
+
+    chunks[0].register_forward_pre_hook(before)
 
 
 def gradients_kept(chunks: list[Any]) -> None:
@@ -200,7 +204,7 @@ def no_clipping_over_ranks(_chunks: list[Any]) -> None:
     optimizers.get_grad_norm_fp32 = local  # type: ignore[attr-defined]
 
 
-UPDATE = r"norm|clip|Tensor\.\w+_\.|foreach|param|weight|grad"
+UPDATE = r"flatten_dense|norm|clip|Tensor\.\w+_\.|foreach|param|weight|grad"
 SUM = r"all_reduce|reduce|Distributed|matmul|view_as|Linear"
 TWO, THREE = ("mix", "L0"), ("mix", "L1", "L0")
 
