@@ -100,14 +100,18 @@ class LaunchReports:
             details.append(detail)
         return event
 
-    def say(self, written: str) -> list[str]:
+    def say(self, written: str, running: Sequence[int] = ()) -> list[str]:
         """The last words, none where a training was seen.
 
         Args:
             written: the output directory, if something was written there since the launch line began; empty else.
+            running: processes that the launch line has started and left behind.
         """
         if self.trained:
             return []
+        if running:
+            ids = ", ".join(map(str, running[:_SHOWN])) + (", ..." if len(running) > _SHOWN else "")
+            return [f"the launch line has ended and has left processes behind ({ids}): whether they train is not known yet"]
         if any("cut" in seen.events for seen in self._seen.values()):
             where = f"; what was seen of it is in {written} (msprobe show {written})" if written else ""
             return [f"a training was found and ended within its first step, before an optimizer step was done{where}"]
@@ -213,7 +217,7 @@ def _listen(ended: int, receiver: socket.socket, places: Sequence[str], root: st
     while True:
         ready, _, _ = select.select(watched, [], [])
         if receiver not in ready:
-            _speak(reports, written())
+            _speak(reports, written(), _left_behind(receiver))
             return
         line, sender = receiver.recvfrom(4096)
         trained = reports.trained
@@ -223,7 +227,7 @@ def _listen(ended: int, receiver: socket.socket, places: Sequence[str], root: st
         if root and reports.trained and not trained:
             link_latest(root, places[0])
         if event == "end":
-            _speak(reports, written())
+            _speak(reports, written(), ())
             if sender:
                 receiver.sendto(b".", sender)
             return
@@ -236,8 +240,26 @@ def _changed(directory: str) -> int:
         return 0
 
 
-def _speak(reports: LaunchReports, written: str) -> None:
-    text = "".join(printable(f"msprobe run: {line}\n") for line in reports.say(written))
+def _left_behind(receiver: socket.socket) -> list[int]:
+    """Processes of this user that have the name of our socket in their environment, as all have that the launch line has started."""
+    mark = f"{LAUNCH}=".encode()
+    name = os.fsencode(receiver.getsockname())[1:]
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal() or int(entry) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                variables = file.read().split(b"\0")
+        except OSError:  # gone, or another user's
+            continue
+        if any(each.startswith(mark) and each.endswith(b":" + name) for each in variables):
+            found.append(int(entry))
+    return sorted(found)
+
+
+def _speak(reports: LaunchReports, written: str, running: Sequence[int]) -> None:
+    text = "".join(printable(f"msprobe run: {line}\n") for line in reports.say(written, running))
     if text:
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -78,6 +78,14 @@ def test_a_probe_of_the_script_is_no_missing_training(tmp_path: Path) -> None:
     assert "no training was found" not in done.stderr
 
 
+def test_what_is_left_behind_may_train(tmp_path: Path) -> None:
+    """A shell that starts the training and ends: nothing is said to be missing."""
+    done = ln.run("bash", "-c", "sleep 5 > /dev/null 2>&1 < /dev/null & exit 6", cwd=tmp_path, options=())
+    assert done.returncode == 6
+    assert "the launch line has ended and has left processes behind (" in done.stderr
+    assert "no training was found" not in done.stderr
+
+
 def test_a_launch_line_within_a_launch_line(tmp_path: Path) -> None:
     """One of them speaks."""
     inner = f"'{PYTHON}' -m msprobe_engine.cli.main run -- '{PYTHON}' -c 'print(1)'"
