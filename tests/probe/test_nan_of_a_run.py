@@ -128,3 +128,19 @@ def test_numbers_that_no_rule_has_looked_at(runs: dict[str, Path], tmp_path: Pat
     code, said = analyze(run, tmp_path / "out", capsys)
     assert code == 1, said
     assert f"step {BAD}, rank 0" in said
+
+
+def test_a_run_of_which_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str], runs: dict[str, Path]) -> None:
+    """Without a step there is nothing to be clean: what was lost is said."""
+    run = without(runs["fine"], tmp_path / "run", "dump")
+    (directory,) = (run / "monitor").iterdir()
+    for table in directory.glob("*.csv"):
+        table.unlink()
+    lost = {"csv": {"steps": STEPS, "first": 0, "last": STEPS - 1, "alerts": 0, "why": "ENOSPC"}}
+    (directory / "losses.json").write_text(json.dumps({"version": 1, "alerts": 0, "lost": lost}))
+    code, said = analyze(run, tmp_path / "out", capsys)
+    assert code == 2
+    assert "there is no step to look at" in said
+    assert "No NaN" not in said
+    assert f"sink csv of rank 0 has lost {STEPS} steps" in said
+    assert "the disk was full" in said

@@ -85,6 +85,8 @@ def _together(root: Path, seen: Sequence[_Part], errors: Sequence[ProbeError], i
     texts = [_said(lead)] + [f"{part.what}: {_first_line(part.result)}" if found.findings else _said(part) for part in others]
     out = Result(found.findings, "\n".join(texts), sorted({step for part in seen for step in part.result.steps}))
     out.problems = list(dict.fromkeys(problems))
+    if not out.steps and not out.findings:
+        raise NothingCapturedError(f"{root}: there is no step to look at" + "".join(f"\n  {problem}" for problem in out.problems))
     if out.findings and output is not None:
         out.path = report.write_json(out.findings, Path(output))
     return out
