@@ -7,12 +7,15 @@ import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_engine.formats.dump.summary import size
+from msprobe_engine.formats.monitor.alert_order import in_order
+from msprobe_engine.formats.monitor.anomalies import from_alert
 
 _LEAST = 5
 """Steps of each kind that a comparison of their times needs."""
@@ -36,7 +39,8 @@ class ClosingWords:
         self._first: int | None = None
         self._last = 0
         self._alerts: Counter[str] = Counter()
-        self._earliest: Alert | None = None
+        self._began: list[Alert] = []
+        """Alerts of the first step that has any."""
         self._seconds: dict[bool, deque[float]] = {True: deque(maxlen=_KEPT), False: deque(maxlen=_KEPT)}
 
     def on_frame(self, frame: Frame, alerts: Sequence[Alert]) -> None:
@@ -54,7 +58,8 @@ class ClosingWords:
         for alert in alerts:
             if not alert.extra.get("over"):
                 self._alerts[alert.rule] += 1
-                self._earliest = self._earliest or alert
+                if len(self._began) < _KEPT and (not self._began or alert.step == self._began[0].step):
+                    self._began.append(alert)
 
     def text(self, incidents: Sequence[str], lost: Mapping[str, int]) -> str:
         """A few lines; empty where no step was seen.
@@ -83,12 +88,12 @@ class ClosingWords:
 
     def _said_of_alerts(self) -> str:
         here = "on this rank" if self._world_size > 1 else ""
-        if self._earliest is None:
+        if not self._began:
             watched = self._settings.monitor is not None or self._settings.incident.level
             return f"none {here}".strip() if watched else ""
         counts = ", ".join(f"{rule} {count}" for rule, count in self._alerts.most_common(4))
         others = ", ..." if len(self._alerts) > 4 else ""
-        return f"{sum(self._alerts.values())} {here}".strip() + f" ({counts}{others}); first: {one_line(self._earliest.message)[:200]}"
+        return f"{sum(self._alerts.values())} {here}".strip() + f" ({counts}{others}); first: {one_line(_earliest(self._began))[:200]}"
 
     def _slow_down(self) -> str:
         """Of steps that were looked at, against the others of the same run."""
@@ -104,11 +109,17 @@ class ClosingWords:
         )
 
     def _next(self, root: str) -> str:
-        if self._earliest is not None:
+        if self._began:
             return f"msprobe diagnose {root}"
         if self._settings.monitor is not None:
             return f"msprobe monitor report {root}"
         return f"msprobe diagnose {root} GOLDEN" if self._settings.dump is not None else ""
+
+
+def _earliest(alerts: Sequence[Alert]) -> str:
+    """The message of the alert that is nearest to the cause: rules find them in another order than that of execution."""
+    placed = in_order(anomaly for alert in alerts if (anomaly := from_alert(asdict(alert), alert.rank, {})) is not None)
+    return placed[0].anomaly.message if placed else alerts[0].message
 
 
 def _count(number: int, what: str) -> str:

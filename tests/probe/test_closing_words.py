@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,15 @@ def test_alerts_incidents_and_what_was_lost(tmp_path: Path) -> None:
     assert lines["incidents"] == "1: step4-nan_inf"
     assert lines["not written"] == "csv 2"
     assert lines["next"].startswith("msprobe diagnose ")
+
+
+def test_the_first_alert_is_the_first_in_the_order_of_execution(tmp_path: Path) -> None:
+    """Not the first that a rule has found: the loss is made before the gradients."""
+    closing = words(tmp_path, monitor=True)
+    loss = dataclasses.replace(alert("loss_not_finite", 4), kind="loss", name="loss", message="the loss")
+    closing.on_frame(frame(4), [alert("nan_inf", 4), loss])
+    closing.on_frame(frame(5), [dataclasses.replace(loss, step=5, message="later")])
+    assert said(closing.text([], {}))["alerts"].endswith("first: the loss")
 
 
 def test_a_dump_is_for_a_comparison(tmp_path: Path) -> None:
