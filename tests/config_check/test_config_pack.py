@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.config.pack import file
+from msprobe_engine.config.pack import equal_entries, file
 from msprobe_engine.config.pack import writer as pack
 from msprobe_engine.config.pack.writer import PackWriter, read_pack
 from msprobe_engine.core.errors import DumpFormatError, SinkError, UsageError
@@ -192,6 +192,36 @@ def test_blocks_of_a_large_job_write_packs_of_their_own(tmp_path: Path, monkeypa
     before = read_pack(tmp_path / "pack.previous.zip")
     assert before.ranks == list(range(96))
     assert before.json(entries.of_rank("env", 95)) == {"RUN": "earlier"}
+
+
+def test_ranks_of_a_large_job_store_what_they_have_in_common_once(tmp_path: Path) -> None:
+    """The entry of one rank stands for those of others, and each rank reads as it wrote; where it becomes another one, the others keep
+    theirs."""
+    path, settings = tmp_path / "pack.zip", {"lr": 0.1, "layers": list(range(100))}
+    writers = [PackWriter(path, rank=rank, world_size=128, run="now") for rank in range(32)]
+    for rank, writer in enumerate(writers):
+        writer.add({entries.of_rank("hyperparameters", rank): settings, entries.of_rank("env", rank): {"RANK": str(rank)}})
+        writer.add({entries.of_rank("system", rank): {"cpus": 8}})
+    stored = [name for file in tmp_path.glob("*.zip") for name in zipfile.ZipFile(file).namelist()]
+    assert [sum(part in name for name in stored) for part in ("/hyperparameters/", "/system/", "/env/")] == [2, 2, 32], "once a block"
+    writers[0].add({entries.of_rank("hyperparameters", 0): {"lr": 0.2}})
+    writers[3].add({entries.of_rank("hyperparameters", 3): {"lr": 0.3}})
+    found = read_pack(path)
+    assert (found.ranks, found.problems) == (list(range(32)), [])
+    assert [len(found.by_rank(part)) for part in ("hyperparameters", "system", "env")] == [32, 32, 32]
+    rates = [found.json(entries.of_rank("hyperparameters", rank))["lr"] for rank in range(32)]
+    assert rates == [0.2, 0.1, 0.1, 0.3, *[0.1] * 28]
+    assert all(found.json(entries.of_rank("system", rank)) == {"cpus": 8} for rank in range(32))
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"[]", b'{"env": "env"}', b'{"msprobe/env/rank1.json": 5}', b'{"msprobe/env/rank1.json": "../x"}']
+)
+def test_what_is_no_list_of_equal_entries_is_none(content: bytes) -> None:
+    """An entry stands for one of the same part only."""
+    assert equal_entries.of_entry(content) == {}
+    other = entries.of_rank("system", 1), entries.of_rank("env", 0)
+    assert equal_entries.of_entry(json.dumps(dict([other])).encode()) == {}
 
 
 def test_files_that_are_no_packs_are_left_alone(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.config.collect import job
+from msprobe_engine.config.pack import equal_entries
 from msprobe_engine.config.pack import file as pack_file
 from msprobe_engine.config.secrets.masking import cleaned, masked_shapes, masked_tree
 from msprobe_engine.core.errors import ArchiveError, DumpFormatError, SinkError, UsageError
@@ -137,7 +138,15 @@ class PackWriter:
             warning(f"{one_line(str(self.path))}: a process was ended while it wrote; the {len(names)} entries before are kept")
         who = entries.of_rank("ranks", self.rank)
         first = {} if who in names else {who: encode(job.place(self.rank, self.world_size))}
+        if self.world_size > _MOST_IN_ONE:
+            made = self._folded(made, before)
         pack_file.append(fd, {**first, **made}, before)
+
+    def _folded(self, made: dict[str, bytes], before: pack_file.Opened) -> dict[str, bytes]:
+        try:
+            return equal_entries.fold(made, before, self.rank)
+        except ArchiveError:
+            return made  # what is damaged there is said by who reads it
 
     def _say_replaced(self, fd: int, why: str) -> None:
         if not self._keep_previous:
@@ -250,6 +259,7 @@ class Pack:
                     self.problems.append(f"{file.name} beside it belongs to another run and is left out")
                 continue
             self._found.update({name: (file, entry) for name, entry in read.items() if name not in self._found})
+        self._find_equal()
         self.names = sorted(self._found)
         self.ours = entries.META in self._found
         if not any(name.startswith(_OWN) for name in self.names):
@@ -257,6 +267,17 @@ class Pack:
                 f"{one_line(str(path))} is no pack of a config check: none of its {len(self.names)} entries is env, pip, hyperparameters, "
                 "dataset, weights or random; packs are written by 'msprobe config_check -d' and by ConfigChecker"
             )
+
+    def _find_equal(self) -> None:
+        """Entries that are those of other ranks."""
+        for at in [name for name in self._found if entries.is_same(name)]:
+            equal = equal_entries.of_entry(self.raw(at))
+            del self._found[at]
+            for name, of in equal.items():
+                if of in self._found:
+                    self._found.setdefault(name, self._found[of])
+                else:
+                    self.problems.append(f"{one_line(name)} is that of {one_line(of)}, which is not there")
 
     def __contains__(self, name: str) -> bool:
         return name in self._found

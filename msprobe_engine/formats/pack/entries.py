@@ -14,16 +14,19 @@ FORMAT = 2
 ENV, PIP = "env", "pip"
 STATIC, DYNAMIC = "hyperparameters/hyperparameters_static.json", "hyperparameters/hyperparameters_dynamic.json"
 META = "msprobe/meta.json"
+SAME = "same"
 STATIC_SETTINGS = "msprobe/static.json"
 """Settings read from scripts, with file and line of each; of the command line."""
 
+_SAME = re.compile(r"msprobe/same/rank[0-9]{1,9}\.json")
 _RANKED = re.compile(r"msprobe/(ranks|env|withheld|system|hyperparameters|random)/rank([0-9]{1,9})\.json")
 _STEPPED = re.compile(r"msprobe/(weights|dataset)/step([0-9]{1,18})/rank([0-9]{1,9})\.json")
 _EXISTING = re.compile(r"(weights|dataset)/step([0-9]{1,18})/rank([0-9]{1,9})/(?:weight|dataset)\.json|random/rank([0-9]{1,9})\.json")
 
 
 def of_rank(part: str, rank: int) -> str:
-    """Entry of one rank: ``ranks`` (who wrote), ``env``, ``withheld`` (of ``env``), ``system``, ``hyperparameters`` or ``random``."""
+    """Entry of one rank: ``ranks`` (who wrote), ``env``, ``withheld`` (of ``env``), ``system``, ``hyperparameters`` or ``random``;
+    ``same``: which of these it has in common with another rank."""
     return f"msprobe/{part}/rank{rank}.json"
 
 
@@ -45,6 +48,11 @@ def dataset(step: int, rank: int) -> str:
 def random(rank: int) -> str:
     """The existing tool's counts and stacks of random calls."""
     return f"random/rank{rank}.json"
+
+
+def is_same(name: str) -> bool:
+    """An entry that says which entries are those of other ranks."""
+    return _SAME.fullmatch(name) is not None
 
 
 def ranks_of(name: str) -> tuple[str, int] | None:
