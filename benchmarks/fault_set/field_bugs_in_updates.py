@@ -181,7 +181,7 @@ def second_moment_not_written(p: Program) -> None:
 
 UPDATE = (
     r"exp_avg|update/|ratio/|Torch\._foreach|Tensor\.(mul_|addcdiv_|addcmul_|lerp_|sub_|add_)"
-    r"|update|optimizer|weight_decay|\blr\b|learning rate"
+    r"|update|optimizer|weight_decay|\blr\b|learning.rate"
 )
 """Calls of an optimizer, numbers of it, and words for it."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import field_bugs_megatron
 from field_bugs_case import Case, Fault, Healthy, nothing
 from field_bugs_runs import diagnose, run
 from field_bugs_training import Setting
@@ -55,10 +56,8 @@ def ask(case: Case, level: str, runs: Path) -> Answer:
     """Make the runs that are not there yet, and judge what `diagnose` says."""
     where = runs / identity(case, level)
     if case.setting.family == "megatron":
-        import field_bugs_megatron
-
         code, text, found, seconds = field_bugs_megatron.ask(case, level, runs, where)
-        return Answer(code, text, judged(case, level, code, text, found, {}), seconds)
+        return Answer(code, text, judged(case, level, code, text, found, modules_of(case, runs) if level == "L1" else {}), seconds)
     kind = "monitor" if level == "monitor" else "dump"
     golden = None
     if isinstance(case, Healthy):
@@ -78,7 +77,11 @@ def ask(case: Case, level: str, runs: Path) -> Answer:
 def modules_of(case: Case, runs: Path) -> dict[str, str]:
     """Which module each call is in, from the runs at level mix: at L1 a record does not say it. Calls of the golden run have
     ``golden `` before their names."""
-    golden = golden_of(case.setting, "mix", runs, case.golden) if isinstance(case, Fault) and not case.alone else None
+    golden = None
+    if case.setting.family == "megatron":
+        golden = field_bugs_megatron.golden_of(case.setting, "mix", runs)
+    elif isinstance(case, Fault) and not case.alone:
+        golden = golden_of(case.setting, "mix", runs, case.golden)
     found: dict[str, str] = {}
     for mark, where in (("", runs / identity(case, "mix")), ("golden ", golden)):
         for step in ("step2", "step1", "step0"):

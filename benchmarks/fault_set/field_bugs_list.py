@@ -7,11 +7,11 @@ import field_bugs_deepspeed
 import field_bugs_healthy
 import field_bugs_in_data
 import field_bugs_in_experts
+import field_bugs_in_megatron
 import field_bugs_in_models
 import field_bugs_in_ranks
 import field_bugs_in_transformers
 import field_bugs_in_updates
-import field_bugs_megatron
 from field_bugs_case import Fault, Healthy
 
 FAULTS: tuple[Fault, ...] = (
@@ -23,6 +23,6 @@ FAULTS: tuple[Fault, ...] = (
     *field_bugs_in_ranks.CASES,
     *field_bugs_alone.CASES,
     *field_bugs_deepspeed.CASES,
-    *field_bugs_megatron.CASES,
+    *field_bugs_in_megatron.CASES,
 )
-HEALTHY: tuple[Healthy, ...] = (*field_bugs_healthy.CASES, *field_bugs_deepspeed.HEALTHY, *field_bugs_megatron.HEALTHY)
+HEALTHY: tuple[Healthy, ...] = (*field_bugs_healthy.CASES, *field_bugs_deepspeed.HEALTHY, *field_bugs_in_megatron.HEALTHY)
