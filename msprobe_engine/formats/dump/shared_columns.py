@@ -8,6 +8,7 @@ must not be changed in place: `own_columns` gives tables columns of their own ag
 from __future__ import annotations
 
 import hashlib
+import marshal
 from array import array
 from collections.abc import Hashable, Iterable
 from typing import Any
@@ -18,6 +19,8 @@ _COLUMNS = ("ops", "name", "dtype", "md5", "data_name", "shape", "requires_grad"
 """Lists and dictionaries, which are told apart by their text: 1 and True are not the same."""
 _ARRAYS = ("offsets", "op", "role", "numbers")
 _GROUP = "group_ranks"
+_PLAIN = 0
+"""Version of marshal without references, whose bytes follow from the content alone."""
 
 
 class SharedColumns:
@@ -44,7 +47,7 @@ class SharedColumns:
         table.construct = self._same_text("construct", table.construct)
 
     def _same_text(self, name: str, column: Any) -> Any:
-        return self._known.setdefault((name, _digest(repr(column).encode(errors="surrogatepass"))), column)
+        return self._known.setdefault((name, _digest(_text(column))), column)
 
     def _share_groups(self, node: Any) -> None:
         """Lists of the ranks of a group, each of which every record of it has."""
@@ -57,8 +60,16 @@ class SharedColumns:
         elif isinstance(node, list):
             children = node
         for child in children:
-            if isinstance(child, (dict, list)) and child:
+            if (isinstance(child, dict) and "dtype" not in child) or (isinstance(child, list) and child):  # no tensor
                 self._share_groups(child)
+
+
+def _text(column: Any) -> bytes:
+    """Bytes that are equal for equal content of equal types."""
+    try:
+        return marshal.dumps(column, _PLAIN)
+    except ValueError:  # nested too deep
+        return repr(column).encode(errors="surrogatepass")
 
 
 def _digest(content: bytes) -> bytes:
