@@ -39,7 +39,14 @@ class BackgroundWriter:
         if self.failed or os.getpid() != self._pid:
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="msprobe config check", daemon=True)
+
+            def work() -> None:
+                try:
+                    self._run()
+                except Exception as fault:  # a bug of ours, which would end the thread without a word
+                    self._fail(fault)
+
+            self._thread = threading.Thread(target=work, name="msprobe config check", daemon=True)
             self._thread.start()
         self._queue.put(make)
 
@@ -74,11 +81,14 @@ class BackgroundWriter:
                 if not self.failed:
                     self.writer.add(make())
             except Exception as fault:
-                self.failed = True
-                kind = "" if isinstance(fault, ProbeError) else f"{type(fault).__name__}: "
-                error(f"config check: nothing more is collected, the training goes on: {kind}{fault}")
+                self._fail(fault)
             finally:
                 self._queue.task_done()
+
+    def _fail(self, fault: Exception) -> None:
+        self.failed = True
+        kind = "" if isinstance(fault, ProbeError) else f"{type(fault).__name__}: "
+        error(f"config check: nothing more is collected, the training goes on: {kind}{fault}")
 
 
 def flush_all() -> None:
