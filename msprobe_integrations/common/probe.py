@@ -74,8 +74,8 @@ class Probe(OfFramework):
         self.pipeline.listeners.append(self._advice.on_frame)
         self.plans = self._make_plans()
         self._watch = self._make_watch(m)
-        at_exit.register(self.close)
         exits.at_signal(self.close, settings.exit_patience)
+        at_exit.register(self.close)  # last: where anything of this fails there is no probe, and nothing to be closed
         this = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _forked(this()))
 
