@@ -226,10 +226,11 @@ class ModuleSide:
         chunk, forwards = named.chunk, self._forwards
 
         def count(module: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
-            if self._is_training(named.root) and self._counts():
-                forwards[chunk] = number = forwards.get(chunk, 0) + 1
-                if number > MOST_PASSES:
-                    self._no_end()
+            with self.probe.guard("micro batches"):
+                if self._is_training(named.root) and self._counts():
+                    forwards[chunk] = number = forwards.get(chunk, 0) + 1
+                    if number > MOST_PASSES:
+                        self._no_end()
 
         return count
 

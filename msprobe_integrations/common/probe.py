@@ -345,7 +345,8 @@ class Probe(OfFramework):
         if self._closed:
             return
         self._closed = True
-        at_exit.unregister(self.close)
+        with self.guard("closing"):
+            at_exit.unregister(self.close)
         failed: Exception | None = None
         try:
             self._patience.limit()

@@ -222,7 +222,8 @@ class LoopObserver:
             for end in ends:
                 with self.safely("closing"):
                     end()
-            at_exit.unregister(self.close)
+            with self.safely("closing"):
+                at_exit.unregister(self.close)
         finally:
             with self.safely("closing"):
                 exits.forget(self.close)
