@@ -29,8 +29,8 @@ The section `tensor` has the keys of [`online`](#dumponline) too: `online_run_ut
 ```
 
 What is off or on as it is can be written in short: `monitor: true`, `dump: false`, `sinks: {tensorboard: true}`; so can one rule
-(`rules: recommended`, `rules: [nan_inf, loss_spike]`) and one step or rank (`step: 5`, `rank: 0-3`). `msprobe init` writes a file with comments
-to begin with; `msprobe settings schema` prints the JSON Schema for editors, which then complete keys and mark mistakes.
+(`rules: recommended`, `rules: [nan_inf, loss_spike]`) and one step or rank (`step: 5`, `rank: 0-3`). `msprobe init` writes a file with
+comments to begin with; `msprobe settings schema` prints the JSON Schema for editors, which then complete keys and mark mistakes.
 
 A small example:
 
