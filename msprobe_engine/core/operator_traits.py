@@ -77,6 +77,9 @@ LOSSES = frozenset((
 ))  # fmt: skip
 """Loss functions."""
 
+LOSSES_OF_CLASSES = frozenset(("cross_entropy", "nll_loss", "kl_div", "log_softmax_loss"))
+"""Those of them whose last dimension is that of classes."""
+
 HANDS_ON = frozenset((
     "to", "float", "half", "bfloat16", "double", "type", "type_as", "_to_copy", "relu", "relu_", "dropout", "neg", "neg_", "__neg__",
     "abs", "__abs__", "embedding", "zero_", "clamp", "clamp_", "clip", "clip_", "max", "min", "amax", "amin", "topk", "item", "maximum",

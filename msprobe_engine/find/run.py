@@ -22,7 +22,7 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import config_and_checkpoint, detect, findings, run_directory, saved_variables
 from msprobe_engine.find.coverage import other_ways, renames, two_frameworks
 from msprobe_engine.find.coverage.common_records import are_unrelated, count_not_compared, restrict_to_common, say_one_sided
-from msprobe_engine.find.difference import call_facts, evidence, explain, layouts, output_arity, suspects
+from msprobe_engine.find.difference import call_facts, evidence, explain, first_difference, layouts, output_arity, suspects
 from msprobe_engine.find.difference.calibration import Floats, of_ranks
 from msprobe_engine.find.difference.divergence import Divergence, diverge
 from msprobe_engine.find.difference.optimizer.updated_parameters import name_parameters
@@ -54,6 +54,7 @@ def diagnose(
     output: str | Path | None = None,
     calibration: Sequence[str | Path] = (),
     mappings: Mappings | None = None,
+    exact: bool = False,
 ) -> Diagnosis:
     """Say what is wrong with a run.
 
@@ -64,6 +65,7 @@ def diagnose(
         output: directory for ``diagnosis.json`` and ``diagnosis.html``; None: no files.
         calibration: further dumps of the golden training, moved by one rounding unit: differences are counted in what they show.
         mappings: what modules and functions of the target are called on the golden side.
+        exact: round-off is a finding, too: the first number that is not the same on both sides; and so are calls that one run alone makes.
 
     Raises:
         UsageError: a mapping that cannot be read, a calibration or a mapping without a golden run, two things of different kinds, or
@@ -75,12 +77,14 @@ def diagnose(
         raise UsageError("a calibration needs a golden run to be measured from: msprobe diagnose RUN GOLDEN --calibration DIR")
     if mappings and golden is None:
         raise UsageError("a mapping says what names are on the golden side; give two runs: msprobe diagnose RUN GOLDEN -cm FILE")
+    if exact and golden is None:
+        raise UsageError("--exact compares two runs: msprobe diagnose RUN GOLDEN --exact")
     here, there = run_directory.parts(Path(target)), None if golden is None else run_directory.parts(Path(golden))
     further = [run_directory.parts(Path(path)).dump or Path(path) for path in calibration]
     if here.several or (there is not None and there.several):
-        found = run_directory.look_at_all(here, there, lambda mine, theirs: _one_kind(mine, theirs, further, mappings))
+        found = run_directory.look_at_all(here, there, lambda mine, theirs: _one_kind(mine, theirs, further, mappings, exact))
     else:
-        found = _one_kind(Path(target), None if golden is None else Path(golden), further, mappings)
+        found = _one_kind(Path(target), None if golden is None else Path(golden), further, mappings, exact)
     if found.finding not in (findings.CONFIG, findings.CHECKPOINT) and (there is None or there.config is not None):
         lines, problems = config_and_checkpoint.started_otherwise(here.config, None if there is None else there.config)
         found.evidence += lines
@@ -94,11 +98,11 @@ def diagnose(
     return found
 
 
-def _one_kind(target: Path, golden: Path | None, calibration: Sequence[Path], mappings: Mappings | None) -> Diagnosis:
+def _one_kind(target: Path, golden: Path | None, calibration: Sequence[Path], mappings: Mappings | None, exact: bool) -> Diagnosis:
     """One thing, or two of one kind."""
     kind = detect.common(target, golden)
     if kind == detect.MONITOR:
-        return diagnose_monitor(target) if golden is None else diagnose_two_monitors(target, golden)
+        return diagnose_monitor(target) if golden is None else diagnose_two_monitors(target, golden, exact)
     if kind == detect.CONFIG:
         return config_and_checkpoint.diagnose_pack(target) if golden is None else config_and_checkpoint.diagnose_packs(target, golden)
     if kind == detect.CHECKPOINT and golden is not None:
@@ -107,13 +111,13 @@ def _one_kind(target: Path, golden: Path | None, calibration: Sequence[Path], ma
         from msprobe_engine.find.single_run import diagnose_alone
 
         return diagnose_alone(target)
-    found = _pair(target, golden, calibration, mappings)
+    found = _pair(target, golden, calibration, mappings, exact)
     add_nonfinite_of_one_side(found, target, golden)
     add_later_nonfinite(found, target, golden)
     return found
 
 
-def _pair(target: Path, golden: Path, calibration: Sequence[Path], mappings: Mappings | None) -> Diagnosis:
+def _pair(target: Path, golden: Path, calibration: Sequence[Path], mappings: Mappings | None, exact: bool) -> Diagnosis:
     first, second = open_dump(target), open_dump(golden)
     further = [open_dump(path) for path in calibration]
     steps = sorted(set(first.steps) & set(second.steps))
@@ -136,7 +140,7 @@ def _pair(target: Path, golden: Path, calibration: Sequence[Path], mappings: Map
         there = step if step in second.steps else second.steps[0]
         return of_ranks(right, [read_step(dump, there, problems) for dump in further if there in dump.steps])
 
-    found = compare_steps(steps, sides, f"{target} and {golden}", moved if further else None)
+    found = compare_steps(steps, sides, f"{target} and {golden}", moved if further else None, exact=exact)
     found.problems += missing_steps(first) + missing_steps(second) + steps_on_one_side(first, second)
     if steps[0] not in second.steps:
         found.evidence.append(f"Step {steps[0]} was compared with step {second.steps[0]} of the golden run: each has one step only.")
@@ -147,7 +151,12 @@ def _pair(target: Path, golden: Path, calibration: Sequence[Path], mappings: Map
 
 @np.errstate(all="ignore")  # the numbers of a dump may be anything
 def compare_steps(
-    steps: Sequence[int], sides: BothSides, what: str, moved: Movements | None = None, begun: AlreadyBegun | None = None
+    steps: Sequence[int],
+    sides: BothSides,
+    what: str,
+    moved: Movements | None = None,
+    begun: AlreadyBegun | None = None,
+    exact: bool = False,
 ) -> Diagnosis:
     """Step after step until something is off.
 
@@ -157,11 +166,12 @@ def compare_steps(
         what: the two runs, for messages.
         moved: step, golden ranks, and where to put sentences -> what each row of a rank moves by round-off; None: as the dtypes say.
         begun: step -> what has been done of its ranks.
+        exact: round-off is a finding, too.
 
     Raises:
         NothingCapturedError: no record could be compared.
     """
-    way = _StepLoop(moved, begun)
+    way = _StepLoop(moved, begun, exact)
     with bar("diagnose", len(steps)) as advance:
         for step in steps:
             a, b = sides(step, way.found.problems)
@@ -186,11 +196,12 @@ class _StepLoop:
         looked: steps that both sides have.
     """
 
-    def __init__(self, moved: Movements | None, begun: AlreadyBegun | None) -> None:
+    def __init__(self, moved: Movements | None, begun: AlreadyBegun | None, exact: bool) -> None:
         self.found = Diagnosis()
         self.before: Divergence | None = None
         self.looked: list[int] = []
-        self._moved, self._begun = moved, begun
+        self._moved, self._begun, self._exact = moved, begun, exact
+        self._first: Suspect | None = None  # where the runs begin to differ at all
         self._called: dict[tuple[int, str], int] = {}  # arguments of another value -> the first step that has them
         self._records = self._recorded = self._hidden = 0
         self._recomputed = ""
@@ -248,6 +259,7 @@ class _StepLoop:
     def _note(self, step: int, a: Mapping[int, DumpTable], walked: Divergence) -> None:
         self._records += sum(walk.compared for walk in walked.walks.values())
         self._largest.add(step, walked)
+        self._first = self._first or first_difference.of_step(step, walked)
         self._hidden += count_not_compared(walked)
         self._one_sided = say_one_sided(walked) or self._one_sided
         self._ranks |= set(walked.walks)
@@ -344,9 +356,22 @@ class _StepLoop:
         if self._facts:
             found.finding = findings.STRUCTURE
             found.places, found.suspects = self._facts, fold(self._facts, self._stages)
+        if self._first is not None:
+            found.evidence.append(first_difference.said(self._first))
+        if self._exact and found.finding == findings.NONE:
+            self._count_every_bit()
         equal = SAME_IN_COMMON if self._one_sided else SAME_BESIDE_NAN if self._hidden else SAME
         found.evidence += self._largest.sentences() or [equal]
         found.problems += self._largest.blind
+
+    def _count_every_bit(self) -> None:
+        found = self.found
+        if self._first is not None:
+            found.finding, found.places = findings.DIVERGENCE, [self._first]
+            found.suspects = fold(found.places, self._stages)
+            found.evidence.append(Sentence("Every bit counts (--exact): without it the differences are round-off."))
+        elif any(found.unmatched.values()):
+            found.finding = findings.STRUCTURE
 
 
 def _note_structure(found: Diagnosis, divergence: Divergence) -> None:

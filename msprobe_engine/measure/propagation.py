@@ -80,6 +80,10 @@ class Carried(NamedTuple):
     absolute: float | None = None
 
 
+def _over_tokens(api: str, operand: Operand) -> float:
+    return max(operand.share, math.sqrt(operand.last / operand.size)) if api in traits.LOSSES_OF_CLASSES else operand.share
+
+
 def through_module(operands: Sequence[Operand]) -> Carried:
     """A module of which nothing inside is known."""
     element, whole = _worst(operands)
@@ -107,8 +111,9 @@ def forward(api: str, operands: Sequence[Operand], result: Result, moved_weights
     if api in traits.LOSSES:
         if result.size > 1:
             return Carried(_SOFTMAX_GAIN * max(one.noise.absolute for one in operands) / result.rms, whole)
-        loss = _LOSS_GAIN * max(one.rms * math.hypot(one.noise.whole, one.noise.element * one.share) for one in operands) / result.rms
-        return Carried(loss, loss)
+        # of the classes of a token the loss takes one: noise averages out over tokens only
+        loss = max(one.rms * math.hypot(one.noise.whole, one.noise.element * _over_tokens(api, one)) for one in operands)
+        return Carried(_LOSS_GAIN * loss / result.rms, _LOSS_GAIN * loss / result.rms)
     if traits.is_product(api) and len(operands) > 1:
         first = 1 if api in traits.PRODUCTS_WITH_ADDEND and len(operands) > 2 else 0
         factors, added = operands[first : first + 2], [*operands[:first], *operands[first + 2 :]]

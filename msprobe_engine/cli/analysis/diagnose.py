@@ -13,6 +13,7 @@ examples:
   msprobe diagnose out/dump golden/dump            two runs: the first record whose output is off while its inputs are not
   msprobe diagnose out/dump/step3 golden/dump/step3 -o report
   msprobe diagnose out/dump golden/dump --calibrate moved/dump
+  msprobe diagnose out/dump golden/dump --exact    must be the same to the last bit
 
 exit codes: 0 nothing found, 1 found, 2 no data or wrong usage, 3 nothing found, but something could not be read"""
 
@@ -38,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="further dumps of GOLDEN's training, made with msprobe run --perturb ulp: differences are counted in what these show",
     )
+    parser.add_argument(
+        "--exact", action="store_true", help="round-off is a finding, too: the first number that is not the same to the last bit"
+    )
     for flag, name, what in (("-cm", "cell", "modules"), ("-am", "api", "functions"), ("-lm", "layer", "layers"), ("-dm", "data", "rows")):
         option: dict[str, Any] = {} if name == "data" else {"nargs": "?", "const": True}
         parser.add_argument(flag, f"--{name}_mapping", metavar="YAML", help=f"names of {what}, as msprobe compare takes them", **option)
@@ -59,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_page_name(args.output_path)
     warn_same_files(args.target, args.golden)
     mappings = Mappings(args.data_mapping, args.cell_mapping, args.api_mapping, args.layer_mapping)
-    found = diagnose(args.target, args.golden, calibration=args.calibration, mappings=mappings)
+    found = diagnose(args.target, args.golden, calibration=args.calibration, mappings=mappings, exact=args.exact)
     print(say_steps(found.text(), args.target, args.golden))
     try:
         args.answer_file, page = found.write(args.output_path)

@@ -11,6 +11,8 @@ from msprobe_engine.core.operator_traits import of_reducer
 from msprobe_engine.core.text.sentences import Sentence
 
 _MANY_AT_ONCE = ("_foreach_", "_fused_")
+_OF_UPDATES = ("addcdiv_", "addcmul_", "lerp_", "add_", "sub_")
+"""Calls that optimizers make, of each parameter or (``_foreach_add_``) of several, and that do not clip gradients."""
 
 
 def counted(tree: Tree, other: Tree, records: Iterable[int]) -> list[int]:
@@ -24,6 +26,14 @@ def updates_at_once(tree: Tree) -> bool:
     return any(kind[-1].startswith(_MANY_AT_ONCE) for kind in tree.kinds[tree.last_backward + 1 :])
 
 
+def first_update(tree: Tree) -> int:
+    """The first call of an optimizer behind the backward pass; -1 without one."""
+    for op, kind in enumerate(tree.kinds[tree.last_backward + 1 :], tree.last_backward + 1):
+        if kind[-1].startswith("_fused_") or kind[-1].removeprefix("_foreach_") in _OF_UPDATES:
+            return op
+    return -1
+
+
 def only_wrapped(renamed: Mapping[str, str]) -> bool:
     """Modules bear other names because of a wrapper around the model (``module.layers.0``) alone."""
     return all(bare(mine) == bare(its) for mine, its in renamed.items())
@@ -32,7 +42,7 @@ def only_wrapped(renamed: Mapping[str, str]) -> bool:
 def said(target: Tree, golden: Tree) -> str | None:
     """That the optimizers update in other ways."""
     mine, theirs = updates_at_once(target), updates_at_once(golden)
-    if mine == theirs:
+    if mine == theirs or first_update(target) < 0 or first_update(golden) < 0:
         return None
     if mine:
         return Sentence("The optimizer of this run updates several parameters by one call, that of the golden side each by itself.")

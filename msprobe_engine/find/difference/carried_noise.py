@@ -93,7 +93,7 @@ class CarriedNoise:
         self._recent, self._recent_clean = _Recent(*before), _Recent(*before)
         self._shown = deque[float]((), _RECENT)  # what norms and means of the last records that are no fault have differed by
         self._parted = False  # a fault was met
-        self._later = start is not None  # a backward pass was met
+        self._later = start is not None and start != NONE  # a backward pass was met whose noise is in the weights
         self._of_gradients = NONE  # the largest of those of parameters
         right = factorize.columns(walker.rows)[1]
         self._measured = (roundoff.CALIBRATED * walker.moved[right]).tolist() if walker.calibrated else None
@@ -174,7 +174,7 @@ class CarriedNoise:
             if not seen.unit[pair] or not seen.rms[pair]:
                 self._exact(pair, inputs)
                 continue
-            result = Result(seen.rms[pair], seen.count[pair], seen.unit[pair])
+            result = Result(seen.rms[pair] / self._added_up(op, api, inputs), seen.count[pair], seen.unit[pair])
             if blank:
                 inputs, clean, kept, kept_clean = ([_sized(one, result) for one in some] for some in (inputs, clean, kept, kept_clean))
             carried = self._carried(api, backward, gradients, inputs, kept, result, inside, self._notes)
@@ -182,6 +182,13 @@ class CarriedNoise:
             self._judge(pair, api, limit, inputs, kept, carried, bare, bool(inside))
             if gradients:
                 self._of_gradients = _largest((self._of_gradients, self._clean.get(row, self._notes[row])))
+
+    def _added_up(self, op: int, api: str | None, inputs: Sequence[Operand]) -> float:
+        """Of so many tokens a loss is the sum; 1 of what is none."""
+        side = self._walker.side
+        if api not in traits.LOSSES_OF_CLASSES or not any(side.values.get(row) == "sum" for row in side.rows(op)):
+            return 1.0
+        return max((one.size / max(one.last, 1) for one in inputs), default=1.0)
 
     # what goes in
 

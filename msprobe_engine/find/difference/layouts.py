@@ -78,10 +78,10 @@ class PieceWalker(DifferenceWalk):
             self._blame_part(origin)
         return found
 
-    def _blame_unmatched(self, origin: DifferenceOrigin) -> None:
+    def blame_unmatched(self, origin: DifferenceOrigin) -> None:
         """Collectives that only this layout has, and what stands around them, are not to blame for what goes through them."""
         before = (origin.op, origin.partner, origin.kind)
-        super()._blame_unmatched(origin)
+        super().blame_unmatched(origin)
         between = (self.side.ops[op] for op in range(origin.op, before[0]) if op in self.extra)
         if origin.kind == EXTRA and any(name.startswith("Distributed.") for name in between):
             origin.op, origin.partner, origin.kind = before

@@ -33,4 +33,5 @@ def of_facts(step: int, found: Divergence) -> list[Suspect]:
     learning rate."""
     alike = {rank: walker for rank, walker in found.walkers.items() if rank not in found.wholes}
     facts = [one for rank, walker in found.walkers.items() for one in call_facts.differing(walker, step, rank)]
+    facts += [one for rank, walker in found.walkers.items() for one in not_updated.no_update(walker, step, rank)]
     return facts + [one for rank, walker in alike.items() for one in not_updated.differing(walker, step, rank)]

@@ -205,7 +205,7 @@ class DifferenceWalk:
         found.compared = int((records.known & records.counts).sum())
         inner, outer, moved = records.inner.tolist(), records.outer.tolist(), records.moved.tolist()
         parents = self.target.parents
-        for at in self._order[records.counts[self._order]].tolist():
+        for at in self.order[records.counts[self.order]].tolist():
             carried.look(at)
             if not moved[at]:
                 continue
@@ -230,7 +230,7 @@ class DifferenceWalk:
                 parent = parents[parent]
         found.end = carried.end
         for origin in found.origins:
-            self._blame_unmatched(origin)
+            self.blame_unmatched(origin)
         return found
 
     def _records(self) -> RecordSums:
@@ -251,7 +251,7 @@ class DifferenceWalk:
             sums.first(~out & m.argument),
             sums.any(~out & m.bad_target),
             sums.any(out & m.known),
-            self._counted,
+            self.counted,
             np.maximum(
                 self._behind(sums.largest(m.distance)[0], sums.largest(np.where(role == INPUT, m.distance, 0.0))[0]),
                 excused,
@@ -260,7 +260,7 @@ class DifferenceWalk:
         )
 
     @cached_property
-    def _counted(self) -> Bools:
+    def counted(self) -> Bools:
         """Pairs of records that are looked at: those whose result is defined."""
         ops = self.side.ops
         return np.fromiter((not _empty(ops[op]) for op, _ in self.structure.pairs), bool, len(self.structure.pairs))
@@ -271,7 +271,7 @@ class DifferenceWalk:
         return 2 * int((mine != theirs)[floats].sum()) > int(floats.sum())
 
     @cached_property
-    def _order(self) -> Integers:
+    def order(self) -> Integers:
         """Positions of pairs in the order of execution: parameter gradients stand where their module's backward pass ends."""
         tree = self.target
         place = np.fromiter((op for op, _ in self.structure.pairs), np.int64, len(self.structure.pairs))
@@ -422,7 +422,7 @@ class DifferenceWalk:
         limit = distance / times if 0 < times < np.inf and distance < np.inf else 0.0
         return DifferenceOrigin(op, other, kind, row, golden_row, distance, inside, limit, times, bool(noise))
 
-    def _blame_unmatched(self, origin: DifferenceOrigin) -> None:
+    def blame_unmatched(self, origin: DifferenceOrigin) -> None:
         """What takes in the output of a call that only one side has: that call is the origin."""
         attribution.unmatched(self, origin)
         attribution.without_gradient(self, origin)

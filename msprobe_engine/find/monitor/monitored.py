@@ -94,7 +94,7 @@ def diagnose_monitor(target: Path) -> Diagnosis:
     return found
 
 
-def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
+def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Diagnosis:
     """Two runs: the first step, and in it the first tensor in the order of execution, whose numbers part by more than before. Of
     parameters and their gradients, which come at one moment, the one that is furthest off.
 
@@ -115,7 +115,7 @@ def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
     noise = SeriesNoise(a, b)
     largest: Number | None = None
     for step in sorted(by_step):
-        limits = {item: noise.limit(item) for item in by_step[step] if item.distance}
+        limits = {item: 0.0 if exact else noise.limit(item) for item in by_step[step] if item.distance}
         off = sorted((item for item, limit in limits.items() if item.distance > limit), key=_likelihood)
         if off:
             _say_part(found, off, limits, len(by_step[step]))

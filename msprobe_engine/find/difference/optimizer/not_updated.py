@@ -10,7 +10,7 @@ from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.parallel.parameter_owner import Owner, owners
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.coverage.other_ways import updates_at_once
+from msprobe_engine.find.coverage.other_ways import first_update, updates_at_once
 from msprobe_engine.find.difference import explain
 from msprobe_engine.find.difference.origin import EXTRA, MISSING, DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk
@@ -43,6 +43,26 @@ def differing(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
         suspect = explain.suspect(step, rank, origin, walker)
         found.append(dataclasses.replace(suspect, module=owner[0], why=why, distance=None, limit=None))
     return found
+
+
+def no_update(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
+    """One run updates its parameters behind the backward pass, and the other one updates none: it has no gradients, or its optimizer was
+    not asked. Both record calls of functions and a backward pass."""
+    trees = walker.target, walker.golden
+    sides = walker.side, walker.golden.side
+    cut_off = any(walker.structure.behind_cut)
+    if cut_off or crossed(*sides) or dump_dialects.differ(*sides) or any(tree.last_backward >= len(tree.kinds) for tree in trees):
+        return []
+    firsts = [first_update(tree) for tree in trees]
+    if (firsts[0] < 0) == (firsts[1] < 0) or not all(any(len(kind) == 3 for kind in tree.kinds) for tree in trees):
+        return []
+    if firsts[0] < 0:
+        origin = DifferenceOrigin(0, firsts[1], MISSING, -1, -1, 0.0, 0.0, 0.0)
+        why = Sentence("the golden side updates its parameters behind the backward pass, and this run updates none")
+    else:
+        origin = DifferenceOrigin(firsts[0], -1, EXTRA, -1, -1, 0.0, 0.0, 0.0)
+        why = Sentence("this run updates its parameters behind the backward pass, and the golden side updates none")
+    return [dataclasses.replace(explain.suspect(step, rank, origin, walker), why=why, distance=None, limit=None)]
 
 
 def _first_calls(tree: Tree) -> dict[Owner, int]:

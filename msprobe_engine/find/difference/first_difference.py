@@ -1,0 +1,54 @@
+"""Where two runs begin to differ at all, by however little: a note where round-off explains it, the finding where every bit counts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.difference import cross_rank, explain, layouts
+from msprobe_engine.find.difference.divergence import Divergence
+from msprobe_engine.find.difference.origin import PARAMETER, RESULT, TAKEN, DifferenceOrigin
+from msprobe_engine.find.difference.walk import DifferenceWalk
+from msprobe_engine.find.findings import Suspect
+from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS, PARAMETERS_GRAD
+from msprobe_engine.measure import factorize
+from msprobe_engine.measure.segments import SegmentReduce
+
+
+def of_step(step: int, found: Divergence) -> Suspect | None:
+    """The first record of a step, over all ranks and in the order of execution, with a number that is not the same on both sides."""
+    origins = {rank: [origin] for rank, walker in found.walkers.items() if (origin := _of_rank(walker)) is not None}
+    first = cross_rank.first_in_time(origins, found.links)
+    if not first:
+        return None
+    rank, origin = first[0]
+    return explain.suspect(step, layouts.rank_of(found, rank, origin), origin, found.walkers[rank])
+
+
+def said(first: Suspect) -> Sentence:
+    """As a note."""
+    if first.module:
+        template = "The runs begin to differ at step {0}, rank {1}, module {2}, {3}: {4}."
+        return Sentence(template, first.step, first.rank, first.module, first.record, first.why)
+    return Sentence("The runs begin to differ at step {0}, rank {1}, {2}: {3}.", first.step, first.rank, first.record, first.why)
+
+
+def _of_rank(walker: DifferenceWalk) -> DifferenceOrigin | None:
+    m = walker.measured
+    differs = (m.distance > 0) & ~m.argument
+    records = SegmentReduce(walker.starts).any(differs) & walker.counted
+    order = walker.order[records[walker.order]]
+    if not len(order):
+        return None
+    op, other = walker.structure.pairs[int(order[0])]
+    span = np.array(walker.span_of(op))
+    span = span[differs[span]]
+    role = np.frombuffer(bytes(walker.side.role), np.uint8)[factorize.columns(walker.rows)[0][span]]
+    taken = ~np.isin(role, (OUTPUT, PARAMETERS_GRAD))
+    shown = span[taken] if taken.any() else span
+    at = int(shown[np.argmax(m.distance[shown])])
+    row, golden_row = walker.rows[at]
+    kind = RESULT if not taken.any() else PARAMETER if walker.side.role[row] == PARAMETERS else TAKEN
+    found = DifferenceOrigin(op, other, kind, row, golden_row, float(m.distance[at]), 0.0, 0.0)
+    walker.blame_unmatched(found)
+    return found
