@@ -201,6 +201,7 @@ class _StepLoop:
         self.before: Divergence | None = None
         self.looked: list[int] = []
         self._moved, self._begun, self._exact = moved, begun, exact
+        self._other_calls = False  # of one side alone, that may change something
         self._first: Suspect | None = None  # where the runs begin to differ at all
         self._called: dict[tuple[int, str], int] = {}  # arguments of another value -> the first step that has them
         self._records = self._recorded = self._hidden = 0
@@ -263,7 +264,7 @@ class _StepLoop:
         self._hidden += count_not_compared(walked)
         self._one_sided = say_one_sided(walked) or self._one_sided
         self._ranks |= set(walked.walks)
-        _note_structure(self.found, walked)
+        self._other_calls = _note_structure(self.found, walked) or self._other_calls
         self._note_facts(step, walked)
         self.found.unseen = self.found.unseen or _nonfinite_alone(a, walked)
         for rank, walker in walked.walkers.items():
@@ -350,7 +351,7 @@ class _StepLoop:
         dialects = any(dump_dialects.differ(walker.side, walker.golden.side) for walker in before.walkers.values())
         same = not self._largest.distance or dialects
         found.evidence += [note for note in (self._recomputed, self._ways) if note]
-        other_calls = any(found.unmatched.values()) or not other_ways.only_wrapped(found.renamed)
+        other_calls = self._other_calls or not other_ways.only_wrapped(found.renamed)
         if same and not found.aligned and not self._recomputed and other_calls:
             found.finding = findings.STRUCTURE  # with round-off between them, or in another framework, the calls are another way to them
         if self._facts:
@@ -374,7 +375,9 @@ class _StepLoop:
             found.finding = findings.STRUCTURE
 
 
-def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
+def _note_structure(found: Diagnosis, divergence: Divergence) -> bool:
+    """Calls of one side alone, and their order; returns True where some of these calls may change something that no number shows."""
+    counts = False
     for rank, structure in divergence.structures.items():
         walker = divergence.walkers[rank]
         trees = walker.target, walker.golden
@@ -385,6 +388,9 @@ def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
             told = dump_dialects.recorded_by_both(side, other)
             both = walker.target.has_modules == walker.golden.has_modules  # else one side was compiled or dumped at another level
             known = found.unmatched.setdefault(word, [])
+            if rank not in divergence.wholes:
+                tree = trees[0] if word == "target" else trees[1]
+                counts = counts or len(records) > len(side.ops) // 2 or other_ways.change_something(tree, records)
             new = [side.ops[i] for i in records if told[i] and (both or not names.is_module(side.ops[i]))]
             new = [] if rank in divergence.wholes else new  # another layout makes other calls around its collectives
             known += [name for name in new[:100] if name not in known]
@@ -395,6 +401,7 @@ def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
     _note_order(found, ((rank, walker) for rank, walker in divergence.walkers.items() if rank not in divergence.wholes))
     renames.add_renames(found, divergence)
     two_frameworks.add_coverage(found, divergence)
+    return counts
 
 
 def _note_order(found: Diagnosis, walkers: Iterable[tuple[int, DifferenceWalk]]) -> None:

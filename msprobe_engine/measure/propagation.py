@@ -161,7 +161,8 @@ def backward(api: str | None, gradients: Sequence[Operand], kept: Sequence[Opera
     if api is not None and (api in traits.MOVES or api in traits.HANDS_ON or api in traits.ADDITIONS or api in traits.MASKINGS):
         grows = max(1.0, math.sqrt(rows) * incoming.rms / result.rms) if rows > 1.5 else 1.0
         element, whole = _worst(gradients)
-        return Carried(grows * element, grows * whole, rows > 1.5 or api in traits.ADDITIONS)
+        coarser = result.unit > min(one.unit for one in gradients)
+        return Carried(grows * element, grows * whole, rows > 1.5 or coarser or api in traits.ADDITIONS)
     terms = _terms(api, incoming, kept, result, rows, sums)
     grows = (MODULE_GAIN if api is None and not sums else BACKWARD_GAIN) * max(1.0, terms / result.rms)
     return Carried(grows * element, grows * whole)

@@ -7,9 +7,13 @@ from collections.abc import Iterable, Mapping
 
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.parameters.prefixes import bare
+from msprobe_engine.core import names
 from msprobe_engine.core.operator_traits import of_reducer
 from msprobe_engine.core.text.sentences import Sentence
 
+_WITHOUT_EFFECT = frozenset(("zero_", "detach_", "requires_grad_", "record_stream_"))
+"""Calls in place that change no number that a training goes on with: gradients are set to zero in place of being given up."""
+_RANDOM = ("drop", "rand", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_", "seed")
 _MANY_AT_ONCE = ("_foreach_", "_fused_")
 _OF_UPDATES = ("addcdiv_", "addcmul_", "lerp_", "add_", "sub_")
 """Calls that optimizers make, of each parameter or (``_foreach_add_``) of several, and that do not clip gradients."""
@@ -19,6 +23,18 @@ def counted(tree: Tree, other: Tree, records: Iterable[int]) -> list[int]:
     """The records of a tree, without partners in the other one, that may be a difference."""
     update = tree.last_backward if updates_at_once(tree) != updates_at_once(other) else len(tree.kinds)
     return [op for op in records if op <= update and not of_reducer(tree.side.ops[op]) and not _is_wrapper(tree, op)]
+
+
+def change_something(tree: Tree, records: Iterable[int]) -> bool:
+    """Some of the records, which one side alone has, change tensors in place, draw random numbers or speak with other ranks. The others give
+    what later calls take in: where the numbers of these are the same they are another way to them, or nothing comes of them (logging)."""
+    return any(names.is_collective(tree.side.ops[op]) or _changes(tree.kinds[op][-1]) for op in records if len(tree.kinds[op]) == 3)
+
+
+def _changes(api: str) -> bool:
+    if api.startswith("__"):
+        return (api.startswith("__i") and api not in ("__invert__", "__index__", "__int__")) or api == "__setitem__"
+    return (api.endswith("_") and api not in _WITHOUT_EFFECT) or any(word in api for word in _RANDOM)
 
 
 def updates_at_once(tree: Tree) -> bool:
@@ -36,7 +52,10 @@ def first_update(tree: Tree) -> int:
 
 def only_wrapped(renamed: Mapping[str, str]) -> bool:
     """Modules bear other names because of a wrapper around the model (``module.layers.0``) alone."""
-    return all(bare(mine) == bare(its) for mine, its in renamed.items())
+    pairs = [(mine, its) if len(mine) >= len(its) else (its, mine) for mine, its in renamed.items()]
+    wrappers = {longer.removesuffix(shorter) for longer, shorter in pairs if longer.endswith(f".{shorter}")}
+    one = len(wrappers) == 1 and all(longer.endswith(f".{shorter}") for longer, shorter in pairs)
+    return one or all(bare(mine) == bare(its) for mine, its in renamed.items())
 
 
 def said(target: Tree, golden: Tree) -> str | None:

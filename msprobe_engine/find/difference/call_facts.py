@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.align.calls.alignment import crossed
+from msprobe_engine.core.dtypes import plain_name
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.collectives.links import group_of, reduction_of
 from msprobe_engine.find.difference import explain
@@ -21,8 +22,8 @@ from msprobe_engine.find.difference.origin import ARGUMENT, DTYPE, GRAD_FLAG, GR
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.dump_table import DumpTable
-from msprobe_engine.measure import dump_dialects, factorize
+from msprobe_engine.formats.dump.dump_table import INPUT, DumpTable
+from msprobe_engine.measure import dump_dialects, factorize, roundoff
 from msprobe_engine.measure.distances import Distances, of_other_precision
 
 Bools = npt.NDArray[np.bool_]
@@ -65,13 +66,33 @@ def _of_rows(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentenc
     differ = {
         ARGUMENT: m.argument,
         SHAPE: m.shape & shaped[0] & shaped[1] & typed[0] & typed[1] & (not unlike),
-        DTYPE: other_dtypes(m) & typed[0] & typed[1] & (not unlike),
+        DTYPE: other_dtypes(m) & typed[0] & typed[1] & ~_masks(walker) & (not unlike),
         GRAD_FLAG: (mine != theirs) & (mine >= 0) & (theirs >= 0) & (not unlike) & (not recomputed),
     }
     for kind, where in differ.items():
         for at in np.flatnonzero(where).tolist():
             row, other = walker.rows[at]
             yield _origin(side.op[row], golden.op[other], kind, row, other), _why(kind, side, row, golden, other)
+
+
+def _masks(walker: DifferenceWalk) -> Bools:
+    """Pairs of rows that go in as bool on one side and as numbers on the other: the two forms of a mask."""
+    left, right = factorize.columns(walker.rows)
+    bools, floats = (
+        [factorize.of_each(one.dtype, what, bool)[rows] for one, rows in ((walker.side, left), (walker.golden.side, right))]
+        for what in (_is_bool, _is_float)
+    )
+    taken = np.frombuffer(bytes(walker.side.role), np.uint8)[left] == INPUT
+    found: Bools = taken & ((bools[0] & floats[1]) | (floats[0] & bools[1]))
+    return found
+
+
+def _is_bool(dtype: str | None) -> bool:
+    return plain_name(str(dtype)) == "bool"
+
+
+def _is_float(dtype: str | None) -> bool:
+    return roundoff.eps(dtype) > 0
 
 
 def _numbers(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentence]]:

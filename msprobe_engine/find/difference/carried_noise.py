@@ -123,6 +123,12 @@ class CarriedNoise:
         return {row for row, _ in self._walker.rows}
 
     @cached_property
+    def _of_backward(self) -> float:
+        """Half a unit of the coarsest dtype of the backward pass: gradients in float32 are made of its tensors."""
+        side, kinds = self._walker.side, self._walker.target.kinds
+        return max((roundoff.eps(side.dtype[row]) / 2 for row in range(len(side)) if kinds[side.op[row]][0] == "backward"), default=0.0)
+
+    @cached_property
     def _kept(self) -> dict[int, list[int]]:
         """Pair of records -> pairs of records whose tensors autograd has kept for it."""
         own, twins, members, groups = self._walker.kept
@@ -163,7 +169,7 @@ class CarriedNoise:
                 continue
             if seen.blank[pair] and seen.unit[pair] and not seen.other[pair]:  # nobody can say what it hands on
                 exact = api is not None and not backward and (api in traits.LOOKUPS or _hands_on(api))
-                unit = 0.0 if exact else seen.unit[pair]
+                unit = 0.0 if exact else self._coarsest(pair, row, inputs, kept)
                 self._notes[row], self._clean[row] = (_grown(_largest(one.noise for one in some), unit, 1.0) for some in (inputs, clean))
                 if self._later:  # gradients are summed in buffers that no record leads to
                     self._recent.append(self._notes[row])
@@ -303,9 +309,13 @@ class CarriedNoise:
             return NONE, NONE
         leaf = bridged is None and (self._role[row] == PARAMETERS or walker.is_parameter(row))
         read = Noise(2 * seen.unit[pair], 0.0, 0.0)  # rounded another way when it was loaded
-        noise, clean = bridged or ((read, read) if leaf and self._start is None else self._unrecorded(seen.unit[pair]))
+        unit = seen.unit[pair]
+        if not walker.one_layout and walker.side.op[row] > walker.target.last_backward:
+            unit = max(unit, self._of_backward)
+        noise, clean = bridged or ((read, read) if leaf and self._start is None else self._unrecorded(unit))
         if leaf and self._start is not None:
-            noise = clean = walker.update_noise(self._start)
+            moved = walker.update_noise(self._start)
+            noise = clean = _largest((moved, Noise(seen.unit[pair] / 2, 0.0, 0.0))) if walker.other_update else moved
         elif bridged is None and self._of_gradients != NONE and walker.side.op[row] > walker.target.last_backward:
             # what an update takes in are gradients, in their buffers, and what an optimizer has made of them before
             before = (noise, clean) if self._start is not None else (NONE, NONE)
@@ -394,7 +404,8 @@ class CarriedNoise:
     ) -> None:  # fmt: skip
         walker, seen = self._walker, self.seen
         row, _ = walker.rows[pair]
-        new = roundoff.fresh(seen.unit[pair], max((one.last for one in inputs), default=1)) if carried.rounds else 0.0
+        unit = self._coarsest(pair, row, inputs, kept)
+        new = roundoff.fresh(unit, max((one.last for one in inputs), default=1)) if carried.rounds else 0.0
         if self._products and walker.is_wide_product(pair):
             new = max(new, self._products)
         foreign = walker.foreign.get(walker.side.op[row], 0.0)
@@ -427,6 +438,12 @@ class CarriedNoise:
         if not around and seen.count[pair] >= roundoff.MANY:
             self._recent.append(note)
             self._recent_clean.append(self._clean.get(row, note))
+
+    def _coarsest(self, pair: int, row: int, inputs: Sequence[Operand], kept: Sequence[Operand]) -> float:
+        """Half a unit of what a row was computed in: gradients of parameters in float32 are made by calls with fewer bits (autocast)."""
+        operands = (*inputs, *kept) if self._role[row] == PARAMETERS_GRAD else ()
+        found: float = max((self.seen.unit[pair], *(one.unit for one in operands)))
+        return found
 
     def _note(self, pair: int, api: str | None, inputs: Sequence[Operand], kept: Sequence[Operand], carried: Carried, new: float) -> Noise:
         """What a result hands on: what was seen or came in. Gains are not compounded, and what the statistics show bounds it."""

@@ -9,6 +9,7 @@ from msprobe_engine.align.parallel import expected_differences, merge_statistics
 from msprobe_engine.align.parallel.micro_batches import cut, last_backward
 from msprobe_engine.align.parallel.outcome import AGREES, PART, GlobalTensors
 from msprobe_engine.align.parallel.unshard import Unsharder
+from msprobe_engine.align.parameters.prefixes import bare
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference.calibration import Floats
 from msprobe_engine.find.difference.divergence import Divergence, settle_origins
@@ -31,9 +32,10 @@ def differ(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> 
     a, b = target[min(target)], golden[min(golden)]
     if len(cut({0: a}, golden)) > 1 or len(cut({0: b}, target)) > 1:
         return True
-    places = {name: shape for name, shape in zip(b.name, b.shape) if isinstance(shape, list) and shape}
-    shared = [(shape, places[name]) for name, shape in zip(a.name, a.shape) if name in places and isinstance(shape, list) and shape]
-    if any(role == PARAMETERS and merge_statistics.fills_up(shape, places.get(name)) for name, shape, role in zip(a.name, a.shape, a.role)):
+    places = {_bare(name): shape for name, shape in zip(b.name, b.shape) if isinstance(shape, list) and shape}
+    mine = [(_bare(name), shape, role) for name, shape, role in zip(a.name, a.shape, a.role) if isinstance(shape, list) and shape]
+    shared = [(shape, places[name]) for name, shape, _ in mine if name in places]
+    if any(role == PARAMETERS and merge_statistics.fills_up(shape, places.get(name)) for name, shape, role in mine):
         return True
     if len(target) == len(golden) == 1 and not any(side.collectives or "parallel" in side.header for side in (a, b)):
         return False  # two processes that work alone: models of other sizes, not pieces
@@ -42,6 +44,11 @@ def differ(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> 
     other = sum(x != y and merge_statistics.whole_shape(x, y) is not None for x, y in shared)
     many = min(len(target), len(golden)) > 1  # two parallel layouts may differ in few places: of sequence parallelism only the norms do
     return (50 if many else 5) * other > len(shared)
+
+
+def _bare(name: str) -> str:
+    """Name of a row without what wrappers around the model add."""
+    return f"Module.{bare(name[len('Module.') :])}" if name.startswith("Module.") else name
 
 
 def _say_one_layout(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> bool:

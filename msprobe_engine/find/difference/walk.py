@@ -26,7 +26,7 @@ from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.core.names import forward_twin
-from msprobe_engine.core.operator_traits import UNINITIALISED, of_reducer
+from msprobe_engine.core.operator_traits import HANDS_ON, MOVES, UNINITIALISED, of_reducer
 from msprobe_engine.find.difference import attribution, harmless
 from msprobe_engine.find.difference.carried_noise import CarriedNoise
 from msprobe_engine.find.difference.optimizer import cancelling_gradients
@@ -75,11 +75,13 @@ class DifferenceWalk:
 
     Attributes:
         one_layout: both sides are cut alike.
+        other_update: the parameters were moved by other calls in the step before.
         one_program: both sides are of one framework and of one layout, so that the same bits make the same bits.
         foreign: record of the target -> largest distance of what other ranks put into the same collective.
     """
 
     one_layout = True
+    other_update = False
 
     def __init__(self, target: Tree, golden: Tree, structure: Structure, measured: Mapping[tuple[int, int], Figures] | None = None) -> None:
         self.target, self.golden, self.structure = target, golden, structure
@@ -98,6 +100,7 @@ class DifferenceWalk:
         self._carried: CarriedNoise | None = None
         self._leave_out()
         self._leave_out_buckets()
+        self._leave_out_memory()
         self.cancelled = cancelling_gradients.detect_cancelling(self)
 
     def _leave_out(self) -> None:
@@ -120,6 +123,18 @@ class DifferenceWalk:
                 if m.shape[at] or not (roundoff.eps(side.dtype[row]) or m.argument[at]):
                     m.distance[at], m.known[at], m.shape[at] = 0.0, False, False
 
+    def _leave_out_memory(self) -> None:
+        """NaN and Inf of one side that stand in parts of buffers and in copies of them only are memory that nobody has written, where calls
+        behind them go on with numbers that are finite on both sides."""
+        m, op = self.measured, self.side.op
+        bad = np.flatnonzero(m.bad_target ^ m.bad_golden).tolist()
+        if not bad or not all(self._hands_on(op[self.rows[at][0]]) for at in bad):
+            return
+        last = max(op[self.rows[at][0]] for at in bad)
+        behind = (at for at, (row, _) in enumerate(self.rows) if op[row] > last and m.known[at] and self.side.role[row] == OUTPUT)
+        if any(not self._hands_on(op[self.rows[at][0]]) for at in behind):
+            m.distance[bad], m.known[bad], m.bad_target[bad], m.bad_golden[bad] = 0.0, False, False, False
+
     def inherit(self, before: Cancelled) -> None:
         """Parameters whose gradients came to nothing in an earlier step may be others now."""
         if before.parameters or before.vectors:
@@ -127,7 +142,16 @@ class DifferenceWalk:
 
     def follow(self, before: DifferenceWalk) -> None:
         """Vectors that the step before has moved may be others by a small part of that."""
+        self.other_update = before.updates_otherwise
         cancelling_gradients.tolerate_update(self, before)
+
+    @cached_property
+    def updates_otherwise(self) -> bool:
+        """The optimizers of the two sides make other calls (``foreach``, ``fused``), which round otherwise."""
+        if not any(len(kind) == 3 for tree in (self.target, self.golden) for kind in tree.kinds):
+            return True  # calls of functions were not recorded
+        behind = self.target.last_backward, self.golden.last_backward
+        return any(op > behind[0] for op in self.extra) and any(op > behind[1] for op in self.missing)
 
     @cached_property
     def given(self) -> dict[bytes, list[int]]:
@@ -263,7 +287,31 @@ class DifferenceWalk:
     def counted(self) -> Bools:
         """Pairs of records that are looked at: those whose result is defined."""
         ops = self.side.ops
-        return np.fromiter((not _empty(ops[op]) for op, _ in self.structure.pairs), bool, len(self.structure.pairs))
+        return np.fromiter((not (_empty(ops[op]) or self._is_room(op)) for op, _ in self.structure.pairs), bool, len(self.structure.pairs))
+
+    def _is_room(self, op: int, depth: int = 0) -> bool:
+        """A part of a buffer, which whoever takes it in writes over: what stands in it says nothing."""
+        if not self._gives_part(op):
+            return False
+        users = self.users[0].get(op, ())
+        return bool(users) and all(
+            self._first_input(user, op)
+            and (self.target.kinds[user][-1] == "copy_" or (depth < _DEEPEST and self._is_room(user, depth + 1)))
+            for user in users
+        )
+
+    def _hands_on(self, op: int) -> bool:
+        kind = self.target.kinds[op]
+        return len(kind) == 3 and kind[0] == "forward" and (kind[2] in MOVES or kind[2] in HANDS_ON)
+
+    def _gives_part(self, op: int) -> bool:
+        kind = self.target.kinds[op]
+        return len(kind) == 3 and kind[0] == "forward" and kind[2] in _PARTS
+
+    def _first_input(self, user: int, source: int) -> bool:
+        """What a record takes in of another one is its first tensor, and nothing else."""
+        taken = [row for row in self.side.rows(user) if self.target.producers.get(row) == source]
+        return [self.side.name[row].rpartition(".input.")[2] for row in taken] == ["0"]
 
     def mostly_other_dtypes(self, mine: Floats, theirs: Floats) -> bool:
         """The runs are of different precision as a whole (not one call of them)."""
@@ -378,10 +426,12 @@ class DifferenceWalk:
         argument = int(records.argument[at])
         argument = -1 if argument in self.carried.explained else argument
         worst_in, worst_out = self._worst(span, False), self._worst(span, True)
-        if records.bad_out[at] >= 0 and not records.bad_in[at] and not np.isinf(explained):
+        if records.bad_out[at] >= 0 and not records.bad_in[at] and not np.isinf(explained) and not self._gives_part(op):
             return self._origin(op, other, NONFINITE, int(records.bad_out[at]), float(records.inner[at]))
         comes_off = worst_out >= 0 and ratio[worst_out] > 1
         off = clean and worst_in >= 0 and ratio[worst_in] > 1
+        part = self._gives_part(op)
+        off = off and not (part and not self.is_off(op))  # what a buffer holds beside the part that is taken goes nowhere
         if off and harmless.for_nothing(self, op, worst_in, bool(records.known[at]), self.is_off(op)):
             if (worst := harmless.worst(self, op)) >= 0:
                 left = self._origin(op, other, TAKEN, worst, 0.0)
@@ -397,6 +447,8 @@ class DifferenceWalk:
         if argument >= 0 and by_argument:
             return self._origin(op, other, ARGUMENT, argument, float(records.inner[at]), worst_out)
         if comes_off and not np.isinf(inside):
+            if self._hands_on(op) and records.inner[at] >= self.measured.distance[worst_out]:
+                return left  # what went in comes out
             if ratio[worst_out] <= cancelling_gradients.steepness(self, op):
                 return left
             kind = GRADIENT if side.role[self.rows[worst_out][0]] == PARAMETERS_GRAD else RESULT
@@ -440,6 +492,13 @@ class DifferenceWalk:
     def argument_of(self, op: int) -> int:
         """Position of the first pair of rows of a record that is an argument of another value; -1 without one."""
         return next((at for at in self.span_of(op) if self.measured.argument[at] and self.side.role[self.rows[at][0]] != OUTPUT), -1)
+
+
+_DEEPEST = 8
+"""So many parts of parts are looked through."""
+
+_PARTS = frozenset(("narrow", "view", "view_as", "reshape", "__getitem__", "split", "chunk", "unbind", "as_strided"))
+"""Calls that give a part of a tensor, or another form of it, in the same memory."""
 
 
 def _empty(name: str) -> bool:
