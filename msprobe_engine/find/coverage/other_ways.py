@@ -26,8 +26,9 @@ def counted(tree: Tree, other: Tree, records: Iterable[int]) -> list[int]:
 
 
 def change_something(tree: Tree, records: Iterable[int]) -> bool:
-    """Some of the records, which one side alone has, change tensors in place, draw random numbers or speak with other ranks. The others give
-    what later calls take in: where the numbers of these are the same they are another way to them, or nothing comes of them (logging)."""
+    """Some of the records, which one side alone has, change tensors in place, draw random numbers or speak with other ranks. The others
+    give what later calls take in: where the numbers of these are the same they are another way to them, or nothing comes of them
+    (logging)."""
     return any(names.is_collective(tree.side.ops[op]) or _changes(tree.kinds[op][-1]) for op in records if len(tree.kinds[op]) == 3)
 
 

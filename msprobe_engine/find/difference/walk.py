@@ -294,11 +294,10 @@ class DifferenceWalk:
         if not self._gives_part(op):
             return False
         users = self.users[0].get(op, ())
-        return bool(users) and all(
-            self._first_input(user, op)
-            and (self.target.kinds[user][-1] == "copy_" or (depth < _DEEPEST and self._is_room(user, depth + 1)))
-            for user in users
-        )
+        return bool(users) and all(self._first_input(user, op) and self._writes_over(user, depth) for user in users)
+
+    def _writes_over(self, op: int, depth: int) -> bool:
+        return self.target.kinds[op][-1] == "copy_" or (depth < _DEEPEST and self._is_room(op, depth + 1))
 
     def _hands_on(self, op: int) -> bool:
         kind = self.target.kinds[op]

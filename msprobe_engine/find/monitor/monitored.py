@@ -21,6 +21,7 @@ from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.monitor.kinds import other_kinds
 from msprobe_engine.find.monitor.number_pairs import COMPARED, Number, every_series, order_in_step, paired_numbers
 from msprobe_engine.find.monitor.one_run import never_there
+from msprobe_engine.find.monitor.other_batches import not_comparable
 from msprobe_engine.find.monitor.replicas import check_replicas
 from msprobe_engine.find.monitor.series_noise import SeriesNoise, of_other_form
 from msprobe_engine.find.nonfinite.trace import module_path
@@ -106,7 +107,8 @@ def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Di
     found = Diagnosis()
     items, alone = paired_numbers(a, b)
     unlike = of_other_form(a, b)
-    items = [item for item in items if (item.rank, item.family, item.key) not in unlike]
+    apart, said_apart = not_comparable(a, b)
+    items = [item for item in items if item.family not in apart and (item.rank, item.family, item.key) not in unlike]
     if not items:
         raise NothingCapturedError(f"{target} and {golden}: no rank, step and tensor in common; is it the same training?")
     by_step: dict[int, list[Number]] = {}
@@ -115,6 +117,7 @@ def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Di
     noise = SeriesNoise(a, b)
     largest: Number | None = None
     for step in sorted(by_step):
+        noise.see(by_step[step])
         limits = {item: 0.0 if exact else noise.limit(item) for item in by_step[step] if item.distance}
         off = sorted((item for item, limit in limits.items() if item.distance > limit), key=_likelihood)
         if off:
@@ -124,9 +127,10 @@ def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Di
         noise.accept(step, limits)
         largest = max((one for one in (largest, *limits) if one is not None), key=lambda one: one.distance, default=None)
     shapes, types = other_kinds(a, b)
+    shapes = [one for one in shapes if one.record.partition("/")[0] not in apart]
     _say_never_there(found, sorted([*never_there(a, b), *shapes], key=lambda one: one.step))
     found.evidence += types
-    found.problems = [*missing_parts(a), *missing_parts(b), *steps_on_one_side(a, b)]
+    found.problems = [*missing_parts(a), *missing_parts(b), *steps_on_one_side(a, b), *said_apart]
     found.remarks = [*still_running(a), *still_running(b), *other_runs(a), *other_runs(b)]
     found.evidence += found.remarks
     found.problems += [_said_alone(golden if k else target, names) for k, names in enumerate(alone) if names]

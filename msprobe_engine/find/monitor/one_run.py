@@ -3,6 +3,7 @@ is in no optimizer no update. That is a difference of the runs, and no loss of s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.monitor.reader import Run
 from msprobe_engine.formats.monitor.series import Key, Series, steps_of
 
+_OUTPUT = re.compile(r"output_?.*")
+"""What a module gives: a fused attention gives no weights, and that is no difference where it gives its result."""
 _CHOICE = ("targets", "activation_targets")
 """Settings of the monitor that choose tensors."""
 
@@ -62,7 +65,9 @@ def _always(run: Run, other: Run, rank: int, family: str, others: Collection[tup
     if not len(steps):
         return {}
     mine = {key.name: series for key, series in table.items() if (family, key.name) not in others}
-    return {name: int(steps[0]) for name, series in mine.items() if np.isin(steps, series.steps).all()}
+    known = {(key.name.rpartition(".")[0]) for key in _series(other, rank, family)}  # of modules that are called, with less that comes out
+    given = {name for name in mine if _OUTPUT.fullmatch(name.rpartition(".")[2]) and name.rpartition(".")[0] in known}
+    return {name: int(steps[0]) for name, series in mine.items() if name not in given and np.isin(steps, series.steps).all()}
 
 
 def _series(run: Run, rank: int, family: str) -> dict[Key, Series]:
@@ -83,7 +88,11 @@ def _choice(run: Run, rank: int) -> object:
 
 def _suspect(one: _Alone) -> Suspect:
     families = ", ".join(one.families)
-    if one.target:
+    if all(family.startswith("actv") for family in one.families):
+        here = "this run has {0} of it in every step, the golden run in none: the module is not called there, or takes or gives less"
+        there = "the golden run has {0} of it in every step, this run in none: the module is not called here, or takes or gives less"
+        why = Sentence(here, families) if one.target else Sentence(there, families)
+    elif one.target:
         why = Sentence("this run has {0} of it in every step, the golden run in none: is it frozen there, or in no optimizer?", families)
     else:
         why = Sentence("the golden run has {0} of it in every step, this run in none: is it frozen here, or in no optimizer?", families)

@@ -14,6 +14,7 @@ part at random: it is held to a fifth of itself in 16 bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -58,6 +59,10 @@ _OF_FEW = ("max", "min", "mean")
 _FEW_ELEMENTS = 4.0
 """Times the floor of a gradient that a mean or an extreme may move: what a few elements do shows in them."""
 
+_OF_ITS_GRADIENT = 3.0
+"""Times the difference of a parameter's own gradient that its moments and its update may differ: where a gradient comes to nothing, an
+optimizer moves the parameter at random."""
+
 _PARAMETERS = ("param_origin", "param_updated")
 
 
@@ -73,6 +78,7 @@ class SeriesNoise:
         self._floors = _SHORT if self._unit > 2.0**-20 else _WIDE
         self._largest: dict[tuple[str, bool], float] = {}
         self._first: int | None = None
+        self._gradients: dict[tuple[int, str], float] = {}  # of each parameter, in this step and before
 
     def limit(self, item: Number) -> float:
         """What round-off may amount to in a number."""
@@ -83,7 +89,17 @@ class SeriesNoise:
         allowed *= _FEW_ELEMENTS if few else 1.0
         if not self._unit:
             allowed = max(allowed, UNKNOWN)
-        return max(allowed, GROWTH * self._largest.get((kind, few), 0.0)) if kind != _NUMBER else allowed
+        if kind == _NUMBER:
+            return allowed
+        made = _OF_ITS_GRADIENT * self._gradients.get((item.rank, item.key.name), 0.0) if _is_made_of_gradients(item) else 0.0
+        return max(allowed, made, GROWTH * self._largest.get((kind, few), 0.0))
+
+    def see(self, items: Iterable[Number]) -> None:
+        """The numbers of the next step: how far gradients are apart, which limits what optimizers make of them."""
+        for item in items:
+            if item.family.startswith("grad") and item.distance < math.inf:
+                key = item.rank, item.key.name
+                self._gradients[key] = max(self._gradients.get(key, 0.0), item.distance)
 
     def accept(self, step: int, items: Iterable[Number]) -> None:
         """A step in which nothing was off."""
@@ -98,9 +114,13 @@ class SeriesNoise:
             return _LOSS
         if item.family == "step":
             return _GRADIENT if "norm" in item.key.name else _NUMBER
-        if item.family in _PARAMETERS:
+        if item.family in _PARAMETERS or (item.family in ("update", "ratio") and item.key.name.endswith("bias")):
             return _BIAS if item.key.name.endswith("bias") else _PARAMETER
         return _SQUARES if item.family == "exp_avg_sq" else _GRADIENT
+
+
+def _is_made_of_gradients(item: Number) -> bool:
+    return item.family in ("update", "ratio", "exp_avg", "exp_avg_sq")
 
 
 def of_other_form(run: Run, other: Run) -> set[tuple[int, str, Key]]:

@@ -1,0 +1,45 @@
+"""Two monitored runs that cut the batch in other ways (ranks, micro batches): what each pass sees cannot be compared, what they make of the
+whole batch can."""
+
+from __future__ import annotations
+
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.formats.monitor.reader import Run
+
+_MOST = 0.5
+"""Part of the activations with another shape from which on the batch is cut in another way; a module alone is a fault."""
+
+
+def not_comparable(target: Run, golden: Run) -> tuple[frozenset[str], list[str]]:
+    """Families of which the runs have numbers of other parts of the batch, and what is to be said of them; none where most activations have
+    the same shapes, or where parameters have other ones. Of other ranks the loss is one of these, too: each has that of its own part."""
+    families = sorted({family for run in (target, golden) for rank in run.ranks for family in run.families(rank)})
+    of_passes = [family for family in families if family.startswith("actv") or "unreduced" in family]
+    if any(other for other, _, _ in (_shapes(target, golden, family) for family in families if family.startswith("param"))):
+        return frozenset(), []
+    counts = [_shapes(target, golden, family) for family in of_passes if family.startswith("actv")]
+    other, both = sum(one[0] for one in counts), sum(one[1] for one in counts)
+    if not other or other < _MOST * both:
+        return frozenset(), []
+    found = [*of_passes, *(["loss"] if set(target.ranks) != set(golden.ranks) else [])]
+    first = next(one[2] for one in counts if one[2])
+    template = "the runs cut the batch in other ways, so that {0} cannot be compared: {1} of {2} activations have another shape ({3})"
+    return frozenset(found), [Sentence(template, ", ".join(found), f"{other:,}", f"{both:,}", first)]
+
+
+def _shapes(target: Run, golden: Run, family: str) -> tuple[int, int, str]:
+    """How many tensors of a family have another shape of as many dimensions, how many both have, and the first of these."""
+    other, both, first = 0, 0, ""
+    for rank in sorted(set(target.ranks) & set(golden.ranks)):
+        if family not in target.families(rank) or family not in golden.families(rank):
+            continue
+        theirs = golden.kinds(rank, family)
+        for key, kinds in target.kinds(rank, family).items():
+            mine, its = ({kind.shape for kind in some if kind.shape} for some in (kinds, theirs.get(key, ())))
+            if not mine or not its:
+                continue
+            both += 1
+            if not mine & its:
+                other += 1
+                first = first or f"{family}/{key.name} {min(mine)}, {min(its)}"
+    return other, both, first
