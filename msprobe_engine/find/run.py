@@ -381,22 +381,20 @@ def _note_structure(found: Diagnosis, divergence: Divergence) -> bool:
     for rank, structure in divergence.structures.items():
         walker = divergence.walkers[rank]
         trees = walker.target, walker.golden
-        for word, side, records, other in (
-            ("target", walker.side, other_ways.counted(*trees, structure.only_target), walker.golden.side),
-            ("golden", walker.golden.side, other_ways.counted(*trees[::-1], structure.only_golden), walker.side),
-        ):
-            told = dump_dialects.recorded_by_both(side, other)
-            both = walker.target.has_modules == walker.golden.has_modules  # else one side was compiled or dumped at another level
+        both = trees[0].has_modules == trees[1].has_modules  # else one side was compiled or dumped at another level
+        alone: list[list[int]] = []
+        for tree, other, records in ((*trees, structure.only_target), (*trees[::-1], structure.only_golden)):
+            told = dump_dialects.recorded_by_both(tree.side, other.side)
+            mine = (op for op in other_ways.counted(tree, other, records) if told[op] and (both or not names.is_module(tree.side.ops[op])))
+            alone.append([] if rank in divergence.wholes else list(mine))  # another layout makes other calls around its collectives
+        for word, tree, records, others in zip(("target", "golden"), trees, alone, alone[::-1]):
             known = found.unmatched.setdefault(word, [])
-            if rank not in divergence.wholes:
-                tree = trees[0] if word == "target" else trees[1]
-                counts = counts or len(records) > len(side.ops) // 2 or other_ways.change_something(tree, records)
-            new = [side.ops[i] for i in records if told[i] and (both or not names.is_module(side.ops[i]))]
-            new = [] if rank in divergence.wholes else new  # another layout makes other calls around its collectives
-            known += [name for name in new[:100] if name not in known]
+            counts = counts or len(records) > len(tree.kinds) // 2 or other_ways.change_something(tree, records, bool(others))
+            known += [name for op in records[:100] if (name := tree.side.ops[op]) not in known]
         found.renamed.update(structure.renamed)
         if rank not in divergence.wholes:
             for word, places in zip(("target", "golden"), output_arity.on_one_side(walker)):
+                counts = counts or any(not names.is_module(name) for name in places)
                 found.unmatched[word] += [name for name in places[:100] if name not in found.unmatched[word]]
     _note_order(found, ((rank, walker) for rank, walker in divergence.walkers.items() if rank not in divergence.wholes))
     renames.add_renames(found, divergence)

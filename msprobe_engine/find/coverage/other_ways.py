@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.parameters.prefixes import bare
 from msprobe_engine.core import names
-from msprobe_engine.core.operator_traits import of_reducer
+from msprobe_engine.core.operator_traits import is_product, of_reducer
 from msprobe_engine.core.text.sentences import Sentence
 
 _WITHOUT_EFFECT = frozenset(("zero_", "detach_", "requires_grad_", "record_stream_"))
@@ -25,11 +25,18 @@ def counted(tree: Tree, other: Tree, records: Iterable[int]) -> list[int]:
     return [op for op in records if op <= update and not of_reducer(tree.side.ops[op]) and not _is_wrapper(tree, op)]
 
 
-def change_something(tree: Tree, records: Iterable[int]) -> bool:
+def change_something(tree: Tree, records: Iterable[int], replaced: bool) -> bool:
     """Some of the records, which one side alone has, change tensors in place, draw random numbers or speak with other ranks. The others
     give what later calls take in: where the numbers of these are the same they are another way to them, or nothing comes of them
-    (logging)."""
-    return any(names.is_collective(tree.side.ops[op]) or _changes(tree.kinds[op][-1]) for op in records if len(tree.kinds[op]) == 3)
+    (logging). A product that nothing stands in place of counts, too.
+
+    Args:
+        tree, records: the calls of the side that has them.
+        replaced: the other side has some alone as well.
+    """
+    calls = [op for op in records if len(tree.kinds[op]) == 3]
+    products = not replaced and any(is_product(tree.kinds[op][-1]) for op in calls)
+    return products or any(names.is_collective(tree.side.ops[op]) or _changes(tree.kinds[op][-1]) for op in calls)
 
 
 def _changes(api: str) -> bool:

@@ -299,6 +299,15 @@ class DifferenceWalk:
     def _writes_over(self, op: int, depth: int) -> bool:
         return self.target.kinds[op][-1] == "copy_" or (depth < _DEEPEST and self._is_room(op, depth + 1))
 
+    def _gives_less(self, op: int) -> bool:
+        """All that a record gives has fewer elements than what it takes in."""
+        side = self.side
+        sizes: tuple[list[int], list[int]] = [], []
+        for row in side.rows(op):
+            if isinstance(side.shape[row], list):
+                sizes[side.role[row] == OUTPUT].append(distances.elements(side.shape[row]))
+        return bool(sizes[0]) and bool(sizes[1]) and max(sizes[1]) < max(sizes[0])
+
     def _hands_on(self, op: int) -> bool:
         kind = self.target.kinds[op]
         return len(kind) == 3 and kind[0] == "forward" and (kind[2] in MOVES or kind[2] in HANDS_ON)
@@ -430,7 +439,7 @@ class DifferenceWalk:
         comes_off = worst_out >= 0 and ratio[worst_out] > 1
         off = clean and worst_in >= 0 and ratio[worst_in] > 1
         part = self._gives_part(op)
-        off = off and not (part and not self.is_off(op))  # what a buffer holds beside the part that is taken goes nowhere
+        off = off and not (part and self._gives_less(op) and not self.is_off(op))  # the rest of a buffer goes nowhere
         if off and harmless.for_nothing(self, op, worst_in, bool(records.known[at]), self.is_off(op)):
             if (worst := harmless.worst(self, op)) >= 0:
                 left = self._origin(op, other, TAKEN, worst, 0.0)
