@@ -27,6 +27,30 @@ class Block(torch.nn.Module):
         return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
 
 
+class Normed(torch.nn.Module):
+    """The normalisation of root mean squares, written out, or torch's own."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.weight, self.own = torch.nn.Parameter(torch.ones(32)), own
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.own:
+            return torch.nn.functional.rms_norm(x, (32,), self.weight, 1e-6)
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+class Outer(torch.nn.Module):
+    """A wrapper that nobody knows."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.inner(tokens)
+
+
 class Model(torch.nn.Module):
     """Two blocks; `again`: their forward passes are made again in the backward pass."""
 
@@ -61,6 +85,12 @@ def train(rank: int, ranks: int, scratch: str, path: Path, way: str) -> None:
         mesh = init_device_mesh("cpu", (ranks,))
         for part in (*model.layers, model):  # type: ignore[misc]
             fully_shard(part, mesh=mesh)
+    if "normed" in way:
+        model.layers[0].norm = Normed("by torch" in way)  # type: ignore[index, union-attr]
+    if "inside" in way:
+        model = Outer(model)
+    if "bf16" in way:
+        model = model.bfloat16()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, foreach="foreach" in way, fused="fused" in way)
     debugger = PrecisionDebugger(dump_path=str(path), task="statistics", level="mix", step=[0, 1])
     for step in range(2):
@@ -68,8 +98,10 @@ def train(rank: int, ranks: int, scratch: str, path: Path, way: str) -> None:
         torch.manual_seed(100 + 10 * step + rank)
         tokens, targets = torch.randint(0, 50, (2, 4, 16))
         torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
+        if "logged" in way:
+            float(sum(parameter.detach().float().norm() ** 2 for parameter in model.parameters()))
         optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none="zeros" not in way)
         debugger.stop()
         debugger.step()
     dist.barrier()
@@ -98,6 +130,11 @@ def made(dumps: Path, way: str, ranks: int = 1) -> Path:
         ("wrapped", "plain", 1, "bear other names"),
         ("fully sharded", "plain", 1, ""),
         ("buckets", "small buckets", 2, ""),
+        ("plain", "zeros", 1, ""),
+        ("logged", "plain", 1, ""),
+        ("inside", "plain", 1, "bear other names"),
+        ("normed", "normed by torch", 1, ""),
+        ("bf16 fused", "bf16 plain", 1, ""),
     ],
 )
 def test_another_way_is_no_difference(target: str, golden: str, ranks: int, note: str, dumps: Path) -> None:
@@ -106,6 +143,22 @@ def test_another_way_is_no_difference(target: str, golden: str, ranks: int, note
     assert (found.finding, found.problems) == ("none", []), found.headline()
     assert any(note in line for line in found.evidence)
     assert any("All numbers are the same" in line or "largest difference is" in line for line in found.evidence)
+
+
+@pytest.mark.parametrize(("target", "golden", "finding"), [("plain", "zeros", "structure"), ("plain", "plain", "none")])
+def test_every_bit_and_call_counts_where_it_is_asked_for(target: str, golden: str, finding: str, dumps: Path) -> None:
+    """--exact: calls of one run alone are a difference; a run is the same as itself."""
+    assert diagnose(made(dumps, target), made(dumps, golden), exact=True).finding == finding
+
+
+def test_where_runs_begin_to_differ_is_said(dumps: Path) -> None:
+    """Round-off is a note with its place, and with --exact it is the finding."""
+    target, golden = made(dumps, "bf16 fused"), made(dumps, "bf16 plain")
+    (note,) = [line for line in diagnose(target, golden).evidence if "begin to differ" in line]
+    first = diagnose(target, golden, exact=True).first_suspect
+    assert first is not None
+    assert first.record in note
+    assert first.step == 1
 
 
 def test_a_parameter_that_is_left_out_is_still_said(dumps: Path) -> None:
