@@ -77,6 +77,14 @@ LOSSES = frozenset((
 ))  # fmt: skip
 """Loss functions."""
 
+PARAMETERS_OF = {
+    **dict.fromkeys(("linear", "conv1d", "conv2d", "conv3d"), frozenset(("1", "2", "weight", "bias"))),
+    "embedding": frozenset(("1", "weight")),
+    **dict.fromkeys(("layer_norm", "group_norm"), frozenset(("2", "3", "weight", "bias"))),
+    "rms_norm": frozenset(("2", "weight")),
+}
+"""Function -> its arguments that are parameters where no call has made them."""
+
 LOSSES_OF_CLASSES = frozenset(("cross_entropy", "nll_loss", "kl_div", "log_softmax_loss"))
 """Those of them whose last dimension is that of classes."""
 

@@ -51,6 +51,8 @@ def on_one_side(
         if dump_dialects.differ(target, golden) or target.framework != golden.framework:
             known = factorize.of_each(golden.dtype, dump_dialects.has_all_statistics, bool)[right]
             found[~known, _NOT_BY_ALL] = False
+        bools = [factorize.of_each(side.dtype, _is_bool, bool)[rows] for side, rows in ((target, left), (golden, right))]
+        found[bools[0] != bools[1], _STATISTICS] = False  # two forms of a mask
     plain_a, plain_b = factorize.mask(target.values, len(target))[left], factorize.mask(golden.values, len(golden))[right]
     found[plain_a | plain_b] = False
     for at in np.flatnonzero(plain_a ^ plain_b).tolist():
@@ -196,6 +198,10 @@ def sentences(
             yield Sentence(single, target.path, golden.path, what)
         elif count:
             yield Sentence(template, target.path, golden.path, f"{count:,}", what)
+
+
+def _is_bool(dtype: str | None) -> bool:
+    return str(dtype).lower().endswith("bool")
 
 
 def _is_empty(shape: Any) -> bool:

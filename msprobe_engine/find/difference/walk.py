@@ -26,7 +26,7 @@ from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.core.names import forward_twin
-from msprobe_engine.core.operator_traits import HANDS_ON, MOVES, UNINITIALISED, of_reducer
+from msprobe_engine.core.operator_traits import HANDS_ON, MOVES, PARAMETERS_OF, UNINITIALISED, of_reducer
 from msprobe_engine.find.difference import attribution, harmless
 from msprobe_engine.find.difference.carried_noise import CarriedNoise
 from msprobe_engine.find.difference.optimizer import cancelling_gradients
@@ -369,8 +369,12 @@ class DifferenceWalk:
 
     def is_parameter(self, row: int) -> bool:
         """A row of the target is a parameter that a function takes in: one that requires a gradient and no record has made."""
-        if not self._parameters or not self.side.requires_grad[row] or not isinstance(self.side.shape[row], list):
+        if not self.side.requires_grad[row] or not isinstance(self.side.shape[row], list):
             return False
+        if not self._parameters:  # no calls of modules, which would say so
+            kind = self.target.kinds[self.side.op[row]]
+            place = self.side.name[row].rpartition(".input.")[2]
+            return len(kind) == 3 and kind[0] == "forward" and place in PARAMETERS_OF.get(kind[2], ())
         at = self.pair_of(row)
         return at >= 0 and self.golden.side.stats[self.rows[at][1]].tobytes() in self._parameters
 
