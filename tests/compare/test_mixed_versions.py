@@ -27,9 +27,10 @@ NAMED = {
     "eps": ("divergence", "Functional.layer_norm.0.forward"),
     "nan": ("nonfinite", "Torch.where.0.forward"),
     "arguments": ("divergence", "Functional.gelu.0.forward"),
-    "more": ("structure",),
+    "more": ("none",),
 }
-"""Fault -> finding, and the records that may be named; 26.2.0 does not record casts, so the call before is named there."""
+"""Fault -> finding, and the records that may be named; 26.2.0 does not record casts, so the call before is named there. A call more that
+changes no number is said."""
 
 
 def _script() -> ModuleType:

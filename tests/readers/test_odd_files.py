@@ -27,6 +27,7 @@ NOT_READ = (
     ("trends-csv", "*/alerts.jsonl"), ("csv2tb", "*/scalars*"), ("show*", "*"), ("config_check-*scripts", "train.py"),
     ("ckpt-show-trainer", "b/*"), ("data2db-dump", "b/*"), ("graph-merge", "b/*"),
     ("ckpt-deepspeed", "*/latest"), ("git-state", "*"), ("resumed-csv", "*"), ("incident-pieces", "*"),
+    ("nan_analyze-run", "*/incident.json"), ("nan_analyze-run", "*/samples/*"), ("step-mark", "*"),
     ("run-losses", "*"), ("run-note", "*"), ("frame-log*", "*"), ("compare-kernels", "*"), ("ckpt-mindspore-ranks", "*"),
 )  # fmt: skip
 """Pairs of a target and files in its sample that it does not need for its answer, or without which it says what is not there. ``show``

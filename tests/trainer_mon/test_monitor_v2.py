@@ -111,7 +111,7 @@ def test_collectives_and_ranks(tmp_path: Path) -> None:
         ({"framework": "mindspore"}, "'mindspore' is not watched"),
         ({"framework": "jax"}, "framework: 'jax'"),
         ({"start_step": 3, "stop_step": 2}, "stop_step: 2"),
-        ({"rank": "0"}, "rank: '0'"),
+        ({"rank": "x"}, "rank[0]: 'x'"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, keys: dict[str, Any], says: str) -> None:
