@@ -20,6 +20,7 @@ from msprobe_engine.core.operator_traits import of_reducer
 from msprobe_engine.core.text.ranges import few_ranges, ranges_of
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import config_and_checkpoint, detect, findings, run_directory, saved_variables
+from msprobe_engine.find.collectives.rank_checks import RankChecks
 from msprobe_engine.find.coverage import other_ways, renames, two_frameworks
 from msprobe_engine.find.coverage.common_records import are_unrelated, count_not_compared, restrict_to_common, say_one_sided
 from msprobe_engine.find.difference import call_facts, evidence, explain, first_difference, layouts, output_arity, suspects
@@ -201,6 +202,7 @@ class _StepLoop:
         self.before: Divergence | None = None
         self.looked: list[int] = []
         self._moved, self._begun, self._exact = moved, begun, exact
+        self._copies = RankChecks(), RankChecks()  # of both runs, each by itself
         self._other_calls = False  # of one side alone, that may change something
         self._first: Suspect | None = None  # where the runs begin to differ at all
         self._called: dict[tuple[int, str], int] = {}  # arguments of another value -> the first step that has them
@@ -230,6 +232,9 @@ class _StepLoop:
         sides_of_both = [*a.values(), *b.values()]
         self._recorded += sum(len(side.ops) for side in a.values())
         self._stages = stages_of(a)
+        for checks, ranks in zip(self._copies, (a, b)):
+            if len(ranks) > 1 and not checks.finding:
+                checks.hold_replicas(step, ranks)
         whole = a
         a, b = restrict_to_common(a, b, found.evidence)
         found.unseen = found.unseen or whole is not a
@@ -357,6 +362,11 @@ class _StepLoop:
         if self._facts:
             found.finding = findings.STRUCTURE
             found.places, found.suspects = self._facts, fold(self._facts, self._stages)
+        target, golden = self._copies
+        if target.finding and not golden.finding and found.finding == findings.NONE:  # parameters of some ranks may have no partner
+            found.finding, found.places = target.finding, target.suspects
+            found.suspects = fold(found.places, self._stages)
+            found.evidence += target.evidence
         if self._first is not None:
             found.evidence.append(first_difference.said(self._first))
         if self._exact and found.finding == findings.NONE:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,16 @@ from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
-from msprobe_engine.find.collectives import replicas, sums
+from msprobe_engine.find.collectives import replicas
+from msprobe_engine.find.collectives.rank_checks import RankChecks
 from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
-from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.find.saved_variables import saved_alone
-from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.reader import MOST_BYTES, open_dump
 
 MOST_STEPS = 8
 _BESIDE = Sentence(", no collective that gives something else than was put in")
 _BESIDE_EQUAL = Sentence(", no collective that gives something else than was put in, no parameter whose statistics differ between ranks")
-_SUMMING = Sentence("these ranks sum the gradients of all their parameters: they hold the same ones")
 _TOLD = {
     "tensor": Sentence("tensor"),
     "note": Sentence("note"),
@@ -49,7 +46,7 @@ def diagnose_alone(target: Path) -> Diagnosis:
     variables = _saved(target)
     if variables is not None:
         return variables
-    ranks = _Ranks()
+    ranks = RankChecks()
     result = nan_analyze(target, seen=ranks.look)
     found = Diagnosis(problems=list(result.problems))
     found.looked_at, found.steps = {"steps": ", ".join(map(str, result.steps))}, list(result.steps)
@@ -102,66 +99,6 @@ def _saved(target: Path) -> Diagnosis | None:
     return saved_alone(dump)
 
 
-@dataclass
-class _Ranks:
-    """What the ranks of a step say beside each other; of the first step in which something is off.
-
-    Attributes:
-        collectives: how many could be held against each other; None before a step was seen.
-        several: a step has more than one rank.
-        equal: parameters of several ranks were seen, and none of them differs; None before any were seen.
-        parted: first step in which parameters differ that were all the same in a step before.
-    """
-
-    collectives: int | None = None
-    several: bool = False
-    equal: bool | None = None
-    parted: int | None = None
-    finding: str = ""
-    suspects: list[Suspect] = field(default_factory=list)
-    evidence: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-
-    def look(self, step: int, sides: Mapping[int, DumpTable]) -> None:
-        """Check one step."""
-        self.several = self.several or len(sides) > 1
-        if self.finding:
-            return
-        checked = sums.check(sides)
-        self.collectives = (self.collectives or 0) + checked.count
-        if checked.wrong:
-            self.finding = findings.COLLECTIVE
-            self.suspects = [wrong.suspect(step) for wrong in checked.wrong]
-            self.evidence += [wrong.why for wrong in checked.wrong[:5]]
-        else:
-            self._hold_replicas(step, sides)
-        self.problems += [problem for side in sides.values() for problem in side.problems]
-
-    def _hold_replicas(self, step: int, sides: Mapping[int, DumpTable]) -> None:
-        """Parameters of ranks that hold copies; where that is not known, whether they have parted."""
-        table = replicas.parameters(sides)
-        odd: list[replicas.Odd] = []
-        for group in replicas.summing_groups(sides):
-            odd = replicas.differing(step, replicas.of_same_shape(table, group), _SUMMING)
-            if odd:
-                self.evidence.append(Sentence("{0} parameters that are copies of each other differ.", len(odd)))
-                break
-        if not odd:
-            odd = replicas.odd_ones(step, table)
-            template = "{0} parameters that are copies of each other differ; others of their kind are equal on all ranks."
-            self.evidence += [Sentence(template, len(odd))] if odd else []
-        if odd:
-            self.finding = findings.DESYNC
-            self.suspects = [_of_odd(one) for one in odd]
-            return
-        held = [rows for rows in table.values() if len(rows) > 1]
-        if held:
-            equal = all(replicas.is_equal(rows.values()) for rows in held)
-            if self.equal and not equal:
-                self.parted = step
-            self.equal = equal if self.equal is None else self.equal and equal
-
-
 def _began(found: Diagnosis, target: Path) -> None:
     """What an incident directory says set it off, when its records show nothing."""
     try:
@@ -179,11 +116,6 @@ def _began(found: Diagnosis, target: Path) -> None:
     found.finding = findings.DESYNC if rule == "replica_mismatch" else findings.NONFINITE if rule == "nan_inf" else findings.DIVERGENCE
     found.suspects = [Suspect(name, "", rank, step if isinstance(step, int) else 0, kind=rule, why=why, tensor=name)]
     found.evidence.append(str(document.get("message", "")))
-
-
-def _of_odd(odd: replicas.Odd) -> Suspect:
-    record, _, _ = odd.name.rpartition(".parameters.")
-    return Suspect(record, module_path(record), odd.rank, odd.step, kind="desync", why=odd.why, tensor=odd.name, numbers=odd.numbers)
 
 
 def _suspect(item: Mapping[str, Any]) -> Suspect:

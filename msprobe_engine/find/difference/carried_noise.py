@@ -248,7 +248,8 @@ class CarriedNoise:
         if source is None or source in self._walker.extra:
             noise = self._recent.largest.element
             distance = float(self._walker.measured.distance[pair])
-            known = noise and distance <= roundoff.GROWTH * noise
+            number = isinstance(self._walker.side.values.get(row), float)  # made of tensors in float32 (a factor that clips)
+            known = (noise and distance <= roundoff.GROWTH * noise) or (number and distance <= roundoff.FLOOR)
             self.ratio[pair] = self.alone[pair] = 0.0 if known else roundoff.times_exact(distance)
 
     def _operand(self, pair: int, noise: Noise) -> Operand:
