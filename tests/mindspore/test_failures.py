@@ -28,7 +28,7 @@ CELL, FUNCTION = "Cell.a.Dense.forward.0", "Mint.add.0.forward"
         ({"levl": "L0"}, "levl: unknown key; did you mean 'level'?"),
         ({"lst": []}, "lst: unknown key here; 'list' belongs in the section 'statistics'"),
         ({"step": [-1]}, "step[0]: -1"),
-        ({"rank": "0"}, "rank: '0' (string) is not allowed"),
+        ({"rank": "x"}, "rank[0]: 'x' (string) is not allowed"),
         ({"dump_path": 3}, "dump_path: 3 (integer) is not allowed; allowed: a string"),
         ({"section": {"data_mode": ["forwards"]}}, "data_mode[0]: 'forwards' (string) is not allowed"),
         ({"section": {"summary_mode": "md4"}}, "did you mean 'md5'?"),
