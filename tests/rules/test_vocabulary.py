@@ -246,6 +246,23 @@ def test_loss_scale_collapse_and_skipped_updates() -> None:
     assert late.step == 103
 
 
+@pytest.mark.parametrize(
+    ("rates", "at"),
+    [
+        ([1e-3] * 40 + [3e-2] * 5, 40),
+        ([1e-3] * 40 + [0.0, 1e-3, 5e-3], 42),
+        ([0.0, *(1e-5 * i for i in range(1, 100)), *(1e-3 * 0.9**i for i in range(50))], None),  # warm-up and decay
+        ([0.5 * (1 + math.cos(math.pi * (i % 20) / 20)) for i in range(100)], None),  # warm restarts
+        ([1e-9 * 10**i for i in range(9)], None),  # an exponential warm-up of a few steps
+        ([1e-4] * 50 + [3e-4] * 50, None),  # another stage of training
+    ],
+)
+def test_a_learning_rate_that_leaves_its_schedule(rates: list[float], at: int | None) -> None:
+    """Far above all that was before, it is said in that step; schedules that people use are not."""
+    alert = first_alert(rule("rate_jump"), [frame_of(scalars={"learning_rate": rate}, step=i) for i, rate in enumerate(rates)])
+    assert (alert and alert.step) == at
+
+
 @pytest.mark.parametrize("name", [n for n in RULES if n not in ("learned", "condition")])
 def test_odd_frames_are_no_problem(name: str) -> None:
     """Empty frames, frames that were cut off, tensors without elements and NaN everywhere raise nothing in any rule."""
