@@ -128,7 +128,7 @@ def test_a_removed_key_keeps_the_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["{ not json", json.dumps({"level": "L9"}), json.dumps({"lst": []}), json.dumps({"task": "tensor", "rank": "1"})]
+    "content", ["{ not json", json.dumps({"level": "L9"}), json.dumps({"lst": []}), json.dumps({"task": "tensor", "rank": "x"})]
 )
 def test_a_broken_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
     """A file that cannot be used switches off with one warning that holds the mistake, the training goes on, and a corrected file
