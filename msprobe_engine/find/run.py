@@ -28,7 +28,7 @@ from msprobe_engine.find.difference.calibration import Floats, of_ranks
 from msprobe_engine.find.difference.divergence import Divergence, diverge
 from msprobe_engine.find.difference.optimizer.updated_parameters import name_parameters
 from msprobe_engine.find.difference.optimizer.updates import note_update
-from msprobe_engine.find.difference.origin import ARGUMENT
+from msprobe_engine.find.difference.origin import ARGUMENT, PARAMETER
 from msprobe_engine.find.difference.rank_walk import RankWalk
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Diagnosis, Suspect
@@ -369,11 +369,22 @@ class _StepLoop:
             found.evidence += target.evidence
         if self._first is not None:
             found.evidence.append(first_difference.said(self._first))
+            if found.finding == findings.NONE and self._moved_by_unseen_update(self._first, before):
+                template = (
+                    "parameters differ from step {0} on, though all before was the same to the last bit: other settings of the optimizer or"
+                    " another kernel of it; at level mix its calls are recorded and tell"
+                )
+                found.problems.append(Sentence(template, self._first.step))
         if self._exact and found.finding == findings.NONE:
             self._count_every_bit()
         equal = SAME_IN_COMMON if self._one_sided else SAME_BESIDE_NAN if self._hidden else SAME
         found.evidence += self._largest.sentences() or [equal]
         found.problems += self._largest.blind
+
+    def _moved_by_unseen_update(self, first: Suspect, before: Divergence) -> bool:
+        """What differs first are parameters behind an update, in runs of one layout that record no calls of functions."""
+        kinds = (kind for walker in before.walkers.values() for kind in walker.target.kinds)
+        return first.kind == PARAMETER and first.step > self.looked[0] and not before.wholes and not any(len(kind) == 3 for kind in kinds)
 
     def _count_every_bit(self) -> None:
         found = self.found

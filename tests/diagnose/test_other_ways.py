@@ -92,7 +92,7 @@ def train(rank: int, ranks: int, scratch: str, path: Path, way: str) -> None:
     if "bf16" in way:
         model = model.bfloat16()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, foreach="foreach" in way, fused="fused" in way)
-    debugger = PrecisionDebugger(dump_path=str(path), task="statistics", level="mix", step=[0, 1])
+    debugger = PrecisionDebugger(dump_path=str(path), task="statistics", level="L0" if "L0" in way else "mix", step=[0, 1])
     for step in range(2):
         debugger.start(model=model)
         torch.manual_seed(100 + 10 * step + rank)
@@ -149,6 +149,13 @@ def test_another_way_is_no_difference(target: str, golden: str, ranks: int, note
 def test_every_bit_and_call_counts_where_it_is_asked_for(target: str, golden: str, finding: str, dumps: Path) -> None:
     """--exact: calls of one run alone are a difference; a run is the same as itself."""
     assert diagnose(made(dumps, target), made(dumps, golden), exact=True).finding == finding
+
+
+def test_an_update_that_nobody_has_seen_is_not_called_the_same(dumps: Path) -> None:
+    """At level L0 no call of an optimizer is recorded: another kernel of it and another setting cannot be told apart (exit code 3)."""
+    found = diagnose(made(dumps, "bf16 fused L0"), made(dumps, "bf16 plain L0"))
+    assert found.finding == "none", found.headline()
+    assert any("another kernel" in problem for problem in found.problems)
 
 
 def test_where_runs_begin_to_differ_is_said(dumps: Path) -> None:
