@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from field_bugs_case import Fault, in_model, stuck, when_ready
-from field_bugs_in_data import LOSS
+from field_bugs_case import Fault, in_model, when_ready
+from field_bugs_in_data import LOSS, element_flipped
 from field_bugs_in_updates import UPDATE, optimizer_of_copies
 from field_bugs_training import Program, Setting
 from torch import Tensor, nn
@@ -126,17 +126,6 @@ def faster(p: Program) -> None:
         group["lr"] *= 1.1
 
 
-def flipped(p: Program) -> None:
-    up, count = p.model.layers[1].mlp.up, [0]
-
-    def after(_module: Any, _inputs: Any, output: Tensor) -> None:
-        count[0] += 1
-        if count[0] == 2:
-            stuck(output, 77)
-
-    up.register_forward_hook(after)
-
-
 def stale_batch(p: Program) -> None:
     own = p.rows_of
     p.rows_of = lambda step: own(0)  # type: ignore[method-assign]
@@ -234,7 +223,7 @@ CASES = (
     Fault(
         "ddp: an element flipped on one rank",
         DDP,
-        second_rank(flipped),
+        second_rank(element_flipped),
         r"layers\.1\.mlp|linear\.\d+\.forward|silu|__mul__",
         "silent data corruption",
         EVERY,

@@ -155,6 +155,11 @@ def float_type(dtype: str) -> FloatType | None:
 
 
 @lru_cache(maxsize=256)
+def is_bool(dtype: str | None) -> bool:
+    """Truth values, as a dump of either framework calls them."""
+    return plain_name(str(dtype)) == "bool"
+
+
 def is_not_float(dtype: str) -> bool:
     """Integers, bool and text: they hold no NaN."""
     return plain_name(dtype).startswith(("int", "uint", "bool", "qint", "quint", "str"))

@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 
 from msprobe_engine.align.calls.alignment import crossed
-from msprobe_engine.align.calls.order import out_of_order
 from msprobe_engine.align.mapping.user_mapping import Mappings, lost
 from msprobe_engine.align.parallel.join_stages_and_experts import together
-from msprobe_engine.core import names
 from msprobe_engine.core.errors import NothingCapturedError, UsageError
 from msprobe_engine.core.io.progress import bar
-from msprobe_engine.core.operator_traits import of_reducer
-from msprobe_engine.core.text.ranges import few_ranges, ranges_of
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import config_and_checkpoint, detect, findings, run_directory, saved_variables
 from msprobe_engine.find.collectives.rank_checks import RankChecks
-from msprobe_engine.find.coverage import other_ways, renames, two_frameworks
+from msprobe_engine.find.coverage import one_sided_calls, other_ways, renames, two_frameworks
 from msprobe_engine.find.coverage.common_records import are_unrelated, count_not_compared, restrict_to_common, say_one_sided
-from msprobe_engine.find.difference import call_facts, evidence, explain, first_difference, layouts, output_arity, suspects
+from msprobe_engine.find.difference import call_facts, evidence, explain, first_difference, layouts, suspects
 from msprobe_engine.find.difference.calibration import Floats, of_ranks
 from msprobe_engine.find.difference.divergence import Divergence, diverge
 from msprobe_engine.find.difference.optimizer.updated_parameters import name_parameters
 from msprobe_engine.find.difference.optimizer.updates import note_update
-from msprobe_engine.find.difference.origin import ARGUMENT, PARAMETER
+from msprobe_engine.find.difference.origin import ARGUMENT
 from msprobe_engine.find.difference.rank_walk import RankWalk
-from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.fold_suspects import fold, stages_of
 from msprobe_engine.find.monitor.monitored import diagnose_monitor, diagnose_two_monitors
@@ -269,13 +264,13 @@ class _StepLoop:
         self._hidden += count_not_compared(walked)
         self._one_sided = say_one_sided(walked) or self._one_sided
         self._ranks |= set(walked.walks)
-        self._other_calls = _note_structure(self.found, walked) or self._other_calls
+        self._other_calls = one_sided_calls.note(self.found, walked) or self._other_calls
         self._note_facts(step, walked)
         self.found.unseen = self.found.unseen or _nonfinite_alone(a, walked)
         for rank, walker in walked.walkers.items():
             if walker.extra or walker.missing:
                 self._ways = self._ways or other_ways.said(walker.target, walker.golden)
-            again = call_facts.recomputes(walker.side), call_facts.recomputes(walker.golden.side)
+            again = len(walker.target.recomputed), len(walker.golden.recomputed)
             if again[0] != again[1]:
                 template = "Calls that the backward pass makes again to save memory: {0} in this run, {1} on the golden side."
                 self._recomputed = Sentence(template, *again)
@@ -369,22 +364,13 @@ class _StepLoop:
             found.evidence += target.evidence
         if self._first is not None:
             found.evidence.append(first_difference.said(self._first))
-            if found.finding == findings.NONE and self._moved_by_unseen_update(self._first, before):
-                template = (
-                    "parameters differ from step {0} on, though all before was the same to the last bit: other settings of the optimizer or"
-                    " another kernel of it; at level mix its calls are recorded and tell"
-                )
-                found.problems.append(Sentence(template, self._first.step))
+            if found.finding == findings.NONE and self._first.step > self.looked[0]:
+                found.problems += first_difference.behind_unseen_update(self._first, before)
         if self._exact and found.finding == findings.NONE:
             self._count_every_bit()
         equal = SAME_IN_COMMON if self._one_sided else SAME_BESIDE_NAN if self._hidden else SAME
         found.evidence += self._largest.sentences() or [equal]
         found.problems += self._largest.blind
-
-    def _moved_by_unseen_update(self, first: Suspect, before: Divergence) -> bool:
-        """What differs first are parameters behind an update, in runs of one layout that record no calls of functions."""
-        kinds = (kind for walker in before.walkers.values() for kind in walker.target.kinds)
-        return first.kind == PARAMETER and first.step > self.looked[0] and not before.wholes and not any(len(kind) == 3 for kind in kinds)
 
     def _count_every_bit(self) -> None:
         found = self.found
@@ -394,54 +380,6 @@ class _StepLoop:
             found.evidence.append(Sentence("Every bit counts (--exact): without it the differences are round-off."))
         elif any(found.unmatched.values()):
             found.finding = findings.STRUCTURE
-
-
-def _note_structure(found: Diagnosis, divergence: Divergence) -> bool:
-    """Calls of one side alone, and their order; returns True where some of these calls may change something that no number shows."""
-    counts = False
-    for rank, structure in divergence.structures.items():
-        walker = divergence.walkers[rank]
-        trees = walker.target, walker.golden
-        both = trees[0].has_modules == trees[1].has_modules  # else one side was compiled or dumped at another level
-        alone: list[list[int]] = []
-        for tree, other, records in ((*trees, structure.only_target), (*trees[::-1], structure.only_golden)):
-            told = dump_dialects.recorded_by_both(tree.side, other.side)
-            mine = (op for op in other_ways.counted(tree, other, records) if told[op] and (both or not names.is_module(tree.side.ops[op])))
-            alone.append([] if rank in divergence.wholes else list(mine))  # another layout makes other calls around its collectives
-        for word, tree, records, others in zip(("target", "golden"), trees, alone, alone[::-1]):
-            known = found.unmatched.setdefault(word, [])
-            counts = counts or len(records) > len(tree.kinds) // 2 or other_ways.change_something(tree, records, bool(others))
-            known += [name for op in records[:100] if (name := tree.side.ops[op]) not in known]
-        found.renamed.update(structure.renamed)
-        if rank not in divergence.wholes:
-            for word, places in zip(("target", "golden"), output_arity.on_one_side(walker)):
-                counts = counts or any(not names.is_module(name) for name in places)
-                found.unmatched[word] += [name for name in places[:100] if name not in found.unmatched[word]]
-    _note_order(found, ((rank, walker) for rank, walker in divergence.walkers.items() if rank not in divergence.wholes))
-    renames.add_renames(found, divergence)
-    two_frameworks.add_coverage(found, divergence)
-    return counts
-
-
-def _note_order(found: Diagnosis, walkers: Iterable[tuple[int, DifferenceWalk]]) -> None:
-    """Calls in another order are no difference of a number; of two frameworks and two recorders nobody expects one order. Ranks of one
-    program have the same order, which is said once."""
-    said: dict[tuple[str, ...], list[int]] = {}
-    for rank, walker in walkers:
-        side, golden = walker.side, walker.golden.side
-        if crossed(side, golden) or dump_dialects.differ(side, golden):
-            continue
-        if moved := out_of_order([pair for pair in walker.structure.pairs if not of_reducer(side.ops[pair[0]])]):
-            (op, other), *_ = moved
-            said.setdefault((f"{len(moved):,}", side.ops[op], str(op + 1), str(other + 1)), []).append(rank)
-    for what, ranks in said.items():
-        if len(ranks) == 1:
-            template = "rank {0}: {1} records stand in another order than on the golden side, the first is {2}: record {3}, there {4}"
-        else:
-            template = "ranks {0}: {1} records stand in another order than on the golden side, the first is {2}: record {3}, there {4}"
-        sentence = Sentence(template, few_ranges(ranges_of(ranks)), *what)
-        if sentence not in found.evidence:
-            found.evidence.append(sentence)
 
 
 def _one_program(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.core.dtypes import is_not_float
+from msprobe_engine.core.dtypes import is_bool, is_not_float
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump.dump_table import STRUCTURE, TENSOR, DumpTable
 from msprobe_engine.formats.dump.record_rows import is_number
@@ -51,7 +51,7 @@ def on_one_side(
         if dump_dialects.differ(target, golden) or target.framework != golden.framework:
             known = factorize.of_each(golden.dtype, dump_dialects.has_all_statistics, bool)[right]
             found[~known, _NOT_BY_ALL] = False
-        bools = [factorize.of_each(side.dtype, _is_bool, bool)[rows] for side, rows in ((target, left), (golden, right))]
+        bools = [factorize.of_each(side.dtype, is_bool, bool)[rows] for side, rows in ((target, left), (golden, right))]
         found[bools[0] != bools[1], _STATISTICS] = False  # two forms of a mask
     plain_a, plain_b = factorize.mask(target.values, len(target))[left], factorize.mask(golden.values, len(golden))[right]
     found[plain_a | plain_b] = False
@@ -198,10 +198,6 @@ def sentences(
             yield Sentence(single, target.path, golden.path, what)
         elif count:
             yield Sentence(template, target.path, golden.path, f"{count:,}", what)
-
-
-def _is_bool(dtype: str | None) -> bool:
-    return str(dtype).lower().endswith("bool")
 
 
 def _is_empty(shape: Any) -> bool:

@@ -139,6 +139,11 @@ class Tree:
         return found
 
     @cached_property
+    def recomputed(self) -> frozenset[int]:
+        """Calls that the backward pass makes again."""
+        return frozenset(op for op, tags in self.side.tags.items() if tags.get("is_recompute"))
+
+    @cached_property
     def last_backward(self) -> int:
         """The last record of a backward pass; the number of records when there is none."""
         return max((op for op, kind in enumerate(self.kinds) if kind[0] == "backward"), default=len(self.kinds))

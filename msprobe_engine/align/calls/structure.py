@@ -67,7 +67,7 @@ class Matcher:
         self._numbers: dict[Hashable, int] = {}
         self._forms = (target.forms(self._numbers), golden.forms(self._numbers))
         one_recorder = not dump_dialects.differ(target.side, golden.side)  # else one of them may not say what is a recomputation
-        self._repeats = tuple(_recomputed(tree) if one_recorder else frozenset[int]() for tree in (target, golden))
+        self._repeats = tuple(tree.recomputed if one_recorder else frozenset[int]() for tree in (target, golden))
 
     def run(self) -> Structure:
         """Match level by level; then see to it that backward calls follow their forward calls, and match what that leaves over.
@@ -365,11 +365,6 @@ class Matcher:
                 others = places.get(renamed.get(path, path))
                 if others:
                     self._pair(i, others.pop())
-
-
-def _recomputed(tree: Tree) -> frozenset[int]:
-    """Calls that the backward pass makes again."""
-    return frozenset(op for op, tags in tree.side.tags.items() if tags.get("is_recompute"))
 
 
 def _added(tree: Tree) -> dict[tuple[int, int], int]:

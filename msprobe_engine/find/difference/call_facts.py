@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.align.calls.alignment import crossed
-from msprobe_engine.core.dtypes import plain_name
+from msprobe_engine.core.dtypes import is_bool
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.collectives.links import group_of, reduction_of
 from msprobe_engine.find.difference import explain
@@ -59,7 +59,9 @@ def _of_rows(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentenc
     side, golden, m = walker.side, walker.golden.side, walker.measured
     left, right = factorize.columns(walker.rows)
     unlike = dump_dialects.differ(side, golden)
-    recomputed = recomputes(side) != recomputes(golden)  # of what is computed again the first pass needs no gradients
+    recomputed = len(walker.target.recomputed) != len(
+        walker.golden.recomputed
+    )  # of what is computed again the first pass needs no gradients
     mine, theirs = (factorize.of_each(one.requires_grad, _sign, np.int8)[rows] for one, rows in ((side, left), (golden, right)))
     typed = [factorize.of_each(one.dtype, bool, bool)[rows] for one, rows in ((side, left), (golden, right))]
     shaped = [factorize.of_each(one.shape, lambda shape: shape is not None, bool)[rows] for one, rows in ((side, left), (golden, right))]
@@ -80,15 +82,11 @@ def _masks(walker: DifferenceWalk) -> Bools:
     left, right = factorize.columns(walker.rows)
     bools, floats = (
         [factorize.of_each(one.dtype, what, bool)[rows] for one, rows in ((walker.side, left), (walker.golden.side, right))]
-        for what in (_is_bool, _is_float)
+        for what in (is_bool, _is_float)
     )
     taken = np.frombuffer(bytes(walker.side.role), np.uint8)[left] == INPUT
     found: Bools = taken & ((bools[0] & floats[1]) | (floats[0] & bools[1]))
     return found
-
-
-def _is_bool(dtype: str | None) -> bool:
-    return plain_name(str(dtype)) == "bool"
 
 
 def _is_float(dtype: str | None) -> bool:
@@ -153,11 +151,6 @@ def _collectives(walker: DifferenceWalk) -> Iterator[tuple[int, Values]]:
 
 def _origin(op: int, partner: int, kind: str, row: int, other: int) -> DifferenceOrigin:
     return DifferenceOrigin(op, partner, kind, row, other, 0.0, 0.0, 0.0)
-
-
-def recomputes(side: DumpTable) -> int:
-    """Calls of the forward pass that are made again in the backward pass, to save memory."""
-    return sum(bool(tags.get("is_recompute")) for tags in side.tags.values())
 
 
 def _sign(flag: bool | None) -> int:

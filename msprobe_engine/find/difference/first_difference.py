@@ -33,6 +33,23 @@ def said(first: Suspect) -> Sentence:
     return Sentence("The runs begin to differ at step {0}, rank {1}, {2}: {3}.", first.step, first.rank, first.record, first.why)
 
 
+def behind_unseen_update(first: Suspect, found: Divergence) -> list[str]:
+    """That nobody can tell what has moved the parameters that differ first, in runs of one layout that record no calls of functions.
+
+    Args:
+        first: in a later step than the first one.
+        found: the last step.
+    """
+    kinds = (kind for walker in found.walkers.values() for kind in walker.target.kinds)
+    if first.kind != PARAMETER or found.wholes or any(len(kind) == 3 for kind in kinds):
+        return []
+    template = (
+        "parameters differ from step {0} on, though all before was the same to the last bit: other settings of the optimizer or"
+        " another kernel of it; at level mix its calls are recorded and tell"
+    )
+    return [Sentence(template, first.step)]
+
+
 def _of_rank(walker: DifferenceWalk) -> DifferenceOrigin | None:
     m = walker.measured
     differs = (m.distance > 0) & ~m.argument

@@ -26,8 +26,8 @@ from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.core.names import forward_twin
-from msprobe_engine.core.operator_traits import HANDS_ON, MOVES, PARAMETERS_OF, UNINITIALISED, of_reducer
-from msprobe_engine.find.difference import attribution, harmless
+from msprobe_engine.core.operator_traits import PARAMETERS_OF, UNINITIALISED
+from msprobe_engine.find.difference import attribution, harmless, left_out
 from msprobe_engine.find.difference.carried_noise import CarriedNoise
 from msprobe_engine.find.difference.optimizer import cancelling_gradients
 from msprobe_engine.find.difference.optimizer.cancelling_gradients import Cancelled
@@ -98,42 +98,10 @@ class DifferenceWalk:
         self.back = {b: a for a, b in structure.pairs}
         self.moved = np.zeros(0)
         self._carried: CarriedNoise | None = None
-        self._leave_out()
-        self._leave_out_buckets()
-        self._leave_out_memory()
+        left_out.results_of_one_side(self)
+        left_out.buckets(self)
+        left_out.unwritten_memory(self)
         self.cancelled = cancelling_gradients.detect_cancelling(self)
-
-    def _leave_out(self) -> None:
-        """A result that one side has none of (the weights of an attention that a fused one does not give) is not compared in a forward
-        call: who uses it will be off. In the backward pass it is a gradient that is missing."""
-        side, golden, m = self.side, self.golden.side, self.measured
-        for at in np.flatnonzero(np.isinf(m.distance)).tolist():
-            row, other = self.rows[at]
-            if side.role[row] != OUTPUT or self.target.kinds[side.op[row]][0] != "forward":
-                continue
-            if isinstance(side.shape[row], list) != isinstance(golden.shape[other], list):
-                m.distance[at], m.known[at] = 0.0, False
-
-    def _leave_out_buckets(self) -> None:
-        """Buckets of gradients of other sizes, and how many there are, say nothing of the numbers of the training."""
-        side, m = self.side, self.measured
-        for op, _ in self.structure.pairs:
-            for at in self.span_of(op) if of_reducer(side.ops[op]) else ():
-                row = self.rows[at][0]
-                if m.shape[at] or not (roundoff.eps(side.dtype[row]) or m.argument[at]):
-                    m.distance[at], m.known[at], m.shape[at] = 0.0, False, False
-
-    def _leave_out_memory(self) -> None:
-        """NaN and Inf of one side that stand in parts of buffers and in copies of them only are memory that nobody has written, where calls
-        behind them go on with numbers that are finite on both sides."""
-        m, op = self.measured, self.side.op
-        bad = np.flatnonzero(m.bad_target ^ m.bad_golden).tolist()
-        if not bad or not all(self._hands_on(op[self.rows[at][0]]) for at in bad):
-            return
-        last = max(op[self.rows[at][0]] for at in bad)
-        behind = (at for at, (row, _) in enumerate(self.rows) if op[row] > last and m.known[at] and self.side.role[row] == OUTPUT)
-        if any(not self._hands_on(op[self.rows[at][0]]) for at in behind):
-            m.distance[bad], m.known[bad], m.bad_target[bad], m.bad_golden[bad] = 0.0, False, False, False
 
     def inherit(self, before: Cancelled) -> None:
         """Parameters whose gradients came to nothing in an earlier step may be others now."""
@@ -287,39 +255,8 @@ class DifferenceWalk:
     def counted(self) -> Bools:
         """Pairs of records that are looked at: those whose result is defined."""
         ops = self.side.ops
-        return np.fromiter((not (_empty(ops[op]) or self._is_room(op)) for op, _ in self.structure.pairs), bool, len(self.structure.pairs))
-
-    def _is_room(self, op: int, depth: int = 0) -> bool:
-        """A part of a buffer, which whoever takes it in writes over: what stands in it says nothing."""
-        if not self._gives_part(op):
-            return False
-        users = self.users[0].get(op, ())
-        return bool(users) and all(self._first_input(user, op) and self._writes_over(user, depth) for user in users)
-
-    def _writes_over(self, op: int, depth: int) -> bool:
-        return self.target.kinds[op][-1] == "copy_" or (depth < _DEEPEST and self._is_room(op, depth + 1))
-
-    def _gives_less(self, op: int) -> bool:
-        """All that a record gives has fewer elements than what it takes in."""
-        side = self.side
-        sizes: tuple[list[int], list[int]] = [], []
-        for row in side.rows(op):
-            if isinstance(side.shape[row], list):
-                sizes[side.role[row] == OUTPUT].append(distances.elements(side.shape[row]))
-        return bool(sizes[0]) and bool(sizes[1]) and max(sizes[1]) < max(sizes[0])
-
-    def _hands_on(self, op: int) -> bool:
-        kind = self.target.kinds[op]
-        return len(kind) == 3 and kind[0] == "forward" and (kind[2] in MOVES or kind[2] in HANDS_ON)
-
-    def _gives_part(self, op: int) -> bool:
-        kind = self.target.kinds[op]
-        return len(kind) == 3 and kind[0] == "forward" and kind[2] in _PARTS
-
-    def _first_input(self, user: int, source: int) -> bool:
-        """What a record takes in of another one is its first tensor, and nothing else."""
-        taken = [row for row in self.side.rows(user) if self.target.producers.get(row) == source]
-        return [self.side.name[row].rpartition(".input.")[2] for row in taken] == ["0"]
+        counted = (not (_empty(ops[op]) or left_out.is_written_over(self, op)) for op, _ in self.structure.pairs)
+        return np.fromiter(counted, bool, len(self.structure.pairs))
 
     def mostly_other_dtypes(self, mine: Floats, theirs: Floats) -> bool:
         """The runs are of different precision as a whole (not one call of them)."""
@@ -438,12 +375,12 @@ class DifferenceWalk:
         argument = int(records.argument[at])
         argument = -1 if argument in self.carried.explained else argument
         worst_in, worst_out = self._worst(span, False), self._worst(span, True)
-        if records.bad_out[at] >= 0 and not records.bad_in[at] and not np.isinf(explained) and not self._gives_part(op):
+        part = left_out.gives_part(self, op)
+        if records.bad_out[at] >= 0 and not records.bad_in[at] and not np.isinf(explained) and not part:
             return self._origin(op, other, NONFINITE, int(records.bad_out[at]), float(records.inner[at]))
         comes_off = worst_out >= 0 and ratio[worst_out] > 1
         off = clean and worst_in >= 0 and ratio[worst_in] > 1
-        part = self._gives_part(op)
-        off = off and not (part and self._gives_less(op) and not self.is_off(op))  # the rest of a buffer goes nowhere
+        off = off and not (part and left_out.gives_less(self, op) and not self.is_off(op))  # the rest of a buffer goes nowhere
         if off and harmless.for_nothing(self, op, worst_in, bool(records.known[at]), self.is_off(op)):
             if (worst := harmless.worst(self, op)) >= 0:
                 left = self._origin(op, other, TAKEN, worst, 0.0)
@@ -459,7 +396,7 @@ class DifferenceWalk:
         if argument >= 0 and by_argument:
             return self._origin(op, other, ARGUMENT, argument, float(records.inner[at]), worst_out)
         if comes_off and not np.isinf(inside):
-            if self._hands_on(op) and records.inner[at] >= self.measured.distance[worst_out]:
+            if left_out.hands_on(self, op) and records.inner[at] >= self.measured.distance[worst_out]:
                 return left  # what went in comes out
             if ratio[worst_out] <= cancelling_gradients.steepness(self, op):
                 return left
@@ -504,13 +441,6 @@ class DifferenceWalk:
     def argument_of(self, op: int) -> int:
         """Position of the first pair of rows of a record that is an argument of another value; -1 without one."""
         return next((at for at in self.span_of(op) if self.measured.argument[at] and self.side.role[self.rows[at][0]] != OUTPUT), -1)
-
-
-_DEEPEST = 8
-"""So many parts of parts are looked through."""
-
-_PARTS = frozenset(("narrow", "view", "view_as", "reshape", "__getitem__", "split", "chunk", "unbind", "as_strided"))
-"""Calls that give a part of a tensor, or another form of it, in the same memory."""
 
 
 def _empty(name: str) -> bool:

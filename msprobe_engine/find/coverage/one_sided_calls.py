@@ -1,0 +1,66 @@
+"""Calls that one of two runs makes alone, modules that bear other names, and calls in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msprobe_engine.align.calls.alignment import crossed
+from msprobe_engine.align.calls.order import out_of_order
+from msprobe_engine.core import names
+from msprobe_engine.core.operator_traits import of_reducer
+from msprobe_engine.core.text.ranges import few_ranges, ranges_of
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.coverage import other_ways, renames, two_frameworks
+from msprobe_engine.find.difference import output_arity
+from msprobe_engine.find.difference.divergence import Divergence
+from msprobe_engine.find.difference.walk import DifferenceWalk
+from msprobe_engine.find.findings import Diagnosis
+from msprobe_engine.measure import dump_dialects
+
+
+def note(found: Diagnosis, divergence: Divergence) -> bool:
+    """Calls of one side alone, and their order; returns True where some of these calls may change something that no number shows."""
+    counts = False
+    for rank, structure in divergence.structures.items():
+        walker = divergence.walkers[rank]
+        trees = walker.target, walker.golden
+        both = trees[0].has_modules == trees[1].has_modules  # else one side was compiled or dumped at another level
+        alone: list[list[int]] = []
+        for tree, other, records in ((*trees, structure.only_target), (*trees[::-1], structure.only_golden)):
+            told = dump_dialects.recorded_by_both(tree.side, other.side)
+            mine = (op for op in other_ways.counted(tree, other, records) if told[op] and (both or not names.is_module(tree.side.ops[op])))
+            alone.append([] if rank in divergence.wholes else list(mine))  # another layout makes other calls around its collectives
+        for word, tree, records, others in zip(("target", "golden"), trees, alone, alone[::-1]):
+            known = found.unmatched.setdefault(word, [])
+            counts = counts or len(records) > len(tree.kinds) // 2 or other_ways.change_something(tree, records, bool(others))
+            known += [name for op in records[:100] if (name := tree.side.ops[op]) not in known]
+        found.renamed.update(structure.renamed)
+        if rank not in divergence.wholes:
+            for word, places in zip(("target", "golden"), output_arity.on_one_side(walker)):
+                counts = counts or any(not names.is_module(name) for name in places)
+                found.unmatched[word] += [name for name in places[:100] if name not in found.unmatched[word]]
+    _note_order(found, ((rank, walker) for rank, walker in divergence.walkers.items() if rank not in divergence.wholes))
+    renames.add_renames(found, divergence)
+    two_frameworks.add_coverage(found, divergence)
+    return counts
+
+
+def _note_order(found: Diagnosis, walkers: Iterable[tuple[int, DifferenceWalk]]) -> None:
+    """Calls in another order are no difference of a number; of two frameworks and two recorders nobody expects one order. Ranks of one
+    program have the same order, which is said once."""
+    said: dict[tuple[str, ...], list[int]] = {}
+    for rank, walker in walkers:
+        side, golden = walker.side, walker.golden.side
+        if crossed(side, golden) or dump_dialects.differ(side, golden):
+            continue
+        if moved := out_of_order([pair for pair in walker.structure.pairs if not of_reducer(side.ops[pair[0]])]):
+            (op, other), *_ = moved
+            said.setdefault((f"{len(moved):,}", side.ops[op], str(op + 1), str(other + 1)), []).append(rank)
+    for what, ranks in said.items():
+        if len(ranks) == 1:
+            template = "rank {0}: {1} records stand in another order than on the golden side, the first is {2}: record {3}, there {4}"
+        else:
+            template = "ranks {0}: {1} records stand in another order than on the golden side, the first is {2}: record {3}, there {4}"
+        sentence = Sentence(template, few_ranges(ranges_of(ranks)), *what)
+        if sentence not in found.evidence:
+            found.evidence.append(sentence)

@@ -1,0 +1,93 @@
+"""Rows that are no numbers of the training: results of one side only, buckets of gradients, memory that nobody has written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from msprobe_engine.core.operator_traits import HANDS_ON, MOVES, of_reducer
+from msprobe_engine.formats.dump.dump_table import OUTPUT
+from msprobe_engine.measure import distances, roundoff
+
+if TYPE_CHECKING:
+    from msprobe_engine.find.difference.walk import DifferenceWalk
+
+_DEEPEST = 8
+"""So many parts of parts are looked through."""
+
+_PARTS = frozenset(("narrow", "view", "view_as", "reshape", "__getitem__", "split", "chunk", "unbind", "as_strided"))
+"""Calls that give a part of a tensor, or another form of it, in the same memory."""
+
+
+def results_of_one_side(walker: DifferenceWalk) -> None:
+    """A result that one side has none of (the weights of an attention that a fused one does not give) is not compared in a forward
+    call: who uses it will be off. In the backward pass it is a gradient that is missing."""
+    side, golden, m = walker.side, walker.golden.side, walker.measured
+    for at in np.flatnonzero(np.isinf(m.distance)).tolist():
+        row, other = walker.rows[at]
+        if side.role[row] != OUTPUT or walker.target.kinds[side.op[row]][0] != "forward":
+            continue
+        if isinstance(side.shape[row], list) != isinstance(golden.shape[other], list):
+            m.distance[at], m.known[at] = 0.0, False
+
+
+def buckets(walker: DifferenceWalk) -> None:
+    """Buckets of gradients of other sizes, and how many there are, say nothing of the numbers of the training."""
+    side, m = walker.side, walker.measured
+    for op, _ in walker.structure.pairs:
+        for at in walker.span_of(op) if of_reducer(side.ops[op]) else ():
+            row = walker.rows[at][0]
+            if m.shape[at] or not (roundoff.eps(side.dtype[row]) or m.argument[at]):
+                m.distance[at], m.known[at], m.shape[at] = 0.0, False, False
+
+
+def unwritten_memory(walker: DifferenceWalk) -> None:
+    """NaN and Inf of one side that stand in parts of buffers and in copies of them only are memory that nobody has written, where calls
+    behind them go on with numbers that are finite on both sides."""
+    m, op = walker.measured, walker.side.op
+    bad = np.flatnonzero(m.bad_target ^ m.bad_golden).tolist()
+    if not bad or not all(hands_on(walker, op[walker.rows[at][0]]) for at in bad):
+        return
+    last = max(op[walker.rows[at][0]] for at in bad)
+    behind = (at for at, (row, _) in enumerate(walker.rows) if op[row] > last and m.known[at] and walker.side.role[row] == OUTPUT)
+    if any(not hands_on(walker, op[walker.rows[at][0]]) for at in behind):
+        m.distance[bad], m.known[bad], m.bad_target[bad], m.bad_golden[bad] = 0.0, False, False, False
+
+
+def is_written_over(walker: DifferenceWalk, op: int, depth: int = 0) -> bool:
+    """A part of a buffer, which whoever takes it in writes over: what stands in it says nothing."""
+    if not gives_part(walker, op):
+        return False
+    users = walker.users[0].get(op, ())
+    return bool(users) and all(_first_input(walker, user, op) and _writes_over(walker, user, depth) for user in users)
+
+
+def _writes_over(walker: DifferenceWalk, op: int, depth: int) -> bool:
+    return walker.target.kinds[op][-1] == "copy_" or (depth < _DEEPEST and is_written_over(walker, op, depth + 1))
+
+
+def gives_less(walker: DifferenceWalk, op: int) -> bool:
+    """All that a record gives has fewer elements than what it takes in."""
+    side = walker.side
+    sizes: tuple[list[int], list[int]] = [], []
+    for row in side.rows(op):
+        if isinstance(side.shape[row], list):
+            sizes[side.role[row] == OUTPUT].append(distances.elements(side.shape[row]))
+    return bool(sizes[0]) and bool(sizes[1]) and max(sizes[1]) < max(sizes[0])
+
+
+def hands_on(walker: DifferenceWalk, op: int) -> bool:
+    kind = walker.target.kinds[op]
+    return len(kind) == 3 and kind[0] == "forward" and (kind[2] in MOVES or kind[2] in HANDS_ON)
+
+
+def gives_part(walker: DifferenceWalk, op: int) -> bool:
+    kind = walker.target.kinds[op]
+    return len(kind) == 3 and kind[0] == "forward" and kind[2] in _PARTS
+
+
+def _first_input(walker: DifferenceWalk, user: int, source: int) -> bool:
+    """What a record takes in of another one is its first tensor, and nothing else."""
+    taken = [row for row in walker.side.rows(user) if walker.target.producers.get(row) == source]
+    return [walker.side.name[row].rpartition(".input.")[2] for row in taken] == ["0"]
