@@ -26,6 +26,7 @@ from msprobe_engine.find.difference.optimizer.updated_parameters import name_par
 from msprobe_engine.find.difference.optimizer.updates import note_update
 from msprobe_engine.find.difference.origin import ARGUMENT
 from msprobe_engine.find.difference.rank_walk import RankWalk
+from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.fold_suspects import fold, stages_of
 from msprobe_engine.find.monitor.monitored import diagnose_monitor, diagnose_two_monitors
@@ -36,6 +37,7 @@ from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_steps, steps_on_one_side
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.formats.dump.replicas import ReplicaReader
 from msprobe_engine.formats.dump.shared_columns import SharedColumns, own_columns
 from msprobe_engine.measure import distances, dump_dialects, factorize
 
@@ -125,9 +127,9 @@ def _pair(target: Path, golden: Path, calibration: Sequence[Path], mappings: Map
         )
 
     def sides(step: int, problems: list[str]) -> tuple[dict[int, DumpTable], dict[int, DumpTable]]:
-        shared = None if mappings else SharedColumns()
-        ours = read_step(first, step, problems, shared)
-        theirs = read_step(second, step if step in second.steps else second.steps[0], problems, shared)
+        reader = None if mappings else ReplicaReader(SharedColumns())
+        ours = read_step(first, step, problems, reader)
+        theirs = read_step(second, step if step in second.steps else second.steps[0], problems, reader)
         if mappings:
             mappings.apply_all(ours, theirs)
         return ours, theirs
@@ -260,26 +262,28 @@ class _StepLoop:
     def _note(self, step: int, a: Mapping[int, DumpTable], walked: Divergence) -> None:
         self._records += sum(walk.compared for walk in walked.walks.values())
         self._largest.add(step, walked)
+        different = walked.different()
         self._first = self._first or first_difference.of_step(step, walked)
         self._hidden += count_not_compared(walked)
         self._one_sided = say_one_sided(walked) or self._one_sided
         self._ranks |= set(walked.walks)
-        self._other_calls = one_sided_calls.note(self.found, walked) or self._other_calls
+        self._other_calls = one_sided_calls.note(self.found, different) or self._other_calls
         self._note_facts(step, walked)
         self.found.unseen = self.found.unseen or _nonfinite_alone(a, walked)
-        for rank, walker in walked.walkers.items():
+        for walker in different.walkers.values():
             if walker.extra or walker.missing:
                 self._ways = self._ways or other_ways.said(walker.target, walker.golden)
             again = len(walker.target.recomputed), len(walker.golden.recomputed)
             if again[0] != again[1]:
                 template = "Calls that the backward pass makes again to save memory: {0} in this run, {1} on the golden side."
                 self._recomputed = Sentence(template, *again)
-            for row in walker.other_arguments():
-                self._called.setdefault((rank, walker.side.name[row]), step)
+        for rank, rows in walked.of_each(DifferenceWalk.other_arguments).items():
+            for row in rows:
+                self._called.setdefault((rank, walked.walkers[rank].side.name[row]), step)
 
     def _note_facts(self, step: int, walked: Divergence) -> None:
         """Of the first step whose records say something else beside numbers; what is cut in another way has other arguments."""
-        alike = {rank: walker for rank, walker in walked.walkers.items() if rank not in walked.wholes}
+        alike = {rank: walker for rank, walker in walked.different().walkers.items() if rank not in walked.wholes}
         for walker in alike.values():
             if unsaid := call_facts.one_sided_collectives(walker):
                 template = "{0} against {1}: the ranks or the reduction of {2} collectives are said on one side only, the first is {3}"
@@ -348,7 +352,7 @@ class _StepLoop:
 
     def _nothing_off(self, before: Divergence) -> None:
         found = self.found
-        dialects = any(dump_dialects.differ(walker.side, walker.golden.side) for walker in before.walkers.values())
+        dialects = any(dump_dialects.differ(walker.side, walker.golden.side) for walker in before.different().walkers.values())
         same = not self._largest.distance or dialects
         found.evidence += [note for note in (self._recomputed, self._ways) if note]
         other_calls = self._other_calls or not other_ways.only_wrapped(found.renamed)
@@ -396,9 +400,12 @@ def _two_frameworks(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTa
 
 def _nonfinite_alone(target: Mapping[int, DumpTable], divergence: Divergence) -> bool:
     """A rank of the target has NaN or Inf in rows that nothing was held against."""
+    different = divergence.different().walkers
     for rank, side in target.items():
-        rows = np.ones(len(side), bool)
         walker = divergence.walkers.get(rank)
+        if walker is not None and rank not in different:
+            continue  # walked together with another one
+        rows = np.ones(len(side), bool)
         if walker is not None and walker.side is side:
             rows[[row for row, _ in walker.rows]] = False
         if distances.nonfinite(side, np.flatnonzero(rows)).any():

@@ -38,7 +38,7 @@ def _run(rank_dump: Any, root: Path, bad: range, stages: int = 1, beta: int = 1,
         dump.write(directory)
         file = directory / "dump.json"
         place = {"rank": {"pp": rank * stages // ranks}, "size": {"pp": stages}}
-        file.write_text(json.dumps({"parallel": place, **json.loads(file.read_text())}))
+        file.write_text(json.dumps({"parallel": place, **json.loads(file.read_text())}, indent=1))
     return root
 
 

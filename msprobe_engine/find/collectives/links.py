@@ -109,6 +109,8 @@ class _Event:
     root: int | None
 
 
+Groups = dict[int, tuple[list[Any], "tuple[int, ...] | None"]]
+"""List of ranks, by its id (replicas have one for all records of a group) -> the list, which keeps the id, and its members."""
 Record = tuple[int, str, Mapping[str, Any]]
 """A communication call: its place in time, its name, and the record as the dump has it."""
 
@@ -127,13 +129,14 @@ def match_traces(traces: Mapping[int, Trace]) -> Links:
 
 def match(ranks: Mapping[int, Iterable[Record]]) -> Links:
     """Match the communication calls of all ranks of one step, in order of execution each."""
+    known: Groups = {}
     everyone, overwritten = tuple(sorted(ranks)), set[tuple[int, int]]()
     groups: dict[tuple[str, tuple[int, ...] | None], dict[int, list[_Event]]] = {}
     sends: dict[tuple[int, int], list[_Event]] = {}
     receives: dict[tuple[int, int], list[_Event]] = {}
     for rank, calls in ranks.items():
         for call in calls:
-            for event in _events(rank, *call):
+            for event in _events(known, rank, *call):
                 if event.op in FROM_ROOT and event.root not in (None, rank):
                     overwritten.add((rank, event.index))
                 if event.op in SENDS:
@@ -175,7 +178,7 @@ def _collective(op: str, group: Sequence[int], events: Sequence[_Event]) -> Link
     return Link(op, members, members, missing, members)
 
 
-def _events(rank: int, index: int, name: str, raw: Mapping[str, Any]) -> Iterator[_Event]:
+def _events(known: Groups, rank: int, index: int, name: str, raw: Mapping[str, Any]) -> Iterator[_Event]:
     op = normal_op(name.split(".")[-3] if name.count(".") >= 3 else name)
     args = raw.get("input_args")
     kwargs = raw.get("input_kwargs")
@@ -185,7 +188,10 @@ def _events(rank: int, index: int, name: str, raw: Mapping[str, Any]) -> Iterato
         for item in p2p_items([args, kwargs]):
             yield _Event(rank, index, normal_op(str(item.get("op", ""))), None, _int(item.get("peer")))
         return
-    group = _group(raw, args, kwargs)
+    named = _named_group(raw, args, kwargs)
+    if named is not None and id(named) not in known:
+        known[id(named)] = named, _members(named)
+    group = None if named is None else known[id(named)][1]
     if group == () or any(_int(node) == _NOT_A_MEMBER for node in (*args, *kwargs.values())):
         return
     yield _Event(rank, index, op, group, _root(op, raw, args, kwargs, group))
@@ -230,13 +236,14 @@ def _tag(raw: Mapping[str, Any], *keys: str) -> Any:
     return None
 
 
-def _group(raw: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...] | None:
+def _named_group(raw: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
     tagged = _tag(raw, "group_ranks")
     if isinstance(tagged, list):
-        return _members(tagged)
+        return tagged
     for node in (*args, *kwargs.values()):
         if isinstance(node, dict) and isinstance(node.get("group_ranks"), list):
-            return _members(node["group_ranks"])
+            named: list[Any] = node["group_ranks"]
+            return named
     return None
 
 

@@ -20,6 +20,7 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS, DumpTable
 from msprobe_engine.formats.dump.record_rows import is_number
+from msprobe_engine.formats.dump.replicas import of_each
 from msprobe_engine.measure import distances
 
 Row = tuple[Any, ...]
@@ -44,15 +45,22 @@ class Odd:
 def parameters(sides: Mapping[int, DumpTable]) -> dict[str, dict[int, Row]]:
     """Parameter rows of the first forward call of each module: row name -> rank -> shape, statistics, checksum."""
     table: dict[str, dict[int, Row]] = {}
-    for rank, side in sides.items():
-        for row in _parameter_rows(side):
-            digest, four = side.extra.get(row, {}).get("digest"), side.stats_of(row)
-            if not all(map(is_number, four)):
-                if not (digest or side.md5[row]):
-                    continue  # nothing that could be held against a copy; `load_rank` says it
-                four = (None,) * 4
-            table.setdefault(side.name[row], {})[rank] = (str(side.shape[row]), *four, side.md5[row], digest)
+    for rank, held in of_each(sides, _parameters_of).items():
+        for name, row in held:
+            table.setdefault(name, {})[rank] = row
     return table
+
+
+def _parameters_of(side: DumpTable) -> list[tuple[str, Row]]:
+    found: list[tuple[str, Row]] = []
+    for row in _parameter_rows(side):
+        digest, four = side.extra.get(row, {}).get("digest"), side.stats_of(row)
+        if not all(map(is_number, four)):
+            if not (digest or side.md5[row]):
+                continue  # nothing that could be held against a copy; `load_rank` says it
+            four = (None,) * 4
+        found.append((side.name[row], (str(side.shape[row]), *four, side.md5[row], digest)))
+    return found
 
 
 def _parameter_rows(side: DumpTable) -> list[int]:
@@ -70,28 +78,41 @@ def summing_groups(sides: Mapping[int, DumpTable]) -> list[tuple[int, ...]]:
     Such ranks hold all parameters alike. Parts are not summed over the ranks that hold them, and activations are not flat.
     """
     summed: dict[tuple[int, ...], dict[int, int]] = {}
-    for rank, side in sides.items():
-        for op, record in enumerate(side.ops):
-            tags = side.collectives.get(op, {}).get("tags")
+    groups: dict[int, tuple[list[Any], tuple[int, ...] | None]] = {}  # replicas have one list for all that name a group
+    for rank, flat in of_each(sides, _flat_sums).items():
+        for op, elements in flat.items():
+            tags = sides[rank].collectives[op].get("tags")
             ranks = tags.get("group_ranks") if isinstance(tags, dict) else None
-            if not isinstance(ranks, list) or not all(isinstance(one, int) for one in ranks):
+            if not isinstance(ranks, list):
                 continue
-            if normal_op("".join(record.split(".")[1:2])) != "allreduce":
-                continue
-            flat = [
-                row for row in side.rows(op) if side.role[row] == INPUT and isinstance(side.shape[row], list) and len(side.shape[row]) == 1
-            ]
-            counts = summed.setdefault(tuple(ranks), {})
-            counts[rank] = counts.get(rank, 0) + sum(distances.elements(side.shape[row]) for row in flat)
-    trained = {
-        rank: sum(distances.elements(side.shape[row]) for row in _parameter_rows(side) if side.requires_grad[row])
-        for rank, side in sides.items()
-    }
+            if id(ranks) not in groups:
+                groups[id(ranks)] = ranks, tuple(ranks) if all(isinstance(one, int) for one in ranks) else None
+            group = groups[id(ranks)][1]
+            if group is not None:
+                counts = summed.setdefault(group, {})
+                counts[rank] = counts.get(rank, 0) + elements
+    trained = of_each(sides, _trained)
     return [
         group
         for group, counts in summed.items()
         if len(group) > 1 and all(trained.get(rank) and counts.get(rank) and not counts[rank] % trained[rank] for rank in group)
     ]
+
+
+def _flat_sums(side: DumpTable) -> dict[int, int]:
+    """All-reduces -> elements of the flat buffers that go in."""
+    found: dict[int, int] = {}
+    for op in side.collectives:
+        if normal_op("".join(side.ops[op].split(".")[1:2])) == "allreduce":
+            rows = (row for row in side.rows(op) if side.role[row] == INPUT)
+            shapes = (side.shape[row] for row in rows if isinstance(side.shape[row], list) and len(side.shape[row]) == 1)
+            found[op] = sum(map(distances.elements, shapes))
+    return found
+
+
+def _trained(side: DumpTable) -> int:
+    """Elements of the parameters that require a gradient."""
+    return sum(distances.elements(side.shape[row]) for row in _parameter_rows(side) if side.requires_grad[row])
 
 
 def differing(step: int, table: Mapping[str, Mapping[int, Row]], reason: Sentence) -> list[Odd]:

@@ -11,6 +11,7 @@ from msprobe_engine.core import names
 from msprobe_engine.core.names import is_collective
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference.divergence import Divergence
+from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.measure import missing_statistics
@@ -76,8 +77,12 @@ def are_unrelated(found: Divergence, diagnosis: Diagnosis) -> bool:
 
 def count_not_compared(found: Divergence) -> int:
     """Pairs of rows of a step with NaN or Inf on both sides and nothing finite beside them that could be compared."""
-    measured = (walker.measured for walker in found.walkers.values())
-    return sum(int((m.bad_target & m.bad_golden & ~m.known).sum()) for m in measured)
+    return sum(found.of_each(_count_not_finite).values())
+
+
+def _count_not_finite(walker: DifferenceWalk) -> int:
+    m = walker.measured
+    return int((m.bad_target & m.bad_golden & ~m.known).sum())
 
 
 def say_one_sided(found: Divergence) -> bool:
@@ -88,7 +93,7 @@ def say_one_sided(found: Divergence) -> bool:
         whether there is something.
     """
     said = False
-    for rank, walker in found.walkers.items():
+    for rank, walker in found.different().walkers.items():
         if rank in found.wholes:
             continue
         sides = walker.side, walker.golden.side

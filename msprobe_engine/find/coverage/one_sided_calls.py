@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.align.calls.order import out_of_order
 from msprobe_engine.core import names
@@ -21,6 +19,9 @@ from msprobe_engine.measure import dump_dialects
 def note(found: Diagnosis, divergence: Divergence) -> bool:
     """Calls of one side alone, and their order; returns True where some of these calls may change something that no number shows."""
     counts = False
+    _note_order(found, divergence)
+    two_frameworks.add_coverage(found, divergence)
+    divergence = divergence.different()
     for rank, structure in divergence.structures.items():
         walker = divergence.walkers[rank]
         trees = walker.target, walker.golden
@@ -39,23 +40,17 @@ def note(found: Diagnosis, divergence: Divergence) -> bool:
             for word, places in zip(("target", "golden"), output_arity.on_one_side(walker)):
                 counts = counts or any(not names.is_module(name) for name in places)
                 found.unmatched[word] += [name for name in places[:100] if name not in found.unmatched[word]]
-    _note_order(found, ((rank, walker) for rank, walker in divergence.walkers.items() if rank not in divergence.wholes))
     renames.add_renames(found, divergence)
-    two_frameworks.add_coverage(found, divergence)
     return counts
 
 
-def _note_order(found: Diagnosis, walkers: Iterable[tuple[int, DifferenceWalk]]) -> None:
+def _note_order(found: Diagnosis, divergence: Divergence) -> None:
     """Calls in another order are no difference of a number; of two frameworks and two recorders nobody expects one order. Ranks of one
     program have the same order, which is said once."""
     said: dict[tuple[str, ...], list[int]] = {}
-    for rank, walker in walkers:
-        side, golden = walker.side, walker.golden.side
-        if crossed(side, golden) or dump_dialects.differ(side, golden):
-            continue
-        if moved := out_of_order([pair for pair in walker.structure.pairs if not of_reducer(side.ops[pair[0]])]):
-            (op, other), *_ = moved
-            said.setdefault((f"{len(moved):,}", side.ops[op], str(op + 1), str(other + 1)), []).append(rank)
+    for rank, what in divergence.of_each(_other_order).items():
+        if what is not None and rank not in divergence.wholes:
+            said.setdefault(what, []).append(rank)
     for what, ranks in said.items():
         if len(ranks) == 1:
             template = "rank {0}: {1} records stand in another order than on the golden side, the first is {2}: record {3}, there {4}"
@@ -64,3 +59,12 @@ def _note_order(found: Diagnosis, walkers: Iterable[tuple[int, DifferenceWalk]])
         sentence = Sentence(template, few_ranges(ranges_of(ranks)), *what)
         if sentence not in found.evidence:
             found.evidence.append(sentence)
+
+
+def _other_order(walker: DifferenceWalk) -> tuple[str, ...] | None:
+    """How many records stand elsewhere, the first of them, and its place on both sides."""
+    side, golden = walker.side, walker.golden.side
+    if crossed(side, golden) or dump_dialects.differ(side, golden):
+        return None
+    moved = out_of_order([pair for pair in walker.structure.pairs if not of_reducer(side.ops[pair[0]])])
+    return (f"{len(moved):,}", side.ops[moved[0][0]], str(moved[0][0] + 1), str(moved[0][1] + 1)) if moved else None

@@ -17,7 +17,7 @@ _BLIND = 0.25
 def precision(divergence: Divergence) -> list[str]:
     """That the runs are of different precision as a whole, which is no difference by itself; of the rank where most tensors are."""
     most, line = 0, list[str]()
-    for walker in divergence.walkers.values():
+    for walker in divergence.different().walkers.values():
         m = walker.measured
         differ = m.dtype & ~m.argument
         tensors, other = int((~m.argument).sum()), int(differ.sum())

@@ -212,7 +212,7 @@ def _parameter(walker: DifferenceWalk, row: int) -> str:
 
 def _numbers_agree(found: Divergence) -> bool:
     """No tensor that both sides have differs; what one of them has none of is no number."""
-    for walker in found.walkers.values():
+    for walker in found.different().walkers.values():
         m, (left, right) = walker.measured, factorize.columns(walker.rows)
         tensors = [factorize.of_each(one.shape, _is_shape, bool)[rows] for one, rows in ((walker.side, left), (walker.golden.side, right))]
         if ((np.array(walker.carried.alone) > 1) & ~m.argument & tensors[0] & tensors[1]).any():

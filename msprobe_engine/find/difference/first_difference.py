@@ -17,7 +17,7 @@ from msprobe_engine.measure.segments import SegmentReduce
 
 def of_step(step: int, found: Divergence) -> Suspect | None:
     """The first record of a step, over all ranks and in the order of execution, with a number that is not the same on both sides."""
-    origins = {rank: [origin] for rank, walker in found.walkers.items() if (origin := _of_rank(walker)) is not None}
+    origins = {rank: [origin] for rank, origin in found.of_each(_of_rank).items() if origin is not None}
     first = cross_rank.first_in_time(origins, found.links)
     if not first:
         return None
@@ -40,7 +40,7 @@ def behind_unseen_update(first: Suspect, found: Divergence) -> list[str]:
         first: in a later step than the first one.
         found: the last step.
     """
-    kinds = (kind for walker in found.walkers.values() for kind in walker.target.kinds)
+    kinds = (kind for walker in found.different().walkers.values() for kind in walker.target.kinds)
     if first.kind != PARAMETER or found.wholes or any(len(kind) == 3 for kind in kinds):
         return []
     template = (

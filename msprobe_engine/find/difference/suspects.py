@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator
 
 from msprobe_engine.find.difference import call_facts, explain, layouts
 from msprobe_engine.find.difference.divergence import Divergence
@@ -12,6 +13,9 @@ from msprobe_engine.find.difference.origin import DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.fold_suspects import MOST_SUSPECTS, firsts, stages_of
+
+Look = Callable[[DifferenceWalk, int, int], list[Suspect]]
+"""(walk, step, rank) -> what is seen there."""
 
 
 def of_origins(step: int, found: Divergence) -> list[Suspect]:
@@ -31,7 +35,12 @@ def _of_origin(put: Callable[[int, int, DifferenceOrigin, DifferenceWalk], Suspe
 def of_facts(step: int, found: Divergence) -> list[Suspect]:
     """Records that say something else beside numbers, by rank; what is cut in another way has other arguments, but for numbers such as a
     learning rate."""
-    alike = {rank: walker for rank, walker in found.walkers.items() if rank not in found.wholes}
-    facts = [one for rank, walker in found.walkers.items() for one in call_facts.differing(walker, step, rank)]
-    facts += [one for rank, walker in found.walkers.items() for one in not_updated.no_update(walker, step, rank)]
-    return facts + [one for rank, walker in alike.items() for one in not_updated.differing(walker, step, rank)]
+    looks: list[Look] = [call_facts.differing, not_updated.no_update]
+    looks += [] if found.wholes else [not_updated.differing]
+    return [one for look in looks for one in _of_ranks(step, found, look)]
+
+
+def _of_ranks(step: int, found: Divergence, look: Look) -> Iterator[Suspect]:
+    """What is seen in each rank; in ranks that are walked together it is the same."""
+    for rank, some in found.of_each(lambda walker: look(walker, step, 0)).items():
+        yield from (dataclasses.replace(one, rank=rank) for one in some)

@@ -14,6 +14,7 @@ from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_ranks
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.reader import DumpDirectory
+from msprobe_engine.formats.dump.replicas import ReplicaReader
 from msprobe_engine.formats.dump.shared_columns import SharedColumns
 from msprobe_engine.formats.dump.step_mark import why_unfinished
 from msprobe_engine.measure.missing_statistics import UNSEARCHED
@@ -29,19 +30,20 @@ def numbered(dump: DumpDirectory, step: int) -> Iterator[tuple[int, Path]]:
         yield rank, dump.path(step, key)
 
 
-def read_step(dump: DumpDirectory, step: int, problems: list[str], shared: SharedColumns | None = None) -> dict[int, DumpTable]:
+def read_step(dump: DumpDirectory, step: int, problems: list[str], reader: ReplicaReader | None = None) -> dict[int, DumpTable]:
     """All ranks of a step that can be read and hold something; what does not is said in `problems`. Directories without a rank get free
-    numbers. `shared`: where columns that are the same are taken from, for who changes none."""
+    numbers. `reader`: of tables with columns that others may have, too, for who changes none."""
     sides: dict[int, DumpTable] = {}
     problems += missing_ranks(dump, step)
     for rank, directory in numbered(dump, step):
         try:
-            side = read_side(directory / (layout.DUMP if not (directory / layout.DEBUG).exists() else layout.DEBUG))
+            file = directory / (layout.DUMP if not (directory / layout.DEBUG).exists() else layout.DEBUG)
+            side = read_side(file) if reader is None else reader.read(file)
         except DumpFormatError as error:
             problems.append(str(error))
             continue
         if len(side):
-            sides[rank] = side if shared is None else shared.share(side)
+            sides[rank] = side
         else:
             problems += side.problems
     return sides

@@ -32,7 +32,7 @@ from msprobe_engine.formats.dump.record_rows import PARAMETERS as PARAMETERS
 from msprobe_engine.formats.dump.record_rows import PARAMETERS_GRAD as PARAMETERS_GRAD
 from msprobe_engine.formats.dump.record_rows import RowReader, Value
 from msprobe_engine.formats.dump.stacks import stack_lines
-from msprobe_engine.formats.dump.stream import open_records
+from msprobe_engine.formats.dump.stream import Records, open_records
 from msprobe_engine.formats.tensors.reader import TensorFiles
 
 STATISTICS, MD5, DIGEST, TENSOR, STRUCTURE = "statistics", "md5", "digest", "tensor", "structure"
@@ -65,6 +65,8 @@ class DumpTable:
         collectives: record index -> the record as the file has it, of communication calls; their arguments tell which belong together.
         recovered: read from the frame log of a process that was killed.
         problems: sentences about what of this rank could not be read, while the rows could; the tools show them and end with 3.
+        template: what several ranks share that are the same but for the ranks that they name (`replicas`); None: it is like no other.
+        named_ranks: where there is a template, the ranks of groups and peers, one object for equal ones.
     """
 
     path: Path
@@ -89,6 +91,8 @@ class DumpTable:
     collectives: dict[int, dict[str, Any]] = field(default_factory=dict)
     recovered: bool = False
     problems: list[str] = field(default_factory=list)
+    template: DumpTable | None = None
+    named_ranks: tuple[Any, ...] = ()
 
     def __len__(self) -> int:
         return len(self.name)
@@ -211,16 +215,7 @@ def read_side(path: Path | str) -> DumpTable:
             return read_graph_side(Path(path))
     side = DumpTable(Path(path))
     with guard_reading(path, "a dump"), collection_paused(), open_records(side.path) as records:
-        reader = RowReader(side)
-        for block in records:
-            reader.block(block)
-        side.header = records.header
-        side.recovered = records.recovered
-    _say_damage(side, reader, records.repeated)
-    return side
-
-
-def _say_damage(side: DumpTable, reader: RowReader, repeated: int) -> None:
+        reader = fill(side, records)
     if reader.left_out:
         side.say(
             Sentence(
@@ -230,7 +225,22 @@ def _say_damage(side: DumpTable, reader: RowReader, repeated: int) -> None:
                 reader.first_left_out,
             )
         )
-    repeated += len(side.ops) - len(set(side.ops))
+    say_missing(side, records.repeated + len(side.ops) - len(set(side.ops)))
+    return side
+
+
+def fill(side: DumpTable, records: Records) -> RowReader:
+    """Append all records of a file to a table without any; the reader knows what is damaged."""
+    reader = RowReader(side)
+    for block in records:
+        reader.block(block)
+    side.header = records.header
+    side.recovered = records.recovered
+    return reader
+
+
+def say_missing(side: DumpTable, repeated: int) -> None:
+    """Say what is not there of a rank; `repeated`: records of which there are several under one name."""
     for problem in missing_records(side.path, side.header, len(side.ops), recovered=side.recovered, repeated=repeated):
         side.say(problem)
     for problem in () if side.recovered else missing_companions(side.path, side.header):

@@ -7,6 +7,7 @@ must not be changed in place: `own_columns` gives tables columns of their own ag
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import marshal
 from array import array
@@ -78,6 +79,11 @@ def _digest(content: bytes) -> bytes:
 
 def own_columns(table: DumpTable) -> None:
     """Columns that no other table has."""
+    if table.template is not None:
+        for name in ("tags", "values", "nonfloat_stats", "extra", "collectives"):
+            setattr(table, name, copy.deepcopy(dict(getattr(table, name))))
+        table.nans, table.infs = dict(table.nans), dict(table.infs)
+        table.template = None
     for name in _COLUMNS:
         column = getattr(table, name)
         setattr(table, name, dict(column) if isinstance(column, dict) else list(column))

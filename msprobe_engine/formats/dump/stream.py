@@ -11,6 +11,7 @@ are written in another way are read in one piece.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,19 +85,41 @@ def open_records(path: Path, block: int = BLOCK) -> Iterator[Records]:
         raise DumpFormatError(f"{path}: cannot be read ({error.strerror}); check owner and mode") from None
     with file:
         head = file.read(block)
-        start = head.find(_DATA, 0, _LONGEST_HEADER)
-        if start < 0 or head[start + len(_DATA) : start + len(_DATA) + len(_NAME)] != _NAME:
+        parts = split_header(head)
+        if parts is None:
             rest = file.read(MOST_BYTES)
             if len(rest) == MOST_BYTES:
                 raise DumpFormatError(f"{path}: is no dump with one record after the other, and has more than {MOST_BYTES >> 30} GiB")
             yield _in_one_piece(head + rest, path)
             return
-        header = parse_json(head[:start].rstrip().rstrip(b",") + b"\n}", path)
-        if not isinstance(header, dict):
-            raise DumpFormatError(f"{path}: holds a {type(header).__name__}; a JSON object is needed")
-        records = Records(path, header, iter(()))
-        records._blocks = _blocks(path, records, file, head[start + len(_DATA) :], block)
-        yield records
+        yield _in_blocks(path, parts[0], file, parts[1], block)
+
+
+def split_header(text: bytes) -> tuple[bytes, bytes] | None:
+    """The header as JSON, and what stands behind it, from the first record on, of the beginning of a file or more of it; None where the
+    records do not stand one after the other."""
+    start = text.find(_DATA, 0, _LONGEST_HEADER)
+    if start < 0 or text[start + len(_DATA) : start + len(_DATA) + len(_NAME)] != _NAME:
+        return None
+    return text[:start].rstrip().rstrip(b",") + b"\n}", text[start + len(_DATA) :]
+
+
+def records_of(path: Path, head: bytes, body: bytes) -> Records:
+    """The records of a text that was read and split; `path` is named in errors.
+
+    Raises:
+        DumpFormatError: as `open_records`.
+    """
+    return _in_blocks(path, head, io.BytesIO(), body, BLOCK)
+
+
+def _in_blocks(path: Path, head: bytes, file: BinaryIO, rest: bytes, size: int) -> Records:
+    header = parse_json(head, path)
+    if not isinstance(header, dict):
+        raise DumpFormatError(f"{path}: holds a {type(header).__name__}; a JSON object is needed")
+    records = Records(path, header, iter(()))
+    records._blocks = _blocks(path, records, file, rest, size)
+    return records
 
 
 def _in_one_piece(data: bytes, path: Path, recovered: bool = False) -> Records:

@@ -1,0 +1,270 @@
+"""Ranks whose dumps differ only in the ranks that they name are read once: memory follows the number of different ranks.
+
+Two ranks of one program that hold the same numbers write the same text, but for the ranks of their groups and their peers. Such places are
+cut out of the text before it is held against the texts that were read before. A rank that nobody has written like before becomes a
+template, a table in which each place bears a mark; every rank is a view of its template with its own ranks in these places, and costs some
+kilobytes. Nobody may change a view in place; `shared_columns.own_columns` makes a table of its own of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.io.damaged_files import guard_reading
+from msprobe_engine.core.io.input_files import read_input
+from msprobe_engine.core.process.garbage_collection import collection_paused
+from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.dump_table import TENSOR, DumpTable, fill, read_side, say_missing
+from msprobe_engine.formats.dump.reader import parse_json
+from msprobe_engine.formats.dump.shared_columns import SharedColumns
+from msprobe_engine.formats.dump.stream import records_of, split_header
+
+MOST_BYTES = 1 << 28
+"""Files beyond it are read in blocks, each for itself."""
+_PLACES = (
+    re.compile(rb'"group_(?:ranks": (\[[\d,\s]*\])|id": ("[^"\\]*"))'),
+    re.compile(rb'"peer": (\d+)'),
+    re.compile(rb'"root": (\d+)'),
+)
+"""Where ranks are named; each begins with letters that are found fast."""
+_FIRST = 1 << 62
+_LIST, _TEXT = f"[-{str(_FIRST)[:12]}", "#msprobe rank "
+_MARKED = tuple(word.encode() for word in (_LIST[1:], _TEXT))
+_PLAN = "collectives", "extra", "tags"
+_SHOWN = "values", "nonfloat_stats", "md5"
+
+T = TypeVar("T")
+Plan = dict[Any, Any]
+"""Key (or position in a list) -> number of the place, or the plan of what stands there."""
+
+
+@dataclass
+class _Template:
+    table: DumpTable
+    nodes: dict[str, Plan] = field(default_factory=dict)
+    texts: dict[str, dict[int, int]] = field(default_factory=dict)
+
+
+class ReplicaReader:
+    """Reads the ranks of a step, of one run or of several that are held against each other.
+
+    Args:
+        shared: columns of the tables that were read before.
+    """
+
+    def __init__(self, shared: SharedColumns) -> None:
+        self._shared = shared
+        self._templates: dict[bytes, _Template | None] = {}  # None: cannot stand for others
+        self._words: dict[bytes, Any] = {}
+        self._ranks: dict[tuple[int, ...], tuple[Any, ...]] = {}
+
+    def read(self, path: Path) -> DumpTable:
+        """As `read_side`.
+
+        Raises:
+            DumpFormatError: as there.
+        """
+        view = self._view(path) if path.name == layout.DUMP else None
+        return self._shared.share(read_side(path)) if view is None else view
+
+    def _view(self, path: Path) -> DumpTable | None:
+        """None: the file has to be read for itself, and what is wrong with it is said then."""
+        if (path.parent / layout.MARKER).exists():
+            return None
+        try:
+            data = read_input(path, MOST_BYTES)
+            beside = [read_input(file, MOST_BYTES) if (file := path.parent / name).exists() else b"" for name in layout.COMPANIONS]
+        except OSError:
+            return None
+        parts = split_header(data)
+        if parts is None or any(word in parts[1] for word in _MARKED):
+            return None
+        head, body = parts
+        try:
+            header = parse_json(head, path)
+        except DumpFormatError:
+            return None
+        places = sorted(match.span(match.lastindex or 0) for pattern in _PLACES for match in pattern.finditer(body))
+        key = hashlib.sha256(b"".join([hashlib.sha256(text).digest() for text in beside]) + _program(header))
+        end, found = 0, []
+        for number, (start, stop) in enumerate(places):
+            key.update(body[end:start])
+            key.update(_mark(number, body[start : start + 1]))
+            found.append(self._word(body[start:stop]))
+            end = stop
+        key.update(body[end:])
+        digest = key.digest()
+        if digest not in self._templates:
+            self._templates[digest] = self._template(path, head, body, places)
+        template = self._templates[digest]
+        if template is None:
+            return None
+        return self._made(template, path, header, self._ranks.setdefault(tuple(map(id, found)), tuple(found)))
+
+    def _word(self, text: bytes) -> Any:
+        known = self._words.get(text)
+        if known is None:
+            known = self._words[text] = parse_json(text, Path())
+        return known
+
+    def _template(self, path: Path, head: bytes, body: bytes, places: Sequence[tuple[int, int]]) -> _Template | None:
+        marked, end = [], 0
+        for number, (start, stop) in enumerate(places):
+            marked += [body[end:start], _mark(number, body[start : start + 1])]
+            end = stop
+        table = DumpTable(path)
+        try:
+            with guard_reading(path, "a dump"), collection_paused():
+                records = records_of(path, head, b"".join([*marked, body[end:]]))
+                keys = len(records.header)
+                damaged = fill(table, records).left_out or records.repeated or len(set(table.ops)) < len(table.ops)
+        except DumpFormatError:
+            return None
+        self._shared.share(table)
+        self._shared.share_construct(table)
+        if damaged or len(records.header) > keys or table.problems or table.mode == TENSOR:
+            return None
+        made = _Template(table)
+        for name in _PLAN:
+            made.nodes[name] = _plan(getattr(table, name)) or {}
+        for name in _SHOWN:
+            column = getattr(table, name)
+            items = column.items() if isinstance(column, dict) else enumerate(column)
+            made.texts[name] = {row: _number(text) for row, value in items if _LIST in (text := _shown(value))}
+        if any(_LIST[1:] in text or _TEXT in text for text in (*table.name, *table.ops, *table.data_name)):
+            return None
+        return made
+
+    @staticmethod
+    def _made(template: _Template, path: Path, header: dict[str, Any], ranks: tuple[Any, ...]) -> DumpTable:
+        table = copy.copy(template.table)
+        table.path, table.header, table.problems = path, header, []
+        table.template, table.named_ranks = template.table, ranks
+        for name, plan in template.nodes.items():
+            setattr(table, name, _Nodes(getattr(template.table, name), plan, ranks))
+        for name, places in template.texts.items():
+            column = getattr(template.table, name)
+            setattr(table, name, (_Texts if isinstance(column, dict) else _List)(column, places, ranks))
+        say_missing(table, 0)
+        return table
+
+
+def of_each(sides: Mapping[int, DumpTable], look: Callable[[DumpTable], T]) -> dict[int, T]:
+    """Rank -> what `look` says of its table but for the ranks that it names, asked once for all that have one template."""
+    known: dict[int, T] = {}
+    found: dict[int, T] = {}
+    for rank, side in sides.items():
+        same = id(side if side.template is None else side.template)
+        if same not in known:
+            known[same] = look(side)
+        found[rank] = known[same]
+    return found
+
+
+def _program(header: Mapping[str, Any]) -> bytes:
+    """What the headers of ranks that may be the same have in common."""
+    told = header.get("parallel")
+    parallel = dict(told) if isinstance(told, dict) else {}
+    place = parallel.pop("rank", None)
+    stage = place.get("pp") if isinstance(place, dict) else None
+    return repr({**header, "rank": None, "parallel": (parallel, stage)}).encode(errors="surrogatepass")
+
+
+def _mark(number: int, first: bytes) -> bytes:
+    """What stands in a place of the template; `first`: of the text that stood there, a list, a text or a number."""
+    if first == b'"':
+        return b'"%b%d"' % (_TEXT.encode(), number)
+    mark = b"-%d" % (_FIRST + number)
+    return b"[%b]" % mark if first == b"[" else mark
+
+
+def _place(node: Any) -> int:
+    """The place that a node is the mark of; -1: none."""
+    if type(node) is list and len(node) == 1:
+        node = node[0]
+    if type(node) is int and node <= -_FIRST:
+        return -node - _FIRST
+    return int(node[len(_TEXT) :]) if type(node) is str and node.startswith(_TEXT) else -1
+
+
+def _plan(node: Any) -> Plan | None:
+    found: Plan = {}
+    for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+        place = _place(child)
+        if place >= 0:
+            found[key] = place
+        elif isinstance(child, (dict, list)) and (plan := _plan(child)):
+            found[key] = plan
+    return found or None
+
+
+def _filled(node: Any, plan: Plan, ranks: Sequence[Any]) -> Any:
+    made = node.copy()
+    for key, place in plan.items():
+        made[key] = ranks[place] if type(place) is int else _filled(node[key], place, ranks)
+    return made
+
+
+def _shown(value: Any) -> str:
+    text = value[0] if type(value) is tuple else value
+    return text if type(text) is str else ""
+
+
+def _number(text: str) -> int:
+    return -int(text.strip("[]")) - _FIRST
+
+
+class _Nodes(Mapping[int, Any]):
+    """Trees of a template by record or row, with the ranks of one rank."""
+
+    def __init__(self, nodes: Mapping[int, Any], plan: Plan, ranks: Sequence[Any]) -> None:
+        self._nodes, self._plan, self._rank_names = nodes, plan, ranks
+
+    def __getitem__(self, key: int) -> Any:
+        node = self._nodes[key]
+        plan = self._plan.get(key)
+        return node if plan is None else _filled(node, plan, self._rank_names)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._nodes
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+
+class _Texts(_Nodes):
+    """Values of a template by row, in which the text of a group is that of one rank; four times where it stands for statistics."""
+
+    def __getitem__(self, key: int) -> Any:
+        node = self._nodes[key]
+        place = self._plan.get(key)
+        if place is None:
+            return node
+        text = str(self._rank_names[place])
+        return (text,) * len(node) if type(node) is tuple else text
+
+
+class _List(Sequence[Any]):
+    """A column of a template, in which the text of a group is that of one rank."""
+
+    def __init__(self, column: Sequence[Any], places: Mapping[int, int], ranks: Sequence[Any]) -> None:
+        self._column, self._places, self._rank_names = column, places, ranks
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return [self[one] for one in range(*row.indices(len(self)))]
+        place = self._places.get(row + len(self) if row < 0 else row)
+        return self._column[row] if place is None else str(self._rank_names[place])
+
+    def __len__(self) -> int:
+        return len(self._column)
