@@ -69,7 +69,7 @@ $(MCORE19_DIR)/.installed: $(VENV)/.installed
 	$(BIN)/python -c 'import typing_extensions, packaging' || $(BIN)/python -m pip install --quiet --no-compile typing_extensions packaging
 	@touch $@
 
-# MindSpore in an environment of its own: its compiled part needs numpy < 2, other frameworks do not want that (docs/mindspore.md). Where
+# MindSpore in an environment of its own: its compiled part needs numpy < 2, other frameworks do not want that (docs/frameworks/mindspore.md). Where
 # it has no wheel the environment stays empty, and what needs it is skipped with that reason.
 venv-mindspore: $(MINDSPORE_DIR)/.installed
 

@@ -63,7 +63,8 @@ MONITOR_MODES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 MONITOR_MODES["nothing-due"] = {**MONITOR_MODES["everything"], "start_step": 1_000_000}
-"""``monitor_config.json`` of the monitor modes; the families and statistics are those of one row of the table in docs/benchmarks.md."""
+"""``monitor_config.json`` of the monitor modes; the families and statistics are those of one row of the table in
+docs/evidence/benchmarks.md."""
 
 
 def monitor_step(job: gpt.Job, mode: str, out: Path) -> Callable[[], Any]:

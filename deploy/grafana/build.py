@@ -236,7 +236,7 @@ def dashboard() -> dict[str, Any]:
     return {
         "uid": "msprobe",
         "title": "msprobe: numbers of a training run",
-        "description": "Made by deploy/grafana/build.py; metrics are described in docs/metrics.md.",
+        "description": "Made by deploy/grafana/build.py; metrics are described in docs/reference/metrics.md.",
         "tags": ["msprobe", "training"],
         "editable": True,
         "schemaVersion": 39,

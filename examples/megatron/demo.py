@@ -76,7 +76,7 @@ def main() -> int:
     print(f"   dumps            {shown / 'incidents' / incidents[0].name}/step*/rank*/dump.json")
     print(f"   gradient tables  {shown / 'monitor'}/*/grad_reduced_*.csv")
     print(f"   curves           tensorboard --logdir {shown / 'tensorboard'}")
-    print(f"   settings         {shown / 'probe.yaml'} (docs/megatron.md, docs/settings.md)")
+    print(f"   settings         {shown / 'probe.yaml'} (docs/frameworks/megatron.md, docs/reference/settings.md)")
     return 0 if found else 1
 
 

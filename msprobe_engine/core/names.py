@@ -1,6 +1,6 @@
 """The grammar of record names and of tensor file names: parse and format, in one place.
 
-Names are those of the existing dump format, versions 8.1.1 and 26.2.0 (`docs/dump.md` has the table for users). Mind the number:
+Names are those of the existing dump format, versions 8.1.1 and 26.2.0 (`docs/guide/dump.md` has the table for users). Mind the number:
 it stands before the direction in API names and after it in module names.
 
 >>> parse("Functional.linear.2.forward")

@@ -6,7 +6,7 @@
 * After several backward passes 8.1.1 has the last increment of a parameter gradient, the others have the sum.
 * Each has its own list of functions that it records.
 
-`docs/compatibility.md` names the rules (`float32`, `last-node`, `gradient-places`, `accumulated`, `not-listed`, `own-calls`).
+`docs/reference/compatibility.md` names the rules (`float32`, `last-node`, `gradient-places`, `accumulated`, `not-listed`, `own-calls`).
 """
 
 from __future__ import annotations

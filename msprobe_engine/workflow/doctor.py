@@ -131,7 +131,7 @@ class Report:
         return {"format": 1, "machine": self.machine, "summary": self.summary(), "exit_code": self.exit_code, "checks": results}
 
     def markdown(self) -> str:
-        """For docs/hardware.md."""
+        """For docs/evidence/hardware.md."""
         said = [f"* {name}: {text}" for name, text in self.machine.items()]
         said += ["", *(f"* {text}" for text in self.summary()), "", "| check | | figure | goal | remark |", "|---|---|---|---|---|"]
         for result in self.results:

@@ -33,7 +33,7 @@ FOLLOWED = {
     "torchtitan": "torchtitan",
 }
 """Distributions whose trainings ``msprobe run`` finds without a word in the program, and what of them."""
-NAMED = {"mindspore": "name the steps in the program: docs/mindspore.md"}
+NAMED = {"mindspore": "name the steps in the program: docs/frameworks/mindspore.md"}
 """Distributions that the probe knows where the program says what a step is."""
 UNKNOWN = ("jax", "tensorflow", "paddlepaddle", "paddlepaddle-gpu")
 EXISTING = "mindstudio-probe"
@@ -96,7 +96,9 @@ def greet(version: str) -> Greeting:
     if greeting.followed:
         greeting.next = "msprobe run -- torchrun train.py   (the launch line as it is; msprobe frameworks says more of each)"
     elif greeting.named:
-        greeting.next = "docs/mindspore.md: the probe in a training with MindSpore; msprobe diagnose RUN reads what was written elsewhere"
+        greeting.next = (
+            "docs/frameworks/mindspore.md: the probe in a training with MindSpore; msprobe diagnose RUN reads what was written elsewhere"
+        )
     else:
         greeting.next = "pip install msprobe where the training runs; here msprobe diagnose RUN reads what was written there"
     return greeting

@@ -36,7 +36,7 @@ KNOWN = ("torch", "megatron", "mindspeed", "mindspeed_llm", "mindspeed_mm", "dee
 
 _NO_PROCESS = (
     "put msprobe run where the training starts (inside of the container, the srun or the script), or install msprobe in the Python that "
-    "trains; python -S and a changed PYTHONPATH keep it out (docs/launch.md, what does not reach an interpreter)"
+    "trains; python -S and a changed PYTHONPATH keep it out (docs/guide/launch.md, what does not reach an interpreter)"
 )
 _NO_FRAMEWORK = "name the program that trains after --; msprobe doctor shows the frameworks of this Python"
 _NEAREST = (
@@ -49,19 +49,20 @@ _NEAREST = (
         "pass",
         "began a training (found by integration {}) and made no optimizer step",
         "let it come to the end of its first step; a loop that updates weights without a torch optimizer names its steps with TorchProbe "
-        "(docs/pytorch.md)",
+        "(docs/frameworks/pytorch.md)",
     ),
     (
         "optimizer",
         "made the optimizer {}, and no training pass of a model that it updates was seen",
         "is the model in training mode, with gradients on, and called in the main thread? A loop that is not found names its steps with "
-        "TorchProbe (docs/pytorch.md)",
+        "TorchProbe (docs/frameworks/pytorch.md)",
     ),
     (
         "imports",
         "imported {} and made no optimizer",
-        "is this the program that trains? A loop without an optimizer of its framework names its steps with TorchProbe (docs/pytorch.md), "
-        "one of MindSpore with MindSporeProbe (docs/mindspore.md); msprobe frameworks says what is found in which",
+        "is this the program that trains? A loop without an optimizer of its framework names its steps with TorchProbe "
+        "(docs/frameworks/pytorch.md), one of MindSpore with MindSporeProbe (docs/frameworks/mindspore.md); msprobe frameworks says "
+        "what is found in which",
     ),
 )
 """What is nearest to a training first: an event, what is said of who had it, what to do."""

@@ -1,1 +1,1 @@
-"""The check of a device: is everything right on this machine, and what does it cost? See docs/doctor.md."""
+"""The check of a device: is everything right on this machine, and what does it cost? See docs/guide/doctor.md."""

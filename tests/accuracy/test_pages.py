@@ -62,23 +62,23 @@ def _directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_dispatch_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel that adds up in bfloat16 is the one failure, and what is printed is what the page shows."""
     (tmp_path / "out").mkdir()
-    printed = run_examples("dispatch-compare.md", monkeypatch)["dispatch"].tables.text()
-    assert re.sub(r"\(/.*\)", "(...)", printed).strip() == blocks("dispatch-compare.md", "")[0].strip()
+    printed = run_examples("guide/dispatch-compare.md", monkeypatch)["dispatch"].tables.text()
+    assert re.sub(r"\(/.*\)", "(...)", printed).strip() == blocks("guide/dispatch-compare.md", "")[0].strip()
 
 
 def test_compile_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The second block is where it begins, and dynamo is the layer."""
-    run_examples("compile-accuracy.md", monkeypatch)
+    run_examples("guide/compile-accuracy.md", monkeypatch)
     printed = capsys.readouterr().out
-    assert blocks("compile-accuracy.md", "")[0].strip() in printed
+    assert blocks("guide/compile-accuracy.md", "")[0].strip() in printed
     assert printed.rstrip().endswith("eager")
     assert (tmp_path / "compile.csv").exists()
 
 
 def test_free_benchmark(tmp_path: Path) -> None:
     """The example for PyTorch finds what the page says it does."""
-    (program,) = (code for code in blocks("free-benchmark.md", "python") if code.startswith("# PyTorch"))
-    Path("config.json").write_text(blocks("free-benchmark.md", "json")[0])
+    (program,) = (code for code in blocks("guide/free-benchmark.md", "python") if code.startswith("# PyTorch"))
+    Path("config.json").write_text(blocks("guide/free-benchmark.md", "json")[0])
     Path("program.py").write_text(program)
     runpy.run_path("program.py")
     files = sorted((tmp_path / "out").glob("step*/*/free_benchmark.csv"))
@@ -89,7 +89,7 @@ def test_free_benchmark(tmp_path: Path) -> None:
 
 def test_log_probabilities(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The loop finds the fault that the page says it has, and the comparison of two runs runs."""
-    loop, saving, comparing = blocks("rl.md", "python")
+    loop, saving, comparing = blocks("guide/rl.md", "python")
     for run in (loop, saving, saving.replace('"first", 5', '"second", 7'), comparing):
         monkeypatch.setattr("msprobe_integrations.common.single_save.SingleSave._instance", None)
         Path("program.py").write_text(run)
@@ -104,7 +104,7 @@ def test_log_probabilities(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 def check_online(command: str) -> str:
     """Run the benchmark host by a command of the page and ``train.py``; what the host said. It finds an error."""
-    server, client = (json.loads(block) for block in blocks("online-accuracy.md", "json")[:2])
+    server, client = (json.loads(block) for block in blocks("guide/online-accuracy.md", "json")[:2])
     server["run_ut"]["port"] = client["tensor"]["port"] = free_port()
     Path("server.json").write_text(json.dumps(server))
     Path("config.json").write_text(json.dumps(client))
@@ -119,14 +119,14 @@ def check_online(command: str) -> str:
 
 def test_online_accuracy() -> None:
     """With a device whose gelu is wrong that is the call that does not pass; every settings example is accepted."""
-    write_programs("online-accuracy.md")
-    said = check_online(blocks("online-accuracy.md", "bash")[0])
-    for line in blocks("online-accuracy.md", "text")[0].splitlines():
+    write_programs("guide/online-accuracy.md")
+    said = check_online(blocks("guide/online-accuracy.md", "bash")[0])
+    for line in blocks("guide/online-accuracy.md", "text")[0].splitlines():
         assert re.sub(r"[0-9.e+]{4,}.*", "", line) in said  # numbers of another processor are others
     for step in (0, 1):
         assert len(list(Path(f"output/step{step}").glob("accuracy_checking_*_rank0.csv"))) == 2
     assert not Path("output/online_spool").exists()
-    for block in blocks("online-accuracy.md", "json"):
+    for block in blocks("guide/online-accuracy.md", "json"):
         node = json.loads(block)
         (load_precheck_settings if "run_ut" in node else load_settings)(node)
 
@@ -148,9 +148,9 @@ for _ in range(2):
 
 def test_operators_of_ones_own_online() -> None:
     """What `register_operator` says on the benchmark host holds for calls of a training: the wrong epsilon of the offline page is found."""
-    write_programs("operator-accuracy.md")
+    write_programs("guide/operator-accuracy.md")
     Path("train.py").write_text(CUSTOM)
-    (command,) = (block for block in blocks("online-accuracy.md", "bash") if "--operators" in block)
+    (command,) = (block for block in blocks("guide/online-accuracy.md", "bash") if "--operators" in block)
     said = check_online(command)
     for step in (0, 1):
         assert f"step{step}/my_kernels.rms_norm.0: forward error" in said
@@ -158,7 +158,7 @@ def test_operators_of_ones_own_online() -> None:
 
 def test_online_transport() -> None:
     """Every line of every shell block works, in their order."""
-    lines = "".join(blocks("online-transport.md", "bash")).splitlines()
+    lines = "".join(blocks("guide/online-transport.md", "bash")).splitlines()
     for line in lines:
         program, *words = shlex.split(line)
         if program == "msprobe":
@@ -177,7 +177,7 @@ def _without_numbers(text: str) -> str:
 
 def test_operator_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The first command finds the wrong epsilon and prints what the page shows; the others take the files that it names."""
-    page = "operator-accuracy.md"
+    page = "guide/operator-accuracy.md"
     write_programs(page)
     subprocess.run([sys.executable, "train.py"], check=True, capture_output=True)
     Path("config.json").write_text(blocks(page, "json")[0])
@@ -198,7 +198,7 @@ def test_operator_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_formulas_judge_results_of_an_npu(capsys: pytest.CaptureFixture[str]) -> None:
     """The YAML file, its functions and the command as they stand on the page: a right result, a wrong one, and an unknown argument."""
-    page = "operator-accuracy.md"
+    page = "guide/operator-accuracy.md"
     write_programs(page, "python", "yaml")
     memory, x = Memory(), torch.randn(3, 4)
     calls = ((x, {"scale": 2.0}, 3 * x), (x, {"scale": 2.0}, 3.1 * x), (x, {"rounding": "up"}, 2 * x))
@@ -218,7 +218,7 @@ def test_formulas_judge_results_of_an_npu(capsys: pytest.CaptureFixture[str]) ->
 
 def test_operator_scripts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Every command works as shown, and what is shown of the output is in it."""
-    page = "operator-scripts.md"
+    page = "guide/operator-scripts.md"
     (program,), (settings,), (shown,) = (blocks(page, language) for language in ("python", "json", "text"))
     Path("train.py").write_text(program)
     subprocess.run([sys.executable, "train.py"], check=True, capture_output=True)

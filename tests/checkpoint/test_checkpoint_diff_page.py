@@ -1,4 +1,4 @@
-"""Examples of docs/checkpoint-diff.md."""
+"""Examples of docs/guide/checkpoint-diff.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msprobe_engine.align.parameters.mapping_file import read_mapping
 from msprobe_engine.cli.main import main
 from msprobe_engine.find.checkpoint.result import TensorResult
 
-PAGE = Path(__file__).parents[2] / "docs" / "checkpoint-diff.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "checkpoint-diff.md"
 
 
 def blocks(language: str) -> list[str]:

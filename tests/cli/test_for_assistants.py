@@ -10,7 +10,7 @@ import pytest
 from msprobe_engine.cli.main import all_commands, main, sub_parser
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "for-assistants.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "for-assistants.md").read_text(encoding="utf-8")
 LINES = re.findall(r"(?:`|^)msprobe ([^`#\n]+)", PAGE, re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""docs/compare.md: its commands run as they stand there, and what it says of files is so."""
+"""docs/guide/compare.md: its commands run as they stand there, and what it says of files is so."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from msprobe_engine.cli.main import main
 from msprobe_engine.report.table_files.reading import read_table
 
 torch = pytest.importorskip("torch")
-PAGE = Path(__file__).parents[2] / "docs" / "compare.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "compare.md"
 
 
 def _blocks(kind: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""docs/compare.md, "Names that differ": its mapping files make runs equal whose names differ, in compare and in diagnose."""
+"""docs/guide/compare.md, "Names that differ": its mapping files make runs equal whose names differ, in compare and in diagnose."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from driver_dumps import tensor
 
 from msprobe_engine.cli.main import main
 
-PAGE = Path(__file__).parents[2] / "docs" / "compare.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "compare.md"
 SECTION = PAGE.read_text(encoding="utf-8").split("## Names that differ")[1]
 YAML = re.findall(r"```yaml\n(.*?)```", SECTION, re.DOTALL)
 BASH = re.findall(r"```bash\n(.*?)```", SECTION, re.DOTALL)

@@ -1,7 +1,7 @@
 """The reasoned differences between our dumps and those of the existing tool.
 
-Every rule has an id, one sentence and a predicate; docs/compatibility.md lists the same ids with the same sentences, and a test holds
-the two together. What no rule names is a failure of the comparison.
+Every rule has an id, one sentence and a predicate; docs/reference/compatibility.md lists the same ids with the same sentences, and a test
+holds the two together. What no rule names is a failure of the comparison.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class Suite:
 
     def total(self, version: str) -> Result:
         """All cells of an installed existing version together; differences without a reason name their cell. The figures of
-        docs/compatibility*.md are these."""
+        docs/reference/compatibility*.md are these."""
         whole = Result()
         for cell in self.cells(version):
             found = self.result(version, cell)

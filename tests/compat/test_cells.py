@@ -15,7 +15,7 @@ from rules import RULES
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_engine.formats.dump.reader import open_dump
 
-PAGE = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "compatibility.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.framework
 def test_our_dumps_match_the_kept_ones(kept: Path) -> None:
-    """Record for record, each difference with a rule of docs/compatibility.md."""
+    """Record for record, each difference with a rule of docs/reference/compatibility.md."""
     ours = SUITE.ours(RUN)
     faults = SUITE.kept_faults(ours, kept)
     assert not faults, "\n".join(faults)
@@ -37,7 +37,7 @@ def test_our_dumps_match_the_kept_ones(kept: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_every_cell_matches() -> None:
     """Record for record the same names, order, shapes, dtypes, statistics, checksums, files, stacks and parents, and saved tensors bit by
-    bit; each difference has a rule of docs/compatibility.md, and each rule occurs."""
+    bit; each difference has a rule of docs/reference/compatibility.md, and each rule occurs."""
     found = [SUITE.total(version) for version in VERSIONS]
     assert [difference for whole in found for difference in whole.unexplained] == []
     assert sum(whole.records - whole.equal - whole.explained for whole in found) == 0

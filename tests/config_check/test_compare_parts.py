@@ -97,7 +97,8 @@ def test_secrets_of_a_foreign_pack_are_not_shown() -> None:
     ],
 )
 def test_a_masked_value_matters_by_its_family_unless_its_name_says_secret(name: str, value: str, cannot_tell: bool) -> None:
-    """As the table of docs/config-check.md has it, without a key: always counted as not compared, `Cannot tell` for what may matter."""
+    """As the table of docs/guide/config-check.md has it, without a key: always counted as not compared, `Cannot tell` for what may
+    matter."""
     sheet = _env(*({name: value.format(f"ab{number}") if "{" in value else f"{value}{number}"} for number in "cx"))
     assert (sheet.unknown, sheet.not_shown, sheet.differences) == ((name,) if cannot_tell else (), 1, [])
 

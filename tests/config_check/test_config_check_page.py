@@ -1,4 +1,4 @@
-"""Examples of docs/config-check.md."""
+"""Examples of docs/guide/config-check.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from msprobe_engine.cli.main import main
 
-PAGE = Path(__file__).parents[2] / "docs" / "config-check.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "config-check.md"
 RUN = """\
 export NCCL_ALGO=Ring
 MODEL=(--num-layers 4 --hidden-size 64)

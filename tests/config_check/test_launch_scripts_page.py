@@ -1,4 +1,4 @@
-"""The example of docs/launch-scripts.md."""
+"""The example of docs/guide/launch-scripts.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "launch-scripts.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "launch-scripts.md"
 
 
 def test_the_page_shows_what_comes_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ def test_the_table_has_what_the_code_reads() -> None:
 def test_tables_of_pages_have_no_other() -> None:
     """Prose may name those of tests and examples."""
     rows = re.compile(r"^\| `(MSPROBE_\w+)` \|", re.MULTILINE)
-    listed = {page.name: set(rows.findall(page.read_text(encoding="utf-8"))) for page in (ROOT / "docs").glob("*.md")}
+    listed = {page.name: set(rows.findall(page.read_text(encoding="utf-8"))) for page in (ROOT / "docs").rglob("*.md")}
     assert {name: found - set(VARIABLES) for name, found in listed.items() if found - set(VARIABLES)} == {}
     assert listed["settings.md"] == {name for name in VARIABLES if name.startswith(PREFIX)}
 

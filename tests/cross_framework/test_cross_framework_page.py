@@ -1,4 +1,4 @@
-"""docs/cross-framework.md: its commands run on a small pair of runs and print what the page shows; its mapping is taken."""
+"""docs/guide/cross-framework.md: its commands run on a small pair of runs and print what the page shows; its mapping is taken."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from msprobe_engine.cli.main import main
 
-PAGE = (Path(__file__).parents[2] / "docs" / "cross-framework.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "cross-framework.md").read_text(encoding="utf-8")
 BASH = [shlex.split(line)[1:] for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.strip().splitlines()]
 SHOWN = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
 YAML = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)

@@ -1,4 +1,4 @@
-"""The calibration of docs/diagnose.md: its example with a `PrecisionDebugger` does what the page says."""
+"""The calibration of docs/guide/diagnose.md: its example with a `PrecisionDebugger` does what the page says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.find.run import diagnose
 
-PAGE = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "diagnose.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

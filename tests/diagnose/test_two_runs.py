@@ -70,17 +70,17 @@ def test_harmless(case: Harmless, dumps: Path) -> None:
 
 
 def test_page(dumps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lines of docs/diagnose.md run on directories of these names."""
+    """The lines of docs/guide/diagnose.md run on directories of these names."""
     case = next(case for case in CASES if case.name == SOME[0])
     for name, path in (("out", dumps / directory_name(case.name)), ("golden", golden(dumps, case.shape))):
         dump(path, case.shape, case.plant)
         (tmp_path / name).mkdir()
         (tmp_path / name / "dump").symlink_to(path)
     monkeypatch.chdir(tmp_path)
-    lines = [line for code in blocks("docs/diagnose.md", "bash") for line in commands(code)]
+    lines = [line for code in blocks("docs/guide/diagnose.md", "bash") for line in commands(code)]
     assert [main(line) for line in lines] == [1, 0, 1]
-    *_, code = blocks("docs/diagnose.md", "python")  # the script before it has a test of its own: test_calibration_page.py
-    assert run(code, "docs/diagnose.md", {})["found"].finding == "divergence"
+    *_, code = blocks("docs/guide/diagnose.md", "python")  # the script before it has a test of its own: test_calibration_page.py
+    assert run(code, "docs/guide/diagnose.md", {})["found"].finding == "divergence"
 
 
 @pytest.mark.parametrize("command", ["diagnose {} {} -o {}", "compare {} {} -o {} --workers 1"], ids=lambda text: text.partition(" ")[0])

@@ -1,4 +1,4 @@
-"""docs/collectives.md says what happens."""
+"""docs/guide/collectives.md says what happens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import warm
 
-PAGE = (Path(__file__).parents[2] / "docs" / "collectives.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "collectives.md").read_text(encoding="utf-8")
 
 
 def holds(shown: Any, real: Any) -> bool:

@@ -1,4 +1,4 @@
-"""docs/graph.md: its commands run as they stand there."""
+"""docs/guide/graph.md: its commands run as they stand there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from driver_dumps import dump, tensor
 
 from msprobe_engine.cli.main import main
 
-PAGE = Path(__file__).parents[2] / "docs" / "graph.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "graph.md"
 
 
 def _blocks(kind: str) -> list[str]:

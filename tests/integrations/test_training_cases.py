@@ -1,7 +1,7 @@
 """Trainings under every framework, in every layout, with everything that a probe watches: see `harness.checks.check_case`.
 
 A row of a framework is fast, of all but torch with one level of the dump; the rest is slow. What a case proves is listed in
-docs/integrations.md.
+docs/evidence/integrations.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/launch.md: every example runs. Launchers are stand-ins that start their program as the real ones do, with the environment that
+"""docs/guide/launch.md: every example runs. Launchers are stand-ins that start their program as the real ones do, with the environment that
 those hand on; test_jobs.py has real ones."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from page_blocks import block, blocks
 
 from msprobe_engine.core.settings.load import load_settings
 
-PAGE = "docs/launch.md"
+PAGE = "docs/guide/launch.md"
 LAUNCHER = """\
 #!{python}
 import os, sys

@@ -1,4 +1,5 @@
-"""What the ranks of one parallel layout do for its row of docs/integrations.md: train without the probe, and with every feature."""
+"""What the ranks of one parallel layout do for its row of docs/evidence/integrations.md: train without the probe, and with every
+feature."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every layout of Megatron in docs/integrations.md with every feature. One is in the fast tier; others have tests in test_layouts.py."""
+"""Every layout of Megatron in docs/evidence/integrations.md with every feature. One is in the fast tier; others have tests in
+test_layouts.py."""
 
 from __future__ import annotations
 

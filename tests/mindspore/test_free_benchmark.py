@@ -21,7 +21,7 @@ from msprobe_integrations.mindspore.debugger import PrecisionDebugger
 from msprobe_integrations.mindspore.free_benchmark import checker
 from msprobe_integrations.mindspore.wrappers import WRAPPERS
 
-PAGE = Path(__file__).parents[2] / "docs" / "free-benchmark.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "free-benchmark.md"
 MODES = ("improve_precision", "add_noise", "bit_noise", "change_value", "no_change")
 
 
@@ -242,7 +242,7 @@ def test_what_only_pytorch_has_is_refused(section: dict[str, Any], tmp_path: Pat
 
 
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example of docs/free-benchmark.md finds what the page says it does."""
+    """The example of docs/guide/free-benchmark.md finds what the page says it does."""
     text = PAGE.read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     (settings,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)

@@ -1,4 +1,4 @@
-"""docs/mindspore-monitor.md: its programs and settings run as they stand, and what it says of families and optimizers is so."""
+"""docs/frameworks/mindspore-monitor.md: its programs and settings run as they stand, and what it says of families and optimizers is so."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from msprobe_integrations.mindspore.debugger import PrecisionDebugger
 from msprobe_integrations.mindspore.probe import MindSporeProbe
 
 ROOT = Path(__file__).parents[2]
-PAGE = "docs/mindspore-monitor.md"
+PAGE = "docs/frameworks/mindspore-monitor.md"
 LOOP = "A loop of your own"
 
 

@@ -28,7 +28,7 @@ from msprobe_integrations.mindspore.debugger import PrecisionDebugger
 from msprobe_integrations.mindspore.dtypes import KERNEL, WITHOUT_KERNEL
 
 ROOT = Path(__file__).parents[2]
-CODE_MAPPING = "docs/code-mapping.md"
+CODE_MAPPING = "docs/guide/code-mapping.md"
 
 
 def page_block(language: str) -> str:
@@ -100,7 +100,7 @@ def test_the_same_cells_as_the_existing_tool(trained: Path, tmp_path: Path) -> N
     assert [ours[path] for path in with_lines] == [theirs[path] for path in with_lines]
 
 
-DUMP_PAGE = Path(__file__).parents[2] / "docs" / "mindspore.md"
+DUMP_PAGE = Path(__file__).parents[2] / "docs" / "frameworks" / "mindspore.md"
 
 
 def dump_section() -> str:
@@ -143,7 +143,7 @@ def test_what_is_refused() -> None:
     assert sorted(re.findall(r"`(\w+)`", line)) == sorted(_ABSENT)
 
 
-MINDSPORE_PAGE = "docs/mindspore.md"
+MINDSPORE_PAGE = "docs/frameworks/mindspore.md"
 
 
 def section(title: str) -> str:
@@ -226,12 +226,14 @@ def test_both_pages_lead_to_the_same() -> None:
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
         assert "pip install '.[mindspore," in text
-        links.append(re.findall(r"\]\((docs/[a-z-]*mindspore[a-z-]*\.md)\)", text))
+        links.append(re.findall(r"\]\((docs/[a-z/-]*mindspore[a-z-]*\.md)\)", text))
     assert links[0] == links[1]
-    assert {"docs/mindspore.md", "docs/mindspore-monitor.md", "docs/mindspore-static-graph.md"} <= set(links[0])
+    assert {"docs/frameworks/mindspore.md", "docs/frameworks/mindspore-monitor.md", "docs/frameworks/mindspore-static-graph.md"} <= set(
+        links[0]
+    )
 
 
-STATIC_GRAPH_PAGE = Path(__file__).parents[2] / "docs" / "mindspore-static-graph.md"
+STATIC_GRAPH_PAGE = Path(__file__).parents[2] / "docs" / "frameworks" / "mindspore-static-graph.md"
 
 
 KERNELS = '"level": "L2"'

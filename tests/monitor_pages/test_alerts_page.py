@@ -1,4 +1,4 @@
-"""docs/alerts.md: its settings raise the alerts that it tells of, and what it says to run next runs."""
+"""docs/guide/alerts.md: its settings raise the alerts that it tells of, and what it says to run next runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.formats.monitor.reader import open_run
 from msprobe_engine.probe.rules.build import build_rules
 
-PAGE = "docs/alerts.md"
+PAGE = "docs/guide/alerts.md"
 START, NOW, CONDITION, LEARNED = (
     "# Alerts: rules",
     "## One has fired: what now?",

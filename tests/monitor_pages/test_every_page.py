@@ -18,7 +18,7 @@ from msprobe_engine.core.settings.load import load_settings
 FILES = re.compile(r"(?:benchmarks|tests|examples)/[\w./-]+")
 
 
-@pytest.mark.parametrize("page", ["docs/benchmarks.md", "docs/hardware.md"])
+@pytest.mark.parametrize("page", ["docs/evidence/benchmarks.md", "docs/evidence/hardware.md"])
 def test_commands_name_what_is_there(page: str) -> None:
     """Scripts and tests in the shell lines of these pages exist, and every option of a script of ours is one it defines."""
     lines = [shlex.split(line, comments=True) for block in blocks(page, "bash") for line in block.splitlines() if line.strip()]
@@ -34,9 +34,9 @@ def test_commands_name_what_is_there(page: str) -> None:
 
 
 def test_settings(tmp_path: Path) -> None:
-    """Both files of docs/settings.md load without a mistake."""
+    """Both files of docs/reference/settings.md load without a mistake."""
     for language, name in (("json", "config.json"), ("yaml", "probe.yaml")):
-        (text,) = blocks("docs/settings.md", language)
+        (text,) = blocks("docs/reference/settings.md", language)
         (tmp_path / name).write_text(text)
         settings = load_settings(tmp_path / name)
         assert settings.output_dir or settings.dump is not None
@@ -47,11 +47,11 @@ BEFORE = "import torch\nNet = lambda: torch.nn.Linear(2, 2)\nx = torch.ones(1, 2
 
 
 def test_ascend(tmp_path: Path) -> None:
-    """The calls of docs/ascend.md make a dump; modules and tensors stay where they are."""
+    """The calls of docs/frameworks/ascend.md make a dump; modules and tensors stay where they are."""
     (tmp_path / "torch_npu.py").write_text(STAND_IN)
     config = {"task": "statistics", "level": "mix", "dump_path": "dump", "step": [], "rank": []}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    (text,) = blocks("docs/ascend.md", "python")
+    (text,) = blocks("docs/frameworks/ascend.md", "python")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
     subprocess.run([sys.executable, "-c", BEFORE + text], cwd=tmp_path, env=environment, check=True, timeout=120)
     (file,) = (tmp_path / "dump").rglob("dump.json")

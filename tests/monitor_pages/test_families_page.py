@@ -1,4 +1,4 @@
-"""docs/monitor-families.md names families that exist; the settings of docs/replicas.md find what the page says."""
+"""docs/guide/monitor-families.md names families that exist; the settings of docs/guide/replicas.md find what the page says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from msprobe.pytorch import TorchProbe
 from msprobe_engine.formats.monitor.reader import open_run
 
-PAGE = "docs/monitor-families.md"
+PAGE = "docs/guide/monitor-families.md"
 
 
 def train() -> None:
@@ -42,12 +42,12 @@ def test_replica_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The flipped bit is named in the words of the page, and nothing else is; here every second step is due."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MONITOR_OUTPUT_DIR", raising=False)
-    (text,) = blocks("docs/replicas.md", "yaml")
+    (text,) = blocks("docs/guide/replicas.md", "yaml")
     Path("probe.yaml").write_text("output_dir: runs/a\n" + text.replace("interval: 100 ", "interval: 2 "))
     pr.run(train, ranks=3, directory=tmp_path)
     found = open_run("runs/a")
     alerts = [alert for rank in found.ranks for alert in found.alerts(rank) if alert["rule"] == "replica_mismatch"]
-    (shown,) = [line for line in block("docs/replicas.md", "", "## What an alert means").splitlines() if "(dp)" in line]
+    (shown,) = [line for line in block("docs/guide/replicas.md", "", "## What an alert means").splitlines() if "(dp)" in line]
     (message,) = (alert["message"] for alert in alerts)
     for a, b in (("a.weight", "2.weight"), ("step 400", "step 4"), ("rank 5 of 0-7", "rank 2 of 0-2")):
         shown = shown.replace(a, b)
@@ -63,7 +63,7 @@ def test_families_of_the_table() -> None:
     text = (ROOT / PAGE).read_text()
     table = text[text.index("| setting | family") : text.index("* A parameter without a gradient")]
     rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
-    files = (ROOT / "docs/monitor-files.md").read_text()
+    files = (ROOT / "docs/guide/monitor-files.md").read_text()
     assert {row[0].strip().strip("`") for row in rows} <= {f.name for f in fields(MonitorSettings)}
     for _, families in rows:
         name = re.findall(r"`(\w+)`", families)[0]

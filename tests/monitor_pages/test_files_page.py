@@ -1,4 +1,4 @@
-"""docs/monitor-files.md and docs/report.md: what they show is written, and their examples read it."""
+"""docs/guide/monitor-files.md and docs/guide/report.md: what they show is written, and their examples read it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from page_blocks import ROOT, Tokens, batches, block, commands, loss_of, run
 from msprobe.pytorch import TorchProbe
 from msprobe_engine.cli.main import main
 
-PAGE = "docs/monitor-files.md"
+PAGE = "docs/guide/monitor-files.md"
 SINKS = "sinks: {memory: true, jsonl: {enabled: true}, sqlite: {enabled: true}, tensorboard: {enabled: true}, csv: {steps_per_file: 100}}\n"
 pytestmark = pytest.mark.framework
 
@@ -85,12 +85,12 @@ def test_files_and_columns() -> None:
 
 @pytest.mark.usefixtures("probe")
 def test_report() -> None:
-    """The commands of docs/report.md write the pages that they name, and each part of the table has that name on the page."""
-    for words in commands(block("docs/report.md", "bash", "# A run on one page")):
+    """The commands of docs/guide/report.md write the pages that they name, and each part of the table has that name on the page."""
+    for words in commands(block("docs/guide/report.md", "bash", "# A run on one page")):
         assert main(words) == 0
     page = Path("runs/a/report.html").read_text()
     assert Path("page.html").is_file()
-    for line in (ROOT / "docs/report.md").read_text().splitlines():
+    for line in (ROOT / "docs/guide/report.md").read_text().splitlines():
         if line.startswith("| ") and not line.startswith(("| part", "| ---", "| Alerts at")):
             assert f'"{line.split("|")[1].strip()}"' in page
     assert "http://" not in page.replace("http://www.w3.org", "")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
 
 
 def text_of(page: Path) -> str:
@@ -47,7 +47,7 @@ def test_every_page_is_found_from_the_readme() -> None:
         for target in re.findall(r"\]\(([^)\s#]+\.md)", text_of(page)):
             if not re.match(r"\w+:", target) and (path := (page.parent / target).resolve()) not in seen:
                 new.add(path)
-    assert not set((ROOT / "docs").glob("*.md")) - seen
+    assert not set((ROOT / "docs").rglob("*.md")) - seen
     link = r"\]\((docs/(?!images/)[^)]+)\)"
     english, chinese = (set(re.findall(link, (ROOT / name).read_text())) for name in ("README.md", "README.zh.md"))
     assert english == chinese

@@ -1,4 +1,4 @@
-"""docs/monitor.md: its settings, loops and commands run as they stand, and do what the page says."""
+"""docs/guide/monitor.md: its settings, loops and commands run as they stand, and do what the page says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from msprobe_engine.cli.main import main
 from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.formats.monitor.reader import open_run
 
-PAGE = "docs/monitor.md"
+PAGE = "docs/guide/monitor.md"
 TORCH, TRAINER = "## Two minutes: TorchProbe", "## Two minutes: TrainerMon"
 pytestmark = pytest.mark.framework
 

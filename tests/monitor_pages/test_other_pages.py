@@ -1,4 +1,4 @@
-"""Examples of docs/grad-probe.md, docs/prometheus.md and docs/megatron.md."""
+"""Examples of docs/guide/grad-probe.md, docs/guide/prometheus.md and docs/frameworks/megatron.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from page_blocks import Tokens, batches, block, blocks, commands, loss_of, run
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.settings.load import load_settings
 
-GRAD = "docs/grad-probe.md"
+GRAD = "docs/guide/grad-probe.md"
 
 
 def collect(name: str, damage: float) -> None:
@@ -49,7 +49,7 @@ def test_grad_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "2.weight" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", ["docs/prometheus.md", "docs/megatron.md"])
+@pytest.mark.parametrize("page", ["docs/guide/prometheus.md", "docs/frameworks/megatron.md"])
 def test_settings(tmp_path: Path, page: str) -> None:
     """The settings of the page load without a mistake."""
     path = tmp_path / "probe.yaml"

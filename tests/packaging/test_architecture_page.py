@@ -1,4 +1,4 @@
-"""docs/architecture.md and docs/how-it-works.md name files and directories that are there, and every integration."""
+"""docs/develop/architecture.md and docs/develop/how-it-works.md name files and directories that are there, and every integration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = "\n".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("architecture.md", "how-it-works.md"))
+PAGE = "\n".join((ROOT / "docs" / "develop" / name).read_text(encoding="utf-8") for name in ("architecture.md", "how-it-works.md"))
 PLACES = [ROOT, *(ROOT / name for name in ("msprobe_engine", "msprobe_integrations", "msprobe_integrations/torch"))]
 NAMES = sorted(
     {

@@ -34,7 +34,7 @@ NO_EXAMPLES = (
 @pytest.mark.parametrize("extra", USES)
 def test_pages_name_the_extra(extra: str) -> None:
     lacking = []
-    for page in sorted((ROOT / "docs").glob("*.md")):
+    for page in sorted((ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         named = re.search(rf"pip install [^`\n]*\[[^\]]*\b{extra}\b", text)
         if page.name not in NO_EXAMPLES and re.search(USES[extra], text) and not named:

@@ -21,7 +21,7 @@ def test_tests_and_pages_are_in_it(source_distribution: Path, tree: Path) -> Non
     with tarfile.open(source_distribution) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {str(path.relative_to(tree)) for folder in BESIDE for path in (tree / folder).rglob("*") if path.is_file()}
-    assert {"tests/conftest.py", "docs/dump.md"} <= wanted
+    assert {"tests/conftest.py", "docs/guide/dump.md"} <= wanted
     assert wanted - names == set()
     assert {"Makefile", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "setup.py", "noxfile.py", "package-lock.json"} <= names
     assert not [name for name in names if name.endswith((".pyc", ".so"))]

@@ -168,7 +168,7 @@ def test_the_commands_that_call_cann(here: Path) -> None:
 
 
 def test_page(here: Path) -> None:
-    """The lines of docs/parse.md run."""
+    """The lines of docs/guide/parse.md run."""
     (here / "atb_dump").mkdir()
     head = b"$Version=1.0\nformat=2\ndtype=0\ndims=2,3\n$Object.data=0,24\n$End=1\n"
     (here / "atb_dump" / "intensor0.bin").write_bytes(head + bytes(24))
@@ -177,6 +177,6 @@ def test_page(here: Path) -> None:
     torch.save(torch.ones(2), rank / "Functional.linear.0.forward.input.0.pt")
     np.save("a.npy", np.ones(3))
     np.save("b.npy", np.ones(3))
-    (script,) = blocks("docs/parse.md", "bash")
+    (script,) = blocks("docs/guide/parse.md", "bash")
     assert [main(line) for line in commands(script)] == [0, 0]
-    assert say(*block("docs/parse.md", "text", "## Interactively").splitlines())[1] == 0
+    assert say(*block("docs/guide/parse.md", "text", "## Interactively").splitlines())[1] == 0

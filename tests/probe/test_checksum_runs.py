@@ -146,7 +146,7 @@ def test_the_dump_of_the_probe(tmp_path: Path, mode: str) -> None:
 
 def checksums(dump: Path) -> dict[str, tuple[str | None, tuple[int, ...]]]:
     """Place of every tensor to its checksum and shape, without outputs of API backward entries: 26.2.0 writes the input gradients of
-    the last autograd node there, see docs/compatibility.md."""
+    the last autograd node there, see docs/reference/compatibility.md."""
     return {
         f"{entry.name}.{place}": (t.md5, t.description.shape)
         for entry in open_dump(dump).load(0).entries.values()

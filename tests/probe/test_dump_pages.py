@@ -1,4 +1,4 @@
-"""The pages docs/read-a-dump.md and docs/how-big.md say what the tool does: every example runs as it stands."""
+"""The pages docs/guide/read-a-dump.md and docs/guide/how-big.md say what the tool does: every example runs as it stands."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_read_a_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     train({"task": "tensor", "level": "mix", "dump_path": "out", "rank": [], "step": [0, 1], "tensor": {}})
     capsys.readouterr()
     namespace: dict[str, object] = {}
-    run("read-a-dump.md", namespace)
+    run("guide/read-a-dump.md", namespace)
     out = capsys.readouterr().out
     assert out.startswith("[0, 1] [0]\ntensor mix ")
     assert "\nmodule forward blocks.0.mlp.0\nModule.blocks.0.mlp.Sequential.forward.0\n" in out
@@ -59,7 +59,7 @@ def test_every_search_of_the_page_finds_something(tmp_path: Path) -> None:
     from msprobe import dump
 
     snapshot = dump.read(directory)[1]
-    searches = re.findall(r"^snapshot\.find\((.*?)\)  #", "\n".join(blocks("read-a-dump.md", "python")), re.MULTILINE)
+    searches = re.findall(r"^snapshot\.find\((.*?)\)  #", "\n".join(blocks("guide/read-a-dump.md", "python")), re.MULTILINE)
     assert len(searches) == 5
     for arguments in searches:
         found = eval(f"snapshot.find({arguments})", {"snapshot": snapshot})
@@ -70,19 +70,19 @@ def test_how_big(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     """The settings of the page make the dump that it needs; its commands and its Python example run on it; the table it shows has the
     lines that the tool prints."""
     monkeypatch.chdir(tmp_path)
-    (settings,) = blocks("how-big.md", "json")
+    (settings,) = blocks("guide/how-big.md", "json")
     train(json.loads(settings))
     Path("config.json").write_text(
         json.dumps({"task": "tensor", "level": "mix", "dump_path": "out2", "rank": [], "step": [], "tensor": {}})
     )
-    first, second = (shlex.split(block.split("||")[0])[1:] for block in blocks("how-big.md", "bash"))
+    first, second = (shlex.split(block.split("||")[0])[1:] for block in blocks("guide/how-big.md", "bash"))
     capsys.readouterr()
     assert main(first) == 0
     printed = capsys.readouterr().out
-    (shown,) = blocks("how-big.md", "text")
+    (shown,) = blocks("guide/how-big.md", "text")
     assert labels(shown) == labels(printed)
     assert "the run itself noted which tensors are the same one; they are counted once" in printed
     assert main(second) == 1
     assert "this would fit" in capsys.readouterr().out
-    run("how-big.md", {})
+    run("guide/how-big.md", {})
     assert capsys.readouterr().out.startswith("True ")

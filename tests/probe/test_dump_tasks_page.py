@@ -1,4 +1,4 @@
-"""docs/dump.md: every task of the page runs as it stands and makes the dump that the page says."""
+"""docs/guide/dump.md: every task of the page runs as it stands and makes the dump that the page says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.formats.dump.reader import StepDump, open_dump
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]
-PAGE = Path(__file__).parents[2] / "docs" / "dump.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "dump.md"
 
 
 class Block(nn.Module):

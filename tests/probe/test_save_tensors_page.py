@@ -1,4 +1,4 @@
-"""docs/save-tensors.md: its settings and examples run as they stand and make the files that the page says."""
+"""docs/guide/save-tensors.md: its settings and examples run as they stand and make the files that the page says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from msprobe_engine.formats.dump.reader import StepDump, open_dump
 from msprobe_integrations.torch.backend import TorchBackend
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]
-PAGE = (Path(__file__).parents[2] / "docs" / "save-tensors.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "save-tensors.md").read_text(encoding="utf-8")
 
 
 class Model(nn.Module):

@@ -18,7 +18,7 @@ from msprobe_engine.probe.rules.build import build_rules
 from msprobe_engine.probe.rules.document import page
 from msprobe_engine.probe.rules.registry import RECOMMENDED, RULES
 
-PAGE = Path(__file__).parents[2] / "docs" / "alerts.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "alerts.md"
 
 
 def build(*rules: RuleSettings) -> list[Rule]:
@@ -35,7 +35,7 @@ def test_every_rule_is_there_with_its_words() -> None:
 
 
 def test_page_is_up_to_date() -> None:
-    """docs/alerts.md holds the tables as the code has them: python -m msprobe_engine.probe.rules.document docs/alerts.md."""
+    """docs/guide/alerts.md holds the tables as the code has them: python -m msprobe_engine.probe.rules.document docs/guide/alerts.md."""
     text = PAGE.read_text(encoding="utf-8")
     assert page(text) == text
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from msprobe_engine.core.settings.document import key_paths, page
 
-PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 
 
 def test_the_page_is_current() -> None:
-    """docs/settings.md is what the schema says today; `python -m msprobe_engine.core.settings.document > docs/settings.md` makes it so."""
+    """docs/reference/settings.md is what `python -m msprobe_engine.core.settings.document` writes today."""
     assert PAGE.read_text(encoding="utf-8") == page()
 
 

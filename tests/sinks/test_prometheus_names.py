@@ -18,8 +18,8 @@ from msprobe_engine.probe.sinks.prometheus.traffic import element_size
 
 
 def test_the_page_is_made_from_the_code() -> None:
-    """docs/metrics.md is what `document` gives."""
-    assert (Path(__file__).parents[2] / "docs" / "metrics.md").read_text() == document()
+    """docs/reference/metrics.md is what `document` gives."""
+    assert (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text() == document()
 
 
 def everything(rank: int = 0) -> RankMetrics:

@@ -1,4 +1,4 @@
-"""The page docs/reproduce.md says what the tools do: every example is run, every shown output is looked for."""
+"""The page docs/guide/reproduce.md says what the tools do: every example is run, every shown output is looked for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from msprobe.pytorch import PrecisionDebugger, random_save_end, undo_seed_all
 from msprobe_engine.formats.dump.reader import open_dump
 
 pytestmark = pytest.mark.slow
-PAGE = (Path(__file__).parents[2] / "docs/reproduce.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/guide/reproduce.md").read_text(encoding="utf-8")
 
 
 def section(title: str) -> tuple[list[str], list[str]]:

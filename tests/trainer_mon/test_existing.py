@@ -149,12 +149,12 @@ def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("name", list(CONFIGS))
 @pytest.mark.parametrize("version", VERSIONS)
 def test_same_files(tmp_path: Path, theirs: tuple[str, Path], version: str, name: str) -> None:
-    """The same files with the same columns (ours last), rows and values. Differences, all in docs/compatibility.md: what has no gradient
-    has no row here; an activation of no tensor has none either."""
+    """The same files with the same columns (ours last), rows and values. Differences, all in docs/reference/compatibility.md: what has no
+    gradient has no row here; an activation of no tensor has none either."""
     source, other = theirs[0], theirs[1] / version / name
     ours = rank_directory(run(sys.executable, settings_of(name, version), tmp_path / "ours"))
     files = [{p.name for p in d.iterdir()} for d in (other, ours)]
-    # The existing tool leaves unreduced gradients out where it sees a Megatron that is not used (docs/compatibility.md).
+    # The existing tool leaves unreduced gradients out where it sees a Megatron that is not used (docs/reference/compatibility.md).
     assert {n for n in files[1] - files[0] if not n.startswith(("scalars_", "grad_unreduced_"))} <= OURS
     assert name != "chosen" or any(n.startswith("grad_unreduced_") for n in files[0])
     assert files[0] - files[1] == set()

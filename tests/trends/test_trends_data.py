@@ -438,8 +438,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The commands of docs/trends.md run as they stand there, and every option it names is one."""
-    text = (Path(__file__).parents[2] / "docs" / "trends.md").read_text(encoding="utf-8")
+    """The commands of docs/guide/trends.md run as they stand there, and every option it names is one."""
+    text = (Path(__file__).parents[2] / "docs" / "guide" / "trends.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     for name, factor in (("a", 1.0), ("b", 1.5)):
         run(tmp_path / "runs" / name, 0, {s: {"layers.0.w": [factor if s > 2 else 1.0]} for s in range(5)})

@@ -14,8 +14,8 @@ PER_PROCESS = 1 << 29
 SMALL = 1 << 24
 """Bytes that a call may take whatever else there is."""
 PER_BYTE = 4
-"""Bytes that a check takes for each byte that the tensors of its call have in float64 (docs/benchmarks.md): results of the bench, those
-on changed inputs, what the operator needs inside."""
+"""Bytes that a check takes for each byte that the tensors of its call have in float64 (docs/evidence/benchmarks.md): results of the bench,
+those on changed inputs, what the operator needs inside."""
 LEAST = 2
 """Of these the ones without which there is nothing to compare."""
 _CGROUPS = (

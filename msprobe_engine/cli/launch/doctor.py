@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", action="append", default=[], metavar="KEYS", help="only these checks: A1,B2; A stands for A1, A2, ...")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON; - is the standard output")
     parser.add_argument("--brief", action="store_true", help="only say what is here: run no check")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a table for docs/hardware.md")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a table for docs/evidence/hardware.md")
     parser.add_argument(
         "--peer", default="", metavar="DIRECTORY", help="where the existing tool was installed, to be timed beside the probe"
     )

@@ -23,7 +23,7 @@ VARIABLES = {
     "MSPROBE_REDACT": "`tokens`: as [`redact`](#the-root), also for what has no settings (`ConfigChecker`, `SingleSave`)",
     "MSPROBE_KEY": "key, 16 to 4096 bytes, of digests of what is redacted, and of configuration values that are not collected",
     "MSPROBE_KEY_FILE": "a file that holds that key",
-    "MSPROBE_TLS_PASSPHRASE": "passphrase of the keys of hosts ([online pre-check](online-transport.md))",
+    "MSPROBE_TLS_PASSPHRASE": "passphrase of the keys of hosts ([online pre-check](../guide/online-transport.md))",
     "MSPROBE_CA_PASSPHRASE": "passphrase of the key of the certificate authority (`msprobe certs`)",
 }
 """Name to meaning (Markdown), in the order of the page."""

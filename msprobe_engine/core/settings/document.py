@@ -1,4 +1,7 @@
-"""The reference page of the settings, made from the schema: ``python -m msprobe_engine.core.settings.document > docs/settings.md``."""
+"""The reference page of the settings, made from the schema.
+
+``python -m msprobe_engine.core.settings.document > docs/reference/settings.md``
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _INTRODUCTION = """\
 # Settings
 
 One tree, written as YAML or JSON, usually in `probe.yaml`. `msprobe settings check FILE` prints what a file resolves to, or all its
-mistakes at once. This page is made from the code: `python -m msprobe_engine.core.settings.document > docs/settings.md`.
+mistakes at once. This page is made from the code: `python -m msprobe_engine.core.settings.document > docs/reference/settings.md`.
 
 The existing `config.json` and `monitor_config.json` are accepted as they are and become the same tree; the kind of a file is
 recognised by its keys. Keys whose feature is not built yet are named in one warning each; unknown keys are errors.

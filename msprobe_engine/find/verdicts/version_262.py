@@ -1,8 +1,8 @@
 """pass, warning and error as 26.2.0 gives them to the rows of its tables and graphs, row by row within each record, with its reasons.
 
-The checks, their limits and which calls are left out are facts of that version (`docs/compatibility.md` has what is wrong with them); the
-words of the reasons are part of its format. `Checks` is what tables and graphs have in common; a table looks at texts, a graph at the
-values of the dump (`report.graph.existing.verdicts`).
+The checks, their limits and which calls are left out are facts of that version (`docs/reference/compatibility.md` has what is wrong with
+them); the words of the reasons are part of its format. `Checks` is what tables and graphs have in common; a table looks at texts, a graph
+at the values of the dump (`report.graph.existing.verdicts`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One side of a comparison: the dump of one rank in one step, as columns with one row per tensor or argument.
 
-Row names, and what the tables show of arguments that are no tensors, are those of the existing tool (`docs/compare.md` lists them).
+Row names, and what the tables show of arguments that are no tensors, are those of the existing tool (`docs/guide/compare.md` lists them).
 A row costs some two hundred bytes, so a million of them fit into a few hundred megabytes; the tree of objects of the file never
 exists whole.
 """

@@ -18,10 +18,10 @@ from msprobe_engine.probe.estimate.cost import ZERO, Range, StepCost, price
 from msprobe_engine.probe.estimate.recorded_step import CHECKSUMS, ROWS, STATISTICS, Source, load_source
 
 READ_SPEED, CHECKSUM_SPEED, SECONDS_PER_TENSOR = 30e9, 19e9, 1.6e-6
-"""Bytes per second without and with a checksum, and seconds per tensor, of the statistics kernel alone (docs/benchmarks.md): the least
-by which a step gets longer."""
+"""Bytes per second without and with a checksum, and seconds per tensor, of the statistics kernel alone (docs/evidence/benchmarks.md): the
+least by which a step gets longer."""
 COLD_SPEED, SECONDS_PER_RECORD = 12e9, 50e-6
-"""Bytes per second of tensors that have left the cache, and what hooks, names and stacks of a record take (docs/how-big.md): about
+"""Bytes per second of tensors that have left the cache, and what hooks, names and stacks of a record take (docs/guide/how-big.md): about
 the most."""
 GB = 1e9
 

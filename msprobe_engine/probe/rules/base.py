@@ -22,7 +22,7 @@ class Rule(ABC):
 
     Class attributes:
         name: as in the settings.
-        fires: when the rule fires, one line; the table of docs/alerts.md is made of it.
+        fires: when the rule fires, one line; the table of docs/guide/alerts.md is made of it.
         severity: what its alerts are unless the settings say otherwise.
         meaning: what an alert of it usually means.
         next: what to run or to look at next.

@@ -1,4 +1,4 @@
-"""The tables of rules in docs/alerts.md: ``python -m msprobe_engine.probe.rules.document docs/alerts.md`` writes them anew."""
+"""The tables of rules in docs/guide/alerts.md: ``python -m msprobe_engine.probe.rules.document docs/guide/alerts.md`` writes them anew."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All rules by name, in the order of docs/alerts.md: ``python -m msprobe_engine.probe.rules.document docs/alerts.md``."""
+"""All rules by name, in the order of docs/guide/alerts.md: ``python -m msprobe_engine.probe.rules.document docs/guide/alerts.md``."""
 
 from __future__ import annotations
 

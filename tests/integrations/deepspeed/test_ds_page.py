@@ -1,4 +1,4 @@
-"""The code of docs/deepspeed.md runs as it stands there."""
+"""The code of docs/frameworks/deepspeed.md runs as it stands there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from msprobe_integrations.deepspeed import key
 from msprobe_integrations.torch import owner
 
 pytestmark = pytest.mark.framework
-PAGE = (Path(__file__).parents[3] / "docs" / "deepspeed.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "frameworks" / "deepspeed.md").read_text()
 PROBE = "monitor: {activations: true}\nsinks: {jsonl: {enabled: true}}\n"
 
 

@@ -1,4 +1,4 @@
-"""docs/mindspeed.md and examples/mindspeed say what works."""
+"""docs/frameworks/mindspeed.md and examples/mindspeed say what works."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msprobe_engine.core.settings.load import load_settings
 from msprobe_integrations.megatron import flags
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "mindspeed.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "frameworks" / "mindspeed.md").read_text(encoding="utf-8")
 EXAMPLES = ROOT / "examples" / "mindspeed"
 
 

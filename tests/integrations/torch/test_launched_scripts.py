@@ -16,7 +16,7 @@ import pytest
 from msprobe_engine.cli.launch.run import prepared
 
 pytestmark = pytest.mark.framework
-PAGE = Path(__file__).parents[3] / "docs" / "pytorch.md"
+PAGE = Path(__file__).parents[3] / "docs" / "frameworks" / "pytorch.md"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "fsdp"
 DDP = """
 import torch, torch.distributed as dist
@@ -75,8 +75,8 @@ def test_example_of_fsdp(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # DDP is among the training cases, what a launched process finds among tests/launch
 def test_script_with_ddp(tmp_path: Path) -> None:
-    """A script with DDP and a data loader of processes, with MSPROBE_CONFIG alone and the settings that docs/pytorch.md starts with: losses
-    and steps of both ranks, nothing of workers."""
+    """A script with DDP and a data loader of processes, with MSPROBE_CONFIG alone and the settings that docs/frameworks/pytorch.md starts
+    with: losses and steps of both ranks, nothing of workers."""
     (tmp_path / "train.py").write_text(DDP)
     config = tmp_path / "probe.yaml"
     (start,) = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)

@@ -39,12 +39,12 @@ def test_example(tmp_path: Path) -> None:
 
 
 def test_page(tmp_path: Path) -> None:
-    """The callback blocks of docs/trainers.md run."""
+    """The callback blocks of docs/frameworks/trainers.md run."""
 
     def job(folder: Path, kind: str) -> Any:
         os.chdir(folder)
         write_settings(folder)
-        text = next(each for each in blocks("docs/trainers.md", "python") if f".{kind}.callback" in each)
+        text = next(each for each in blocks("docs/frameworks/trainers.md", "python") if f".{kind}.callback" in each)
         if kind == "transformers":
             made = hf.make_trainer(folder)
             names = {"Trainer": type(made), "model": made.model, "arguments": made.args, "data": hf.Samples()}
@@ -53,7 +53,7 @@ def test_page(tmp_path: Path) -> None:
             from harness.frameworks import lightning_trainer
 
             names = {"Trainer": pl.Trainer, "module": lightning_trainer.make_module(), "data": lightning_trainer.make_loader()}
-        after = run(text, "docs/trainers.md", names)
+        after = run(text, "docs/frameworks/trainers.md", names)
         return len(after["trainer"].callbacks[0].observer.probe.frames if kind == "lightning" else _frames(after["trainer"]))
 
     assert ranks(1, job, tmp_path, "transformers") == [3]

@@ -1,7 +1,7 @@
 """The reasoned differences between our dumps on MindSpore and those of the existing tool.
 
-As on torch: an id, one sentence and a predicate each; docs/compatibility.md lists the same ids with the same sentences. What no rule
-names is a failure of the comparison.
+As on torch: an id, one sentence and a predicate each; docs/reference/compatibility.md lists the same ids with the same sentences. What no
+rule names is a failure of the comparison.
 """
 
 from __future__ import annotations

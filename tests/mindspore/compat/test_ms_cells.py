@@ -11,14 +11,14 @@ from matching import Context, Difference, RankDump
 from ms_cells import KEPT, SUITE, Cell
 from ms_rules import RULES
 
-PAGE = (Path(__file__).parents[3] / "docs" / "compatibility-mindspore.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "compatibility-mindspore.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
 @pytest.mark.framework
 @pytest.mark.timeout(900)
 def test_our_mindspore_dumps_match_the_kept_ones(tmp_path: Path) -> None:
-    """Record for record, each difference with a rule of docs/compatibility-mindspore.md."""
+    """Record for record, each difference with a rule of docs/reference/compatibility-mindspore.md."""
     kept = reference(SUITE.name, "kept", tmp_path, SUITE.make)
     ours = SUITE.ours([cell for cases in KEPT.values() for cell, _, _ in cases])
     faults = SUITE.kept_faults(ours, kept)
@@ -30,7 +30,7 @@ def test_our_mindspore_dumps_match_the_kept_ones(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_every_cell_matches_on_mindspore() -> None:
     """Record for record the same names, order, places, types, dtypes, shapes, statistics, checksums, files, stacks and parents, and saved
-    tensors bit by bit; each difference has a rule of docs/compatibility-mindspore.md, and each rule occurs."""
+    tensors bit by bit; each difference has a rule of docs/reference/compatibility-mindspore.md, and each rule occurs."""
     found = [SUITE.total(version) for version in VERSIONS]
     assert [difference for whole in found for difference in whole.unexplained] == []
     assert sum(whole.records - whole.equal - whole.explained for whole in found) == 0

@@ -6,7 +6,7 @@
 >>> for record in snapshot.find("*.softmax.*", kind="api"):  # doctest: +SKIP
 ...     print(record.name, record.tensor("output.0").max)
 
-`docs/read-a-dump.md` is the guide.
+`docs/guide/read-a-dump.md` is the guide.
 """
 
 from __future__ import annotations

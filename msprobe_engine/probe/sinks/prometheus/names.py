@@ -1,7 +1,7 @@
 """Every metric that is exported: name, type, labels, meaning, and how one series of a node is made of those of its ranks.
 
-The exporter takes names and help texts from here and knows no others; `document` makes ``docs/metrics.md`` of it:
-``python -m msprobe_engine.probe.sinks.prometheus.names > docs/metrics.md``.
+The exporter takes names and help texts from here and knows no others; `document` makes ``docs/reference/metrics.md`` of it:
+``python -m msprobe_engine.probe.sinks.prometheus.names > docs/reference/metrics.md``.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ _SUFFIX = {"counter": "_total", "gauge": "", "histogram": ""}
 _HEAD = """\
 # Every metric
 
-This page is made from the code: `python -m msprobe_engine.probe.sinks.prometheus.names > docs/metrics.md`. How the metrics get out is
-on [prometheus.md](prometheus.md).
+This page is made from the code: `python -m msprobe_engine.probe.sinks.prometheus.names > docs/reference/metrics.md`. How the metrics get
+out is on [prometheus.md](../guide/prometheus.md).
 
 Every series has the label `rank` (but where the text says it has none). There is no label for step, shape, micro step or single tensor, so
 the number of series does not grow with the run. With `aggregate: node` the label is `node` (its first rank) instead, and the
@@ -133,7 +133,7 @@ def exported(name: str) -> str:
 
 
 def document() -> str:
-    """The page ``docs/metrics.md``."""
+    """The page ``docs/reference/metrics.md``."""
     lines = [_HEAD]
     for level, title in (("rank", "One series per rank"), ("layer", "One series per rank and layer (`layers: true`)")):
         lines += [f"## {title}\n", "| metric | type | further labels | meaning | node |", "| --- | --- | --- | --- | --- |"]

@@ -1,7 +1,7 @@
 """The graph of one rank of one step: every call below the call it ran in, in order of execution.
 
-The rules are those of the existing tool (what they are is in `docs/graph.md`), so that both make the same nodes of one dump. Where its
-files say nothing, ours go on: a dump without construct.json is put together from the paths of the modules.
+The rules are those of the existing tool (what they are is in `docs/guide/graph.md`), so that both make the same nodes of one dump. Where
+its files say nothing, ours go on: a dump without construct.json is put together from the paths of the modules.
 """
 
 from __future__ import annotations
