@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from msprobe_engine.config.launch_scripts.shell import arithmetic, braces
 from msprobe_engine.config.launch_scripts.shell.context import Context, short
-from msprobe_engine.config.launch_scripts.shell.parameters import NotKnown, Parameters, Segment
+from msprobe_engine.config.launch_scripts.shell.parameters import NotKnown, Parameters, Segment, joins
 from msprobe_engine.config.launch_scripts.shell.syntax import Arithmetic, Literal, Parameter, ProcessFile, Substitution, Word
 from msprobe_engine.config.launch_scripts.shell.values import Known, Piece, State, Text, Unknown, Variable, known, unknown_of
 
@@ -40,10 +40,9 @@ class Expander(Parameters):
 
     def text(self, word: Word, state: State) -> Text:
         """One text, not split: the value of an assignment, a here-document, the subject of ``case``."""
-        pieces: list[Piece] = []
-        for segment in self.segments(word, state):
-            pieces.append(Known(" ", self.place(word.line)) if segment is None else segment[0])
-        return tuple(pieces)
+        at = self.place(word.line)
+        between = self.joint(state, at) if any(joins(part) for part in word.parts) else Known(" ", at)
+        return tuple(between if segment is None else segment[0] for segment in self.segments(word, state))
 
     def pattern(self, word: Word, state: State) -> list[tuple[str, bool]] | None:
         """The word as pattern: texts, and whether they stand for themselves; None where it is not known."""

@@ -203,7 +203,7 @@ class Parameters:
                 listed = self._slice(part, state, listed)
             elif operator:
                 listed = [self._edited(part, text, state) for text in listed]
-            return self._listed(part, listed)
+            return self._listed(part, listed, state)
         text = self._scalar(part, state)
         if text is None:
             return [(Known("", at), False)] if part.quoted else []
@@ -213,17 +213,24 @@ class Parameters:
             return [(Known("", at), False)]
         return [(piece, not part.quoted) for piece in text]
 
-    def _listed(self, part: Parameter, listed: list[Text]) -> list[Segment]:
+    def _listed(self, part: Parameter, listed: list[Text], state: State) -> list[Segment]:
         at = self.place(part.line)
-        star = part.name == "*" or (part.index is not None and part.index.plain() == "*")
+        star = joins(part)
         out: list[Segment] = []
         for i, text in enumerate(listed):
             if i:
-                out.append((Known(" ", at), False) if star and part.quoted else None)
+                out.append((self.joint(state, at), False) if star and part.quoted else None)
             if part.quoted and not text:
                 out.append((Known("", at), False))
             out.extend((piece, not part.quoted) for piece in text)
         return [(Known("", at), False)] if star and part.quoted and not out else out
+
+    def joint(self, state: State, at: Place) -> Piece:
+        """What ``"$*"`` puts between elements: the first character of ``IFS``, a space where it is not set."""
+        variable = state.lookup("IFS")
+        value = variable.value() if variable is not None else None
+        separators = " " if value is None else known(value)
+        return Unknown("IFS", "is not known, and joins the elements", at) if separators is None else Known(separators[:1], at)
 
     def _length(self, part: Parameter, state: State, listed: list[Text] | None) -> Piece:
         at = self.place(part.line)
@@ -350,6 +357,11 @@ class Parameters:
             return [(Unknown(short(part.source), "is a slice that is not known", at, many=True),)]
         begin = max(bounds[0], 1) if part.name in ("@", "*") and shown(self.text(part.arguments[0], state)).strip() != "0" else bounds[0]
         return listed[begin : bounds[1]]
+
+
+def joins(part: object) -> bool:
+    """Whether a part is ``$*`` or ``${NAME[*]}``, whose elements become one text."""
+    return isinstance(part, Parameter) and (part.name == "*" or (part.index is not None and part.index.plain() == "*"))
 
 
 def _order(key: int | str) -> int:
