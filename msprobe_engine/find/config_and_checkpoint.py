@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.checkpoint.result import TensorResult, ValueDifference, ranked
 from msprobe_engine.find.config.between_ranks import Deviation, between_ranks
-from msprobe_engine.find.config.difference import Difference, listed
+from msprobe_engine.find.config.difference import WEIGHTS, Difference, listed
 from msprobe_engine.find.config.headline import headline
 from msprobe_engine.find.config.packs import compare_packs
+from msprobe_engine.find.config.tensors import LATER
 from msprobe_engine.find.findings import CHECKPOINT, CONFIG, NONE, Diagnosis, Suspect
 from msprobe_engine.formats.checkpoint.model import RANDOM
 from msprobe_engine.formats.pack.kind import NAME as PACK
@@ -106,20 +108,21 @@ def pack_beside(path: Path) -> Path | None:
     return None
 
 
-def started_otherwise(target: Path | None, golden: Path | None) -> tuple[list[str], list[str]]:
-    """Sentences for the evidence of two runs (or of one, whose ranks are held against each other), and problems."""
+def started_otherwise(target: Path | None, golden: Path | None) -> tuple[list[str], list[str], list[Suspect]]:
+    """Sentences for the evidence of two runs (or of one, whose ranks are held against each other), problems, and the weights that the two
+    begin with as other numbers."""
     if target is None:
-        return [], []
+        return [], [], []
     try:
         if golden is None:
             ranks = between_ranks(target)
-            return [Sentence("Configuration: {0}.", one.sentence()) for one in ranks.matter[:MOST_LINES]], []
+            return [Sentence("Configuration: {0}.", one.sentence()) for one in ranks.matter[:MOST_LINES]], [], []
         compared = compare_packs(golden, target)
     except DumpFormatError as error:
-        return [], [Sentence("not looked at: {0}", error)]
+        return [], [Sentence("not looked at: {0}", error)], []
     matter = compared.differences
     if not matter:
-        return [Sentence("The runs were started with the same configuration, as far as it matters.")], list(compared.problems)
+        return [Sentence("The runs were started with the same configuration, as far as it matters.")], list(compared.problems), []
     lines: list[str] = [Sentence("Configuration (golden against this one): {0}.", one.sentence()) for one in matter[:MOST_LINES]]
     if len(matter) > MOST_LINES:
         lines.append(
@@ -127,7 +130,16 @@ def started_otherwise(target: Path | None, golden: Path | None) -> tuple[list[st
                 "Configuration: {0} more differences; msprobe config_check -c {1} {2} lists them.", len(matter) - MOST_LINES, golden, target
             )
         )
-    return lines, list(compared.problems)
+    first = [_suspect(one) for one in matter if one.sheet == WEIGHTS and one.term != LATER]
+    return lines, list(compared.problems), first[:MOST_SUSPECTS]
+
+
+def blame_first_weights(found: Diagnosis, weights: Sequence[Suspect]) -> None:
+    """Where numbers of a monitor part in the step that the run begins with, weights that were other ones before it come first: what they
+    make of it does not name them. A monitor that watches parameters names them itself."""
+    first = found.first_suspect
+    if weights and first is not None and first.kind == "series" and first.step <= weights[0].step and "param_" not in first.record:
+        found.suspects = [*weights, *found.suspects][:MOST_SUSPECTS]
 
 
 def diagnose_checkpoints(target: Path, golden: Path) -> Diagnosis:

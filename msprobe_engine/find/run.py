@@ -84,9 +84,10 @@ def diagnose(
     else:
         found = _one_kind(Path(target), None if golden is None else Path(golden), further, mappings, exact)
     if found.finding not in (findings.CONFIG, findings.CHECKPOINT) and (there is None or there.config is not None):
-        lines, problems = config_and_checkpoint.started_otherwise(here.config, None if there is None else there.config)
+        lines, problems, weights = config_and_checkpoint.started_otherwise(here.config, None if there is None else there.config)
         found.evidence += lines
         found.problems += problems
+        config_and_checkpoint.blame_first_weights(found, weights)
         if golden is None and lines and here.config is not None and found.finding == findings.NONE:
             config_and_checkpoint.blame_ranks(found, here.config)
     if golden is None and found.finding == findings.DESYNC and here.config is not None:

@@ -48,6 +48,7 @@ class Pipeline:
 
     Attributes:
         without_optimizer: of the parameters that are in no optimizer, how many there are and the name of the first; empty: none.
+        computed_in: data types that the training computes in, whatever is written, to where they were seen; empty: not known.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Pipeline:
         self._announcer = Announcer()
         self.rank_info: dict[str, Any] = {}
         self.without_optimizer: dict[str, Any] = {}
+        self.computed_in: dict[str, Any] = {}
         self.parallel: Mapping[str, Any] = {}
         self.cost = {"seconds": 0.0}
         self.patience = CLOSE_PATIENCE

@@ -106,6 +106,7 @@ class Session:
         for sink in self.writer.sinks:
             sink.watch_info(self.pipeline.rank_info)
             sink.watch_remark("without_optimizer", self.pipeline.without_optimizer)
+            sink.watch_remark("computed_in", self.pipeline.computed_in)
             for rule in self.pipeline.rules:
                 if rule.passed_over is not None:
                     sink.watch_remark("masks", rule.passed_over)

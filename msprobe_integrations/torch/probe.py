@@ -31,6 +31,7 @@ from msprobe_integrations.common.parameter_side import ParameterSide
 from msprobe_integrations.common.probe import Probe
 from msprobe_integrations.torch.attempts import Attempts
 from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.computing_types import ComputingTypes
 from msprobe_integrations.torch.derived import on_host
 from msprobe_integrations.torch.merge import RowExchange
 from msprobe_integrations.torch.module_side import ModuleSide
@@ -63,6 +64,7 @@ class TorchProbe(Probe):
         self._perturbed = False
         self._overflow = NpuOverflow()
         self._attempts: Attempts | None = None
+        self._types: ComputingTypes | None = None
         self._stages = StagePreparation(self)
 
     def _make_backend(self) -> TorchBackend:
@@ -126,6 +128,9 @@ class TorchProbe(Probe):
             self._perturbed = True
             perturb(self._models, dump.perturb, dump.perturb_seed)
         self._stages.install()
+        with self.guard("computing types"):
+            self._types = self._types or ComputingTypes(self.session.pipeline.computed_in)
+            self._types.look_at(self._models)
 
     def attempts(self, step: int, reset: Callable[[], Any] | None = None) -> Iterator[int]:
         """Begin a step whose forward and backward pass may run a second time, with everything captured, when a critical alert of a
@@ -155,6 +160,8 @@ class TorchProbe(Probe):
 
     def _further_ends(self) -> Iterator[Callable[[], Any]]:
         yield self._stages.remove
+        if self._types is not None:
+            yield self._types.close
         if self._attempts is not None:
             yield self._attempts.close
 

@@ -309,3 +309,44 @@ def test_every_statistic_counts(before: str, after: str, code: int, said: str, t
         (place / "grad_reduced_0-9.csv").write_text(rows.replace(before, after) if name == "run" else rows)
     assert main(["diagnose", str(tmp_path / "run"), str(tmp_path / "golden"), "-o", str(tmp_path / "out")]) == code
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("off", "factor", "code", "first"),
+    [
+        ((1,), 1.06, 0, None),
+        ((1, 2), 1.06, 1, 1),
+        ((1,), 1.3, 1, 1),
+        ((2,), 1.06, 3, None),
+    ],
+    ids=["gone again", "stays", "far off", "in the last step"],
+)
+def test_a_gradient_that_is_off_in_one_step_of_a_training_in_16_bits(
+    off: tuple[int, ...], factor: float, code: int, first: int | None, tmp_path: Path
+) -> None:
+    """One ill-conditioned batch shows rounding as no other does: what is a little off is confirmed or cleared by the next step; of the last
+    one that cannot be told."""
+    roots = [Monitor(tmp_path / name, ranks=1) for name in ("bad", "good")]
+    for step in off:
+        roots[0].put(0, step, "grad_reduced", "layers.2.mlp.weight", f"{(8.0 + 0.1 * step) * factor:.6g}")
+    for root in roots:
+        root.write()
+        (place,) = (root.root / "monitor").iterdir()
+        (place / "run.json").write_text(json.dumps({"rank": 0, "rank_info": {}, "computed_in": {"bfloat16": "autocast"}}))
+    found = diagnose(roots[0].root, roots[1].root)
+    assert (found.first_suspect and found.first_suspect.step) == first, found.text()
+    assert main(["diagnose", str(roots[0].root), str(roots[1].root), "-o", str(tmp_path / "page")]) == code
+
+
+@pytest.mark.parametrize(("forward", "named"), [(False, "layers.3.mlp.bias"), (True, "layers.1.mlp.weight")], ids=["same", "other"])
+def test_of_gradients_the_one_that_the_backward_pass_makes_first_is_named(forward: bool, named: str, tmp_path: Path) -> None:
+    """Where the forward pass is the same, the fault is in the backward pass, before all that differs; where it is not, what is about as far
+    off as the furthest is nearest."""
+    good, bad = Monitor(tmp_path / "good").write(), Monitor(tmp_path / "bad")
+    for name, norm in (("layers.0.mlp.weight", "3"), ("layers.1.mlp.weight", "9.5"), ("layers.3.mlp.bias", "13.2")):
+        bad.put(0, 1, "grad_reduced", name, norm)
+    if forward:
+        bad.put(0, 1, "actv", "layers.0.output", "1.100003")
+    found = diagnose(bad.write(), good)
+    assert found.first_suspect is not None
+    assert found.first_suspect.record == f"grad_reduced/{named}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from msprobe_engine.find import findings
 from msprobe_engine.find.collectives.replicas import Odd, say_not_compared
 from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.monitor.kinds import other_kinds
+from msprobe_engine.find.monitor.nearest import nearest_first
 from msprobe_engine.find.monitor.number_pairs import COMPARED, Number, every_series, order_in_step, paired_numbers
 from msprobe_engine.find.monitor.one_run import never_there
 from msprobe_engine.find.monitor.other_batches import not_comparable
 from msprobe_engine.find.monitor.replicas import check_replicas
 from msprobe_engine.find.monitor.series_noise import SeriesNoise, of_other_form
 from msprobe_engine.find.nonfinite.trace import module_path
-from msprobe_engine.formats.monitor.alert_order import Group, Moment, folded, in_order
+from msprobe_engine.formats.monitor.alert_order import Group, folded, in_order
 from msprobe_engine.formats.monitor.anomalies import Anomaly, load
 from msprobe_engine.formats.monitor.completeness import missing_parts, other_runs, steps_on_one_side, still_running
 from msprobe_engine.formats.monitor.reader import Run, open_run
@@ -96,8 +98,8 @@ def diagnose_monitor(target: Path) -> Diagnosis:
 
 
 def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Diagnosis:
-    """Two runs: the first step, and in it the first tensor in the order of execution, whose numbers part by more than before. Of
-    parameters and their gradients, which come at one moment, the one that is furthest off.
+    """Two runs: the first step, and in it the first tensor in the order of execution, whose numbers part by more than before
+    (`find.monitor.nearest`).
 
     Raises:
         UsageError: no monitor has written at a path.
@@ -116,16 +118,23 @@ def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Di
         by_step.setdefault(item.step, []).append(item)
     noise = SeriesNoise(a, b)
     largest: Number | None = None
+    alone_off: _Off | None = None
     for step in sorted(by_step):
         noise.see(by_step[step])
         limits = {item: 0.0 if exact else noise.limit(item) for item in by_step[step] if item.distance}
-        off = sorted((item for item, limit in limits.items() if item.distance > limit), key=_likelihood)
+        off = nearest_first((item for item, limit in limits.items() if item.distance > limit), by_step[step])
+        largest = max((one for one in (largest, *limits) if one is not None), key=lambda one: one.distance, default=None)
+        if off and alone_off is None and not exact and noise.may_pass(off, limits):
+            alone_off = _Off(off, limits, len(by_step[step]))
+            continue
         if off:
-            _say_part(found, off, limits, len(by_step[step]))
-            found.next = _dump_of(step, [off[0].rank], golden=True)
+            alone_off = alone_off or _Off(off, limits, len(by_step[step]))
+            _say_part(found, alone_off)
+            found.next = _dump_of(alone_off.items[0].step, [alone_off.items[0].rank], golden=True)
             break
         noise.accept(step, limits)
-        largest = max((one for one in (largest, *limits) if one is not None), key=lambda one: one.distance, default=None)
+        if alone_off is not None and alone_off.is_answered(by_step[step]):
+            alone_off = None
     shapes, types = other_kinds(a, b)
     shapes = [one for one in shapes if one.record.partition("/")[0] not in apart]
     _say_never_there(found, sorted([*never_there(a, b), *shapes], key=lambda one: one.step))
@@ -137,6 +146,7 @@ def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Di
     found.problems += [f"{what} ({count})" for run in (a, b) for what, count in run.problems.items()]
     if not found.suspects:
         found.evidence.append(_say_largest(largest))
+        found.problems += [] if alone_off is None else [alone_off.sentence()]
     ranks = sorted(set(a.ranks) & set(b.ranks))
     if unpaired := sorted(set(a.ranks) ^ set(b.ranks)):
         template = "{0} are on one side only and were not compared"
@@ -157,12 +167,6 @@ def _say_largest(item: Number | None) -> Sentence:
     return Sentence(template, f"{item.distance:.1e}", item.step, item.rank, row, item.op, *numbers)
 
 
-def _likelihood(item: Number) -> tuple[tuple[int, int, int], float, int, int]:
-    """Sorts what differs in a step, the likeliest first: the order of the model is one in time in the forward pass only."""
-    section, micro_step, moment, at = item.order
-    return (section, micro_step, moment), at if moment == Moment.FORWARD else -item.distance, item.rank, at
-
-
 def _dump_of(step: int, ranks: Sequence[int], golden: bool = False) -> list[str]:
     """What would name the operator: a dump of the step, which numbers of the monitor do not replace."""
     which = ",".join(map(str, ranks))
@@ -180,7 +184,35 @@ def _spread(odd: Odd) -> float:
     return max((size if math.isfinite(size) else math.inf for size in sizes), default=0.0)
 
 
-def _say_part(found: Diagnosis, off: Sequence[Number], limits: Mapping[Number, float], of: int) -> None:
+@dataclass(frozen=True)
+class _Off:
+    """Numbers of a step that differ by more than round-off explains.
+
+    Attributes:
+        items: nearest to the cause first.
+        limits: what would be accepted.
+        of: how many numbers were compared in the step.
+    """
+
+    items: Sequence[Number]
+    limits: Mapping[Number, float]
+    of: int
+
+    def is_answered(self, later: Iterable[Number]) -> bool:
+        """Were any of them looked at again?"""
+        mine = {(item.rank, item.family, item.key, item.op) for item in self.items}
+        return any((item.rank, item.family, item.key, item.op) in mine for item in later)
+
+    def sentence(self) -> Sentence:
+        """Of a step that no later one answers."""
+        one = self.items[0]
+        template = "{0} numbers of step {1} differ by up to {2}, which no later step confirms or clears, the first is {3}"
+        furthest = max(item.distance for item in self.items)
+        return Sentence(template, f"{len(self.items):,}", one.step, f"{furthest:.2%}", f"{one.family}/{one.key.name}")
+
+
+def _say_part(found: Diagnosis, parted: _Off) -> None:
+    off, limits, of = parted.items, parted.limits, parted.of
     first = off[0]
     bad = not math.isfinite(first.target) and math.isfinite(first.golden)
     found.finding = findings.NONFINITE if bad else findings.DIVERGENCE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ Table = Mapping[Any, Series]
 """Of one column: key to numbers."""
 _OF_UPDATES = re.compile(r"(learning_rate|lr|weight_decay|beta[12]|eps|momentum)(?![a-z])", re.I)
 _OF_GROUPS = re.compile(r"(.+)_group_\d+")
+_OUTPUT = re.compile(r"output_?.*")
 OF_THE_MACHINE = re.compile(r"seconds|time|per_sec|throughput|t?flops|memory|bytes|elapsed", re.I)
 """Numbers of the step that say how fast it went: no two runs have the same."""
 
@@ -61,6 +62,14 @@ def every_series(run: Run, rank: int) -> Iterator[Series]:
             yield from run.series(rank, family, op).values()
 
 
+def given_besides(mine: Iterable[Key], other: Iterable[Key]) -> set[str]:
+    """Names of results that a module gives in one run alone, where it gives others in both: a fused attention gives no weights, and that is
+    no difference where it gives its result."""
+    known = {key.name.rpartition(".")[0] for key in other}
+    names = {key.name for key in mine} - {key.name for key in other}
+    return {name for name in names if _OUTPUT.fullmatch(name.rpartition(".")[2]) and name.rpartition(".")[0] in known}
+
+
 def _unpaired(mine: Table, other: Table, steps: npt.NDArray[np.int64], what: str) -> Iterator[str]:
     """Numbers of a table, of steps that both runs have, that another table has not."""
     for key, series in mine.items():
@@ -85,7 +94,9 @@ def paired_numbers(run: Run, other: Run) -> tuple[list[Number], tuple[list[str],
                 known = set(two.ops(rank, family)) if family in two.families(rank) else set()
                 for op in ops:
                     table = two.series(rank, family, op) if op in known else {}
-                    alone[k].extend(_unpaired(one.series(rank, family, op), table, steps, f"rank {rank}, {family}/"))
+                    besides = given_besides(one.series(rank, family, op), table)
+                    mine = {key: series for key, series in one.series(rank, family, op).items() if key.name not in besides}
+                    alone[k].extend(_unpaired(mine, table, steps, f"rank {rank}, {family}/"))
         for name in (name for name in scalars if name in theirs and not OF_THE_MACHINE.search(name)):
             items += _paired(rank, "loss" if "loss" in name else "step", 0, Key(0, name), "value", scalars[name], theirs[name])
         families = other.families(rank)

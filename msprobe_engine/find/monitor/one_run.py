@@ -3,7 +3,6 @@ is in no optimizer no update. That is a difference of the runs, and no loss of s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -11,12 +10,11 @@ import numpy as np
 
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.findings import Suspect
+from msprobe_engine.find.monitor.number_pairs import given_besides
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.monitor.reader import Run
 from msprobe_engine.formats.monitor.series import Key, Series, steps_of
 
-_OUTPUT = re.compile(r"output_?.*")
-"""What a module gives: a fused attention gives no weights, and that is no difference where it gives its result."""
 _CHOICE = ("targets", "activation_targets")
 """Settings of the monitor that choose tensors."""
 
@@ -65,8 +63,7 @@ def _always(run: Run, other: Run, rank: int, family: str, others: Collection[tup
     if not len(steps):
         return {}
     mine = {key.name: series for key, series in table.items() if (family, key.name) not in others}
-    known = {(key.name.rpartition(".")[0]) for key in _series(other, rank, family)}  # of modules that are called, with less that comes out
-    given = {name for name in mine if _OUTPUT.fullmatch(name.rpartition(".")[2]) and name.rpartition(".")[0] in known}
+    given = given_besides(table, _series(other, rank, family))
     return {name: int(steps[0]) for name, series in mine.items() if name not in given and np.isin(steps, series.steps).all()}
 
 

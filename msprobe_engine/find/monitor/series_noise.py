@@ -94,6 +94,14 @@ class SeriesNoise:
         made = _OF_ITS_GRADIENT * self._gradients.get((item.rank, item.key.name), 0.0) if _is_made_of_gradients(item) else 0.0
         return max(allowed, made, GROWTH * self._largest.get((kind, few), 0.0))
 
+    def may_pass(self, off: Iterable[Number], limits: Mapping[Number, float]) -> bool:
+        """Whether what is off may be gone in the next step: in 16 bits, in gradients and what is made of them alone, and not far off. One
+        batch in which the backward pass is ill-conditioned shows rounding as no other one does."""
+        kinds = (_GRADIENT, _SQUARES)
+        return self._floors is _SHORT and all(
+            self._kind(one) in kinds and one.family != "actv" and one.distance <= _FEW_ELEMENTS * limits[one] for one in off
+        )
+
     def see(self, items: Iterable[Number]) -> None:
         """The numbers of the next step: how far gradients are apart, which limits what optimizers make of them."""
         for item in items:
@@ -138,7 +146,10 @@ def of_other_form(run: Run, other: Run) -> set[tuple[int, str, Key]]:
 
 
 def _unit(run: Run) -> float:
-    """Half a unit of the coarsest data type of a run; 0 where no file says one."""
+    """Half a unit of the coarsest data type of a run; 0 where no file says one. What is written may be wider than what it was made of:
+    gradients in float32 of a training under autocast."""
     kinds: Iterable[Mapping[Key, frozenset[object]]] = (run.kinds(rank, family) for rank in run.ranks[:1] for family in run.families(rank))
     names = {getattr(one, "dtype", "") for table in kinds for some in table.values() for one in some}
+    for rank in run.ranks[:1]:
+        names |= set(types) if isinstance(types := run.info(rank).get("computed_in"), Mapping) else set()
     return max((FLOATS[name].eps / 2 for name in names if name in FLOATS), default=0.0)
