@@ -2,7 +2,9 @@
 
 The programs are a GPT in plain torch, small models of Transformers, DDP, FSDP2, DeepSpeed (ZeRO 1 to 3) and megatron-core in parallel
 layouts, most in bfloat16. A golden run is the same program without the fault: the same seed, the same data. Beside the faults stand
-healthy pairs, which differ in nothing but rounding, or in nothing, and single runs. What each case does: `fault_set/field_bugs_*.py`.
+healthy pairs, which differ in nothing but rounding, or in nothing, and single runs; some are watched by ``msprobe run`` as people watch
+theirs (level watch or nan). Launch scripts, packs and checkpoints are compared by their own commands.
+What each case does: `fault_set/field_bugs_*.py`.
 
     python benchmarks/field_bugs.py --list
     python benchmarks/field_bugs.py --only "rotary base" --levels mix,L0 --answers
@@ -31,16 +33,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent / "fault_set"))
 
 from fault_dumps import scratch_directory
-from field_bugs_case import Case, Healthy
-from field_bugs_judge import SCORES, ask, framework, identity, row
-from field_bugs_list import FAULTS, HEALTHY
+from field_bugs_beside import Beside
+from field_bugs_case import Case
+from field_bugs_judge import SCORES, Answer, ask, framework, healthy, identity, row
+from field_bugs_list import BESIDE, FAULTS, HEALTHY
 
 HEAD = "| case | program | dtype | level | fault | exit code | score | headline |\n|---|---|---|---|---|---|---|---|"
 
 
-def chosen(only: list[str], levels: list[str], programs: list[str]) -> Iterator[tuple[Case, str]]:
+def chosen(only: list[str], levels: list[str], programs: list[str]) -> Iterator[tuple[Case | Beside, str]]:
     """Cases with a level each, in the order of the lists."""
-    for case in (*FAULTS, *HEALTHY):
+    for case in (*FAULTS, *HEALTHY, *BESIDE):
         name = framework(case)
         if programs and not any(word in name for word in programs):
             continue
@@ -62,7 +65,9 @@ def table(scores: Counter[tuple[str, str, str, str]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], metavar="WORD", help="cases whose name holds this word; may be repeated")
-    parser.add_argument("--levels", default="", metavar="LEVEL,...", help="of mix, L1, L0, md5, monitor; default: those of each case")
+    parser.add_argument(
+        "--levels", default="", metavar="LEVEL,...", help="of mix, L1, L0, md5, monitor, watch, nan; default: those of each case"
+    )
     parser.add_argument(
         "--programs", default="", metavar="WORD,...", help="programs whose name holds one of these: gpt, llama, ddp, megatron, ..."
     )
@@ -84,14 +89,17 @@ def main() -> int:
         print(HEAD, file=lines, flush=True)
         for case, level in cases:
             begin = time.perf_counter()
-            answer = ask(case, level, runs)
+            try:
+                answer = ask(case, level, runs)
+            except RuntimeError as error:  # a training that failed is no answer
+                answer = Answer(-1, str(error), "BROKEN", 0.0)
             print(row(case, level, answer), file=lines, flush=True)
             if a.answers or a.table:
                 print(f"{identity(case, level)}: {answer.score} ({time.perf_counter() - begin:.0f} s)")
             if a.answers:
                 print(answer.text)
             scores[framework(case), case.setting.dtype, level, answer.score] += 1
-            wrong += answer.score != "right" if isinstance(case, Healthy) else answer.score in ("MISSED", "BROKEN") and level == "mix"
+            wrong += answer.score != "right" if healthy(case) else answer.score in ("MISSED", "BROKEN") and level == "mix"
     print("\n" + table(scores))
     return 1 if wrong else 0
 

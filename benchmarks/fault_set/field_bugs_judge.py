@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import field_bugs_beside
 import field_bugs_megatron
+import field_bugs_watched_run
+from field_bugs_beside import Beside
 from field_bugs_case import Case, Fault, Healthy, nothing
 from field_bugs_runs import diagnose, run
 from field_bugs_training import Setting
@@ -29,44 +33,62 @@ RIGHT = ("named first", "first three", "right")
 SCORES = (*RIGHT, "other place", "MISSED", "exit 3", "ACCUSED", "accused: exit 3", "BROKEN")
 
 
-def identity(case: Case, level: str) -> str:
+def healthy(case: Case | Beside) -> bool:
+    """Nothing is wrong in it."""
+    return case.healthy if isinstance(case, Beside) else isinstance(case, Healthy)
+
+
+def identity(case: Case | Beside, level: str) -> str:
     """Name of a case at a level, as a directory may be called."""
-    kind = "h" if isinstance(case, Healthy) else "f"
+    kind = "h" if healthy(case) else "f"
     return f"{kind}-{re.sub(r'[^a-z0-9]+', '-', case.name.lower()).strip('-')}-{level}"
 
 
-def framework(case: Case) -> str:
+def framework(case: Case | Beside) -> str:
     s = case.setting
     if s.family == "megatron":
         return f"megatron {s.form}"
+    if isinstance(case, Beside):
+        return s.family
     return (
         (s.family if s.family == "gpt" else f"hf-{s.family}") + (f" {s.wrap}" if s.wrap else "") + (f" x{s.ranks}" if s.ranks > 1 else "")
     )
 
 
-def golden_of(setting: Setting, level: str, runs: Path, plant: Any = nothing) -> Path:
-    """The right run of a setting, made once."""
+def golden_of(setting: Setting, level: str, runs: Path, plant: Any = nothing, name: str = "") -> Path:
+    """The right run of a setting, made once; `name` is of a case that has it."""
     word = hashlib.sha1(f"{setting!r} {getattr(plant, '__name__', '')}".encode()).hexdigest()[:10]
     where = runs / "golden" / f"{setting.family}-{setting.dtype}-{setting.wrap or 'one'}-{word}-{level}"
-    run(where, setting, plant, level)
+    if level in field_bugs_watched_run.PRESETS:
+        field_bugs_watched_run.made(where, name, level, "golden")
+    else:
+        run(where, setting, plant, level)
     return where
 
 
-def ask(case: Case, level: str, runs: Path) -> Answer:
+def ask(case: Case | Beside, level: str, runs: Path) -> Answer:
     """Make the runs that are not there yet, and judge what `diagnose` says."""
     where = runs / identity(case, level)
+    if isinstance(case, Beside):
+        begin = time.perf_counter()
+        code, text = field_bugs_beside.ask(case, where)
+        right, head = code in case.codes, " ".join(text.splitlines()[:10])
+        score = (
+            ("right" if right else "ACCUSED") if case.healthy else "named first" if right and re.search(case.truth, head) else "other place"
+        )
+        return Answer(code, text, "MISSED" if code == 0 and not case.healthy else score, time.perf_counter() - begin)
     if case.setting.family == "megatron":
         code, text, found, seconds = field_bugs_megatron.ask(case, level, runs, where)
         return Answer(code, text, judged(case, level, code, text, found, modules_of(case, runs) if level == "L1" else {}), seconds)
-    kind = "monitor" if level == "monitor" else "dump"
+    watched = level in field_bugs_watched_run.PRESETS
+    kind = "monitor" if watched or level == "monitor" else "dump"
     golden = None
-    if isinstance(case, Healthy):
-        if case.other is not None:
-            golden = golden_of(case.setting, level, runs, case.golden_plant) / kind
-        run(where, case.other or case.setting, case.plant, level)
+    if case.other is not None if isinstance(case, Healthy) else not case.alone:
+        plant = case.golden_plant if isinstance(case, Healthy) else case.golden
+        golden = golden_of(case.setting, level, runs, plant, case.name) / kind
+    if watched:
+        field_bugs_watched_run.made(where, case.name, level, "run")
     else:
-        if not case.alone:
-            golden = golden_of(case.setting, level, runs, case.golden) / kind
         run(where, case.other or case.setting, case.plant, level)
     code, text, found, seconds = diagnose(where / kind, golden, where / "report")
     (where / "answer.txt").write_text(text)
@@ -109,13 +131,13 @@ def judged(case: Case, level: str, code: int, text: str, found: dict[str, Any], 
     words[0] += " " + " ".join(text.splitlines()[:2])
     words = [re.sub(r"File \S+, line \d+,", "", word) for word in words]
     step = (found.get("first_suspect") or {}).get("step")
-    truth = case.coarse if case.coarse and level in ("L0", "monitor") else case.truth
+    truth = case.coarse if case.coarse and level in ("L0", "monitor", "watch") else case.truth
     if re.search(truth, words[0]) and (case.step < 0 or step is None or step == case.step):
         return "named first"
     return "first three" if any(re.search(truth, word) for word in words[1:]) else "other place"
 
 
-def row(case: Case, level: str, answer: Answer) -> str:
+def row(case: Case | Beside, level: str, answer: Answer) -> str:
     """A line of a table."""
     said = " / ".join(line.strip() for line in answer.text.splitlines()[:2]).replace("|", "\\|")
     cells = (identity(case, level), framework(case), case.setting.dtype, level, case.name, str(answer.code), answer.score, said[:260])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import field_bugs_alone
+import field_bugs_beside
 import field_bugs_deepspeed
 import field_bugs_healthy
 import field_bugs_in_data
@@ -12,6 +13,10 @@ import field_bugs_in_models
 import field_bugs_in_ranks
 import field_bugs_in_transformers
 import field_bugs_in_updates
+import field_bugs_monitored
+import field_bugs_watched
+import field_bugs_watched_healthy
+from field_bugs_beside import Beside
 from field_bugs_case import Fault, Healthy
 
 FAULTS: tuple[Fault, ...] = (
@@ -24,5 +29,13 @@ FAULTS: tuple[Fault, ...] = (
     *field_bugs_alone.CASES,
     *field_bugs_deepspeed.CASES,
     *field_bugs_in_megatron.CASES,
+    *field_bugs_watched.CASES,
+    *field_bugs_monitored.CASES,
 )
-HEALTHY: tuple[Healthy, ...] = (*field_bugs_healthy.CASES, *field_bugs_deepspeed.HEALTHY, *field_bugs_in_megatron.HEALTHY)
+HEALTHY: tuple[Healthy, ...] = (
+    *field_bugs_healthy.CASES,
+    *field_bugs_deepspeed.HEALTHY,
+    *field_bugs_in_megatron.HEALTHY,
+    *field_bugs_watched_healthy.CASES,
+)
+BESIDE: tuple[Beside, ...] = (*field_bugs_beside.CASES, *field_bugs_beside.HEALTHY)

@@ -147,7 +147,7 @@ def _monitor(program: Program, path: Path, _level: str) -> None:
     for number in range(program.setting.steps):
         probe.begin_step(number)
         loss = program.step(number)
-        probe.end_step({"loss": loss, "learning_rate": program.optimizer.param_groups[0]["lr"]})
+        probe.end_step({"loss": loss})
     probe.close()
 
 
