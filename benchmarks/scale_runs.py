@@ -78,14 +78,19 @@ class Place:
 
 
 def replicate_dump(base: Path, directory: Path, ranks: int, edit: Edit | None = None) -> Path:
-    """``step0`` of N ranks."""
+    """``step0`` of N ranks. A rank that is not edited is a link to that of the run beside it that is right, where there is one."""
+    beside = directory.with_name("right")
     for rank in range(ranks):
         place = Place(rank, ranks)
         source, target = base / "dump" / "step0" / f"rank{place.base}", directory / "step0" / f"rank{rank}"
         target.mkdir(parents=True)
         head, parts = _parts(source / "dump.json")
         body = "".join(part if isinstance(part, str) else _replaced(part, place) for part in parts)
-        (target / "dump.json").write_text(_header(head, place) + (edit(rank, body) if edit else body))
+        text, unedited = edit(rank, body) if edit else body, beside / "step0" / f"rank{rank}" / "dump.json"
+        if text is body and beside != directory and unedited.exists():
+            os.link(unedited, target / "dump.json")
+        else:
+            (target / "dump.json").write_text(_header(head, place) + text)
         for name in ("stack.json", "construct.json"):
             os.link(source / name, target / name)
     return directory

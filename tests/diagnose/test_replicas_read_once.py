@@ -11,6 +11,8 @@ import pytest
 
 from msprobe_engine.find.difference.divergence import diverge
 from msprobe_engine.find.findings import finite_json
+from msprobe_engine.find.nonfinite import first_over_ranks
+from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_engine.find.run import diagnose
 from msprobe_engine.formats.dump import replicas
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
@@ -18,6 +20,7 @@ from msprobe_engine.formats.dump.replicas import ReplicaReader
 from msprobe_engine.formats.dump.shared_columns import SharedColumns, own_columns
 
 RANKS = 8
+NAN = float("nan")
 
 
 def _tensor(value: float) -> dict[str, Any]:
@@ -89,7 +92,17 @@ def test_ranks_are_walked_once(tmp_path: Path) -> None:
     assert sorted(found.walks) == list(range(RANKS))
 
 
-@pytest.mark.parametrize("off", [{3: 2.5}, dict.fromkeys(range(RANKS), 2.5), {3: float("nan")}, {2: 2.5, 3: 2.25, 7: 2.25}, {}])
+@pytest.mark.parametrize(
+    "off",
+    [
+        {3: 2.5},
+        dict.fromkeys(range(RANKS), 2.5),
+        {3: NAN},
+        dict.fromkeys(range(RANKS), NAN),
+        {2: 2.5, 3: 2.25, 7: 2.25},
+        {},
+    ],
+)
 def test_the_diagnosis_is_that_of_all_ranks_read(off: dict[int, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which ranks a difference is on, how many records differ, what is said: all as without replicas."""
     target, golden = _run(tmp_path / "run", off), _run(tmp_path / "golden", {})
@@ -146,3 +159,21 @@ def test_a_view_can_be_made_a_table_of_its_own(tmp_path: Path) -> None:
     tables[0].collectives[1]["tags"]["reduce"] = "max"
     assert tables[1].values
     assert tables[1].collectives[1]["tags"]["reduce"] == "sum"
+
+
+def test_a_nan_of_very_many_ranks_is_one_suspect(tmp_path: Path) -> None:
+    """It says on which ranks it is the same; another place is another suspect."""
+    found = diagnose(_run(tmp_path, dict.fromkeys(range(0, 48, 2), NAN), ranks=48))
+    assert [(suspect.rank, suspect.record) for suspect in found.suspects] == [(0, "Functional.relu.0.forward")]
+    assert any("the same on ranks 0, 2, 4" in line for line in found.evidence)
+
+
+def test_ranks_are_scanned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many times as there are different ranks, with what comes to them from others; where a collective brings a NaN to a rank of every
+    pair, that is not said to be born there."""
+    scanned: list[int] = []
+    scan = first_over_ranks.scan
+    monkeypatch.setattr(first_over_ranks, "scan", lambda trace, *rest, **more: scanned.append(trace.rank) or scan(trace, *rest, **more))
+    result = nan_analyze(_run(tmp_path, {2: NAN}))
+    assert [(item["rank"], item["op_name"]) for item in result.findings] == [(2, "Functional.relu.0.forward")]
+    assert scanned == [0, 2, 3]

@@ -11,11 +11,11 @@ import bisect
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msprobe_engine.core.operator_traits import normal_op
-from msprobe_engine.find.nonfinite.flags import Trace
+from msprobe_engine.find.nonfinite.flags import Call, Trace
 
 FROM_ROOT = ("broadcast", "scatter")
 TO_ROOT = ("reduce", "gather")
@@ -118,13 +118,26 @@ Record = tuple[int, str, Mapping[str, Any]]
 def match_traces(traces: Mapping[int, Trace]) -> Links:
     """`match`, of traces. Buffers of a broadcast or scatter on ranks other than the root are taken out of the calls' inputs: they are
     overwritten."""
-    found = match(
-        {rank: [(call.index, call.name, call.raw) for call in trace.calls if call.kind == "collective"] for rank, trace in traces.items()}
-    )
+    found = match({rank: [(call.index, call.name, trace.raw(call)) for call in _collectives(trace)] for rank, trace in traces.items()})
+    overwritten: dict[int, list[int]] = {}
     for rank, index in found.overwritten:
-        call = traces[rank].calls[index]
-        call.ins, call.in_flags = (), 0
+        overwritten.setdefault(rank, []).append(index)
+    known: dict[tuple[int, ...], list[Call]] = {}  # calls that several ranks share, and what is overwritten -> calls
+    kept = [trace.calls for trace in traces.values()]  # so that no other list gets the id of one
+    for rank, places in overwritten.items():
+        calls = traces[rank].calls
+        key = (id(calls), *sorted(places))
+        if key not in known:
+            known[key] = list(calls)
+            for index in places:
+                known[key][index] = replace(calls[index], ins=(), in_flags=0)
+        traces[rank].calls = known[key]
+    del kept
     return found
+
+
+def _collectives(trace: Trace) -> Iterator[Call]:
+    return (call for call in trace.calls if call.kind == "collective")
 
 
 def match(ranks: Mapping[int, Iterable[Record]]) -> Links:

@@ -6,13 +6,16 @@ can have caused (happens-before along `links`) is dropped. What is left could no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 
+from msprobe_engine.core.text.ranges import few_ranges, ranges_of
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.collectives.links import Links, match_traces
+from msprobe_engine.find.collectives.links import Link, Links, match_traces
 from msprobe_engine.find.nonfinite.flags import INF, NAN, NONFINITE, Call, Trace
-from msprobe_engine.find.nonfinite.scan import Arrival, NonFiniteOrigin, Scan, ends_bad, loss_or_gradient_bad, scan
+from msprobe_engine.find.nonfinite.scan import NonFiniteOrigin, Scan, ends_bad, loss_or_gradient_bad, scan
+from msprobe_engine.find.nonfinite.trace import is_interesting
 
 _STRENGTH = {
     "operator": 3,
@@ -28,12 +31,16 @@ _STRENGTH = {
 }
 
 
+MOST_SUSPECTS = 20
+"""Of more, those that are the same on several ranks are one."""
+
+
 @dataclass
 class Verdict:
     """What was found in one step.
 
     Attributes:
-        suspects: earliest origins, most likely first; empty when the step is clean.
+        suspects: earliest origins, most likely first; empty when the step is clean. Of very many those of several ranks are folded.
         harmless: origins that were swallowed again, for the notes of the report.
         ordered: False when more than one suspect is left and nothing recorded orders them.
         spread: per suspect, the calls that got it next, (rank, call), in order of arrival.
@@ -57,7 +64,7 @@ def analyse(traces: Mapping[int, Trace]) -> Verdict:
     links = match_traces(traces)
     scans = _scan_all(traces, links, follow_masks=True)
     verdict = _judge(step, traces, links, scans)
-    if not verdict.suspects and any(loss_or_gradient_bad(trace) for trace in traces.values()):
+    if not verdict.suspects and any(map(loss_or_gradient_bad, {id(trace.calls): trace for trace in traces.values()}.values())):
         # only masks are left, and they were not swallowed: then they are the fault
         scans = _scan_all(traces, links, follow_masks=False)
         unmasked = _judge(step, traces, links, scans)
@@ -72,7 +79,7 @@ def _scan_all(traces: Mapping[int, Trace], links: Links, *, follow_masks: bool) 
     masked: set[tuple[int, int]] = set()
     scans: dict[int, Scan] = {}
     for _ in range(3):  # masks may cross ranks; each round lets them go one rank further
-        scans = {rank: scan(trace, _arrival(traces, links, rank, masked), follow_masks=follow_masks) for rank, trace in traces.items()}
+        scans = _scan_each(traces, Arrivals(traces, links, masked), follow_masks)
         crossing = _masks_that_crossed(traces, links, scans) if follow_masks else set()
         if crossing <= masked:
             break
@@ -80,25 +87,58 @@ def _scan_all(traces: Mapping[int, Trace], links: Links, *, follow_masks: bool) 
     return scans
 
 
-def _arrival(traces: Mapping[int, Trace], links: Links, rank: int, masked: set[tuple[int, int]]) -> Arrival:
-    def explain(call: Call) -> tuple[str, list[int]]:
+def _scan_each(traces: Mapping[int, Trace], arrivals: Arrivals, follow_masks: bool) -> dict[int, Scan]:
+    """Ranks with the same calls, to which the same comes from others, are scanned once."""
+    asked: dict[int, list[Call]] = {}
+    known: dict[Hashable, Scan] = {}
+    scans: dict[int, Scan] = {}
+    for rank, trace in traces.items():
+        if id(trace.calls) not in asked:
+            asked[id(trace.calls)] = [call for call in trace.calls if call.kind == "collective" and is_interesting(call)]
+        answers = ((kind, tuple(ranks)) for kind, ranks in (arrivals.explain(rank, call) for call in asked[id(trace.calls)]))
+        key = (id(trace.calls), *answers)
+        if key not in known:
+            known[key] = scans[rank] = scan(trace, partial(arrivals.explain, rank), follow_masks=follow_masks)
+            continue
+        same = known[key]
+        origins = [replace(origin, rank=rank, notes=list(origin.notes)) for origin in same.origins]
+        scans[rank] = Scan(trace, origins, same.masked, same.bad)
+    return scans
+
+
+class Arrivals:
+    """What communication calls with clean inputs and a bad output mean (`scan.Arrival`), in time that is linear in the ranks of a group.
+
+    Args:
+        masked: (rank, call) to which nothing but masks came.
+    """
+
+    def __init__(self, traces: Mapping[int, Trace], links: Links, masked: set[tuple[int, int]]) -> None:
+        self._traces, self._links, self._masked = traces, links, masked
+        self._bad: dict[int, list[int]] = {}  # link -> ranks that put something bad in, two at most: one of them is another rank
+
+    def explain(self, rank: int, call: Call) -> tuple[str, list[int]]:
+        """For `scan`."""
         here = (rank, call.index)
-        if here in masked:
+        if here in self._masked:
             return "masked", []
         missing: list[int] = []
-        found = links.at.get(here, [])
+        found = self._links.at.get(here, [])
         for link in found:
-            if here not in link.sinks:
+            if link.sinks is not link.members and here not in link.sinks:
                 continue
-            peers = [peer for peer, index in link.sources if peer != rank and traces[peer].calls[index].in_flags & NONFINITE]
-            if peers:
-                return "brought", peers
+            if any(peer != rank for peer in self._bad_sources(link)):
+                return "brought", []
             missing.extend(link.missing)
         if missing:
             return "missing", sorted(set(missing))
         return ("born", []) if found else ("missing", [])
 
-    return explain
+    def _bad_sources(self, link: Link) -> list[int]:
+        if id(link) not in self._bad:
+            bad = {rank: None for rank, index in link.sources if self._traces[rank].calls[index].in_flags & NONFINITE}
+            self._bad[id(link)] = list(bad)[:2]
+        return self._bad[id(link)]
 
 
 def _masks_that_crossed(traces: Mapping[int, Trace], links: Links, scans: Mapping[int, Scan]) -> set[tuple[int, int]]:
@@ -120,7 +160,8 @@ def _judge(step: int, traces: Mapping[int, Trace], links: Links, scans: Mapping[
     verdict.harmless = [origin for origin in origins if origin.swallowed]
     alive = [origin for origin in origins if not origin.swallowed]
     if not any(_makes_nan(origin, traces[origin.rank]) for origin in alive):
-        survives = any(ends_bad(trace, scans[rank].masked) for rank, trace in traces.items())
+        ends = {(id(trace.calls), frozenset(scans[rank].masked)): trace for rank, trace in traces.items()}
+        survives = any(ends_bad(trace, masked) for (_, masked), trace in ends.items())
         if not survives:
             verdict.harmless += alive
             alive = []
@@ -137,8 +178,22 @@ def _judge(step: int, traces: Mapping[int, Trace], links: Links, scans: Mapping[
     left = [origin for rank, origin in first.items() if rank not in preceded]
     verdict.suspects = _rank_suspects(left, links, traces) if left else []
     verdict.ordered = len(verdict.suspects) <= 1
+    if len(verdict.suspects) > MOST_SUSPECTS:
+        verdict.suspects = _fold(verdict.suspects)
     verdict.spread = [_spread(origin, links, traces, scans) for origin in verdict.suspects]
     return verdict
+
+
+def _fold(suspects: list[NonFiniteOrigin]) -> list[NonFiniteOrigin]:
+    """What is the same on several ranks, as the most likely of them, which says on which."""
+    same: dict[Hashable, list[NonFiniteOrigin]] = {}
+    for origin in suspects:
+        same.setdefault((origin.call.name, origin.position, origin.cause, origin.flags), []).append(origin)
+    for first, *others in same.values():
+        if others:
+            ranks = sorted({first.rank, *(origin.rank for origin in others)})
+            first.notes.append(Sentence("the same on ranks {0}", few_ranges(ranges_of(ranks))))
+    return [some[0] for some in same.values()]
 
 
 def _makes_nan(origin: NonFiniteOrigin, trace: Trace) -> bool:
@@ -159,12 +214,14 @@ def _rank_suspects(left: list[NonFiniteOrigin], links: Links, traces: Mapping[in
     Ranks that ran the same calls up to there (replicas, tensor parallel ranks at L0, where no collective is recorded) are compared
     by position. Otherwise an arrival from outside gives way to a birth on another rank: at L0 that is a pipeline's hidden receive.
     """
+    linked = {rank for link in links.links for rank, _ in link.members}
+    strong = [origin for origin in left if _STRENGTH[origin.cause] == 3]
     kept = [
         weak
         for weak in left
         if _STRENGTH[weak.cause] == 3
-        or (_linked(weak.rank, links) and weak.cause == "unrecorded")
-        or not any(_STRENGTH[s.cause] == 3 and not (weak.position < s.position and _alike(weak, s, traces)) for s in left)
+        or (weak.rank in linked and weak.cause == "unrecorded")
+        or not any(not (weak.position < s.position and _alike(weak, s, traces)) for s in strong)
     ]
     if all(_alike(kept[0], other, traces) for other in kept[1:]):
         return sorted(kept, key=lambda origin: (origin.position, -_STRENGTH[origin.cause], origin.rank))
@@ -173,13 +230,11 @@ def _rank_suspects(left: list[NonFiniteOrigin], links: Links, traces: Mapping[in
 
 def _alike(a: NonFiniteOrigin, b: NonFiniteOrigin, traces: Mapping[int, Trace]) -> bool:
     """Did both ranks run the same calls up to the later of the two places?"""
+    if traces[a.rank].calls is traces[b.rank].calls:
+        return True
     end = int(max(a.position, b.position)) + 1
     one, two = traces[a.rank].calls[:end], traces[b.rank].calls[:end]
     return len(one) == len(two) and all(x.name == y.name for x, y in zip(one, two))
-
-
-def _linked(rank: int, links: Links) -> bool:
-    return any(member[0] == rank for link in links.links for member in link.members)
 
 
 def _spread(origin: NonFiniteOrigin, links: Links, traces: Mapping[int, Trace], scans: Mapping[int, Scan]) -> list[tuple[int, Call]]:

@@ -134,7 +134,7 @@ class Call:
         ins, parameters, outs: rows; buffers that are only written to are left out of ``ins``.
         in_flags, parameter_flags, out_flags: union of tensor flags per side.
         parent: record name of the enclosing call, None at the top or when unknown.
-        dump: the record and the rows are of this one.
+        dump: the record and the rows are of this one; where several ranks say the same, of the first of them.
         flags: of all rows of the dump.
     """
 
@@ -153,11 +153,6 @@ class Call:
     parent: str | None
     dump: DumpTable
     flags: Flags
-
-    @property
-    def raw(self) -> Mapping[str, Any]:
-        """A communication call as the file has it."""
-        return self.dump.collectives.get(self.record, {})
 
     def inputs(self) -> list[TensorFact]:
         """The tensors that go in."""
@@ -203,6 +198,10 @@ class Trace:
     complete: bool = True
     path: str = ""
     parents: Mapping[str, str | None] = field(default_factory=dict)
+
+    def raw(self, call: Call) -> Mapping[str, Any]:
+        """A communication call as the file of this rank has it."""
+        return self.dump.collectives.get(call.record, {})
 
     @cached_property
     def _by_name(self) -> dict[str, Call]:

@@ -57,17 +57,41 @@ def load_step(dump: DumpDirectory, step: int, sides: dict[int, DumpTable] | None
     """
     traces: dict[int, Trace] = {}
     problems = missing_ranks(dump, step)
-    shared = SharedColumns()
+    replicas = ReplicaTraces()
     for rank, path in numbered(dump, step):
         try:
-            traces[rank] = load_rank(step, rank, path, problems, sides, shared)
+            traces[rank] = load_rank(step, rank, path, problems, sides, replicas)
         except DumpFormatError as error:
             problems.append(str(error))
     return traces, problems
 
 
+class ReplicaTraces:
+    """Traces of the ranks of a step; ranks whose tables have one template have the calls of one trace (`formats.dump.replicas`)."""
+
+    def __init__(self) -> None:
+        self.shared = SharedColumns()
+        self.reader = ReplicaReader(self.shared)
+        self._known: dict[int, Trace] = {}
+
+    def add(self, made: Trace) -> None:
+        """Keep a trace of which nothing had to be said, for the ranks that say the same."""
+        if made.dump.template is not None:
+            self._known[id(made.dump.template)] = made
+
+    def known(self, dump: DumpTable, step: int, rank: int, complete: bool) -> Trace | None:
+        """The trace of a rank that says what an earlier one has said."""
+        same = None if dump.template is None else self._known.get(id(dump.template))
+        return None if same is None else Trace(step, rank, same.calls, dump, complete, str(dump.path.parent), same.parents)
+
+
 def load_rank(
-    step: int, rank: int, path: Path, problems: list[str], sides: dict[int, DumpTable] | None = None, shared: SharedColumns | None = None
+    step: int,
+    rank: int,
+    path: Path,
+    problems: list[str],
+    sides: dict[int, DumpTable] | None = None,
+    replicas: ReplicaTraces | None = None,
 ) -> Trace:
     """The trace of one rank directory; of a killed process from its frame log. What is missing or damaged is said in `problems`.
 
@@ -79,11 +103,17 @@ def load_rank(
         why = why_unfinished(path)
         what = f"the run could not write the step on this rank: {why}" if why else "the step was never finished on this rank (killed?)"
         raise DumpFormatError(f"{path}: {what}; nothing of it can be read")
-    dump = read_side(file)
-    if shared is not None:
-        shared.share(dump)
-        shared.share_construct(dump)
+    dump = read_side(file) if replicas is None else replicas.reader.read(file)
+    if replicas is not None and dump.template is None:
+        replicas.shared.share_construct(dump)
     complete = dump.header.get("complete", True) is not False and (dump.recovered or not (path / layout.MARKER).exists())
+    known = None if replicas is None else replicas.known(dump, step, rank, complete)
+    if known is not None:
+        problems += dump.problems
+        if sides is not None:
+            sides[rank] = dump
+        return known
+    said = len(dump.problems)
     with guard_reading(path, "a dump"):
         made = trace.trace(dump, step=step, rank=rank, complete=complete)
         dump.stacks  # noqa: B018 - what is wrong with them is said now
@@ -96,4 +126,6 @@ def load_rank(
     problems += dump.problems
     if sides is not None:
         sides[rank] = dump
+    if replicas is not None and len(dump.problems) == said:
+        replicas.add(made)
     return made
