@@ -143,6 +143,13 @@ class Tree:
         """Calls that the backward pass makes again."""
         return frozenset(op for op, tags in self.side.tags.items() if tags.get("is_recompute"))
 
+    def twin(self, op: int) -> int | None:
+        """The backward record of a forward record."""
+        if self.kinds[op][0] != "forward":
+            return None
+        head, _, tail = self.names[op].rpartition("forward")
+        return self.known_as.get(f"{head}backward{tail}")
+
     @cached_property
     def last_backward(self) -> int:
         """The last record of a backward pass; the number of records when there is none."""

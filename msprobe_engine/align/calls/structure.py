@@ -8,7 +8,7 @@ side are matched when their class and what runs inside them agree, and are propo
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +23,9 @@ ADDING = ("add_", "__iadd__")
 
 NEAR = 1e-3
 """Largest and smallest element and norm of two tensors that are the same but for round-off, in parts of the largest of them."""
+
+ROUNDED = 2e-2
+"""Likewise of tensors with few bits, where others are much further apart."""
 
 
 @dataclass
@@ -81,6 +84,7 @@ class Matcher:
             self._trees()
         self._by_name()
         self._part_strangers()
+        self._part_other_forms()
         self._by_numbers()
         self._additions()
         renamed = self._renamed()
@@ -118,7 +122,7 @@ class Matcher:
         back = {j: i for i, j in self._found.items()}
         moved = False
         for i, j in list(self._found.items()):
-            x, y = self._twin(self.target, i), self._twin(self.golden, j)
+            x, y = self.target.twin(i), self.golden.twin(j)
             if x is None or y is None or self._found.get(x) == y or first[x] != second[y]:
                 continue
             moved = True
@@ -132,12 +136,6 @@ class Matcher:
             back[y] = x
             self._pair(x, y)
         return moved
-
-    def _twin(self, tree: Tree, op: int) -> int | None:
-        if tree.kinds[op][0] != "forward":
-            return None
-        head, _, tail = tree.names[op].rpartition("forward")
-        return tree.known_as.get(f"{head}backward{tail}")
 
     def _keys(self, tree: Tree, ops: Sequence[int], level: int) -> list[int]:
         """What must agree for two calls to be matched. Level 0: call, shapes, kinds of the calls its inputs come from; 1: call and shapes;
@@ -277,37 +275,98 @@ class Matcher:
             if known and all(a is None or self._found.get(a) != b for a, b in known):
                 self._drop_with_twins(i, j, back)
 
+    def _part_other_forms(self) -> None:
+        """A call of a function that gives a result of another shape, next to calls that one side alone makes, is another call: two products
+        on one side are one product of weights put together on the other."""
+        first, second = self._forms
+        back = {j: i for i, j in self._found.items()}
+        odd = [
+            (i, j)
+            for i, j in self._found.items()
+            if first[i] != second[j]
+            and len(self.target.kinds[i]) == 3
+            and self.target.kinds[i][0] == "forward"
+            and [shape for _, shape in self.target.shapes(i).outputs] != [shape for _, shape in self.golden.shapes(j).outputs]
+        ]
+        while odd:
+            near = [pair for pair in odd if self._beside_strangers(*pair)]
+            for i, j in near:
+                if i in self._found:
+                    self._drop_with_twins(i, j, back)
+            odd = [pair for pair in odd if pair[0] in self._found] if near else []
+
+    def _beside_strangers(self, i: int, j: int) -> bool:
+        """A tensor of another shape that one of two calls takes in was given by a call without a partner."""
+        mine, theirs = self.target.side, self.golden.side
+        for x, y in zip(self._taken(self.target, i), self._taken(self.golden, j)):
+            if mine.shape[x] != theirs.shape[y]:
+                a, b = self.target.producers.get(x), self.golden.producers.get(y)
+                if (a is not None and a not in self._found) or (b is not None and b not in self._used):
+                    return True
+        return False
+
     def _drop_with_twins(self, i: int, j: int, back: Mapping[int, int]) -> None:
-        x, y = self._twin(self.target, i), self._twin(self.golden, j)
+        x, y = self.target.twin(i), self.golden.twin(j)
         self._drop(i)
         for twin in (x, None if y is None else back.get(y)):
             if twin is not None and twin in self._found:
                 self._drop(twin)
 
     def _by_numbers(self) -> None:
-        """A call that takes in what no record of the target gave out (a compiled block did) has no source that tells it from calls of the
-        same kind inside of that block. Where one of those, alone on the golden side, takes in the same numbers, it is the partner."""
-        free: dict[Hashable, list[int]] = {}
-        for j, kind in enumerate(self.golden.kinds):
-            if j not in self._used and len(kind) == 3 and kind[0] == "forward":
-                free.setdefault((kind, self._forms[1][j]), []).append(j)
-        for i, j in list(self._found.items()) if free else ():
+        """Two calls that take in other numbers, from calls that do not belong together (or from none that is known: a compiled block), may
+        each be another one of several of their kind. Where one of those, alone on its side, takes in the numbers that the partner does, it
+        is the partner's."""
+        free = self._alone(self.target, self._found, 0), self._alone(self.golden, self._used, 1)
+        if not any(free):
+            return
+        for i, j in list(self._found.items()):
             kind = self.target.kinds[i]
-            others = free.get((kind, self._forms[0][i])) if len(kind) == 3 else None
-            unknown = others and any(self.target.producers.get(row) is None for row in self._taken(self.target, i))
-            if not others or not unknown or self._same_numbers(i, j):
+            key = kind, self._forms[0][i]
+            mine, theirs = free[0].get(key, []), free[1].get(key, [])
+            if self._found.get(i) != j or not (mine or theirs) or self._from_partners(i, j) or self._distance(i, j) <= NEAR:
                 continue
-            better = [other for other in others if self._same_numbers(i, other)]
-            if len(better) != 1:
+            better = [other for other in theirs if self._is_nearer((i, other), (i, j))]
+            if len(better) == 1:
+                self._change_partner(i, better[0])
+                theirs[theirs.index(better[0])] = j
                 continue
-            self._drop(i)
-            self._pair(i, better[0])
-            others[others.index(better[0])] = j
-            x, y = self._twin(self.target, i), self._twin(self.golden, better[0])
-            if x is not None and y is not None and y not in self._used:
-                if x in self._found:
-                    self._drop(x)
-                self._pair(x, y)
+            others = [other for other in mine if self._is_nearer((other, j), (i, j))]
+            if len(others) == 1:
+                self._change_partner(others[0], j)
+                mine[mine.index(others[0])] = i
+
+    def _alone(self, tree: Tree, matched: Collection[int], which: int) -> dict[Hashable, list[int]]:
+        """Forward calls of functions without a partner, by kind and shapes."""
+        found: dict[Hashable, list[int]] = {}
+        for op, kind in enumerate(tree.kinds):
+            if op not in matched and len(kind) == 3 and kind[0] == "forward":
+                found.setdefault((kind, self._forms[which][op]), []).append(op)
+        return found
+
+    def _from_partners(self, i: int, j: int) -> bool:
+        """What two calls take in was given by calls that belong together, or is compared with nothing."""
+        mine, theirs = self._taken(self.target, i), self._taken(self.golden, j)
+        sources = [(self.target.producers.get(x), self.golden.producers.get(y)) for x, y in zip(mine, theirs)]
+        return all(a is not None and self._found.get(a) == b for a, b in sources)
+
+    def _is_nearer(self, pair: tuple[int, int], than: tuple[int, int]) -> bool:
+        distance = self._distance(*pair)
+        return distance <= NEAR or distance <= min(ROUNDED, self._distance(*than) / 4)
+
+    def _change_partner(self, i: int, j: int) -> None:
+        """Match two calls, and their backward calls, in place of those they were matched with."""
+        back = {other: op for op, other in self._found.items()}
+        pairs = [(i, j)]
+        x, y = self.target.twin(i), self.golden.twin(j)
+        if x is not None and y is not None:
+            pairs.append((x, y))
+        for op, other in pairs:
+            if op in self._found:
+                back.pop(self._found[op], None)
+                self._drop(op)
+            if other in back:
+                self._drop(back.pop(other))
+            self._pair(op, other)
 
     def _additions(self) -> None:
         """A call that adds a gradient to a buffer belongs to the one that adds the gradient of the same place, in whatever order a run does
@@ -332,15 +391,17 @@ class Matcher:
         """Rows of the tensors that a call takes in."""
         return [row for row in tree.side.rows(op) if tree.side.role[row] == INPUT and isinstance(tree.side.shape[row], list)]
 
-    def _same_numbers(self, i: int, j: int) -> bool:
-        """Both calls take in tensors of nearly the same statistics."""
+    def _distance(self, i: int, j: int) -> float:
+        """How far the extremes and norms of what two calls take in are apart, in parts of the largest of them; inf where they take in
+        other numbers of tensors."""
         mine, theirs = self._taken(self.target, i), self._taken(self.golden, j)
-        if len(mine) != len(theirs):
-            return False
-        a, b = self.target.side.stats[mine], self.golden.side.stats[theirs]
+        if len(mine) != len(theirs) or not mine:
+            return np.inf
+        a, b = self.target.side.stats[mine][:, [0, 1, 3]], self.golden.side.stats[theirs][:, [0, 1, 3]]
         with np.errstate(all="ignore"):
-            scale = np.maximum(np.abs(a), np.abs(b))[:, [0, 1, 3]].max(1, initial=0.0)
-            return bool((np.abs(a - b)[:, [0, 1, 3]].max(1, initial=0.0) <= NEAR * scale).all())
+            scale = np.maximum(np.abs(a), np.abs(b)).max(1)
+            apart = np.where(scale > 0, np.abs(a - b).max(1) / np.where(scale > 0, scale, 1.0), 0.0)
+        return float(np.nan_to_num(apart, nan=np.inf).max())
 
     def _drop(self, i: int) -> None:
         self._used.discard(self._found.pop(i))

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from msprobe_engine.core import operator_traits as traits
+from msprobe_engine.find.difference import bridges
 from msprobe_engine.find.difference.seen import Seen
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD
 from msprobe_engine.measure import factorize, propagation, roundoff
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 _RECENT = 24
 """Records back that something without a producer may have been made of."""
-
-_BRIDGES = 6
-"""Calls of one side only that are looked through for what went into them."""
 
 _ROUNDINGS = 2.0
 """Of code of which nothing is known, in those of one call."""
@@ -91,6 +89,7 @@ class CarriedNoise:
         self._role = walker.side.role
         before = (start,) if start else ()
         self._recent, self._recent_clean = _Recent(*before), _Recent(*before)
+        self._last = NONE  # of the last record that has any
         self._shown = deque[float]((), _RECENT)  # what norms and means of the last records that are no fault have differed by
         self._parted = False  # a fault was met
         self._later = start is not None and start != NONE  # a backward pass was met whose noise is in the weights
@@ -114,8 +113,9 @@ class CarriedNoise:
 
     @property
     def end(self) -> Noise:
-        """Of the largest of the last records."""
-        return self._recent_clean.largest
+        """Of the largest of the last records; where they are the same to the last bit, of the last one that is not."""
+        found = self._recent_clean.largest
+        return found if found != NONE else self._last
 
     @cached_property
     def _paired(self) -> set[int]:
@@ -213,7 +213,7 @@ class CarriedNoise:
             if not walker.measured.argument[pair] and walker.measured.distance[pair]:
                 self._exact_input(pair, row)
             return None
-        made = self._made(row, seen.unit[pair])
+        made = self._made(row, self._bridged(pair))
         if made is None or walker.target.producers.get(row) in walker.extra:
             noise, clean = self._appears(pair, row, limit, made)
         else:
@@ -273,7 +273,7 @@ class CarriedNoise:
             if source not in self._paired and not self.quiet:  # the record has a partner, and this of what it gives out has none
                 return self._unrecorded(unit)
             return self._notes.get(source, NONE), self._clean.get(source, self._notes.get(source, NONE))
-        if depth >= _BRIDGES:
+        if depth >= bridges.MOST:
             return None
         side = walker.side
         went_in = [
@@ -288,6 +288,19 @@ class CarriedNoise:
         gain = 1.0 if depth else propagation.ELEMENTWISE_GAIN if simple else propagation.MODULE_GAIN  # gains are not compounded
         a, b = (_grown(_largest(two[k] for two in went_in), unit, gain) for k in (0, 1))
         return a, b
+
+    def _bridged(self, pair: int) -> float:
+        """Half a unit of a row, or of the coarsest dtype that it came through in calls of one side only, on both sides."""
+        walker = self._walker
+        row, other = walker.rows[pair]
+        unit: float = self.seen.unit[pair]
+        if walker.target.producers.get(row) not in walker.extra:
+            return unit
+        mine, theirs = (
+            bridges.coarsest(tree, at, alone)
+            for tree, at, alone in ((walker.target, row, walker.extra), (walker.golden, other, walker.missing))
+        )
+        return max(unit, min(mine, theirs) / 2)
 
     def _row_of(self, op: int, row: int) -> int:
         """The output of a record whose numbers a row has; where none has exactly them, one that has none any more, or the first."""
@@ -438,7 +451,9 @@ class CarriedNoise:
             self._clean[row] = note
         if not around and seen.count[pair] >= roundoff.MANY:
             self._recent.append(note)
-            self._recent_clean.append(self._clean.get(row, note))
+            explained = self._clean.get(row, note)
+            self._recent_clean.append(explained)
+            self._last = explained if explained != NONE else self._last
 
     def _coarsest(self, pair: int, row: int, inputs: Sequence[Operand], kept: Sequence[Operand]) -> float:
         """Half a unit of what a row was computed in: gradients of parameters in float32 are made by calls with fewer bits (autocast)."""

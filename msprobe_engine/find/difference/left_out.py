@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.core.operator_traits import HANDS_ON, MOVES, of_reducer
-from msprobe_engine.formats.dump.dump_table import OUTPUT
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT
 from msprobe_engine.measure import distances, roundoff
 
 if TYPE_CHECKING:
@@ -40,6 +41,33 @@ def buckets(walker: DifferenceWalk) -> None:
             row = walker.rows[at][0]
             if m.shape[at] or not (roundoff.eps(side.dtype[row]) or m.argument[at]):
                 m.distance[at], m.known[at], m.shape[at] = 0.0, False, False
+
+
+def shares_of_gradients(walker: DifferenceWalk) -> None:
+    """Where one side calls a function of the same tensor several times and the other one once (``x.float()``, kept or not), the backward
+    pass of each gives a share of the gradient that the other side has as a whole: their sum goes on to what made the tensor."""
+    mine, theirs = (_calls_of_one_tensor(tree) for tree in (walker.target, walker.golden))
+    m = walker.measured
+    for op, other in walker.structure.pairs:
+        calls, others = mine.get(op), theirs.get(other)
+        if calls is None or others is None or len(calls) == len(others):
+            continue
+        twin = walker.target.twin(op)
+        span = range(0) if twin is None else walker.span_of(twin)
+        m.distance[span], m.known[span], m.bad_target[span], m.bad_golden[span] = 0.0, False, False, False
+
+
+def _calls_of_one_tensor(tree: Tree) -> dict[int, list[int]]:
+    """Record of a forward call of a function -> all calls of that function of the same tensors."""
+    side, groups = tree.side, dict[tuple[object, ...], list[int]]()
+    for op, kind in enumerate(tree.kinds):
+        if len(kind) != 3 or kind[0] != "forward":
+            continue
+        taken = [row for row in side.rows(op) if side.role[row] == INPUT and isinstance(side.shape[row], list)]
+        sources = [tree.producers.get(row) for row in taken]
+        if taken and None not in sources:
+            groups.setdefault((kind, *sources, *(side.stats[row].tobytes() for row in taken)), []).append(op)
+    return {op: calls for calls in groups.values() for op in calls}
 
 
 def unwritten_memory(walker: DifferenceWalk) -> None:

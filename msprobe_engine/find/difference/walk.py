@@ -100,6 +100,7 @@ class DifferenceWalk:
         self._carried: CarriedNoise | None = None
         left_out.results_of_one_side(self)
         left_out.buckets(self)
+        left_out.shares_of_gradients(self)
         left_out.unwritten_memory(self)
         self.cancelled = cancelling_gradients.detect_cancelling(self)
 
