@@ -10,6 +10,7 @@ from msprobe_engine.align.parallel.micro_batches import subset
 from msprobe_engine.core import names
 from msprobe_engine.core.names import is_collective
 from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.difference import left_out
 from msprobe_engine.find.difference.divergence import Divergence
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Diagnosis
@@ -98,7 +99,9 @@ def say_one_sided(found: Divergence) -> bool:
             continue
         sides = walker.side, walker.golden.side
         alone = missing_statistics.alone(*sides, walker.structure.pairs, walker.rows)
-        for sentence in missing_statistics.sentences(*sides, walker.measured.one_sided, *alone):
+        given, unpaired = left_out.given_by_one_side(walker, alone)
+        one_sided = walker.measured.one_sided & ~given[:, None]
+        for sentence in missing_statistics.sentences(*sides, one_sided, *unpaired):
             said = True
             walker.side.say(sentence)
         said = say_contradictions(*sides, walker.rows) or said

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.operator_traits import HANDS_ON, MOVES, of_reducer
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT
 from msprobe_engine.measure import distances, roundoff
@@ -14,6 +16,8 @@ from msprobe_engine.measure import distances, roundoff
 if TYPE_CHECKING:
     from msprobe_engine.find.difference.walk import DifferenceWalk
 
+Bools = npt.NDArray[np.bool_]
+NULL = str(type(None))
 _DEEPEST = 8
 """So many parts of parts are looked through."""
 
@@ -31,6 +35,34 @@ def results_of_one_side(walker: DifferenceWalk) -> None:
             continue
         if isinstance(side.shape[row], list) != isinstance(golden.shape[other], list):
             m.distance[at], m.known[at] = 0.0, False
+
+
+def given_by_one_side(walker: DifferenceWalk, alone: tuple[list[int], list[int]]) -> tuple[Bools, tuple[list[int], list[int]]]:
+    """What needs no partner: a result in place of which the other side gives none (the weights of an attention, what a recomputation does
+    not come to), and the gradient of such a result. Who uses it is compared.
+
+    Args:
+        alone: rows of matched records without a partner, of both sides.
+
+    Returns:
+        bool (pairs of rows,): such a result is one of the pair; `alone` without the gradients of such results.
+    """
+    given = np.zeros(len(walker.rows), bool)
+    without: tuple[set[str], set[str]] = set(), set()  # gradients of what the other side does not give
+    for at, (row, other) in enumerate(walker.rows):
+        here, there = isinstance(walker.side.shape[row], list), isinstance(walker.golden.side.shape[other], list)
+        if here == there or walker.side.role[row] != OUTPUT or walker.target.kinds[walker.side.op[row]][0] != "forward":
+            continue
+        absent, lost = (walker.golden.side, other) if here else (walker.side, row)
+        if absent.values.get(lost) is None and absent.dtype[lost] in (None, NULL):
+            given[at] = True
+            side, full = (walker.side, row) if here else (walker.golden.side, other)
+            without[not here].add(forward_twin(side.name[full].replace(".output", ".gradient")))
+    left = [
+        [row for row in rows if forward_twin(side.name[row]).replace(".input", ".gradient") not in names]
+        for rows, side, names in zip(alone, (walker.side, walker.golden.side), without)
+    ]
+    return given, (left[0], left[1])
 
 
 def buckets(walker: DifferenceWalk) -> None:
