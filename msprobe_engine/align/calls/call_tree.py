@@ -143,6 +143,19 @@ class Tree:
         """Calls that the backward pass makes again."""
         return frozenset(op for op, tags in self.side.tags.items() if tags.get("is_recompute"))
 
+    @cached_property
+    def made_again(self) -> frozenset[int]:
+        """Calls that the backward pass makes a second time, of the same numbers: the first time they may need no gradients."""
+        side = self.side
+
+        def numbers(op: int) -> Hashable:
+            rows = (row for row in side.rows(op) if side.role[row] == INPUT and isinstance(side.shape[row], list))
+            return (self.kinds[op], *(side.stats[row].tobytes() for row in rows))
+
+        again, kinds = {numbers(op) for op in self.recomputed}, {self.kinds[op] for op in self.recomputed}
+        first = (op for op in range(len(self.kinds)) if op not in self.recomputed and self.kinds[op] in kinds)
+        return frozenset(op for op in first if numbers(op) in again)
+
     def twin(self, op: int) -> int | None:
         """The backward record of a forward record."""
         if self.kinds[op][0] != "forward":

@@ -59,9 +59,10 @@ def _of_rows(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentenc
     side, golden, m = walker.side, walker.golden.side, walker.measured
     left, right = factorize.columns(walker.rows)
     unlike = dump_dialects.differ(side, golden)
-    recomputed = len(walker.target.recomputed) != len(
-        walker.golden.recomputed
-    )  # of what is computed again the first pass needs no gradients
+    ours, others = (
+        np.array([one.op[row] in tree.made_again for row in rows.tolist()], bool)
+        for one, tree, rows in ((side, walker.target, left), (golden, walker.golden, right))
+    )
     mine, theirs = (factorize.of_each(one.requires_grad, _sign, np.int8)[rows] for one, rows in ((side, left), (golden, right)))
     typed = [factorize.of_each(one.dtype, bool, bool)[rows] for one, rows in ((side, left), (golden, right))]
     shaped = [factorize.of_each(one.shape, lambda shape: shape is not None, bool)[rows] for one, rows in ((side, left), (golden, right))]
@@ -69,7 +70,7 @@ def _of_rows(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentenc
         ARGUMENT: m.argument,
         SHAPE: m.shape & shaped[0] & shaped[1] & typed[0] & typed[1] & (not unlike),
         DTYPE: other_dtypes(m) & typed[0] & typed[1] & ~_masks(walker) & (not unlike),
-        GRAD_FLAG: (mine != theirs) & (mine >= 0) & (theirs >= 0) & (not unlike) & (not recomputed),
+        GRAD_FLAG: (mine != theirs) & (mine >= 0) & (theirs >= 0) & (not unlike) & ~(ours & (mine == 0)) & ~(others & (theirs == 0)),
     }
     for kind, where in differ.items():
         for at in np.flatnonzero(where).tolist():
