@@ -145,7 +145,7 @@ class Unsharder(PartialSumTracker):
         if single and self._is_forward(op) and self._is_unequal_mean(call, i, pieces, others):
             self._part(call, i, j, pieces)
             return True
-        shares = self._shares_of_number(call, i, pieces, others) if single and (self._is_forward(op) or call.backward) else None
+        shares = self._shares_of_number(call, i, j, pieces, others) if single and (self._is_forward(op) or call.backward) else None
         if shares is not None:
             ours, theirs = merge_statistics.mean_of(pieces, shares[0]), merge_statistics.mean_of(others, shares[1])
             made = merge_statistics.Cut(first.shape[i], 1, 1, ours, theirs)
@@ -205,12 +205,14 @@ class Unsharder(PartialSumTracker):
             self._whole.made_of[i] = need
         return need > 1
 
-    def _shares_of_number(self, call: Call, i: int, pieces: Floats, others: Floats) -> tuple[int, int] | None:
+    def _shares_of_number(self, call: Call, i: int, j: int, pieces: Floats, others: Floats) -> tuple[int, int] | None:
         """A number of each piece (tokens counted, a loss over a part of the batch): how many of them make that of the whole, on each side.
         None: all pieces of a side say the same, and nothing that was cut goes in."""
         number = self._number(i, pieces, others)
         alike = all(merge_statistics.reduced(side, 1) is not None for side in (pieces, others))
         if self._a.first.role[i] != OUTPUT and not call.backward:
+            if number not in self._shares and not alike and not self._is_made_by_both(i, j):
+                self._shares[number] = merge_statistics.shares(pieces, others, self._agrees)
             found = self._shares.get(number, None if alike else (1, 1))
             call.shared |= found is not None
             call.scaled |= found not in (None, (1, 1))
@@ -220,6 +222,11 @@ class Unsharder(PartialSumTracker):
         found = merge_statistics.shares(pieces, others, self._agrees)
         self._shares[number] = found
         return None if alike and found == (1, 1) else found
+
+    def _is_made_by_both(self, i: int, j: int) -> bool:
+        """What a row holds was given out by a record that both sides have."""
+        mine, theirs = self._producers.get(i), self._golden_producers.get(j)
+        return mine is not None and theirs is not None and mine not in self._extra and theirs not in self._golden_extra
 
     def _needs_sum(self, call: Call, i: int, j: int, others: Floats, made: merge_statistics.Cut) -> bool:
         """The target has a sum where the golden side has parts, in a call that takes in no parts."""
