@@ -309,7 +309,8 @@ class Unsharder(PartialSumTracker):
         if SHARE in first.extra.get(i, ()) or SHARE in second.extra.get(j, ()):
             self._skip(i, j, PART)
             return True
-        if self._experts:
+        unlike = merge_statistics.whole_shape(first.shape[i], second.shape[j]) is None
+        if self._experts or unlike:  # where only functions are recorded no name tells of experts
             if experts.LISTED in first.extra.get(i, ()) or experts.LISTED in second.extra.get(j, ()):
                 self._skip(i, j, TOKENS)
                 return False
@@ -319,7 +320,10 @@ class Unsharder(PartialSumTracker):
             if op in self._around and self._other_groups(i, j):
                 self._skip(i, j, TOKENS)
                 return False
-        if merge_statistics.whole_shape(first.shape[i], second.shape[j]) is None:
+        if call.backward and first.role[i] == OUTPUT and self._takes_other_tokens(op):
+            self._skip(i, j, TOKENS)
+            return False
+        if unlike:
             if len(first.shape[i]) == len(second.shape[j]) == 1 and self._producers.get(i) is None and (call.buffer or not call.tensors):
                 call.buffer = True
                 self._skip(i, j, UNCLEAR)  # a flat buffer of what lies on this rank
@@ -351,6 +355,12 @@ class Unsharder(PartialSumTracker):
         self._put(self._whole.golden, j, golden, found.shape, 2, self._b)
         self._whole.made_of[i] = found.pieces
         return True
+
+    def _takes_other_tokens(self, op: int) -> bool:
+        """All that goes into a record is of tokens that the other side has in other groups."""
+        side = self._a.first
+        taken = [row for row in side.rows(op) if side.role[row] == INPUT and isinstance(self._whole.target.shape[row] or side.shape[row], list)]
+        return bool(taken) and all(self._whole.skipped.get(row) == TOKENS for row in taken)
 
     def _other_groups(self, i: int, j: int) -> bool:
         """Counts and places of tokens, in the calls that exchange them, that are not the same: each layout has groups of its own."""

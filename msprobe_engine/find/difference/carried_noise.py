@@ -35,6 +35,9 @@ _OF_NORMS = 2.0
 _SIMPLE = (traits.ELEMENTWISE, traits.SCALINGS, traits.ADDITIONS, traits.MOVES, traits.HANDS_ON)
 """Calls, of one side only, that do to noise what is known."""
 
+_KEEP_ELEMENTS = traits.ELEMENTWISE | traits.SCALINGS | traits.MOVES | traits.HANDS_ON
+"""Calls of which each element is made of one element, which moves by no less than a unit of the dtype it came through."""
+
 _UNKNOWN = Noise(1.0, 1.0, 0.0)
 
 
@@ -86,6 +89,7 @@ class CarriedNoise:
         self.explained: set[int] = set()
         self._notes: dict[int, Noise] = {}
         self._clean: dict[int, Noise] = {}
+        self._coarse: dict[int, float] = {}  # row given out -> half a unit that its elements were rounded to on the way, where it is more
         self._role = walker.side.role
         before = (start,) if start else ()
         self._recent, self._recent_clean = _Recent(*before), _Recent(*before)
@@ -157,6 +161,7 @@ class CarriedNoise:
         going_in = [self._going_in(pair, limit) for pair in taken]
         inputs, clean = ([two[k] for two in going_in if two is not None] for k in (0, 1))
         kept, kept_clean = self._behind(at, inputs, clean) if backward else ([], [])
+        coarse = max(map(self._came_through, taken), default=0.0) if api in _KEEP_ELEMENTS and not backward else 0.0
         blank = not all(one.rms for one in (*inputs, *kept))
         inside = walker.target.children.get(op, ()) if not gradients else ()
         if not inputs and self._later and any(isinstance(walker.side.values.get(walker.rows[pair][0]), float) for pair in span):
@@ -185,6 +190,8 @@ class CarriedNoise:
                 inputs, clean, kept, kept_clean = ([_sized(one, result) for one in some] for some in (inputs, clean, kept, kept_clean))
             carried = self._carried(api, backward, gradients, inputs, kept, result, inside, self._notes)
             bare = carried if not self._parted else self._carried(api, backward, gradients, clean, kept_clean, result, inside, self._clean)
+            if coarse > seen.unit[pair]:
+                self._coarse[row] = coarse
             self._judge(pair, api, limit, inputs, kept, carried, bare, bool(inside))
             if gradients:
                 self._of_gradients = _largest((self._of_gradients, self._clean.get(row, self._notes[row])))
@@ -213,7 +220,7 @@ class CarriedNoise:
             if not walker.measured.argument[pair] and walker.measured.distance[pair]:
                 self._exact_input(pair, row)
             return None
-        made = self._made(row, self._bridged(pair))
+        made = self._made(row, self._came_through(pair))
         if made is None or walker.target.producers.get(row) in walker.extra:
             noise, clean = self._appears(pair, row, limit, made)
         else:
@@ -289,18 +296,21 @@ class CarriedNoise:
         a, b = (_grown(_largest(two[k] for two in went_in), unit, gain) for k in (0, 1))
         return a, b
 
-    def _bridged(self, pair: int) -> float:
-        """Half a unit of a row, or of the coarsest dtype that it came through in calls of one side only, on both sides."""
+    def _came_through(self, pair: int) -> float:
+        """Half a unit that the elements of an input were rounded to on their way: of the coarsest dtype that they came through, on both
+        sides where both tell."""
         walker = self._walker
         row, other = walker.rows[pair]
         unit: float = self.seen.unit[pair]
-        if walker.target.producers.get(row) not in walker.extra:
-            return unit
-        mine, theirs = (
-            bridges.coarsest(tree, at, alone)
-            for tree, at, alone in ((walker.target, row, walker.extra), (walker.golden, other, walker.missing))
-        )
-        return max(unit, min(mine, theirs) / 2)
+        mine, theirs = walker.target.producers.get(row), walker.golden.producers.get(other)
+        if mine is not None and mine not in walker.extra:
+            return max(unit, self._coarse.get(self._row_of(mine, row), 0.0)) if self._coarse else unit
+        told = [
+            bridges.coarsest(tree, at, alone) / 2
+            for tree, at, alone, op in ((walker.target, row, walker.extra, mine), (walker.golden, other, walker.missing, theirs))
+            if op is not None
+        ]
+        return max(unit, min(told, default=0.0))
 
     def _row_of(self, op: int, row: int) -> int:
         """The output of a record whose numbers a row has; where none has exactly them, one that has none any more, or the first."""
@@ -341,7 +351,7 @@ class CarriedNoise:
         if seen.blank[pair]:
             return noise, clean
         shared = max(seen.norm[pair], seen.mean[pair]) if not seen.other[pair] else 1.0
-        element = min(1.0, max(seen.largest(pair), seen.unit[pair]))
+        element = min(1.0, max(seen.largest(pair), self._came_through(pair)))
         found = Noise(element, min(1.0, shared), element * seen.rms[pair])
         if self.ratio[pair] > 1:
             return found, Noise(clean.element, clean.whole, clean.element * seen.rms[pair])
@@ -475,7 +485,8 @@ class CarriedNoise:
             came_in = max((one.noise.element for one in (*inputs, *kept)), default=0.0)
         element = max(seen.element[pair], seen.elements[pair], came_in, new)
         if seen.count[pair] >= roundoff.MANY and carried.absolute is None:
-            evidence = max(roundoff.EVIDENCE * seen.largest(pair), new, seen.unit[pair])
+            coarse = self._coarse.get(self._walker.rows[pair][0], seen.unit[pair])  # a single element moves by no less
+            evidence = max(roundoff.EVIDENCE * seen.largest(pair), new, coarse)
             element = max(seen.element[pair], seen.elements[pair], min(element, evidence))
         element = min(1.0, element)
         whole = min(1.0, max(seen.norm[pair], seen.mean[pair], element * seen.share[pair]))
