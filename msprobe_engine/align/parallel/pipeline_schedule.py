@@ -63,11 +63,19 @@ def _of_modules(tree: Tree, chunk_of: Callable[[str], int]) -> list[Segment | No
         if len(kind) == 4 and kind[0] == "forward" and tree.parents[op] == ROOT and not side.tags.get(op, {}).get("is_recompute"):
             order[op] = calls[kind[2]]
             calls[kind[2]] += 1
-    per = {path: max(1, n // micro_batches(calls)) for path, n in calls.items()}
+    micros = micro_batches(calls)
+    per = {path: max(1, n // micros) for path, n in calls.items()}
+    gradients = Counter(kind[2] for kind in tree.kinds if kind[0] == "parameters_grad")
+    seen: Counter[str] = Counter()
     micro = {side.ops[op]: number // per[tree.kinds[op][2]] for op, number in order.items()}
     found: list[Segment | None] = []
-    for top in tops:
+    for op, top in enumerate(tops):
         kind = tree.kinds[top]
+        if tree.kinds[op][0] == "parameters_grad" and gradients[tree.kinds[op][2]] % micros == 0:
+            path = tree.kinds[op][2]
+            found.append((seen[path] * micros // gradients[path], BACKWARD, chunk_of(path)))
+            seen[path] += 1
+            continue
         if len(kind) != 4 or kind[0] not in ("forward", "backward"):
             found.append((-1, BACKWARD, -1) if kind[0] == "backward" else None)
             continue

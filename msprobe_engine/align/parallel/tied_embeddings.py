@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from msprobe_engine.align.parallel.parameter_owner import Mark
 from msprobe_engine.align.parallel.parameter_owner import mark as known_by
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS_GRAD, DumpTable
+from msprobe_engine.core import names
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 
 SHARE = "share"
 """Key among the facts of a row: it is part of a sum over stages of a pipeline that is still to come."""
@@ -24,12 +25,35 @@ def mark(side: DumpTable, ranks: set[int]) -> None:
         side: of a whole pipeline, with records in the order of one process.
         ranks: of its stages.
     """
+    _by_weights(side)
     for op in reversed(range(len(side.ops))):
         if side.ops[op].startswith("Distributed.all_reduce") and _over_stages(side, op, ranks):
             for row in side.rows(op):
                 if side.role[row] == INPUT and (found := known_by(side, row)) is not None:
                     _back(side, op, found)
                     break
+
+
+def _by_weights(side: DumpTable) -> None:
+    """Where calls of collectives were not recorded: matrices with the same numbers in modules of two stages are one weight, and the gradients
+    of each are its share."""
+    stages: dict[tuple[tuple[int, ...], bytes], set[int]] = {}
+    holders: dict[tuple[tuple[int, ...], bytes], set[str]] = {}
+    for row in range(len(side)):
+        shape = side.shape[row]
+        if side.role[row] == PARAMETERS and isinstance(shape, list) and len(shape) > 1:
+            key = tuple(shape), side.stats[row].tobytes()
+            stages.setdefault(key, set()).add(_rank(side, side.op[row]))
+            holders.setdefault(key, set()).add(_place(side, row))
+    shared = {place for key, places in holders.items() if len(stages[key]) > 1 for place in places}
+    _note(side, (row for row in range(len(side)) if shared and side.role[row] == PARAMETERS_GRAD and _place(side, row) in shared))
+
+
+def _place(side: DumpTable, row: int) -> str:
+    """Path of a module and name of its parameter."""
+    parsed = names.parse(side.ops[side.op[row]])
+    path = parsed.path if isinstance(parsed, (names.ModuleName, names.ParametersGradName)) else ""
+    return f"{path}.{side.name[row].removeprefix(side.ops[side.op[row]]).lstrip('.').removeprefix('parameters.').partition('.')[0]}"
 
 
 def _over_stages(side: DumpTable, op: int, ranks: set[int]) -> bool:
