@@ -20,7 +20,8 @@ MOVES = UNINITIALISED | frozenset((
     "moveaxis", "swapaxes", "swapdims", "copy_", "cpu", "cuda", "repeat", "repeat_interleave", "tile", "roll", "flip", "index_select",
     "gather", "take", "as_strided", "diagonal", "unfold", "alias", "data", "requires_grad_", "index_copy", "index_copy_", "index_put",
     "index_put_", "scatter", "scatter_", "slice_scatter", "select_scatter", "masked_select", "view_as_real", "view_as_complex", "real",
-    "imag", "untyped_storage", "full", "full_like", "new_full", "fill_", "tensor", "as_tensor", "scalar_tensor", "new_tensor",
+    "imag", "untyped_storage", "flatten_dense_tensors", "unflatten_dense_tensors", "_flatten_dense_tensors", "_unflatten_dense_tensors",
+    "full", "full_like", "new_full", "fill_", "tensor", "as_tensor", "scalar_tensor", "new_tensor",
 ))  # fmt: skip
 """Operators that hand out memory or move elements, and compute nothing."""
 
@@ -97,6 +98,13 @@ HANDS_ON = frozenset((
 
 LOOKUPS = frozenset(("embedding", "gather", "index_select", "take", "take_along_dim", "embedding_bag"))
 """Operators that hand on a few elements of a table."""
+
+BY_INDEX = LOOKUPS | frozenset((
+    "__getitem__", "__setitem__", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_add",
+    "index_add_", "index_copy", "index_copy_", "index_put", "index_put_", "one_hot", "bincount", "histc", "cumsum", "argsort",
+    "searchsorted", "where", "_grouped_mm", "grouped_mm",
+))  # fmt: skip
+"""Operators whose result is another one altogether where whole numbers that they take in (tokens of an expert) are others."""
 
 ELEMENTWISE = frozenset((
     "gelu", "silu", "swish", "mish", "elu", "selu", "softplus", "sigmoid", "logsigmoid", "tanh", "exp", "expm1", "log", "log1p", "sqrt",

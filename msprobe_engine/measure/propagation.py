@@ -28,6 +28,9 @@ _SOFTMAX_GAIN = 2.0
 _OPTIMIZER_PART = 0.1
 """Of a parameter that an optimizer moves in one step, at most: what noise of the update can be of it."""
 
+_OF_ZEROS = 2.0
+"""The same of a parameter that was zero: an element near zero changes its sign, and with it the whole update of that element."""
+
 _MOVED = 0.3
 """Part of the noise of weights that an optimizer has moved and that is aligned with what they are multiplied by."""
 
@@ -138,7 +141,8 @@ def forward(api: str, operands: Sequence[Operand], result: Result, moved_weights
         coarser = result.unit > min(one.unit for one in operands)
         return Carried(element, whole, coarser, max(one.noise.absolute for one in operands))
     if api in traits.OPTIMIZER_UPDATES:
-        return Carried(math.sqrt(min(1.0, element)) * _OPTIMIZER_PART, whole)
+        part = _OPTIMIZER_PART if len(operands) > 2 else _OF_ZEROS  # a parameter of zeros does not go in: what comes out is the update
+        return Carried(math.sqrt(min(1.0, element)) * part, whole)
     gain = ELEMENTWISE_GAIN if api in traits.ELEMENTWISE else MODULE_GAIN
     if api in traits.SCALINGS and (len(operands) == 1 or min(one.size for one in operands) == 1):
         gain = 1.0

@@ -168,6 +168,11 @@ class Tree:
         """The last record of a backward pass; the number of records when there is none."""
         return max((op for op, kind in enumerate(self.kinds) if kind[0] == "backward"), default=len(self.kinds))
 
+    @cached_property
+    def first_backward(self) -> int:
+        """The first record of a backward pass; the number of records when there is none."""
+        return next((op for op, kind in enumerate(self.kinds) if kind[0] == "backward"), len(self.kinds))
+
     def relative(self, op: int, parent: int) -> Kind:
         """`kinds`, with a module's path below that of the enclosing record, so that renaming a model renames nothing inside it."""
         kind = self.kinds[op]

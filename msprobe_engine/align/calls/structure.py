@@ -298,7 +298,10 @@ class Matcher:
     def _beside_strangers(self, i: int, j: int) -> bool:
         """A tensor of another shape that one of two calls takes in was given by a call without a partner."""
         mine, theirs = self.target.side, self.golden.side
-        for x, y in zip(self._taken(self.target, i), self._taken(self.golden, j)):
+        taken, others = self._taken(self.target, i), self._taken(self.golden, j)
+        if len(taken) != len(others):  # one of many is missing
+            return False
+        for x, y in zip(taken, others):
             if mine.shape[x] != theirs.shape[y]:
                 a, b = self.target.producers.get(x), self.golden.producers.get(y)
                 if (a is not None and a not in self._found) or (b is not None and b not in self._used):

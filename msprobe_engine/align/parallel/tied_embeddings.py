@@ -35,8 +35,8 @@ def mark(side: DumpTable, ranks: set[int]) -> None:
 
 
 def _by_weights(side: DumpTable) -> None:
-    """Where calls of collectives were not recorded: matrices with the same numbers in modules of two stages are one weight, and the gradients
-    of each are its share."""
+    """Where calls of collectives were not recorded: matrices with the same numbers in modules of two stages are one weight, and the
+    gradients of each are its share."""
     stages: dict[tuple[tuple[int, ...], bytes], set[int]] = {}
     holders: dict[tuple[tuple[int, ...], bytes], set[str]] = {}
     for row in range(len(side)):

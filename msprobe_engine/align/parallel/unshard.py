@@ -359,7 +359,9 @@ class Unsharder(PartialSumTracker):
     def _takes_other_tokens(self, op: int) -> bool:
         """All that goes into a record is of tokens that the other side has in other groups."""
         side = self._a.first
-        taken = [row for row in side.rows(op) if side.role[row] == INPUT and isinstance(self._whole.target.shape[row] or side.shape[row], list)]
+        taken = [
+            row for row in side.rows(op) if side.role[row] == INPUT and isinstance(self._whole.target.shape[row] or side.shape[row], list)
+        ]
         return bool(taken) and all(self._whole.skipped.get(row) == TOKENS for row in taken)
 
     def _other_groups(self, i: int, j: int) -> bool:

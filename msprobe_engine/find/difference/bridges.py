@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from msprobe_engine.align.calls.call_tree import Tree
-from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS
-from msprobe_engine.measure import roundoff
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS
+from msprobe_engine.measure import distances, roundoff
 
 MOST = 6
 """Calls of one side only that are looked through for what went into them."""
 
 
 def coarsest(tree: Tree, row: int, alone: Collection[int], depth: int = 0) -> float:
-    """Unit of the coarsest dtype that the numbers of a row came through: its own, those of what went into the call that made it, and where
-    this side alone makes that call, those of what went into the calls before it.
+    """Unit of the coarsest dtype that the elements of a row came through: its own, that of what gave it out, and where this side alone
+    makes that call, those of what went into it, but for what it sums over: a sum of many elements does not move by the unit of one.
 
     Args:
         tree, row: the side and the row.
@@ -25,7 +25,11 @@ def coarsest(tree: Tree, row: int, alone: Collection[int], depth: int = 0) -> fl
     op = tree.producers.get(row)
     if op is None:
         return found
-    went_in = [other for other in side.rows(op) if side.role[other] in (INPUT, PARAMETERS) and roundoff.eps(side.dtype[other]) > 0]
-    if op not in alone or depth >= MOST:
-        return max((found, *(roundoff.eps(side.dtype[other]) for other in went_in)))
-    return max((found, *(coarsest(tree, other, alone, depth + 1) for other in went_in)))
+    numbers, size = side.stats[row].tobytes(), distances.elements(side.shape[row])
+    for other in side.rows(op):
+        unit = roundoff.eps(side.dtype[other])
+        if side.role[other] == OUTPUT and side.stats[other].tobytes() == numbers:
+            found = max(found, unit)
+        elif side.role[other] in (INPUT, PARAMETERS) and unit > 0 and distances.elements(side.shape[other]) <= size:
+            found = max(found, coarsest(tree, other, alone, depth + 1) if op in alone and depth < MOST else 0.0)
+    return found

@@ -121,6 +121,22 @@ class CarriedNoise:
         found = self._recent_clean.largest
         return found if found != NONE else self._last
 
+    @property
+    def updated(self) -> dict[bytes, Noise]:
+        """Noise of what the calls behind the backward pass gave out, by its numbers: the parameters of the step behind are among it. Copies
+        of it (in another dtype) have the same."""
+        side, tree = self._walker.side, self._walker.target
+        found: dict[bytes, Noise] = {}
+        for op in range(tree.last_backward + 1, len(tree.kinds)):
+            came_in = NONE
+            for row in side.rows(op):
+                key = side.stats[row].tobytes()
+                if self._role[row] != OUTPUT:
+                    came_in = _largest((came_in, found.get(key, NONE)))
+                elif row in self._notes or _hands_on(tree.kinds[op][-1]):  # several may have the same numbers
+                    found[key] = _largest((found.get(key, NONE), self._notes.get(row, came_in)))
+        return found
+
     @cached_property
     def _paired(self) -> set[int]:
         """Rows of the target that have a partner."""
@@ -188,6 +204,8 @@ class CarriedNoise:
             result = Result(seen.rms[pair] / self._added_up(op, api, inputs), seen.count[pair], seen.unit[pair])
             if blank:
                 inputs, clean, kept, kept_clean = ([_sized(one, result) for one in some] for some in (inputs, clean, kept, kept_clean))
+            if api in traits.BY_INDEX and not backward and any(map(self._chosen_otherwise, taken)):
+                inputs, clean = ([*some, _of_others(result)] for some in (inputs, clean))
             carried = self._carried(api, backward, gradients, inputs, kept, result, inside, self._notes)
             bare = carried if not self._parted else self._carried(api, backward, gradients, clean, kept_clean, result, inside, self._clean)
             if coarse > seen.unit[pair]:
@@ -220,7 +238,7 @@ class CarriedNoise:
             if not walker.measured.argument[pair] and walker.measured.distance[pair]:
                 self._exact_input(pair, row)
             return None
-        made = self._made(row, self._came_through(pair))
+        made = None if self._is_parameter_alone(pair) else self._made(row, self._came_through(pair))
         if made is None or walker.target.producers.get(row) in walker.extra:
             noise, clean = self._appears(pair, row, limit, made)
         else:
@@ -232,6 +250,17 @@ class CarriedNoise:
             if excused:
                 noise = clean = Noise(max(noise.element, excused), max(noise.whole, excused), max(noise.absolute, excused * seen.rms[pair]))
         return self._operand(pair, noise), self._operand(pair, clean)
+
+    def _is_parameter_alone(self, pair: int) -> bool:
+        """A parameter that calls which do not belong together gave out: others have the same numbers (biases after one update)."""
+        walker = self._walker
+        row, other = walker.rows[pair]
+        mine, theirs = walker.target.producers.get(row), walker.golden.producers.get(other)
+        return mine is not None and mine not in walker.extra and walker.back.get(theirs, -1) != mine and walker.is_parameter(row)
+
+    def _chosen_otherwise(self, pair: int) -> bool:
+        """Whole numbers that are others because of noise in what they were made of: an expert takes other tokens."""
+        return not self.seen.unit[pair] and float(self._walker.measured.distance[pair]) > 0 and self.alone[pair] <= 1
 
     def _number(self, pair: int) -> Operand | None:
         """A Python number that differs by what round-off does to numbers that are made of tensors (a factor that clips gradients by their
@@ -344,6 +373,8 @@ class CarriedNoise:
             # what an update takes in are gradients, in their buffers, and what an optimizer has made of them before
             before = (noise, clean) if self._start is not None else (NONE, NONE)
             noise, clean = (_largest((one, self._of_gradients)) for one in before)
+        if bridged is None and (known := walker.updated.get(walker.side.stats[row].tobytes())) is not None:
+            noise, clean = _largest((noise, known)), _largest((clean, known))
         excused = float(walker.cancelled.excused[pair])
         if excused:
             noise = clean = Noise(max(noise.element, excused), max(noise.whole, excused), 0.0)
@@ -532,6 +563,11 @@ def _largest(notes: Iterator[Noise] | Sequence[Noise] | deque[Noise]) -> Noise:
     for note in notes:
         element, whole, absolute = max(element, note.element), max(whole, note.whole), max(absolute, note.absolute)
     return Noise(element, whole, absolute)
+
+
+def _of_others(result: Result) -> Operand:
+    """Elements that have nothing to do with those of the other side."""
+    return Operand(Noise(1.0, 1.0, result.rms), result.rms, 0.0, 1.0, result.size, result.size, result.unit)
 
 
 def _hands_on(api: str) -> bool:

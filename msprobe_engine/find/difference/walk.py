@@ -27,7 +27,7 @@ from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.operator_traits import PARAMETERS_OF, UNINITIALISED
-from msprobe_engine.find.difference import attribution, harmless, left_out
+from msprobe_engine.find.difference import attribution, bookkeeping, harmless, left_out
 from msprobe_engine.find.difference.carried_noise import CarriedNoise
 from msprobe_engine.find.difference.optimizer import cancelling_gradients
 from msprobe_engine.find.difference.optimizer.cancelling_gradients import Cancelled
@@ -76,6 +76,7 @@ class DifferenceWalk:
     Attributes:
         one_layout: both sides are cut alike.
         other_update: the parameters were moved by other calls in the step before.
+        updated: numbers of what the update of the step before gave out -> its noise.
         one_program: both sides are of one framework and of one layout, so that the same bits make the same bits.
         foreign: record of the target -> largest distance of what other ranks put into the same collective.
     """
@@ -86,6 +87,7 @@ class DifferenceWalk:
     def __init__(self, target: Tree, golden: Tree, structure: Structure, measured: Mapping[tuple[int, int], Figures] | None = None) -> None:
         self.target, self.golden, self.structure = target, golden, structure
         self.foreign: dict[int, float] = {}
+        self.updated: dict[bytes, Noise] = {}
         self.one_program = not crossed(target.side, golden.side)
         side: DumpTable = target.side
         self.side = side
@@ -112,6 +114,7 @@ class DifferenceWalk:
     def follow(self, before: DifferenceWalk) -> None:
         """Vectors that the step before has moved may be others by a small part of that."""
         self.other_update = before.updates_otherwise
+        self.updated = before._carried.updated if before._carried is not None else {}
         cancelling_gradients.tolerate_update(self, before)
 
     @cached_property
@@ -222,6 +225,9 @@ class DifferenceWalk:
                 made[parent] = max(made[parent], inside)
                 parent = parents[parent]
         found.end = carried.end
+        found.origins = [
+            one for one in found.origins if one.kind not in (TAKEN, RESULT, ARGUMENT) or not bookkeeping.comes_to_nothing(self, one.op)
+        ]
         for origin in found.origins:
             self.blame_unmatched(origin)
         return found

@@ -1,0 +1,83 @@
+"""Gradients on their way to the update, in buffers of this run's own making: buckets, flat copies, parts of them, and copies back.
+
+Which of them there are, how large they are and in which order they are filled is no number of the training. Where what the update computes
+with is the same, a difference in the copies before it comes to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from msprobe_engine.core.names import is_collective
+from msprobe_engine.core.operator_traits import MOVES, SCALINGS
+from msprobe_engine.formats.dump.dump_table import INPUT
+from msprobe_engine.measure import roundoff
+
+if TYPE_CHECKING:
+    from msprobe_engine.find.difference.walk import DifferenceWalk
+
+_LEAST = 0.5
+"""Of the calls of an update that compute, this part has to be compared for the update to be called the same."""
+
+
+def comes_to_nothing(walker: DifferenceWalk, op: int) -> bool:
+    """A copy or a buffer of gradients, of which everything that computes with it, or the update as a whole, is the same on both sides."""
+    if not _is_copy(walker, op):
+        return False
+    users = list(_that_compute(walker, op))
+    if users:
+        return all(_agrees(walker, user) for user in users)
+    update = [one for one in _update(walker) if one > op]
+    known = [one for one in update if _is_known(walker, one)]
+    return len(known) > 0 and len(known) >= _LEAST * len(update) and all(_agrees(walker, one) for one in known)
+
+
+def _is_copy(walker: DifferenceWalk, op: int) -> bool:
+    """A call that moves elements, or scales or sums a buffer that the other side has not got in this size, and that no module makes."""
+    tree = walker.target
+    kind = tree.kinds[op]
+    if len(kind) != 3 or kind[0] != "forward" or op < tree.first_backward:
+        return False
+    if any(len(tree.kinds[one]) == 4 and tree.kinds[one][0] == "forward" for one in tree.above(op)):
+        return False
+    other = op in walker.extra or any(walker.measured.shape[at] or not walker.measured.known[at] for at in _taken(walker, op))
+    return kind[2] in MOVES or (other and (kind[2] in SCALINGS or is_collective(walker.side.ops[op])))
+
+
+def _that_compute(walker: DifferenceWalk, op: int) -> Iterator[int]:
+    """What is computed from the result of a copy, through further copies."""
+    users, seen = [op], {op}
+    while users:
+        for user in walker.users[0].get(users.pop(), ()):
+            if user in seen:
+                continue
+            seen.add(user)
+            if _is_copy(walker, user):
+                users.append(user)
+            else:
+                yield user
+
+
+def _update(walker: DifferenceWalk) -> list[int]:
+    """Calls behind the backward pass that compute with tensors."""
+    tree, side = walker.target, walker.side
+    behind = range(tree.last_backward + 1, len(tree.kinds))
+    compute = (op for op in behind if len(tree.kinds[op]) == 3 and tree.kinds[op][2] not in MOVES)
+    return [op for op in compute if any(side.role[row] == INPUT and roundoff.eps(side.dtype[row]) for row in side.rows(op))]
+
+
+def _is_known(walker: DifferenceWalk, op: int) -> bool:
+    """Tensors that a call takes in could be compared."""
+    taken = _taken(walker, op)
+    return bool(taken) and all(walker.measured.known[at] for at in taken)
+
+
+def _taken(walker: DifferenceWalk, op: int) -> list[int]:
+    """Pairs of rows of the tensors of floating point numbers that a call takes in."""
+    side = walker.side
+    return [at for at in walker.span_of(op) if side.role[walker.rows[at][0]] == INPUT and roundoff.eps(side.dtype[walker.rows[at][0]])]
+
+
+def _agrees(walker: DifferenceWalk, op: int) -> bool:
+    return _is_known(walker, op) and all(walker.carried.ratio[at] <= 1 for at in walker.span_of(op)) and not walker.is_off(op)
