@@ -5,6 +5,7 @@ from __future__ import annotations
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.cut_off import ends, leave_out_behind_cut
 from msprobe_engine.align.calls.structure import Aligned, Matcher
+from msprobe_engine.align.parallel import parameter_owner
 from msprobe_engine.align.parallel.micro_batches import subset
 from msprobe_engine.formats.dump.dump_table import DumpTable
 
@@ -32,6 +33,6 @@ def align_trees(target: Tree, golden: Tree) -> Aligned:
         tree if end == len(tree.names) else Tree(subset(tree.side, range(end)), tree.names[:end])
         for tree, end in zip((target, golden), found)
     ]
-    structure = Matcher(parts[0], parts[1]).run()
+    structure = parameter_owner.in_other_order(Matcher(parts[0], parts[1]).run(), parts[0], parts[1])
     leave_out_behind_cut(structure, target.side, golden.side, found)
     return Aligned(target, golden, structure)

@@ -11,9 +11,10 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.calls.call_tree import Kind, Tree
 from msprobe_engine.align.calls.structure import Structure
-from msprobe_engine.formats.dump.dump_table import PARAMETERS, PARAMETERS_GRAD, DumpTable
+from msprobe_engine.core.operator_traits import PARAMETERS_OF
+from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 
 Owner = tuple[str, str]
 """(path of the module, name of the parameter)."""
@@ -30,25 +31,59 @@ def mark(side: DumpTable, row: int) -> Mark | None:
     return side.numbers[4 * row : 4 * row + 4].tobytes(), tuple(shape)
 
 
-def owners(tree: Tree) -> dict[int, Owner]:
-    """Record -> its parameter, of calls that no module makes, and of gradients that are added to a buffer."""
+def owners(tree: Tree, users: Mapping[int, str] | None = None) -> dict[int, Owner]:
+    """Record -> its parameter, of calls that no module makes, and of gradients that are added to a buffer.
+
+    Args:
+        users: of a dump without modules, calls that take in parameters or give out gradients -> the name to know them by.
+    """
     side = tree.side
     known: dict[Mark, Owner | None] = {}
     for op, kind in enumerate(tree.kinds):
         if len(kind) == 4:
             _named(side, op, kind[2], known)
+        elif users and op in users:
+            for row in side.rows(op):
+                place = side.name[row][len(side.ops[op]) + 1 :]
+                if _is_of_parameter(side, row, kind, place) and (one := mark(side, row)) is not None:
+                    user = (users[op], place)
+                    known[one] = user if known.get(one, user) == user else None
     begin = next((op for op, kind in enumerate(tree.kinds) if kind[0] == "backward"), len(side.ops))
     calls = [(op, marks) for op in range(begin, len(side.ops)) if _is_update(tree, op) and (marks := _marks(side, op))]
     found: dict[int, Owner] = {}
     for way in (calls, reversed(calls), calls):  # the call that takes in the parameter itself is often the last one
         for op, marks in way:
+            if tree.kinds[op][2].startswith("_foreach_"):
+                _hand_on(side, op, known)
+                continue
             named = {owner for one in marks if (owner := known.get(one)) is not None}
-            if len(named) == 1:
-                (owner,) = named
+            if len(named) == 1 or (users and named):
+                owner = min(named)  # of a parameter and of its gradient
                 found[op] = owner
                 shapes = {one[1] for one in marks if known.get(one) == owner}
                 known.update((one, owner) for one in marks if one not in known and one[1] in shapes)
     return found
+
+
+def _is_of_parameter(side: DumpTable, row: int, kind: Kind, place: str) -> bool:
+    """A parameter that a function takes in, or a gradient that may be one's."""
+    if kind[0] == "backward":
+        return place.startswith("output.")
+    return bool(side.requires_grad[row]) and place.removeprefix("input.") in PARAMETERS_OF.get(kind[2], ())
+
+
+def _hand_on(side: DumpTable, op: int, known: dict[Mark, Owner | None]) -> None:
+    """What one call makes of the tensors of a list belongs to the same parameters, one by one (gradients that are clipped)."""
+    start = f"{side.ops[op]}.input.0."
+    taken = [row for row in side.rows(op) if side.name[row].startswith(start)]
+    given = [row for row in side.rows(op) if side.role[row] == OUTPUT]
+    for a, b in zip(taken, given) if len(taken) == len(given) else ():
+        one, two = mark(side, a), mark(side, b)
+        if one is not None and two is not None and one[1] == two[1]:
+            if two not in known and known.get(one) is not None:
+                known[two] = known[one]
+            elif one not in known and known.get(two) is not None:
+                known[one] = known[two]
 
 
 def _is_update(tree: Tree, op: int) -> bool:
@@ -76,9 +111,15 @@ def _in_place(call: str) -> bool:
     return call.endswith("_") and not call.startswith("__")
 
 
-def rematched(structure: Structure, target: Tree, golden: Tree) -> Structure:
-    """The same, where calls that belong to a parameter are matched with calls of the same kind for the same parameter."""
-    mine, theirs = owners(target), owners(golden)
+def rematched(
+    structure: Structure, target: Tree, golden: Tree, ours: Mapping[int, str] | None = None, others: Mapping[int, str] | None = None
+) -> Structure:
+    """The same, where calls that belong to a parameter are matched with calls of the same kind for the same parameter.
+
+    Args:
+        ours, others: `users` of `owners`, of the target and of the golden side.
+    """
+    mine, theirs = owners(target, ours), owners(golden, others)
     if not set(mine.values()) & set(theirs.values()):
         return structure
     places = _places(theirs, golden)
@@ -95,6 +136,31 @@ def rematched(structure: Structure, target: Tree, golden: Tree) -> Structure:
         [i for i in range(len(target.side.ops)) if i not in pairs],
         [j for j in range(len(golden.side.ops)) if j not in used],
         structure.renamed,
+    )
+
+
+def in_other_order(structure: Structure, target: Tree, golden: Tree) -> Structure:
+    """The same, where both sides have calls of the update alone: their optimizers go through the parameters in other orders."""
+    behind = target.last_backward, golden.last_backward
+    alone = [
+        Counter(tree.kinds[op] for op in ops if op > last)
+        for tree, ops, last in zip((target, golden), (structure.only_target, structure.only_golden), behind)
+    ]
+    if not alone[0] or alone[0].keys() != alone[1].keys():
+        return structure
+    mine = {} if target.has_modules else {i: target.side.ops[i] for i, _ in structure.pairs if i <= behind[0]}
+    theirs = {j: mine[i] for i, j in structure.pairs if i in mine}
+    found = rematched(structure, target, golden, mine, theirs)
+    pairs, left = list(found.pairs), dict[Kind, list[int]]()  # calls that nobody knows the parameter of: one after the other
+    for j in found.only_golden:
+        if j > behind[1]:
+            left.setdefault(golden.kinds[j], []).append(j)
+    for i in found.only_target:
+        if i > behind[0] and (others := left.get(target.kinds[i])):
+            pairs.append((i, others.pop(0)))
+    here, there = {i for i, _ in pairs}, {j for _, j in pairs}
+    return Structure(
+        sorted(pairs), [i for i in found.only_target if i not in here], [j for j in found.only_golden if j not in there], found.renamed
     )
 
 

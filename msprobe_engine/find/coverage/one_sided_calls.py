@@ -31,9 +31,12 @@ def note(found: Diagnosis, divergence: Divergence) -> bool:
             told = dump_dialects.recorded_by_both(tree.side, other.side)
             mine = (op for op in other_ways.counted(tree, other, records) if told[op] and (both or not names.is_module(tree.side.ops[op])))
             alone.append([] if rank in divergence.wholes else list(mine))  # another layout makes other calls around its collectives
-        for word, tree, records, others in zip(("target", "golden"), trees, alone, alone[::-1]):
+        pairs = structure.pairs
+        partners = dict(pairs), {other: op for op, other in pairs}
+        for word, tree, other, known_to, records, others in zip(("target", "golden"), trees, trees[::-1], partners, alone, alone[::-1]):
             known = found.unmatched.setdefault(word, [])
-            counts = counts or len(records) > len(tree.kinds) // 2 or other_ways.change_something(tree, records, bool(others))
+            open_to_view = other_ways.recorded_within(tree, other, known_to, records)
+            counts = counts or len(records) > len(tree.kinds) // 2 or other_ways.change_something(tree, open_to_view, bool(others))
             known += [name for op in records[:100] if (name := tree.side.ops[op]) not in known]
         found.renamed.update(structure.renamed)
         if rank not in divergence.wholes:

@@ -25,6 +25,21 @@ def counted(tree: Tree, other: Tree, records: Iterable[int]) -> list[int]:
     return [op for op in records if op <= update and not of_reducer(tree.side.ops[op]) and not _is_wrapper(tree, op)]
 
 
+def recorded_within(tree: Tree, other: Tree, partners: Mapping[int, int], records: Iterable[int]) -> list[int]:
+    """Of the records, which a tree alone has, those that are not inside of a module of which the other side recorded the call and nothing
+    in it (it was compiled, or is one kernel): what it gives out tells of them.
+
+    Args:
+        partners: record of the tree -> that of the other one.
+    """
+
+    def is_closed(op: int) -> bool:
+        around = next((one for one in tree.above(op) if one in partners), -1)
+        return around >= 0 and len(tree.kinds[around]) == 4 and not other.children.get(partners[around])
+
+    return [op for op in records if not is_closed(op)]
+
+
 def change_something(tree: Tree, records: Iterable[int], replaced: bool) -> bool:
     """Some of the records, which one side alone has, change tensors in place, draw random numbers or speak with other ranks. The others
     give what later calls take in: where the numbers of these are the same they are another way to them, or nothing comes of them

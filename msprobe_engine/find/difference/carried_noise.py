@@ -256,7 +256,8 @@ class CarriedNoise:
         walker = self._walker
         row, other = walker.rows[pair]
         mine, theirs = walker.target.producers.get(row), walker.golden.producers.get(other)
-        return mine is not None and mine not in walker.extra and walker.back.get(theirs, -1) != mine and walker.is_parameter(row)
+        partner = -1 if theirs is None else walker.back.get(theirs, -1)
+        return mine is not None and mine not in walker.extra and partner != mine and walker.is_parameter(row)
 
     def _chosen_otherwise(self, pair: int) -> bool:
         """Whole numbers that are others because of noise in what they were made of: an expert takes other tokens."""
@@ -492,9 +493,9 @@ class CarriedNoise:
             self._clean[row] = note
         if not around and seen.count[pair] >= roundoff.MANY:
             self._recent.append(note)
-            explained = self._clean.get(row, note)
-            self._recent_clean.append(explained)
-            self._last = explained if explained != NONE else self._last
+            clean = self._clean.get(row, note)
+            self._recent_clean.append(clean)
+            self._last = clean if clean != NONE else self._last
 
     def _coarsest(self, pair: int, row: int, inputs: Sequence[Operand], kept: Sequence[Operand]) -> float:
         """Half a unit of what a row was computed in: gradients of parameters in float32 are made by calls with fewer bits (autocast)."""
