@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from msprobe_engine.core.names import is_collective
-from msprobe_engine.core.operator_traits import MOVES, SCALINGS
-from msprobe_engine.formats.dump.dump_table import INPUT
+from msprobe_engine.core.operator_traits import MOVES, SCALINGS, of_reducer
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT
 from msprobe_engine.measure import roundoff
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ _LEAST = 0.5
 
 def comes_to_nothing(walker: DifferenceWalk, op: int) -> bool:
     """A copy or a buffer of gradients, of which everything that computes with it, or the update as a whole, is the same on both sides."""
+    if of_reducer(walker.side.ops[op]) and gives_the_same(walker, op):
+        return True  # what each rank puts in may have been summed with some of the others before
     if not _is_copy(walker, op):
         return False
     users = list(_that_compute(walker, op))
@@ -71,6 +73,13 @@ def _is_known(walker: DifferenceWalk, op: int) -> bool:
     """Tensors that a call takes in could be compared."""
     taken = _taken(walker, op)
     return bool(taken) and all(walker.measured.known[at] for at in taken)
+
+
+def gives_the_same(walker: DifferenceWalk, op: int) -> bool:
+    """All that a record gives out could be compared, and agrees."""
+    side, m = walker.side, walker.measured
+    given = [at for at in walker.span_of(op) if side.role[walker.rows[at][0]] == OUTPUT]
+    return bool(given) and all(m.known[at] for at in given) and not walker.is_off(op)
 
 
 def _taken(walker: DifferenceWalk, op: int) -> list[int]:

@@ -12,7 +12,7 @@ from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.align.frameworks.common_terms import in_common
 from msprobe_engine.align.parallel.outcome import GlobalTensors
 from msprobe_engine.find.collectives.links import Links
-from msprobe_engine.find.difference import cross_rank
+from msprobe_engine.find.difference import accumulated_gradients, cross_rank
 from msprobe_engine.find.difference.calibration import Floats
 from msprobe_engine.find.difference.origin import GRADIENT, RESULT, DifferenceOrigin
 from msprobe_engine.find.difference.rank_walk import RankWalk, reuse_walk
@@ -129,6 +129,7 @@ def settle_origins(found: Divergence, before: Divergence | None, walked: Mapping
             found.walks[rank] = known if known is not None and untouched else walker.walk(found.noise, _start(before, rank))
             of_walker[id(walker)] = found.walks[rank]
             walker.forget()
+        accumulated_gradients.leave_out_early_sums(found.walkers, found.walks)
         found.origins = cross_rank.first_in_time({rank: walk.origins for rank, walk in found.walks.items()}, found.links)
         level = _noise(found)
         if level <= found.noise:

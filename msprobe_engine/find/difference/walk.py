@@ -140,6 +140,18 @@ class DifferenceWalk:
         """Records of the backward passes through a module."""
         return self._backward.get(path, [])
 
+    def gradients_of(self, path: str) -> list[int]:
+        """Records of the gradients of a module's parameters, one of each micro batch."""
+        return self._gradients.get(path, [])
+
+    @cached_property
+    def _gradients(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for op, gradients in enumerate(self.target.gradients):
+            if gradients:
+                found.setdefault(self.target.kinds[op][2], []).append(op)
+        return found
+
     @cached_property
     def _backward(self) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
