@@ -1,4 +1,4 @@
-"""README.md: its examples of the monitor run as they stand, and its table of commands is complete."""
+"""README.md and the pages that lead from a situation to a command: every command they name is one, with these options; the loop runs."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ from pathlib import Path
 
 import pytest
 import torch
-from page_blocks import ROOT, Tokens, batches, block, blocks, commands, loss_of, run
+from page_blocks import ROOT, Tokens, batches, block, loss_of, run
 
-from msprobe_engine.cli.main import all_commands, main
+from msprobe_engine.cli.main import all_commands, sub_parser
 from msprobe_engine.formats.monitor.reader import open_run
 
-PAGE = "README.md"
-MONITOR = "**The monitor, in your own loop**"
+LEADING = (
+    "README.md",
+    "README.zh.md",
+    "docs/index.md",
+    *(f"docs/quickstart/{name}.md" for name in ("index", "symptoms", "already-happened", "zh")),
+)
+"""Pages that only name commands."""
 
 
 @pytest.mark.framework
-def test_monitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loop and settings write what the commands below them read; a NaN in step 3 is where the last command looks."""
+def test_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes every step."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MONITOR_OUTPUT_DIR", raising=False)
-    Path("probe.yaml").write_text(block(PAGE, "yaml", MONITOR).replace("9464", "0"))
+    Path("probe.yaml").write_text("output_dir: runs/a\nmonitor: true\n")
     model = Tokens()
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -32,24 +37,22 @@ def test_monitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         optimizer.zero_grad()
         return loss.detach()
 
-    data = batches(7)
-    data[3] = torch.full_like(data[3], float("nan"))
-    loop, trainer = blocks(PAGE, "python", MONITOR)
-    run(loop, PAGE, {"model": model, "optimizer": optimizer, "data": data, "train": train})
-    (lines,) = [text for text in blocks(PAGE, "bash") if "monitor analyze" in text]
-    assert [main(words) for words in commands(lines)] == [0, 1, 1, 1]
-
-    def whole(_model: Tokens, _optimizer: torch.optim.Optimizer) -> None:
-        for batch in batches(3):
-            train(batch)
-
-    Path("monitor_config.json").write_text('{"targets": {}, "wg_distribution": true}')
-    run(trainer, PAGE, {"model": model, "optimizer": optimizer, "train": whole})
-    assert set(open_run("monitor_output").table(0, "grad_reduced").steps.tolist()) == {0, 1, 2}
+    code = block("README.md", "python", "In a loop of your own")
+    run(code, "README.md", {"model": model, "optimizer": optimizer, "data": batches(3), "train": train})
+    assert open_run("runs/a").scalars(0)["loss"].steps.tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
+@pytest.mark.parametrize("page", LEADING)
 def test_commands(page: str) -> None:
-    """Both tables list every command there is, once."""
-    rows = [line.split("|")[1] for line in (ROOT / page).read_text(encoding="utf-8").splitlines() if line.startswith("| `msprobe ")]
-    assert sorted(re.findall(r"`msprobe ([^`]+)`", " ".join(rows))) == all_commands()
+    """Of each command in the code of a page."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    lines = re.findall(r"(?:^|`|&& )msprobe ((?!run\b.*MSPROBE)[a-z_]+[^`\n#]*)", text, re.MULTILINE)
+    assert len(lines) >= 3
+    for line in lines:
+        words = line.split(" -- ")[0].split()
+        if words[0] == "help":
+            continue
+        name = " ".join(words[:2]) if " ".join(words[:2]) in all_commands() else words[0]
+        assert name in all_commands(), line
+        known = {option for action in sub_parser(name)._actions for option in action.option_strings}
+        assert {word for word in words if word.startswith("-") and word != "-"} <= known, line

@@ -21,10 +21,10 @@ USES = {
 NO_EXAMPLES = (
     "architecture.md",
     "how-it-works.md",
-    "moved-files.md",
     "compatibility.md",
     "compatibility-mindspore.md",
     "settings.md",
+    "cli.md",
     "benchmarks.md",
     "hardware.md",
 )
