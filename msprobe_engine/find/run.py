@@ -110,13 +110,15 @@ def _one_kind(target: Path, golden: Path | None, calibration: Sequence[Path], ma
         from msprobe_engine.find.single_run import diagnose_alone
 
         return diagnose_alone(target)
-    found = _pair(target, golden, calibration, mappings, exact)
+    finite: set[Path] = set()
+    found = _pair(target, golden, calibration, mappings, exact, finite)
     add_nonfinite_of_one_side(found, target, golden)
-    add_later_nonfinite(found, target, golden)
+    add_later_nonfinite(found, target, golden, finite)
     return found
 
 
-def _pair(target: Path, golden: Path, calibration: Sequence[Path], mappings: Mappings | None, exact: bool) -> Diagnosis:
+def _pair(target: Path, golden: Path, calibration: Sequence[Path], mappings: Mappings | None, exact: bool, finite: set[Path]) -> Diagnosis:
+    """`finite`: takes up the files that were read and have no NaN and no infinity."""
     first, second = open_dump(target), open_dump(golden)
     further = [open_dump(path) for path in calibration]
     steps = sorted(set(first.steps) & set(second.steps))
@@ -133,6 +135,8 @@ def _pair(target: Path, golden: Path, calibration: Sequence[Path], mappings: Map
         theirs = read_step(second, step if step in second.steps else second.steps[0], problems, reader)
         if mappings:
             mappings.apply_all(ours, theirs)
+        if reader is not None:
+            finite.update(reader.finite)
         return ours, theirs
 
     def moved(step: int, right: Mapping[int, DumpTable], problems: list[str]) -> dict[int, Floats]:

@@ -13,12 +13,11 @@ from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.nonfinite.load import numbered
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.formats.dump.replicas import NOT_FINITE
 
 SAME, SAME_BESIDE_NAN = Sentence("All numbers are the same."), Sentence("All numbers beside NaN are the same.")
 SAME_IN_COMMON = Sentence("The numbers that both runs have are the same.")
 _NONFINITE = (findings.NONFINITE, findings.OVERFLOW)
-_WORDS = (b"NaN", b"Infinity")
-"""What JSON of Python writes of a number that is not finite."""
 _PIECE = 1 << 20
 
 
@@ -38,7 +37,7 @@ def add_nonfinite_of_one_side(
         found.evidence = [line for line in found.evidence if line not in (SAME, SAME_BESIDE_NAN, SAME_IN_COMMON)] + alone.evidence
 
 
-def add_later_nonfinite(found: Diagnosis, target: Path, golden: Path) -> None:
+def add_later_nonfinite(found: Diagnosis, target: Path, golden: Path, finite: Collection[Path] = ()) -> None:
     """Where the numbers part first may be something else than what ends in NaN later: each side's first NaN or Inf that the other has not.
 
     The steps behind the first difference are not compared. Dumps are read again only where one of their files has a number that is not
@@ -46,7 +45,7 @@ def add_later_nonfinite(found: Diagnosis, target: Path, golden: Path) -> None:
     """
     from msprobe_engine.find.single_run import diagnose_alone
 
-    if not found.suspects or found.finding in _NONFINITE or not (_may_have(target) or _may_have(golden)):
+    if not found.suspects or found.finding in _NONFINITE or not (_may_have(target, finite) or _may_have(golden, finite)):
         return
     sides = {"target": diagnose_alone(target), "golden": diagnose_alone(golden)}
     bad = [side for side, one in sides.items() if one.finding in _NONFINITE]
@@ -56,13 +55,14 @@ def add_later_nonfinite(found: Diagnosis, target: Path, golden: Path) -> None:
             found.nonfinite = {bad[0]: first}
 
 
-def _may_have(path: Path) -> bool:
+def _may_have(path: Path, finite: Collection[Path]) -> bool:
     try:
         dump = open_dump(path)
     except DumpFormatError:
         return False
     places = (place for step in dump.steps for _, place in numbered(dump, step))
-    return any(_holds(place / name, _WORDS) for place in places for name in (layout.DUMP, layout.DEBUG, layout.FRAME_LOG))
+    files = (place / name for place in places for name in (layout.DUMP, layout.DEBUG, layout.FRAME_LOG))
+    return any(_holds(file, NOT_FINITE) for file in files if file not in finite)
 
 
 def _holds(file: Path, words: Sequence[bytes]) -> bool:

@@ -37,6 +37,8 @@ _PLACES = (
 _FIRST = 1 << 62
 _LIST, _TEXT = f"[-{str(_FIRST)[:12]}", "#msprobe rank "
 _MARKED = tuple(word.encode() for word in (_LIST[1:], _TEXT))
+NOT_FINITE = (b"NaN", b"Infinity")
+"""What JSON of Python writes of a number that is not finite."""
 _PLAN = "collectives", "extra", "tags"
 _SHOWN = "values", "nonfloat_stats", "md5"
 
@@ -48,6 +50,7 @@ Plan = dict[Any, Any]
 @dataclass
 class _Template:
     table: DumpTable
+    finite: bool
     nodes: dict[str, Plan] = field(default_factory=dict)
     texts: dict[str, dict[int, int]] = field(default_factory=dict)
 
@@ -57,9 +60,13 @@ class ReplicaReader:
 
     Args:
         shared: columns of the tables that were read before.
+
+    Attributes:
+        finite: files in which no number is NaN or an infinity, as far as that was seen.
     """
 
     def __init__(self, shared: SharedColumns) -> None:
+        self.finite: set[Path] = set()
         self._shared = shared
         self._templates: dict[bytes, _Template | None] = {}  # None: cannot stand for others
         self._words: dict[bytes, Any] = {}
@@ -106,6 +113,8 @@ class ReplicaReader:
         template = self._templates[digest]
         if template is None:
             return None
+        if template.finite and not any(word in head for word in NOT_FINITE):
+            self.finite.add(path)
         return self._made(template, path, header, self._ranks.setdefault(tuple(map(id, found)), tuple(found)))
 
     def _word(self, text: bytes) -> Any:
@@ -131,7 +140,7 @@ class ReplicaReader:
         self._shared.share_construct(table)
         if damaged or len(records.header) > keys or table.problems or table.mode == TENSOR:
             return None
-        made = _Template(table)
+        made = _Template(table, not any(word in body for word in NOT_FINITE))
         for name in _PLAN:
             made.nodes[name] = _plan(getattr(table, name)) or {}
         for name in _SHOWN:
