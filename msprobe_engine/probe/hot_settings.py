@@ -2,7 +2,7 @@
 
 Rank 0 alone looks at the file, at step boundaries, and sends what it read to the other ranks with the step from which it holds, so
 that all ranks change together. As with incidents (`msprobe_engine.probe.incident.notify`), what is announced at the end of step k is seen
-by every rank before it begins step k + 2. A single process changes with the next step.
+by every rank before it begins step k + 2 (in a large job k + 3). A single process changes with the next step.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from msprobe_engine.core.window import Window
 from msprobe_engine.probe.incident.notify import MAX_BYTES, Notifier
 
 KIND = "settings"
-AHEAD = 2
-"""Steps from the announcement of new settings to their first step."""
 CHEAP_SECONDS = 0.0002
 """A look at the file that takes no longer is made at every step."""
 COST = 100
@@ -147,7 +145,7 @@ class HotMonitor:
         if settings == (self._wanted[-1].settings if self._wanted else self._settings):
             return
         several = self._world > 1 and self._notifier is not None
-        change = Change(step + (AHEAD if several else 1), settings)
+        change = Change(step + (self._notifier.lead_steps if several and self._notifier is not None else 1), settings)
         self._wanted.append(change)
         if several and self._notifier is not None:
             self._notifier.announce({"kind": KIND, "step": change.step, "text": raw.decode("utf-8", "replace")})

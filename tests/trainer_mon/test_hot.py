@@ -45,6 +45,8 @@ class Wire:
 class End:
     """One rank's notifier."""
 
+    lead_steps = 2
+
     def __init__(self, wire: Wire, number: int) -> None:
         self.wire, self.number, self.closed = wire, number, False
 

@@ -12,7 +12,6 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.errors import UsageError
 
 VERSION = 1
-LEAD_STEPS = 2
 """Steps between the step that raised the alert and the first step that all ranks capture."""
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}")
 _LIMIT = 1 << 48
@@ -64,17 +63,18 @@ class Event:
         return cls(name, numbers["step"], rule[:80], numbers["rank"], numbers["capture_step"], message[:500])
 
     @classmethod
-    def of(cls, alert: Alert, *, now: int, run_id: str = "") -> Event:
+    def of(cls, alert: Alert, *, now: int, lead: int, run_id: str = "") -> Event:
         """The event that an alert starts.
 
         Args:
             now: last step that has ended on this rank; equal to the alert's step or, when rows arrive late, after it.
+            lead: steps until all ranks know of it (`notify.Notifier`).
             run_id: distinguishes runs that share an output directory; must be equal on all ranks.
         """
         prefix = re.sub(r"[^A-Za-z0-9_-]+", "_", run_id)
         rule = re.sub(r"[^A-Za-z0-9_-]+", "_", alert.rule)
         name = f"{prefix}-step{alert.step}-{rule}" if prefix else f"step{alert.step}-{rule}"
-        return cls(name[:120], alert.step, alert.rule, alert.rank, max(now, alert.step) + LEAD_STEPS, alert.message[:500])
+        return cls(name[:120], alert.step, alert.rule, alert.rank, max(now, alert.step) + lead, alert.message[:500])
 
 
 def plain(value: Any) -> Any:

@@ -142,7 +142,7 @@ class IncidentManager:
         starting = [alert for alert in alerts if self.starts(alert)]
         if starting:
             first = min(starting, key=lambda alert: (alert.severity != "critical", alert.order < 0, alert.order))
-            event = self._fresh(Event.of(first, now=now, run_id=self._run_id))
+            event = self._fresh(Event.of(first, now=now, lead=self.notifier.lead_steps, run_id=self._run_id))
             if event.id not in self.incidents and not self._cooling(event) and self._room():
                 # The announcement comes before anything that takes time, see `notify`.
                 self.notifier.announce(event.to_json())

@@ -8,6 +8,7 @@ store was slow or the ranks are not coupled, captures its next step and says so 
 
 Neither call may hold the training: the work is done by one daemon thread, and the caller waits for it at most `patience` seconds.
 Once it had to give up, it does not wait again until the thread has answered, so a dead store costs one `patience`, not one per step.
+Ranks of a large job do not ask the store each: `node_notify`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import OddFileError, make_directories
 
 _log = logging.getLogger("msprobe")
+LEAD_STEPS = 2
 PATIENCE_SECONDS = 0.05
 MAX_BYTES = 16_384
 """An event is about 300 bytes; anything longer is not one."""
@@ -44,7 +46,13 @@ _late: list[threading.Thread] = []
 
 @runtime_checkable
 class Notifier(Protocol):
-    """Carries events between ranks. Both calls return at once and never raise."""
+    """Carries events between ranks. Both calls return at once and never raise.
+
+    Attributes:
+        lead_steps: what is announced at the end of a step is known to all ranks before they begin the step so many after it.
+    """
+
+    lead_steps: int
 
     def announce(self, event: Mapping[str, Any]) -> None: ...
 
@@ -70,6 +78,8 @@ class Store(Protocol):
 class SilentNotifier:
     """For one process: nobody to tell."""
 
+    lead_steps = LEAD_STEPS
+
     def announce(self, event: Mapping[str, Any]) -> None:  # noqa: ARG002 - the protocol's signature
         return None
 
@@ -82,6 +92,8 @@ class SilentNotifier:
 
 class _ThreadedNotifier:
     """Runs `_publish` and `_fetch` on one daemon thread with bounded waiting."""
+
+    lead_steps = LEAD_STEPS
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
@@ -138,7 +150,10 @@ class _ThreadedNotifier:
             except ValueError:
                 continue
             if isinstance(value, dict):
-                self._arrived.put(value)
+                self._deliver(value)
+
+    def _deliver(self, value: dict[str, Any]) -> None:
+        self._arrived.put(value)
 
     def _run(self, job: Callable[[], None], *, always: bool) -> None:
         if self.failed:
@@ -242,6 +257,11 @@ class DirectoryNotifier(_ThreadedNotifier):
                     raise
                 _log.warning("%s is no event of another rank: %s; it is left out", self._directory / name, error.strerror)
         return out
+
+
+def wait_at_end(thread: threading.Thread) -> None:
+    """The end of the process waits for a thread that asks a store."""
+    _late.append(thread)
 
 
 def _wait_for_answers() -> None:
