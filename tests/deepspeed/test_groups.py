@@ -45,6 +45,7 @@ def job(stage: int, nesterov: bool) -> None:
             assert LR * means[2] == pytest.approx(means[0] - means[1], abs=1e-7), (frame.step, name)
 
 
+@pytest.mark.fast_cells("0-False", "1-True", "2-False", "3-True")
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_update_of_every_group(stage: int, nesterov: bool) -> None:

@@ -2,8 +2,9 @@
 In an environment that has no torch it is MindSpore.
 
 A program is what ``python -c`` would run: it is ``__main__``, has its own arguments, environment and directory, exceptions go through
-``sys.excepthook``, and it ends as an interpreter ends, with its exit handlers. Not for tests of what happens before or while torch or the
-probe is imported: the environment comes too late for that.
+``sys.excepthook``, and at its end its threads are waited for, exit handlers run and what it holds is collected. What the server has
+imported is not taken down (`ending`). Not for tests of what happens before or while torch or the probe is imported,
+the environment comes too late for that, nor of the very last moments of an interpreter.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import ending
 
 RUNS = 99
 """Answer of the server for a process that has not ended; no exit code of a test's."""
@@ -194,6 +198,7 @@ def _serve() -> dict[str, Any] | None:
 
         import msprobe.pytorch  # noqa: F401
 
+    ending.freeze()
     while line := sys.stdin.readline():
         request: dict[str, Any] = json.loads(line)
         if "wait" in request:
@@ -207,11 +212,13 @@ def _serve() -> dict[str, Any] | None:
     return None
 
 
+def _program(code: str) -> None:
+    """Run this as ``__main__``."""
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    vars(main)["__builtins__"] = __builtins__
+    exec(compile(code, "<string>", "exec"), vars(main))
+
+
 if __name__ == "__main__":
     _request = _serve()
-    if _request is not None:
-        import types
-
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        vars(sys.modules["__main__"])["__builtins__"] = __builtins__
-        exec(compile(_request["code"], "<string>", "exec"), vars(sys.modules["__main__"]))
+    ending.run(lambda: _request and _program(_request["code"]))

@@ -1,7 +1,7 @@
 """Starts ranks of Megatron scripts by fork, as torchrun would: what scripts import is imported once, all but Megatron and the probe.
 
 Reads one request a line from stdin (JSON: ranks, arguments, path, output), writes one line of answer each. A rank goes through the same
-command as ``python -m msprobe_integrations.megatron``, or runs the script alone, up to the end of its interpreter.
+command as ``python -m msprobe_integrations.megatron``, or runs the script alone, up to its exit handlers (`ending`).
 """
 
 from __future__ import annotations
@@ -135,8 +135,12 @@ def serve() -> Callable[[], None]:
 
 
 if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parents[1] / "frameworks"))
+    import ending
     import torch  # noqa: F401
 
+    sys.path.pop()
     for place in sys.argv[1:]:
         preload(place)
-    serve()()
+    ending.freeze()
+    ending.run(serve())

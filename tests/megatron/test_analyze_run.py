@@ -26,7 +26,7 @@ def job(seed: int, output: str) -> dict[str, Any]:
 
 
 @pytest.mark.framework
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_planted_fault_comes_first(seed: int, tmp_path: Path) -> None:
     """Step, rank, module and direction of the first alert in the order of execution are those of the planted fault, although the other
     stage of the pipeline reports NaN in the same step, too."""

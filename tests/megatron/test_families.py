@@ -80,7 +80,9 @@ def ran(argv: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.framework
-@pytest.mark.parametrize("argv", ["", "--bf16", "--fp16", "--ep 2 --experts 4", "--pp 2 --vpp 2 --layers 4 --untie"])
+@pytest.mark.parametrize(
+    "argv", ["", "--bf16", pytest.param("--fp16", marks=pytest.mark.slow), "--ep 2 --experts 4", "--pp 2 --vpp 2 --layers 4 --untie"]
+)
 def test_updates_are_those_of_the_states(argv: str) -> None:
     """Update, ratio and agreement equal what float64 makes of the optimizer's own moments; agreement is with the moment before."""
     for rank in ran(argv):
@@ -105,8 +107,8 @@ def test_updates_are_those_of_the_states(argv: str) -> None:
 
 PAIRS = [
     ("", "--distopt"),
-    ("", "--distopt --overlap --overlap-param"),
-    ("--fp16", "--fp16 --distopt"),
+    pytest.param("", "--distopt --overlap --overlap-param", marks=pytest.mark.slow),
+    pytest.param("--fp16", "--fp16 --distopt", marks=pytest.mark.slow),
     ("--ep 2 --experts 4", "--ep 2 --experts 4 --distopt"),
 ]
 

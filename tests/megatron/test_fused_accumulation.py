@@ -40,7 +40,7 @@ def fused(argv: str, output: str) -> dict[str, Any]:
 
 
 @pytest.mark.framework
-@pytest.mark.parametrize("argv", ["--distopt --overlap", "--tp 2 --sp"])
+@pytest.mark.parametrize("argv", ["--distopt --overlap", pytest.param("--tp 2 --sp", marks=pytest.mark.slow)])
 def test_what_is_in_the_buffer(argv: str) -> None:
     """Everything is seen as with separate gradients; in place of a micro batch's gradient of such a weight there is what the buffer holds
     after it, which after the last one is what the rank hands to the reduction."""

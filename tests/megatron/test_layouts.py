@@ -51,7 +51,7 @@ HEALTHY = (
 )
 
 
-@pytest.mark.fast_cells("DP 2", "TP 2 x PP 2", "EP 2 x TP 2, sequence parallel, distributed optimizer")
+@pytest.mark.fast_cells("TP 2 x PP 2")  # data parallel: test_layout_cells; experts: test_own_loop, test_families
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_everything_is_seen_as_it_is(layout: str) -> None:
     """Layer norms of modules and operators in the order of their calls, activations, reduced gradients, parameters

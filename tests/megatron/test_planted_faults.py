@@ -19,7 +19,7 @@ def job(argv: str, seed: int, output: str) -> dict[str, Any]:
     return run_with_fault(argv, seed, capturing(output), steps=6)
 
 
-@pytest.mark.fast_cells("0", "7")
+@pytest.mark.fast_cells("0")
 @pytest.mark.framework
 @pytest.mark.parametrize("seed", range(20))
 def test_the_planted_fault_is_named(seed: int, tmp_path: Path) -> None:

@@ -128,6 +128,7 @@ def test_reduced_gradients_are_those_of_the_whole_tensor(argv: str) -> None:
                 assert statistics.digest == digest
 
 
+@pytest.mark.fast_cells("--distopt", "--distopt --overlap --overlap-param", "--bf16 --distopt --overlap")
 @pytest.mark.framework
 @pytest.mark.parametrize("argv", LAYOUTS[1:])
 def test_layouts_agree(argv: str) -> None:

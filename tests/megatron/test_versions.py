@@ -29,11 +29,10 @@ LAYOUTS = {
     "PP 2, interleaved": "--pp 2 --vpp 2 --layers 4 --untie",
     "EP 2": "--ep 2 --experts 4",
 }
-SHARED = ("TP 2, fp16 with loss scale", "PP 2, interleaved")
-"""For the version that all tests use, those that test_layouts.py has run."""
+FAST = ("PP 2, interleaved",)
 
 
-@pytest.mark.parametrize("layout", [pytest.param(name, marks=() if name in SHARED else pytest.mark.slow) for name in LAYOUTS])
+@pytest.mark.parametrize("layout", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in LAYOUTS])
 def test_own_loop(layout: str) -> None:
     """What is seen in a loop of one's own on megatron-core equals references in float64."""
     run = seen_by(2, LAYOUTS[layout], "mix")

@@ -62,6 +62,7 @@ def exploding_rate(training: Training) -> Callable[[], None]:
     return at_step
 
 
+@pytest.mark.slow  # the rule itself: tests/monitor_rules
 def test_exploding_learning_rate() -> None:
     """A learning rate of 3: one of the rules of divergence says so within 5 steps."""
     for found in run(START + 6, "", exploding_rate):
@@ -134,6 +135,7 @@ def small_gradients(training: Training) -> None:
     training.model.decoder.final_layernorm.register_forward_hook(hook)
 
 
+@pytest.mark.slow  # the rule itself: tests/monitor_rules
 def test_underflow_in_bfloat16() -> None:
     """Gradients that come down to what bfloat16 cannot hold: `gradient_underflow` within 10 steps."""
     for found in run(START + 11, "--bf16", small_gradients):
@@ -173,6 +175,7 @@ def test_tied_embedding_of_two_stages() -> None:
     assert first(lead, "replica_mismatch")[:6] == (4, "param", "embedding.word_embeddings.weight", "embedding", (0, 1), (0, 1))
 
 
+@pytest.mark.fast_cells("--ep 2 --experts 4 --distopt", "--fp16 --tp 2")
 @pytest.mark.parametrize(
     "argv", ["--distopt --overlap-param", "--distopt --bf16", "--ep 2 --experts 4 --distopt", "--pp 2 --layers 2", "--fp16 --tp 2"]
 )

@@ -77,6 +77,7 @@ def unwatched() -> list[Any]:
     return run_ranks(2, train, "", "")
 
 
+@pytest.mark.fast_cells("families", "paused")
 @pytest.mark.parametrize("how", ["families", "interval", "targets", "paused"])
 def test_ranks_that_differ(tmp_path: Path, how: str) -> None:
     """Shards of which not all ranks have rows: same bits, no rank ends (messages of different lengths end a gloo process), and a

@@ -23,7 +23,7 @@ class Target:
         make: writes the sample into an empty directory.
         argv: of the command; ``{in}`` and ``{out}`` are directories.
         attacked: patterns of the files that are changed.
-        few: new inputs, in the fast tier half of them, in the full one twice as many.
+        few: new inputs, in the fast tier an eighth of them, in the full one twice as many.
         enter: takes the arguments in place of the command line, where the command does much more than to read.
         codes: exit codes for the sample itself.
     """
