@@ -117,31 +117,33 @@ lint-js:
 	  npm run --silent check; \
 	fi
 
-# The environments and lint beside each other, then three lanes of tests on two cores, because much of it waits for other processes. In a
-# process of their own: tests with the device shim that lets Megatron train on a CPU, which wraps functions of torch for good; what the
-# other lanes print comes last.
-SHIMMED := tests/megatron tests/monitor_faults
-TABLES := tests/readers tests/compare tests/cross_framework tests/web tests/trends tests/redaction
-ISOLATION := tests/integrations/test_isolation.py
-SECOND := tests/config_check tests/deepspeed tests/diagnose tests/checkpoint $(ISOLATION)
-FRAMEWORKS := tests/integrations
-CALLS := tests/accuracy tests/launch
+# The environments, then lint and groups of tests, three at a time on two cores, because much of it waits for other processes; each is shown
+# when it has ended. The longest come first. In a process of their own: tests with the device shim that lets Megatron train on a CPU, which
+# wraps functions of torch for good, and tests inside MindSpore's environment. What no group names is in the group `others`.
+SHARES ?= 3
 TIER ?= -m "not slow and not existing_tool"
+GROUPS := torch shimmed files others runs tables calls integrations
+TESTS_torch := tests/torch tests/probe tests/dump tests/training
+TESTS_shimmed := tests/megatron tests/monitor_faults
+TESTS_files := tests/checkpoint tests/config_check
+TESTS_runs := tests/diagnose tests/deepspeed
+TESTS_tables := tests/readers tests/compare tests/cross_framework tests/web tests/trends tests/redaction
+TESTS_calls := tests/accuracy tests/launch
+TESTS_integrations := tests/integrations
+TESTS_others = $(addprefix --ignore=,$(foreach group,$(filter-out others,$(GROUPS)),$(TESTS_$(group))))
 MINDSPORE_TESTS = if [ -x $(MINDSPORE_DIR)/bin/python ]; then $(MINDSPORE_DIR)/bin/python -m pytest $(TIER) tests/mindspore $(PYTEST_ARGS); \
   else echo "tests/mindspore skipped: no environment with $(MINDSPORE)"; fi
 test: system-packages $(VENV)/.created
-	@$(MAKE) --no-print-directory -j2 --output-sync=target venv-mindspore venv-mcore19 lint
-	@set +e; export MCORE19_ENVIRONMENT='$(CURDIR)/$(MCORE19_DIR)'; mindspore='$(CURDIR)/$(MINDSPORE_DIR)'; [ ! -x "$$mindspore/bin/python" ] || export MINDSPORE_ENVIRONMENT="$$mindspore"; \
-	second='$(VENV)/second-lane.log'; third='$(VENV)/third-lane.log'; \
-	( $(BIN)/python -m pytest $(TIER) $(SECOND) $(PYTEST_ARGS); before=$$?; \
-	  $(BIN)/python -m pytest $(TIER) $(FRAMEWORKS) --ignore=$(ISOLATION) $(PYTEST_ARGS); frameworks=$$?; \
-	  $(BIN)/python -m pytest $(TIER) $(CALLS) $(PYTEST_ARGS) && [ $$before -eq 0 ] && [ $$frameworks -eq 0 ] ) >"$$second" 2>&1 & two=$$!; \
-	( $(MINDSPORE_TESTS); inside=$$?; \
-	  $(BIN)/python -m pytest $(TIER) $(SHIMMED) $(PYTEST_ARGS); shimmed=$$?; \
-	  $(BIN)/python -m pytest $(TIER) $(TABLES) $(PYTEST_ARGS) && [ $$shimmed -eq 0 ] && [ $$inside -eq 0 ] ) >"$$third" 2>&1 & three=$$!; \
-	$(BIN)/python -m pytest $(TIER) $(addprefix --ignore=,$(SHIMMED) $(TABLES) $(SECOND) $(FRAMEWORKS) $(CALLS)) $(PYTEST_ARGS); others=$$?; \
-	wait $$two; two=$$?; wait $$three; three=$$?; cat "$$second" "$$third"; \
-	[ $$others -eq 0 ] && [ $$two -eq 0 ] && [ $$three -eq 0 ]
+	@$(MAKE) --no-print-directory -j2 --output-sync=target venv venv-mindspore venv-mcore19
+	@$(MAKE) --no-print-directory -j$(SHARES) --keep-going --output-sync=target lint tests-mindspore $(addprefix tests-,$(GROUPS))
+
+.PHONY: tests-mindspore $(addprefix tests-,$(GROUPS))
+$(addprefix tests-,$(GROUPS)): tests-%: $(VENV)/.installed
+	@unset MAKEFLAGS MFLAGS; export MCORE19_ENVIRONMENT='$(CURDIR)/$(MCORE19_DIR)'; mindspore='$(CURDIR)/$(MINDSPORE_DIR)'; [ ! -x "$$mindspore/bin/python" ] || export MINDSPORE_ENVIRONMENT="$$mindspore"; \
+	$(BIN)/python -m pytest $(TIER) $(TESTS_$*) $(PYTEST_ARGS)
+
+tests-mindspore:
+	@$(MINDSPORE_TESTS)
 
 test-full: venv-existing
 	@$(MAKE) --no-print-directory test TIER=--hypothesis-profile=full
@@ -164,9 +166,8 @@ venv-existing: $(VENV)/.installed venv-mindspore
 	make_existing .venvs/existing-26 $(VENV) 26.2.0; make_existing .venvs/existing-81 $(VENV) 8.1.1; \
 	make_existing .venvs/existing-ms-26 $(MINDSPORE_DIR) 26.2.0; make_existing .venvs/existing-ms-81 $(MINDSPORE_DIR) 8.1.1
 
-# Tests in the main environment that start MindSpore programs find this environment by MINDSPORE_ENVIRONMENT, which `test` sets.
-test-mindspore: venv-mindspore
-	@$(MINDSPORE_TESTS)
+# Tests in the main environment that start MindSpore programs find this environment by MINDSPORE_ENVIRONMENT, which `tests-%` sets.
+test-mindspore: venv-mindspore tests-mindspore
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/overhead.py
