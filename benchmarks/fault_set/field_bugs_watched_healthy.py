@@ -1,6 +1,7 @@
 """Single runs that are right, watched as people watch runs, and pairs of monitors that differ in rounding or in nothing.
 
-Weights in bfloat16 without finer copies are watched without parameters: norm weights of 1 do not move there, which is a finding of its own."""
+Weights in bfloat16 without finer copies are watched without parameters: norm weights of 1 do not move there, which is a finding of its
+own."""
 
 from __future__ import annotations
 

@@ -117,6 +117,10 @@ class Record(NamedTuple):
     statistics: Statistics
 
 
+NO_GRADIENT, LEFT_OPTIMIZER = "no gradient", "left its optimizer"
+"""Why an update passes a parameter by."""
+
+
 @dataclass(frozen=True)
 class Frame:
     """Everything one rank saw in one step.
@@ -134,6 +138,7 @@ class Frame:
         complete: False when the step was cut off (killed, exception).
         lost: what was observed but could not be kept, reason to count.
         parallel: where the rank is in a parallel layout, and which parameters are pieces of larger ones; JSON-ready, as in dump.json.
+        untrained: watched parameters that the update of this step passes by, to why: `NO_GRADIENT` or `LEFT_OPTIMIZER`.
     """
 
     step: int
@@ -148,6 +153,7 @@ class Frame:
     complete: bool = True
     lost: dict[str, int] = field(default_factory=dict)
     parallel: Mapping[str, Any] = field(default_factory=dict)
+    untrained: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def skipped(self) -> bool:

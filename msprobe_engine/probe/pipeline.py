@@ -48,6 +48,7 @@ class Pipeline:
 
     Attributes:
         without_optimizer: of the parameters that are in no optimizer, how many there are and the name of the first; empty: none.
+        untrained: parameters that the update of this step passes by, to why.
         computed_in: data types that the training computes in, whatever is written, to where they were seen; empty: not known.
     """
 
@@ -74,6 +75,7 @@ class Pipeline:
         self.rank_info: dict[str, Any] = {}
         self.without_optimizer: dict[str, Any] = {}
         self.computed_in: dict[str, Any] = {}
+        self.untrained: dict[str, str] = {}
         self.parallel: Mapping[str, Any] = {}
         self.cost = {"seconds": 0.0}
         self.patience = CLOSE_PATIENCE
@@ -154,6 +156,7 @@ class Pipeline:
         entries, self.entries = self.entries, []
         samples, self.samples = self.samples, []
         lost, self.lost = self.lost, {}
+        untrained, self.untrained = self.untrained, {}
         edits, self._edits = self._edits, []
         early, self._early = self._early, []
         level, rank, parallel = self.level, self.backend.rank() or 0, self.parallel
@@ -185,6 +188,7 @@ class Pipeline:
                 complete=complete and not unknown,
                 lost=dict(missing),
                 parallel=parallel,
+                untrained=untrained,
             )
             return redaction.hide_frame(frame)
 

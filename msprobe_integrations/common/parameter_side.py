@@ -56,6 +56,7 @@ class ParameterSide:
         ranks: of the job.
         replicas: compares what has to be equal on several ranks.
         stale: settings have changed since the watches were made.
+        owned: names of the parameters that have been in an optimizer.
     """
 
     def __init__(self, probe: Probe, find: Find, exchanges: Exchanges, ranks: Ranks) -> None:
@@ -64,6 +65,7 @@ class ParameterSide:
         self.exchanges = exchanges
         self.replicas = ReplicaCheck(probe, ranks)
         self.stale = False
+        self.owned: set[str] = set()
         self._left = False
         self._probe = probe
         self._find = find
@@ -144,6 +146,7 @@ class ParameterSide:
     def detach(self) -> None:
         """Let go of models and optimizers."""
         self.remove()
+        self.owned.clear()
         self._attached = None
         self.replicas.detach()
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.core.guard import Guard, raise_of_training
-from msprobe_engine.core.records import FINER_COPY, Sample
+from msprobe_engine.core.records import FINER_COPY, LEFT_OPTIMIZER, NO_GRADIENT, Sample
 from msprobe_integrations.common.gradients import ACCUMULATED, LOCAL, REDUCED, Get, Piece, Pieces, Row
 from msprobe_integrations.common.parameter_updates import Updates
 
@@ -192,6 +192,7 @@ class ParameterWatch:
                 self._note_copies()
             self._take_gradients(None)
             self._take(PARAMETERS, "param_origin", self.source.pieces, self.source.value)
+            self._note_untrained()
         if self.replicas is not None:
             self.replicas.before_update(self)
 
@@ -281,6 +282,23 @@ class ParameterWatch:
                 main, parameter = self.source.main(piece), piece.parameter
                 if main is not None and self._probe.finer(main, parameter):
                     piece.note(FINER_COPY, str(main.dtype))
+
+    def _note_untrained(self) -> None:
+        """Parameters that the update passes by: without a gradient, or in no optimizer any more."""
+        if not self._probe.wanted(GRADIENTS):
+            return
+        owned = getattr(self.source, "owned", set)
+        with self._probe.guard("untrained parameters"), self._probe.shield():
+            held: set[Piece] = owned()
+            found, before = self._probe.pipeline.untrained, self._probe.parameters.owned
+            for piece in self.source.pieces:
+                name = f"{piece.name} (vpp stage {piece.vpp_stage})" if piece.vpp_stage else piece.name
+                if self.source.gradient(piece) is None:
+                    found[name] = NO_GRADIENT
+                elif piece in held:
+                    before.add(name)
+                elif name in before:
+                    found[name] = LEFT_OPTIMIZER
 
     def _emit_unreduced(self) -> None:
         if not self._noted:

@@ -139,6 +139,11 @@ class PlainSource:
         found["step"] = state.get("step", group.get("step", 0))
         return found
 
+    def owned(self) -> set[Piece]:
+        """Those that are in a group of the optimizer now."""
+        held = {p for group in self._optimizer.param_groups for p in group["params"]}
+        return {piece for piece in self.pieces if piece.parameter in held}
+
     def replicated(self, piece: Piece) -> Sequence[Replicas]:
         """Ranks of DDP, and of mesh dimensions along which the parameter is whole."""
         if dtensors.is_dtensor(piece.parameter):

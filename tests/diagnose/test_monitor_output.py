@@ -167,6 +167,19 @@ def test_copies_that_differ(tmp_path: Path) -> None:
     assert found.first_suspect.module == "layers.2.mlp"
 
 
+@pytest.mark.parametrize(("since", "finding"), [(2, "desync"), (0, "none")], ids=["on the way", "from the beginning"])
+def test_gradients_that_are_no_longer_summed(since: int, finding: str, tmp_path: Path) -> None:
+    """Reduced gradients that were the same on all ranks and differ from a step on: of these ranks one takes no part any more. Those that
+    always differed are of parts."""
+    run = Monitor(tmp_path / "run", ranks=2, steps=4)
+    for step in range(since, 4):
+        run.put(1, step, "grad_reduced", "layers.2.mlp.weight", f"{step + 2.5}")
+    found = diagnose(run.write())
+    assert found.finding == finding
+    if found.first_suspect is not None:
+        assert (found.first_suspect.record, found.first_suspect.step) == ("layers.2.mlp.weight", since)
+
+
 def test_parts_are_no_copies() -> None:
     """Tensor parallel parts differ in every layer, and an embedding alone may be cut, too: nothing is out of step."""
     table = {f"layers.{n}.{name}": {0: (1.0, name), 1: (2.0 if name == "qkv" else 1.0, name)} for n in range(4) for name in ("qkv", "norm")}

@@ -162,6 +162,73 @@ def test_overflow_in_every_step(tmp_path: Path) -> None:
     assert caught(recorder, "loss_scale_collapse")[0] <= 69
 
 
+@pytest.mark.parametrize("how", ["detached", "frozen", "left"])
+def test_a_parameter_that_is_trained_no_more(how: str, tmp_path: Path) -> None:
+    """Without a gradient after 3 steps, out of its optimizer at once; by name, once."""
+
+    def fault(step: Step) -> None:
+        layer = step.model.layers[0].fc2
+        if step.number == START and how == "detached":
+            layer.register_forward_hook(lambda _module, _inputs, output: output.detach())
+        elif step.number == START and how == "frozen":
+            layer.requires_grad_(False)
+        elif step.number == START:
+            for group in step.optimizer.param_groups:
+                group["params"] = [p for p in group["params"] if all(p is not q for q in layer.parameters())]
+
+    recorder = run(tmp_path, START + 8, before=fault, monitor=MonitorSettings(gradients=True))
+    alerts = [a for a in recorder.alerts if a.rule == "untrained_parameter"]
+    assert {a.step for a in alerts} == {START if how == "left" else START + 2}
+    assert {"layers.0.fc2.bias", "layers.0.fc2.weight"} <= {a.name for a in alerts}
+    assert len(alerts) == len({a.name for a in alerts})
+
+
+def test_a_parameter_that_never_was_trained(tmp_path: Path) -> None:
+    """A module that is in the optimizer and is never called: after 20 steps."""
+    model = Gpt(1)
+    model.adapter = torch.nn.Linear(2, 2, bias=False)
+    recorder = train(tmp_path, 24, rules=RECOMMENDED, model=model, monitor=MonitorSettings(gradients=True))
+    assert [(a.rule, a.step, a.name) for a in recorder.alerts] == [("untrained_parameter", 19, "adapter.weight")]
+
+
+@pytest.mark.parametrize("digest", [False, True])
+def test_a_parameter_that_something_writes_into(digest: bool, tmp_path: Path) -> None:
+    """Between two updates, in the step in which it is seen; weights that are all loaded anew are no fault of one."""
+
+    def fault(step: Step) -> None:
+        with torch.no_grad():
+            if step.number == START:
+                step.model.layers[0].fc1.weight.view(-1)[7] *= 100.0
+            elif step.number == START + 3:
+                for parameter in step.model.parameters():
+                    parameter.mul_(0.999)
+
+    recorder = run(tmp_path, START + 6, before=fault, monitor=MonitorSettings(parameters=True, digest=digest))
+    alerts = [(a.step, a.name) for a in recorder.alerts if a.rule == "written_parameter"]
+    assert alerts == [(START, "layers.0.fc1.weight")]
+
+
+def test_a_learning_rate_that_becomes_zero(tmp_path: Path) -> None:
+    """After 10 steps."""
+
+    def fault(step: Step) -> None:
+        if step.number >= START:
+            for group in step.optimizer.param_groups:
+                group["lr"] = 0.0
+
+    assert caught(run(tmp_path, START + 11, before=fault), "no_progress") == (START + 9, "learning_rate")
+
+
+def test_a_learning_rate_that_is_far_too_high_from_the_start(tmp_path: Path) -> None:
+    """The loss is far above the first one, 5 steps in a row."""
+
+    def rate_of_one(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=1.0)
+
+    recorder = train(tmp_path, 8, rules=RECOMMENDED, model=Gpt(1), monitor=CHEAP, warmup=1, optimizer=rate_of_one)
+    assert caught(recorder, "loss_spike") in [(5, "loss"), (6, "loss")]
+
+
 def test_training_is_the_same_with_all_rules(tmp_path: Path) -> None:
     """Parameters after 10 steps are bitwise the same with every family and rule on as with gradients and the default rule."""
     results = []

@@ -140,3 +140,22 @@ def test_kinds_and_exclude() -> None:
 def test_empty_frame() -> None:
     """A frame without tensors and numbers is healthy."""
     assert NanInfRule().check(frame_of()) == []
+
+
+@pytest.mark.parametrize(
+    ("skipped", "said"),
+    [
+        ((1, 1, 1, 1, 0, 0, 0), 0),
+        ((0, 0, 1, 0, 0, 1, 0), 0),
+        ((0, 0, 1, 1, 1, 0, 0), 2),
+    ],
+    ids=["looks for its scale", "tries a larger one", "overflows again and again"],
+)
+def test_steps_that_a_loss_scaler_skips(skipped: tuple[int, ...], said: int) -> None:
+    """A scaler finds its scale by overflows; what overflows at every scale is wrong."""
+    rule = NanInfRule()
+    alerts = []
+    for step, skip in enumerate(skipped):
+        scalars = {"loss_scale": 2.0 ** (20 - step), "skipped": float(skip)}
+        alerts += rule.check(frame_of({"w": [INF if skip else 1.0]}, scalars=scalars, step=step))
+    assert [alert.severity for alert in alerts] == ["warning"] * said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.testing import frame_of, row_of
@@ -48,3 +49,24 @@ def test_what_is_not_there_is_not_judged() -> None:
     rule = NoProgressRule(NoProgressArgs(patience=1))
     assert all(rule.check(frame_of({"a": [1.0]}, family="actv", phase="")) == [] for _ in range(5))
     assert all(rule.check(frame_of(scalars={"loss": 1.0}, complete=False)) == [] for _ in range(5))
+
+
+@pytest.mark.parametrize(
+    ("noise", "fires"), [((1.0, 1.0), False), ((1.0, 0.0), True), ((0.0, 0.0), False)], ids=["other batches", "one batch", "always even"]
+)
+def test_a_loss_that_stops_to_scatter(noise: tuple[float, float], fires: bool) -> None:
+    """One batch over and over: the loss scattered and falls evenly then. Said once; a training that never scattered is one of few data."""
+    draw = np.random.default_rng(1)
+    rule = NoProgressRule()
+    losses = [5.0 - 0.03 * i + 0.1 * draw.standard_normal() * noise[i >= 60] for i in range(120)]
+    found = [i for i, x in enumerate(losses) if rule.check(frame_of(scalars={"loss": x}, step=i))]
+    assert (len(found) == 1) == fires
+    assert all(70 <= i <= 75 for i in found)
+
+
+def test_a_loss_that_scatters_is_no_even_one() -> None:
+    """Of many trainings whose loss falls fast between batches of other difficulty none is taken for one batch."""
+    for seed in range(200):
+        draw, rule = np.random.default_rng(seed), NoProgressRule()
+        losses = [5.0 * np.exp(-i / 60) + 0.05 * draw.standard_normal() for i in range(150)]
+        assert not [i for i, x in enumerate(losses) if rule.check(frame_of(scalars={"loss": float(x)}, step=i))]

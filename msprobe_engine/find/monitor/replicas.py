@@ -24,6 +24,8 @@ _COPIED = ("dp", "cp", "rank", "local_rank", "node")
 """Coordinates of `rank_info` in which copies may differ; all others cut the model."""
 _SAME_UPDATE = Sentence("before the update it was the same on these ranks, and so was its reduced gradient")
 
+_SAME_BEFORE = Sentence("in all steps before it was the same on these ranks")
+
 
 @dataclass
 class Replicas:
@@ -68,7 +70,31 @@ def check_replicas(run: Run) -> Replicas:
             out.parted = step
         differ.update(fresh)
     out.equal = out.equal and not differ
+    out.odd = _parted_gradients(run, groups)
+    if out.odd:
+        out.evidence = [Sentence("{0} gradients that were the same on all their ranks differ.", len(out.odd))]
     return out
+
+
+def _parted_gradients(run: Run, groups: Sequence[tuple[int, ...]]) -> list[Odd]:
+    """Reduced gradients that were the same on all ranks of a group in every step, and from one step on are not: they are no longer summed.
+    Those of parts differ from the beginning, and so do those of replicas that are averaged now and then."""
+    for group in (group for group in groups if len(group) > 1):
+        tables = {rank: _columns(run, rank, GRADIENT) for rank in group}
+        steps = sorted(
+            {step for columns in tables.values() for column in columns[:1] for one in column.values() for step in one.steps.tolist()}
+        )
+        alike: set[str] = set()
+        for step in steps:
+            rows = {rank: _rows(run, rank, GRADIENT, step) for rank in group}
+            names = [name for name in rows[group[0]] if all(name in rows[rank] and any(rows[rank][name]) for rank in group)]
+            held = {name: {rank: rows[rank][name] for rank in group} for name in names}
+            other = {name: found for name, found in held.items() if name in alike and not is_equal(found.values())}
+            if other:
+                return differing(step, other, _SAME_BEFORE)
+            if step == steps[0]:
+                alike = {name for name, found in held.items() if is_equal(found.values())}
+    return []
 
 
 def _parameters(run: Run) -> dict[int, dict[str, dict[int, Row]]]:

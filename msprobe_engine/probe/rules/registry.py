@@ -21,7 +21,9 @@ from msprobe_engine.probe.rules.builtin import (
     stalled,
     turbulence,
     unchanged_parameter,
+    untrained_parameter,
     update_norm,
+    written_parameter,
 )
 
 RECOMMENDED = "recommended"
@@ -39,6 +41,8 @@ RULES: dict[str, type[Rule]] = {
         dead_activation.DeadActivationRule,
         dead_expert.DeadExpertRule,
         unchanged_parameter.UnchangedParameterRule,
+        untrained_parameter.UntrainedParameterRule,
+        written_parameter.WrittenParameterRule,
         gradient_underflow.GradientUnderflowRule,
         loss_scaling.LossScaleRule,
         loss_scaling.SkippedUpdatesRule,

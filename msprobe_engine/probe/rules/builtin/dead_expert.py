@@ -19,7 +19,7 @@ from msprobe_engine.probe.rules.kinds import KINDS
 from msprobe_engine.probe.rules.stateful_rule import LastingRule
 from msprobe_engine.probe.rules.tracked_series import Episode, Mask, Slots, View, Watch
 
-_EXPERT = re.compile(r"(.*experts?)\.([0-9]+)(?:\.|$)")
+EXPERT = re.compile(r"(.*experts?)\.([0-9]+)(?:\.|$)")
 COLUMN = "dead_experts"
 """Number of a router's features: how many of its experts get no token."""
 _GRAD = KINDS.index("grad")
@@ -66,7 +66,7 @@ class DeadExpertRule(LastingRule[DeadExpertArgs]):
             return f"{sample.vpp_stage} router {sample.name}" if wanted else None
         # Parameters count as names only: they say which experts there are besides those that have a gradient.
         if "grad" in self.kinds and (sample.family.startswith("param_") or (sample.family == "grad_reduced" and sample.phase != "clipped")):
-            found = _EXPERT.match(sample.name)
+            found = EXPERT.match(sample.name)
             return f"{sample.vpp_stage} gradient {found[1]}.{found[2]}" if found else None
         return None
 

@@ -72,16 +72,24 @@ class LossSpikeArgs(LastingArgs):
     rise: float = arg(0.2, "and so far above the median, as a part of it", minimum=0.0)
     share: float = arg(0.05, "and by at least this part of the median that the run began with", minimum=0.0)
     window: int = arg(100, "losses that are kept", minimum=8)
-    warmup: int = arg(20, "losses seen before the rule may fire", minimum=5)
+    warmup: int = arg(20, "losses seen before the median counts as known", minimum=5)
+    start: float = arg(1.5, "until then it fires when `row` losses in a row are more than so many times the first one", above=1.0)
+    row: int = arg(5, "see `start`", minimum=2)
+    least: float = arg(0.1, "first losses that are smaller are no level to go by, as those of reinforcement learning", minimum=0.0)
+    fall: float = arg(0.5, "fires below this part of all losses of the window, too, if that is `threshold` deviations off", above=0.0)
 
 
 class LossSpikeRule(LastingRule[LossSpikeArgs]):
     """Warnings for a loss far above the median of its last `window` values. A spike does not enter the window, unless the loss stays
-    up for half of it."""
+    up for half of it. Before there is a median, for losses that stay far above the first one: a model that has learned nothing is no worse.
+    And for a loss that falls far below all others at once."""
 
     name = "loss_spike"
-    fires = "the loss is far above the median of its last steps, measured by their scatter"
-    meaning = "A bad batch, a learning rate that is too high, or an update that was too large a step or two earlier."
+    fires = "the loss is far above the median of its last steps, measured by their scatter; or all at once far below them"
+    meaning = (
+        "A bad batch, a learning rate that is too high, or an update that was too large a step or two earlier. Far below: other data, no "
+        "label left, or a loss that is divided otherwise."
+    )
     next = (
         "look for an update_norm_doubling or exploding_gradient alert in the steps before: with one it is the optimizer, "
         "without one the data of this step"
@@ -104,21 +112,27 @@ class LossSpikeRule(LastingRule[LossSpikeArgs]):
             if past is None:
                 past = self._past[name] = _Past(self.args)
             limit = past.limit(value)
-            bad = value > limit
+            low, early = past.falls(value), past.is_early
+            bad = value > limit or low
             found = past.episodes.update(np.array([bad]), _SLOT)
-            past.take(value, bad)
+            past.take(value, bad and not early)
             alerts += self.say(
                 frame,
                 found,
                 lambda _slot, name=name: name,  # type: ignore[misc]
-                lambda _episode, name=name, value=value, past=past, limit=limit: scalar_alert(  # type: ignore[misc]
+                lambda _episode, name=name, value=value, past=past, limit=limit, low=low, early=early: scalar_alert(  # type: ignore[misc]
                     frame,
                     name,
                     "loss",
                     rule=self,
                     value=value,
-                    expected=f"at most {number(limit)}",
-                    seen=f"value {number(value)}, the median of its last {len(past.values)} values is {number(past.median)}",
+                    expected=f"at least {number(past.least)}" if low else f"at most {number(limit)}",
+                    seen=f"value {number(value)}, "
+                    + (
+                        f"{self.args.row} in a row are far above the first one, {number(past.first)}"
+                        if early
+                        else f"the median of its last {len(past.values)} values is {number(past.median)}"
+                    ),
                 ),
             )
         return alerts
@@ -131,26 +145,44 @@ class _Past:
         self.args = args
         self.values: deque[float] = deque(maxlen=args.window)
         self.episodes = Episodes(args.patience, args.recovery)
-        self.median = math.nan
+        self.median = self.first = self.least = math.nan
+        self.is_early = True
         self._start = math.nan
+        self._row = 0
         self._high: list[float] = []
 
     def limit(self, value: float) -> float:
         """Largest value that is no spike; Inf while there is too little to go by, and where `value` is none in any case: a value of the
         window was as large."""
         args = self.args
-        if len(self.values) < args.warmup or (value <= max(self.values) and not math.isnan(self._start)):
+        self.first = value if math.isnan(self.first) else self.first
+        self.is_early = len(self.values) < args.warmup
+        if self.is_early:
+            self._row = self._row + 1 if value > args.start * self.first >= args.start * args.least else 0
+            return args.start * self.first if self._row >= args.row else math.inf
+        if value <= max(self.values) and not math.isnan(self._start):
             return math.inf
-        values = np.array(self.values)
-        self.median = float(np.median(values))
+        self.median, scatter = self._usual()
         if math.isnan(self._start):
             self._start = abs(self.median)
-        # Around a line through both halves: a loss that falls fast has not more scatter for that.
+        return self.median + max(args.threshold * scatter, args.rise * abs(self.median), args.share * self._start)
+
+    def falls(self, value: float) -> bool:
+        """Whether it is far below everything in the window."""
+        args = self.args
+        self.least = args.fall * min(self.values, default=0.0)
+        if self.is_early or not value < self.least:
+            return False
+        self.median, scatter = self._usual()
+        return value < self.median - args.threshold * scatter
+
+    def _usual(self) -> tuple[float, float]:
+        """Median of the window, and deviation around a line through both halves: a loss that falls fast has not more scatter for that."""
+        values = np.array(self.values)
         half = len(values) // 2
         slope = (float(np.median(values[-half:])) - float(np.median(values[:half]))) / (len(values) - half)
         rest = values - slope * np.arange(len(values))
-        scatter = 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
-        return self.median + max(args.threshold * scatter, args.rise * abs(self.median), args.share * self._start)
+        return float(np.median(values)), 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
 
     def take(self, value: float, spike: bool) -> None:
         """Keep a value."""

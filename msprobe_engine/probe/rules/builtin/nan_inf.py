@@ -26,7 +26,7 @@ class NanInfArgs(CommonArgs):
     """Arguments of the rule."""
 
     masks: bool = arg(True, "in activations, -Inf without NaN and +Inf is taken for an attention mask where it does no harm")
-    overflow: bool = arg(True, "with a loss scale other than 1, NaN and Inf in gradients are warnings: such a step is skipped")
+    overflow: bool = arg(True, "with a loss scale above 1, NaN and Inf in gradients are warnings: such a step is skipped")
 
 
 _FLAG = "npu_overflow"
@@ -37,7 +37,9 @@ _SCALED = ("grad", "activation_grad")
 class NanInfRule(Rule):
     """Critical alerts for records with NaN or Inf, earliest first, at most `max_alerts` per step.
 
-    A healthy frame costs one look at three columns; entries are walked only after something was found.
+    A healthy frame costs one look at three columns; entries are walked only after something was found. What overflows in gradients that
+    carry a loss scale is said where two steps in a row are skipped after one was not: a scaler looks for its scale by single ones, and
+    until the first update by as many as it takes.
     """
 
     name = "nan_inf"
@@ -59,9 +61,18 @@ class NanInfRule(Rule):
         self._masks = Masks()
         self.passed_over = self._masks.passed_over
         self._flagged = False
+        self._updated = False
+        self._skipped = 0
 
     def check(self, frame: Frame) -> list[Alert]:
         """Alerts for the NaN and Inf of one frame: tensors in order of execution, then scalars."""
+        alerts = self._all(frame)
+        self._skipped = self._skipped + 1 if frame.skipped else 0
+        self._updated = self._updated or not frame.skipped
+        usual = self._is_scaled(frame) and frame.skipped and (not self._updated or self._skipped < 2)
+        return [alert for alert in alerts if alert.severity == self.severity] if usual and not self._given_severity else alerts
+
+    def _all(self, frame: Frame) -> list[Alert]:
         alerts: list[Alert] = []
         masks: list[str] = []
         if len(frame.rows) and nonfinite(frame.rows).any():
@@ -159,5 +170,8 @@ class NanInfRule(Rule):
     def _severity_of(self, kind: str, frame: Frame) -> str:
         if self._given_severity:
             return self._given_severity
-        scaled = self.args.overflow and kind in _SCALED and frame.scalars.get("loss_scale", 1.0) != 1.0
-        return "warning" if scaled else self.severity
+        return "warning" if kind in _SCALED and self._is_scaled(frame) else self.severity
+
+    def _is_scaled(self, frame: Frame) -> bool:
+        """A scaler that still has room skips the steps whose gradients overflow, and looks for its scale so."""
+        return self.args.overflow and frame.scalars.get("loss_scale", 1.0) > 1.0

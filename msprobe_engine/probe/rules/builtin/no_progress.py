@@ -6,6 +6,7 @@ That no step goes by at all cannot be seen from inside a frame; the Prometheus a
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,9 @@ from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.kinds import scalar_kind
 from msprobe_engine.probe.rules.layout import Layout
 
+_KNOWN, _KEPT, _EVEN = 3, 10, 0.2
+"""How many times `patience` losses have to be there and are kept, and part of their usual bend that is an even fall."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NoProgressArgs(CommonArgs):
@@ -28,25 +32,49 @@ class NoProgressArgs(CommonArgs):
     patience: int = arg(10, "monitored steps in a row without a change before the rule fires, and between two alerts", minimum=1)
 
 
+class _Scatter:
+    """Whether a loss that scattered from batch to batch has begun to fall smoothly."""
+
+    def __init__(self, patience: int) -> None:
+        self._values: deque[float] = deque(maxlen=_KEPT * patience)
+        self._patience = patience
+
+    def is_gone(self, value: float) -> bool:
+        """One more value: has the loss fallen in each of the last steps, evenly as it never did before?"""
+        self._values.append(value)
+        if len(self._values) < _KNOWN * self._patience:
+            return False
+        steps = np.diff(np.array(self._values))
+        bends, last = np.abs(np.diff(steps)), self._patience
+        return bool((steps[-last:] < 0.0).all() and bends[1 - last :].max() < _EVEN * np.median(bends[:-last]))
+
+
 class NoProgressRule(Rule):
-    """Warnings when for `patience` frames in a row the loss is bitwise the same, all reduced gradients are exactly zero, or all
-    updated parameters are the same (by digest where it was taken, else by five statistics).
+    """Warnings when for `patience` frames in a row the loss is bitwise the same, all reduced gradients are exactly zero, all
+    updated parameters are the same (by digest where it was taken, else by five statistics), or all learning rates are 0 after they were
+    not. And when a loss that scattered falls smoothly for so many steps: it is that of one batch over and over.
 
     Steps with learning rate 0 say nothing about parameters, nor do those of which the optimizer updates a finer copy. What a frame does
     not hold is not judged.
     """
 
     name = "no_progress"
-    fires = "`patience` monitored steps with the same loss, with all reduced gradients exactly zero, or with unchanged parameters"
+    fires = (
+        "`patience` monitored steps with the same loss, with all reduced gradients exactly zero, with unchanged parameters, with a "
+        "learning rate that has become 0, or with a loss that has stopped to scatter"
+    )
     meaning = "Nothing is learned: a learning rate of 0, a graph that is cut off, frozen parameters, or the same batch over and over."
     next = "check learning rate, requires_grad and the data loader"
-    all_kinds = ("loss", "grad", "param")
+    all_kinds = ("loss", "grad", "param", "step")
     args_type = NoProgressArgs
     args: NoProgressArgs
 
     def setup(self) -> None:
         self._same: dict[str, int] = {}
         self._losses: dict[str, float] = {}
+        self._scatter: dict[str, _Scatter] = {}
+        self._even: set[str] = set()
+        self._had_rate = False
         self._params: npt.NDArray[np.int64] | None = None
         self._layout: Layout | None = None
         self._families: dict[str, npt.NDArray[np.intp]] = {}
@@ -60,6 +88,7 @@ class NoProgressRule(Rule):
             for name, value in frame.scalars.items():
                 if scalar_kind(name) == "loss":
                     alerts += self._count(frame, name, "loss", self._loss_stays(name, value), value, "unchanged", "a loss that changes")
+                    alerts += self._evenly(frame, name, value)
         if "grad" in self.kinds:
             rows = self._rows_of(frame, "grad_reduced")
             zero = bool((as_int64(rows)[:, ZEROS] == as_int64(rows)[:, COUNT]).all()) if len(rows) else None
@@ -67,7 +96,24 @@ class NoProgressRule(Rule):
         if "param" in self.kinds:
             still = self._params_stay(frame)
             alerts += self._count(frame, "all parameters", "param", still, 0.0, "unchanged by the optimizer step", "parameters that change")
+        if "step" in self.kinds:
+            rates = [value for name, value in frame.scalars.items() if name.startswith("learning_rate")]
+            idle = bool(rates) and not any(rates)
+            self._had_rate = self._had_rate or any(rates)
+            stays = idle if self._had_rate and rates else None
+            alerts += self._count(frame, "learning_rate", "step", stays, 0.0, "0, which it was not before,", "a rate other than 0")
         return alerts
+
+    def _evenly(self, frame: Frame, name: str, value: float) -> list[Alert]:
+        """Of a loss that has stopped to scatter, once."""
+        scatter = self._scatter.setdefault(name, _Scatter(self.args.patience))
+        if not math.isfinite(value) or not scatter.is_gone(value) or name in self._even:
+            return []
+        if any(pattern in name for pattern in self.args.exclude):
+            return []
+        self._even.add(name)
+        seen = f"value {value!r}, falls smoothly for {self.args.patience} steps and scattered before: the same batch over and over?"
+        return [scalar_alert(frame, name, "loss", rule=self, value=value, expected="the scatter of other batches", seen=seen)]
 
     def _count(self, frame: Frame, name: str, kind: str, stays: bool | None, value: float, what: str, expected: str) -> list[Alert]:
         if stays is None:

@@ -1,0 +1,122 @@
+"""Rule ``untrained_parameter``: a parameter gets no gradient any more, or none ever, or has left its optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.records import LEFT_OPTIMIZER, Frame
+from msprobe_engine.core.statistics.rows import COUNT, ZEROS, as_int64
+from msprobe_engine.probe.rules.alert_factory import excluded, note_rest, scalar_alert
+from msprobe_engine.probe.rules.arguments import CommonArgs, arg
+from msprobe_engine.probe.rules.base import Rule
+from msprobe_engine.probe.rules.builtin.dead_expert import EXPERT
+from msprobe_engine.probe.rules.layout import Layout
+
+_LONGER = 2
+"""Times the longest gap before that a gap is longer than what is usual for a parameter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UntrainedParameterArgs(CommonArgs):
+    """Arguments of the rule."""
+
+    patience: int = arg(3, "monitored steps in a row without a gradient that was there before, until the rule fires", minimum=1)
+    never: int = arg(20, "monitored steps without a gradient that never was there, until the rule fires", minimum=1)
+
+
+@dataclass
+class _Gap:
+    """Of one parameter that has been without a gradient: how long it is now, how long it was at most before, and since when."""
+
+    steps: int = 0
+    longest: int = 0
+    said: bool = False
+
+
+class UntrainedParameterRule(Rule):
+    """Warnings for parameters that require a gradient and have none (or one of exact zeros) while others have: of those that had one for
+    `patience` monitored steps and twice as long as ever before, of others for `never`. And for parameters that were in an optimizer and are
+    in none any more, at once. Experts are the business of ``dead_expert``, and all of them without a gradient that of ``no_progress``."""
+
+    name = "untrained_parameter"
+    fires = "a parameter has no gradient any more, or never had one, while others have; or it has left its optimizer"
+    meaning = (
+        "It is not trained: a branch that is not called or is detached, a parameter that was frozen on the way, or parameter groups "
+        "that were made again without it."
+    )
+    next = "look for what changed in this step: detach, no_grad, requires_grad, conditions in forward, the groups of the optimizer"
+    all_kinds = ("grad",)
+    args_type = UntrainedParameterArgs
+    args: UntrainedParameterArgs
+
+    def setup(self) -> None:
+        self._gaps: dict[str, _Gap] = {}
+        self._known: dict[str, int] = {}
+        self._steps = 0
+        self._left: set[str] = set()
+        self._layout: Layout | None = None
+        self._rows: npt.NDArray[np.intp] = np.zeros(0, np.intp)
+        self._names: list[str] = []
+
+    def check(self, frame: Frame) -> list[Alert]:
+        """Alerts for one frame."""
+        if not frame.complete or frame.skipped:
+            return []
+        without = self._without(frame)
+        if without is None:
+            return []
+        self._steps += 1
+        fired = [name for name in sorted(without) if self._lasts(name)]
+        for name, gap in self._gaps.items():
+            if name not in without and gap.steps:
+                gap.steps, gap.longest, gap.said = 0, max(gap.longest, gap.steps), False
+        left = sorted(name for name, why in frame.untrained.items() if why == LEFT_OPTIMIZER and name not in self._left)
+        self._left.update(left)
+        alerts = [self._alert(frame, name, "is in no optimizer any more", 1) for name in left if not excluded(name, self.args.exclude)]
+        alerts += [self._alert(frame, name, self._seen(name), self._gaps[name].steps) for name in fired]
+        return note_rest(alerts[: self.args.max_alerts], len(alerts))
+
+    def _without(self, frame: Frame) -> set[str] | None:
+        """Parameters without a gradient; None where no gradients are monitored, or there is none at all."""
+        layout = self.layouts.of(frame)
+        if layout is not self._layout:
+            chosen = [s for s in frame.samples if s.family == "grad_reduced" and s.ref.row >= 0]
+            self._layout, self._rows = layout, np.array([s.ref.row for s in chosen], np.intp)
+            self._names = [_named(s.name, s.vpp_stage) for s in chosen]
+        if not len(self._rows):
+            return None
+        ints = as_int64(frame.rows[self._rows])
+        zero = ints[:, ZEROS] == ints[:, COUNT]
+        if zero.all():
+            return None
+        found = {self._names[i] for i in np.flatnonzero(zero)} - {self._names[i] for i in np.flatnonzero(~zero)}
+        found |= {name for name, why in frame.untrained.items() if why != LEFT_OPTIMIZER}
+        return {name for name in found if not EXPERT.match(name) and not excluded(name, self.args.exclude)}
+
+    def _lasts(self, name: str) -> bool:
+        """One more step without: is it to be said?"""
+        gap = self._gaps.get(name)
+        if gap is None:
+            gap = self._gaps[name] = _Gap()
+            self._known[name] = self._steps - 1  # it had one in all steps before
+        gap.steps += 1
+        had = self._known[name] >= self.args.patience or gap.longest > 0
+        enough = gap.steps >= self.args.patience and gap.steps > _LONGER * gap.longest if had else gap.steps >= self.args.never
+        now, gap.said = enough and not gap.said, gap.said or enough
+        return now
+
+    def _seen(self, name: str) -> str:
+        gap = self._gaps[name]
+        before = "was there before" if self._known[name] or gap.longest else "was never there"
+        return f"without a gradient, which {before}, for {gap.steps} monitored steps"
+
+    def _alert(self, frame: Frame, name: str, seen: str, steps: int) -> Alert:
+        return scalar_alert(frame, name, "grad", rule=self, value=float(steps), expected="a parameter that is trained", seen=seen)
+
+
+def _named(name: str, stage: int) -> str:
+    return f"{name} (vpp stage {stage})" if stage else name
