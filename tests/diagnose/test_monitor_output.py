@@ -363,3 +363,18 @@ def test_of_gradients_the_one_that_the_backward_pass_makes_first_is_named(forwar
     found = diagnose(bad.write(), good)
     assert found.first_suspect is not None
     assert found.first_suspect.record == f"grad_reduced/{named}"
+
+
+@pytest.mark.parametrize(
+    ("skipped", "finding"), [((1, 1, 0, 1), "none"), ((0, 1, 1, 0), "nonfinite")], ids=["looks for it", "at every scale"]
+)
+def test_gradients_of_steps_that_a_loss_scaler_skips(skipped: tuple[int, ...], finding: str, tmp_path: Path) -> None:
+    """Without an alert, too: overflows by which a scaler finds its scale are none of the run."""
+    run = Monitor(tmp_path / "run", ranks=1, steps=4)
+    for step, skip in enumerate(skipped):
+        if skip:
+            run.put(0, step, "grad_reduced", "layers.1.mlp.weight", "inf")
+    (place,) = (run.write() / "monitor").iterdir()
+    rows = [f"{step},loss_scale,{2.0 ** (20 - step)}\n{step},skipped,{float(skip)}" for step, skip in enumerate(skipped)]
+    (place / "scalars_0-9.csv").write_text("step,name,value\n" + "\n".join(rows) + "\n")
+    assert diagnose(run.root).finding == finding

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from msprobe_engine.core.errors import NothingCapturedError
 from msprobe_engine.core.text.ranges import ranges_of, ranks_text
@@ -21,7 +18,8 @@ from msprobe_engine.find.collectives.replicas import Odd, say_not_compared
 from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.monitor.kinds import other_kinds
 from msprobe_engine.find.monitor.nearest import nearest_first
-from msprobe_engine.find.monitor.number_pairs import COMPARED, Number, every_series, order_in_step, paired_numbers
+from msprobe_engine.find.monitor.not_finite import not_finite
+from msprobe_engine.find.monitor.number_pairs import Number, every_series, paired_numbers
 from msprobe_engine.find.monitor.one_run import never_there
 from msprobe_engine.find.monitor.other_batches import not_comparable
 from msprobe_engine.find.monitor.replicas import check_replicas
@@ -263,44 +261,6 @@ def _said_alone(path: Path, names: Sequence[str]) -> Sentence:
         return Sentence("{0}: 1 number of a step that both runs have is not in the other run and was not compared: {1}", path, names[0])
     template = "{0}: {1} numbers of steps that both runs have are not in the other run and were not compared, the first is {2}"
     return Sentence(template, path, f"{len(names):,}", names[0])
-
-
-def not_finite(run: Run) -> Iterator[Number]:
-    """Numbers that are infinite, or NaN after they were a number: a NaN from the first step on is how a file says that there is none."""
-    for rank in run.ranks:
-        masked = _masked(run, rank)
-        everything = [("loss" if "loss" in name else "step", "value", {Key(0, name): series}) for name, series in run.scalars(rank).items()]
-        for family in run.families(rank):
-            everything += [(family, op, run.series(rank, family, op)) for op in run.ops(rank, family) if op in (*COMPARED, "nans")]
-        counts = {family: run.series(rank, family, "nans") for family in run.families(rank) if "nans" in run.ops(rank, family)}
-        for family, op, table in everything:
-            for at, (key, series) in enumerate(table.items()):
-                known = np.logical_or.accumulate(np.isfinite(series.values)) | ("loss" in key.name and op == "value")
-                bad = np.isinf(series.values) | (np.isnan(series.values) & known) | ((op == "nans") & (series.values > 0))
-                if (counted := counts.get(family, {}).get(key)) is not None and op != "nans":  # without elements there is no statistic
-                    bad &= ~(np.isnan(series.values) & np.isin(series.steps, counted.steps[counted.values == 0]))
-                if family == "actv" and (fine := masked.get(key)) is not None:
-                    bad &= ~np.isin(series.steps, fine)
-                wrong = np.flatnonzero(bad)
-                if len(wrong):
-                    step, value = int(series.steps[wrong[0]]), float(series.values[wrong[0]])
-                    yield Number(step, order_in_step(family, key, at), rank, family, key, op, value, math.nan)
-
-
-def _masked(run: Run, rank: int) -> dict[Key, npt.NDArray[np.int64]]:
-    """Activations and steps with -Inf, and nothing else that is not finite, in which the rule that looked at the run has not seen a fault:
-    there is no alert, or the commands would not have come here. What it took for masks it says itself."""
-    if not isinstance(run.info(rank).get("masks"), Mapping) or not {"min", "max"} <= set(run.ops(rank, "actv")):
-        return {}
-    low, high, nans = (run.series(rank, "actv", op) for op in ("min", "max", "nans"))
-    found = {}
-    for key, series in low.items():
-        fine = (series.values == -np.inf) & (high[key].values < np.inf)
-        if key in nans:
-            fine &= nans[key].values == 0
-        if fine.any():
-            found[key] = series.steps[fine]
-    return found
 
 
 def _count(run: Run) -> int:

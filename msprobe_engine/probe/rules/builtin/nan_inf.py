@@ -70,7 +70,9 @@ class NanInfRule(Rule):
         self._skipped = self._skipped + 1 if frame.skipped else 0
         self._updated = self._updated or not frame.skipped
         usual = self._is_scaled(frame) and frame.skipped and (not self._updated or self._skipped < 2)
-        return [alert for alert in alerts if alert.severity == self.severity] if usual and not self._given_severity else alerts
+        if usual and alerts and alerts[0].severity != self.severity:
+            return []  # what comes after the gradient follows from it
+        return alerts
 
     def _all(self, frame: Frame) -> list[Alert]:
         alerts: list[Alert] = []

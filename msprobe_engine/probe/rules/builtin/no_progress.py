@@ -80,8 +80,8 @@ class NoProgressRule(Rule):
         self._families: dict[str, npt.NDArray[np.intp]] = {}
 
     def check(self, frame: Frame) -> list[Alert]:
-        """Alerts for one frame; a step that was cut off is not looked at."""
-        if not frame.complete:
+        """Alerts for one frame; a step that was cut off, or whose update was skipped, is not looked at."""
+        if not frame.complete or frame.skipped:
             return []
         alerts: list[Alert] = []
         if "loss" in self.kinds:
