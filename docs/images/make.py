@@ -3,7 +3,7 @@
     python docs/images/make.py                 # all, into docs/images
     python docs/images/make.py diagnosis       # those whose names begin so
 
-Needs what `pip install msprobe[test]` brings, and a chromium. Look at what it made before it is kept.
+Needs what `pip install 'msprobe-integrations[test]'` brings, and a chromium. Look at what it made before it is kept.
 """
 
 from __future__ import annotations

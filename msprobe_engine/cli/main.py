@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msprobe_engine import __version__
 from msprobe_engine.cli.exit_codes import DONE, WRONG, run_command
 from msprobe_engine.cli.options.arguments import Parser
 from msprobe_engine.cli.options.json_answer import add_json_answer, run_with_json
@@ -181,17 +182,6 @@ def sub_parser(name: str) -> argparse.ArgumentParser:
     return parser
 
 
-def version() -> str:
-    """The installed version."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        return installed("msprobe")
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: that of the process) and return the exit code.
 
@@ -202,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     top = _top_parser()
     options = top.parse_args(before)
     if options.version or rest == ["version"]:
-        print(f"msprobe {version()}")
+        print(f"msprobe {__version__}")
         return DONE
     if not rest:
         top.print_help(sys.stderr)

@@ -15,6 +15,8 @@ ProbeError
 
 from __future__ import annotations
 
+from msprobe_engine.core.distribution import install_command
+
 
 class ProbeError(Exception):
     """Base of all errors. The message names what, where, the value seen, what is allowed and what to do."""
@@ -83,6 +85,6 @@ class MissingExtraError(ProbeError):
     """
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs the package '{package}': pip install 'msprobe[{extra}]'")
+        super().__init__(f"{purpose} needs the package '{package}': {install_command(extra)}")
         self.package = package
         self.extra = extra

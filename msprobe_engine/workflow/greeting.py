@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.distribution import NAME, install_command
 from msprobe_engine.core.log import one_line
 from msprobe_engine.formats.dump.summary import size
 
@@ -37,6 +38,8 @@ NAMED = {"mindspore": "name the steps in the program: docs/frameworks/mindspore.
 """Distributions that the probe knows where the program says what a step is."""
 UNKNOWN = ("jax", "tensorflow", "paddlepaddle", "paddlepaddle-gpu")
 EXISTING = "mindstudio-probe"
+FOREIGN = (EXISTING, "msprobe")
+"""Distributions with a package ``msprobe``: the existing tool, and the program of somebody else that indexes have under this name."""
 
 
 @dataclass
@@ -100,19 +103,17 @@ def greet(version: str) -> Greeting:
             "docs/frameworks/mindspore.md: the probe in a training with MindSpore; msprobe diagnose RUN reads what was written elsewhere"
         )
     else:
-        greeting.next = "pip install msprobe where the training runs; here msprobe diagnose RUN reads what was written there"
+        greeting.next = f"{install_command()} where the training runs; here msprobe diagnose RUN reads what was written there"
     return greeting
 
 
 def find_conflicts() -> list[str]:
     """Other distributions that install a command or a package of our name, and where neither leads here."""
-    said = []
+    said = find_foreign()
     for point in entry_points(group="console_scripts", name="msprobe"):
-        if point.value != COMMAND:
+        named = point.dist.metadata["Name"] if point.dist is not None else ""
+        if point.value != COMMAND and named not in FOREIGN:
             said.append(_of_another(point.dist))
-    existing = _version(EXISTING)
-    if existing is not None and not any(EXISTING in sentence for sentence in said):
-        said.append(_of_another(distribution(EXISTING)))
     package, engine = find_spec("msprobe"), find_spec("msprobe_engine")
     if package is not None and engine is not None and package.origin and engine.origin:
         here, ours = Path(package.origin).resolve().parent, Path(engine.origin).resolve().parent.parent / "msprobe"
@@ -126,11 +127,27 @@ def find_conflicts() -> list[str]:
     return said
 
 
+def find_foreign() -> list[str]:
+    """The two distributions that people install beside by mistake, a sentence each; looked up by name, in a millisecond."""
+    said = []
+    for name in FOREIGN:
+        with suppress(PackageNotFoundError):
+            found = distribution(name)
+            if name == EXISTING or COMMAND not in (point.value for point in found.entry_points):
+                said.append(_of_another(found))
+            elif _version(NAME) is not None:
+                said.append(
+                    f"{name} {found.version} is an earlier version of this tool under its former name: run 'pip uninstall {name}', then "
+                    f"'{install_command()}' again, because both have the same files"
+                )
+    return said
+
+
 def _of_another(dist: Distribution | None) -> str:
     name, version = ("another package", "") if dist is None else (dist.metadata["Name"] or "", f" {dist.version}")
     return (
         f"{name}{version} is installed beside and has the same command and package 'msprobe': the one installed last has replaced files of "
-        f"the other. Uninstall both and install the one that is meant, or keep {name} in an environment of its own"
+        f"the other. Run 'pip uninstall {name} {NAME}', then '{install_command()}', or keep {name} in an environment of its own"
     )
 
 

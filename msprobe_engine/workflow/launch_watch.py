@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from msprobe_engine.core.distribution import install_command
 from msprobe_engine.core.log import one_line, printable
 
 LAUNCH = "MSPROBE_LAUNCH"
@@ -43,7 +44,7 @@ _NEAREST = (
     (
         "unfit",
         "runs in a Python that lacks {}",
-        "install msprobe there: pip install in the environment of the program that trains",
+        f"install it there: {install_command()} in the environment of the program that trains",
     ),
     (
         "pass",

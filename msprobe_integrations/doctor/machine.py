@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine import __version__
 from msprobe_engine.core.process.cores import usable_cores
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +109,7 @@ def _version(*names: str) -> str:
 def _own_version() -> str:
     project = ROOT / "pyproject.toml"
     found = re.search(r'^version = "([^"]+)"', project.read_text(encoding="utf-8"), re.MULTILINE) if project.is_file() else None
-    return f"{found[1]} (source tree)" if found else _version("msprobe")
+    return f"{found[1]} (source tree)" if found else __version__
 
 
 def _device_name(torch: Any, kind: str) -> str:

@@ -328,7 +328,7 @@ def test_without_the_package_the_error_holds_the_command(tmp_path: Path, monkeyp
     directories = tls_directories(tmp_path)
     monkeypatch.setitem(sys.modules, "cryptography.x509", None)
     for use in (lambda: Authority.create(tmp_path / "new", "x"), lambda: Credentials(TlsOptions(directories["trainer"]), CLIENT)):
-        with pytest.raises(MissingExtraError, match=r"pip install 'msprobe\[tls\]'"):
+        with pytest.raises(MissingExtraError, match=r"pip install 'msprobe-integrations\[tls\]'"):
             use()
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from msprobe_engine import __version__
 from msprobe_engine.cli import main as cli
 from msprobe_engine.core.errors import ProbeError
 
@@ -99,7 +100,7 @@ def test_help_of_a_command(argv: list[str], usage: str, capsys: pytest.CaptureFi
 def test_version_is_the_installed_one(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Name and version, and the end is 0."""
     assert cli.main(argv) == 0
-    assert capsys.readouterr().out == f"msprobe {cli.version()}\n"
+    assert capsys.readouterr().out == f"msprobe {__version__}\n"
 
 
 def test_without_a_command_the_help_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,7 +124,7 @@ def test_xlsx_says_the_same(two: tuple[Path, Path], tmp_path: Path) -> None:
 def test_missing_xlsx_package(two: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the package xlsx says what to install before any work is done."""
     monkeypatch.setitem(sys.modules, "xlsxwriter", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'msprobe\[xlsx\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'msprobe-integrations\[xlsx\]'"):
         SingleComparator.compare(*two, output_path=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -285,7 +285,7 @@ def test_without_the_package_of_workbooks(tmp_path: Path, monkeypatch: pytest.Mo
     assert main(["config_check", "-c", BASE, AGAIN, "-o", str(tmp_path)]) == 0
     assert not (tmp_path / "result.xlsx").exists()
     assert (tmp_path / "result.earlier.xlsx").exists()
-    assert "msprobe[xlsx]" in capsys.readouterr().out
+    assert "msprobe-integrations[xlsx]" in capsys.readouterr().out
 
 
 def test_logs_of_other_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

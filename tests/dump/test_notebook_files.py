@@ -270,7 +270,7 @@ def test_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(saved_file, "load_backend", absent)
     assert saved_file.numpy_of(files, "a.pt").tolist() == [1.0, 1.0]
-    with pytest.raises(MissingExtraError, match=r"pip install 'msprobe\[torch\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'msprobe-integrations\[torch\]'"):
         saved_file.torch_of(files, "a.pt")
 
 

@@ -107,7 +107,7 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     a = write(tmp_path / "a", {0: {"w": [P]}})
     GradComparator.compare(a / "rank0", a / "rank0", tmp_path / "out")
-    assert capsys.readouterr().err.count("pip install 'msprobe[plots]'") == 1
+    assert capsys.readouterr().err.count("pip install 'msprobe-integrations[plots]'") == 1
     assert (tmp_path / "out/similarities.csv").exists()
 
 

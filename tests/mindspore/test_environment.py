@@ -68,7 +68,7 @@ def test_without_mindspore_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
     """Where MindSpore is not installed the message is the command that installs it."""
     _packages(monkeypatch, numpy="2.4.6")
     monkeypatch.setattr(environment.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(MissingExtraError, match=r"msprobe.mindspore needs the package 'mindspore': pip install 'msprobe\[mindspore\]'"):
+    with pytest.raises(MissingExtraError, match=r"needs the package 'mindspore': pip install 'msprobe-integrations\[mindspore\]'"):
         environment.check()
 
 

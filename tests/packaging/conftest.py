@@ -54,7 +54,7 @@ def pip_wheel(tree: Path, into: Path, compiler: str) -> Path:
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(into), str(tree)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "CC": compiler})
     assert done.returncode == 0, done.stderr
-    (wheel,) = into.glob("msprobe-*.whl")
+    (wheel,) = into.glob("msprobe_integrations-*.whl")
     return wheel
 
 

@@ -88,7 +88,7 @@ def test_installed_and_gone(tmp_path: Path, wheels: dict[str, Path], kind: str) 
         said, printed = place.run("-c", "print(1)", MSPROBE_CONFIG="probe.yaml")
         assert said == "msprobe: not loaded: No module named 'msprobe_integrations'"
         assert printed == "1"
-    place.pip("uninstall", "-y", "msprobe")
+    place.pip("uninstall", "-y", "msprobe-integrations")
     assert not (place.packages / PTH).exists()
     assert place.run("-c", "import torch", MSPROBE_CONFIG="probe.yaml") == []
 

@@ -35,4 +35,4 @@ importlib.util.find_spec = lambda name, package=None: None if name == "torch" el
 import msprobe.pytorch
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1].endswith("msprobe.pytorch needs the package 'torch': pip install 'msprobe[torch]'")
+    assert done.stderr.splitlines()[-1].endswith("msprobe.pytorch needs the package 'torch': pip install 'msprobe-integrations[torch]'")

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_wheel_is_built_with_and_without_a_compiler(kind: str, request: pytest.FixtureRequest) -> None:
     """A machine without a C compiler gets a complete wheel; compiled helpers are only added where they can be built."""
     wheel: Path = request.getfixturevalue(kind)
-    assert wheel.name.startswith(f"msprobe-{__version__}-")
+    assert wheel.name.startswith(f"msprobe_integrations-{__version__}-")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         entry_points = archive.read(next(n for n in names if n.endswith("entry_points.txt"))).decode()

@@ -100,7 +100,7 @@ def test_unknown_statistic(tmp_path: Path) -> None:
 def test_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     """Without one of the packages the error holds the pip command."""
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'msprobe\[tensorboard\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'msprobe-integrations\[tensorboard\]'"):
         TensorBoardSink(TensorBoardSettings(), output_dir=tmp_path, rank=0)
 
 

@@ -52,12 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Say what is here, run the checks and print their lines."""
-    from msprobe_engine.cli.main import version
+    from msprobe_engine import __version__
     from msprobe_engine.workflow.doctor import execute
     from msprobe_engine.workflow.greeting import greet
 
     to_stdout = args.json == Path("-")
-    greeting = greet(version())
+    greeting = greet(__version__)
     if args.brief:
         answer = json.dumps(greeting.to_json(), indent=2)
         print(answer if to_stdout else "\n".join(greeting.lines()))

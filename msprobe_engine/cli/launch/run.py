@@ -144,11 +144,15 @@ def _with_preset(preset: str, args: argparse.Namespace, command: list[str]) -> d
 def _watch(environment: dict[str, str], *, latest: bool) -> None:
     """Let somebody listen to what the launch line's processes do, who says at the end when no training was found. A launch line inside of
     a launch line reports to the outer one."""
+    from msprobe_engine.core.log import printable
     from msprobe_engine.core.settings.load import read_settings
+    from msprobe_engine.workflow.greeting import find_foreign
     from msprobe_engine.workflow.launch_watch import watch_launch
 
     if LAUNCH in environment:
         return
+    for conflict in find_foreign():
+        print(printable(f"msprobe run: {conflict}"), file=sys.stderr, flush=True)
     changes = environment.get("MSPROBE_SET", "").split("\n")
     settings = read_settings(environment["MSPROBE_CONFIG"], changes=[each for each in changes if each])[0]
     dump, sinks = settings.dump, settings.sinks

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine import __version__
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.io.json_output import dumps
 from msprobe_engine.core.io.output_files import replace_file
@@ -66,7 +67,7 @@ class RunFile:
             "rank": rank,
             "world_size": world_size,
             "rank_info": {},
-            "version": _version(),
+            "version": __version__,
             "host": platform.node(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now)),
             "started_unix": round(now, 3),
@@ -113,12 +114,3 @@ class RunFile:
             replace_file(self._directory / RUN, (dumps(self.content) + "\n").encode())
         self._stale = False
         return True
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("msprobe")
-    except PackageNotFoundError:
-        return "not installed"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from msprobe_engine.core.distribution import install_command
 from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.output_files import write_named
 from msprobe_engine.core.io.regular_files import make_directories
@@ -18,7 +19,7 @@ from msprobe_engine.find.findings import finite_json
 from msprobe_engine.report.config import page, tables, xlsx
 
 XLSX, JSON, HTML = "result.xlsx", "result.json", "result.html"
-NO_XLSX = "result.xlsx is not written: it needs xlsxwriter (pip install 'msprobe[xlsx]')"
+NO_XLSX = f"result.xlsx is not written: it needs xlsxwriter ({install_command('xlsx')})"
 
 
 def write_results(found: Comparison, directory: str | Path, old: bool = False) -> list[Path]:
