@@ -87,16 +87,27 @@ def test_late_frames_move_the_capture(tmp_path: Path, store: Any, frame: Any, al
     assert request.first_step == 8
 
 
-@pytest.mark.parametrize(("cooldown", "limit", "expected"), [(20, 10, 1), (0, 10, 6), (2, 10, 2), (0, 3, 3)])
+@pytest.mark.parametrize(("cooldown", "limit", "expected"), [(20, 10, 1), (0, 10, 6), (2, 10, 1), (0, 3, 3)])
 def test_cooldown_and_limit(
     tmp_path: Path, store: Any, frame: Callable[..., Any], alert: Callable[..., Any], cooldown: int, limit: int, expected: int
 ) -> None:
-    """No new incident within the cool-down of the last, and no more than the limit."""
+    """No new incident within the cool-down of the last or of its alerts, and no more than the limit."""
     (m,) = managers(tmp_path, store, 1, cooldown_steps=cooldown, max_incidents=limit)
     for step in range(6):
         m.on_frame(frame(step), [alert(step)])
     assert len(list((tmp_path / "incidents").iterdir())) == expected
     assert m.suppressed == 6 - expected
+
+
+@pytest.mark.parametrize(("broken", "expected"), [(range(3, 40), 1), (range(3, 5), 2)], ids=["goes on", "is over"])
+def test_one_incident_per_cause(
+    tmp_path: Path, store: Any, frame: Callable[..., Any], alert: Callable[..., Any], broken: range, expected: int
+) -> None:
+    """What lasts longer than the cool-down is still of the same cause while the loss is no number; after that it is another one."""
+    (m,) = managers(tmp_path, store, 1, cooldown_steps=10)
+    for step in range(40):
+        m.on_frame(frame(step, bad=step in broken), [alert(step)] if step in (3, 30) else [])
+    assert len(list((tmp_path / "incidents").iterdir())) == expected
 
 
 def test_warnings_start_nothing(tmp_path: Path, store: Any, frame: Any, alert: Any) -> None:

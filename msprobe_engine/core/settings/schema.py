@@ -306,7 +306,7 @@ class IncidentSettings:
     capture_steps: int = _rule(1, "how many steps are dumped after an alert", minimum=1)
     path: str = _rule("", "directory; empty: <output_dir>/incidents")
     max_incidents: int = _rule(10, "no more directories than this per run", minimum=1)
-    cooldown_steps: int = _rule(20, "no new incident within so many steps of the last", minimum=0)
+    cooldown_steps: int = _rule(20, "no new incident within so many steps of the last, or of the last critical alert", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +47,11 @@ class CaptureRequest:
     def wants(self, step: int) -> bool:
         """Is `step` one of those to dump?"""
         return self.first_step <= step < self.first_step + self.steps
+
+
+def _is_broken(frame: Frame) -> bool:
+    """The loss is no number: nothing that comes now is of another cause."""
+    return any("loss" in name and not math.isfinite(value) for name, value in frame.scalars.items())
 
 
 @dataclass
@@ -106,6 +112,7 @@ class IncidentManager:
         self._sink_factory = sink_factory
         self._run_id = run_id
         self._full = False
+        self._grave = 0
         self._waiting: list[tuple[Event, Capture | None]] = []
         self._tended: list[_Tended] = []
         self._old = {path.name for path in self.directory.iterdir()} if self.directory.is_dir() else set()
@@ -149,6 +156,8 @@ class IncidentManager:
                 request = self._join(event, now, list(alerts)) or request
             else:
                 self.suppressed += 1
+        if starting or (self.incidents and _is_broken(frame)):
+            self._grave = frame.step
         return request
 
     def starts(self, alert: Alert) -> bool:
@@ -204,7 +213,9 @@ class IncidentManager:
         return replace(event, id=name)
 
     def _cooling(self, event: Event) -> bool:
-        return any(abs(event.step - other.step) <= self.settings.cooldown_steps for other in self.incidents.values())
+        """Is it near an incident, or has what that was about not been over since?"""
+        steps = [other.step for other in self.incidents.values()]
+        return any(abs(event.step - step) <= self.settings.cooldown_steps for step in (*steps, *([self._grave] if steps else [])))
 
     def _room(self) -> bool:
         if len(self.incidents) < self.settings.max_incidents:
