@@ -53,8 +53,7 @@ def owners(tree: Tree, users: Mapping[int, str] | None = None) -> dict[int, Owne
     found: dict[int, Owner] = {}
     for way in (calls, reversed(calls), calls):  # the call that takes in the parameter itself is often the last one
         for op, marks in way:
-            if tree.kinds[op][2].startswith("_foreach_"):
-                _hand_on(side, op, known)
+            if tree.kinds[op][2].startswith("_foreach_") and _hand_on(side, op, known):
                 continue
             named = {owner for one in marks if (owner := known.get(one)) is not None}
             if len(named) == 1 or (users and named):
@@ -72,18 +71,22 @@ def _is_of_parameter(side: DumpTable, row: int, kind: Kind, place: str) -> bool:
     return bool(side.requires_grad[row]) and place.removeprefix("input.") in PARAMETERS_OF.get(kind[2], ())
 
 
-def _hand_on(side: DumpTable, op: int, known: dict[Mark, Owner | None]) -> None:
-    """What one call makes of the tensors of a list belongs to the same parameters, one by one (gradients that are clipped)."""
+def _hand_on(side: DumpTable, op: int, known: dict[Mark, Owner | None]) -> bool:
+    """What one call makes of the tensors of a list belongs to the same parameters, one by one (gradients that are clipped). Returns True
+    where it gives as many tensors of their shapes."""
     start = f"{side.ops[op]}.input.0."
     taken = [row for row in side.rows(op) if side.name[row].startswith(start)]
     given = [row for row in side.rows(op) if side.role[row] == OUTPUT]
-    for a, b in zip(taken, given) if len(taken) == len(given) else ():
+    if [side.shape[row] for row in taken] != [side.shape[row] for row in given]:
+        return False
+    for a, b in zip(taken, given):
         one, two = mark(side, a), mark(side, b)
-        if one is not None and two is not None and one[1] == two[1]:
+        if one is not None and two is not None:
             if two not in known and known.get(one) is not None:
                 known[two] = known[one]
             elif one not in known and known.get(two) is not None:
                 known[one] = known[two]
+    return bool(taken)
 
 
 def _is_update(tree: Tree, op: int) -> bool:
