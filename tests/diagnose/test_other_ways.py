@@ -4,6 +4,7 @@ difference; the way is said."""
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 from pathlib import Path
 
@@ -40,6 +41,33 @@ class Normed(torch.nn.Module):
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 
+class Gated(torch.nn.Module):
+    """A gated branch; `way`: its products as one (joined) or in halves, a cast made twice."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.weight, self.way = torch.nn.Parameter(torch.ones(32)), way
+        self.gate, self.up, self.down = (torch.nn.Linear(*sizes, bias=False) for sizes in ((32, 64), (32, 64), (64, 32)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        linear, silu = torch.nn.functional.linear, torch.nn.functional.silu
+        if "cast twice" in self.way:
+            wide = x.float() / torch.sqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
+        else:
+            wide = x.float()
+            wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        normed = self.weight * wide.to(x.dtype)
+        if "joined" in self.way:
+            gate, up = linear(normed, torch.cat([self.gate.weight, self.up.weight])).chunk(2, -1)
+        else:
+            gate, up = self.gate(normed), self.up(normed)
+        inner = silu(gate) * up
+        if "halves" in self.way:
+            parts = (linear(inner[..., some], self.down.weight[:, some]).float() for some in (slice(32), slice(32, None)))
+            return x + sum(parts).to(x.dtype)  # type: ignore[union-attr]
+        return x + self.down(inner)
+
+
 class Outer(torch.nn.Module):
     """A wrapper that nobody knows."""
 
@@ -54,16 +82,16 @@ class Outer(torch.nn.Module):
 class Model(torch.nn.Module):
     """Two blocks; `again`: their forward passes are made again in the backward pass."""
 
-    def __init__(self, again: bool) -> None:
+    def __init__(self, way: str) -> None:
         super().__init__()
         self.table, self.head = torch.nn.Embedding(50, 32), torch.nn.Linear(32, 50)
-        self.layers = torch.nn.ModuleList(Block() for _ in range(2))
-        self.again = again
+        self.layers = torch.nn.ModuleList(Gated(way) if "gated" in way else Block() for _ in range(2))
+        self.again, self.reentrant = "recomputed" in way, "reentrant" in way
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.table(tokens)
         for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=False) if self.again else layer(x)
+            x = checkpoint(layer, x, use_reentrant=self.reentrant) if self.again else layer(x)
         return self.head(x)
 
 
@@ -75,7 +103,7 @@ def train(rank: int, ranks: int, scratch: str, path: Path, way: str) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
     dist.init_process_group("gloo", init_method=f"file://{scratch}/init", rank=rank, world_size=ranks)
     torch.manual_seed(0)
-    model: torch.nn.Module = Model("recomputed" in way)
+    model: torch.nn.Module = Model(way)
     if "buckets" in way or "wrapped" in way:
         model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01 if "small buckets" in way else 25)
     if "fully sharded" in way:
@@ -91,13 +119,17 @@ def train(rank: int, ranks: int, scratch: str, path: Path, way: str) -> None:
         model = Outer(model)
     if "bf16" in way:
         model = model.bfloat16()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, foreach="foreach" in way, fused="fused" in way)
+    parameters = list(model.parameters())[:: -1 if "backwards" in way else 1]
+    optimizer = torch.optim.AdamW(parameters, 1e-3, foreach="foreach" in way, fused="fused" in way)
     debugger = PrecisionDebugger(dump_path=str(path), task="statistics", level="L0" if "L0" in way else "mix", step=[0, 1])
     for step in range(2):
         debugger.start(model=model)
         torch.manual_seed(100 + 10 * step + rank)
-        tokens, targets = torch.randint(0, 50, (2, 4, 16))
-        torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
+        for last in (False, True) if "accumulated" in way else (True,):
+            tokens, targets = torch.randint(0, 50, (2, 4, 16))
+            apart = contextlib.nullcontext() if last or "every time" in way else model.no_sync()  # type: ignore[operator]
+            with apart:
+                torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
         if "logged" in way:
             float(sum(parameter.detach().float().norm() ** 2 for parameter in model.parameters()))
         optimizer.step()
@@ -135,6 +167,12 @@ def made(dumps: Path, way: str, ranks: int = 1) -> Path:
         ("inside", "plain", 1, "bear other names"),
         ("normed", "normed by torch", 1, ""),
         ("bf16 fused", "bf16 plain", 1, ""),
+        ("bf16 gated joined", "bf16 gated", 1, ""),
+        ("bf16 gated halves", "bf16 gated", 1, ""),
+        ("bf16 gated cast twice backwards", "bf16 gated", 1, "in another order"),
+        ("bf16 recomputed reentrant", "bf16 recomputed", 1, ""),
+        ("buckets accumulated every time", "buckets accumulated", 2, ""),
+        ("buckets accumulated every time L0", "buckets accumulated L0", 2, ""),
     ],
 )
 def test_another_way_is_no_difference(target: str, golden: str, ranks: int, note: str, dumps: Path) -> None:

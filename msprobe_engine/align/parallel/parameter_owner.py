@@ -120,9 +120,12 @@ def rematched(
     """The same, where calls that belong to a parameter are matched with calls of the same kind for the same parameter.
 
     Args:
-        ours, others: `users` of `owners`, of the target and of the golden side.
+        ours, others: `users` of `owners`, of the target and of the golden side, of two optimizers that go through one parameter after
+            the other; None: they may not.
     """
     mine, theirs = owners(target, ours), owners(golden, others)
+    if ours is not None:
+        mine, theirs = _with_calls_between(mine, target), _with_calls_between(theirs, golden)
     if not set(mine.values()) & set(theirs.values()):
         return structure
     places = _places(theirs, golden)
@@ -140,6 +143,21 @@ def rematched(
         [j for j in range(len(golden.side.ops)) if j not in used],
         structure.renamed,
     )
+
+
+def _with_calls_between(owned: Mapping[int, Owner], tree: Tree) -> dict[int, Owner]:
+    """Calls of the update between two of one parameter are of that one, too: a moment that is zero in the first step has no mark."""
+    found, between = dict(owned), list[int]()
+    last: Owner | None = None
+    for op in range(tree.last_backward + 1, len(tree.kinds)):
+        owner = owned.get(op)
+        if owner is None:
+            between.append(op)
+            continue
+        if owner == last:
+            found.update((one, owner) for one in between)
+        last, between = owner, []
+    return found
 
 
 def in_other_order(structure: Structure, target: Tree, golden: Tree) -> Structure:
