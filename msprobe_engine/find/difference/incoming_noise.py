@@ -1,0 +1,238 @@
+"""What goes into a record: the noise that its inputs bear, and whether they differ by more."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from msprobe_engine.core import operator_traits as traits
+from msprobe_engine.find.difference import bridges
+from msprobe_engine.find.difference.noise_notes import NoiseNotes, grown, largest
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS
+from msprobe_engine.measure import propagation, roundoff
+from msprobe_engine.measure.propagation import NONE, Noise, Operand
+
+_OF_NORMS = 2.0
+"""So many times what statistics of single tensors show is round-off of a number that is made of many (their common norm)."""
+
+_SIMPLE = (traits.ELEMENTWISE, traits.SCALINGS, traits.ADDITIONS, traits.MOVES, traits.HANDS_ON)
+"""Calls, of one side only, that do to noise what is known."""
+
+
+class IncomingNoise(NoiseNotes):
+    """The inputs of records, see `NoiseNotes`."""
+
+    @cached_property
+    def _paired(self) -> set[int]:
+        """Rows of the target that have a partner."""
+        return {row for row, _ in self._walker.rows}
+
+    @cached_property
+    def _of_backward(self) -> float:
+        """Half a unit of the coarsest dtype of the backward pass: gradients in float32 are made of its tensors."""
+        side, kinds = self._walker.side, self._walker.target.kinds
+        return max((roundoff.eps(side.dtype[row]) / 2 for row in range(len(side)) if kinds[side.op[row]][0] == "backward"), default=0.0)
+
+    @cached_property
+    def _kept(self) -> dict[int, list[int]]:
+        """Pair of records -> pairs of records whose tensors autograd has kept for it."""
+        own, twins, members, groups = self._walker.kept
+        found: dict[int, list[int]] = {}
+        for at, behind in (*zip(own.tolist(), twins.tolist()), *zip(groups.tolist(), members.tolist())):
+            found.setdefault(at, []).append(behind)
+        return found
+
+    def _written_over(self, api: str, row: int) -> bool:
+        """What a tensor held before the call goes nowhere."""
+        return api in traits.OVERWRITES or (api == "copy_" and self._walker.side.name[row].endswith(".input.0"))
+
+    def _going_in(self, pair: int, limit: float) -> tuple[Operand, Operand] | None:
+        """An input with its noise as it is, and as round-off explains it; None: no tensor of floating point numbers."""
+        walker, seen = self._walker, self.seen
+        row = walker.rows[pair][0]
+        if walker.measured.argument[pair] and (number := self._number(pair)) is not None:
+            return number, number
+        known = seen.rms[pair] or seen.other[pair] or seen.blank[pair]
+        if not seen.unit[pair] or not known or walker.measured.argument[pair]:
+            if not walker.measured.argument[pair] and walker.measured.distance[pair]:
+                self._exact_input(pair, row)
+            return None
+        made = None if self._is_parameter_alone(pair) else self._made(row, self._came_through(pair))
+        if made is None or walker.target.producers.get(row) in walker.extra:
+            noise, clean = self._appears(pair, row, limit, made)
+        else:
+            noise, clean = made
+            self._judge_input(pair, noise, clean, limit)
+            if self.ratio[pair] > 1:  # changed since, by something without a record
+                noise = self._as_seen(pair)[0]
+            excused = float(walker.cancelled.excused[pair])
+            if excused:
+                noise = clean = Noise(max(noise.element, excused), max(noise.whole, excused), max(noise.absolute, excused * seen.rms[pair]))
+        return self._operand(pair, noise), self._operand(pair, clean)
+
+    def _is_parameter_alone(self, pair: int) -> bool:
+        """A parameter that calls which do not belong together gave out: others have the same numbers (biases after one update)."""
+        walker = self._walker
+        row, other = walker.rows[pair]
+        mine, theirs = walker.target.producers.get(row), walker.golden.producers.get(other)
+        partner = -1 if theirs is None else walker.back.get(theirs, -1)
+        return mine is not None and mine not in walker.extra and partner != mine and walker.is_parameter(row)
+
+    def _chosen_otherwise(self, pair: int) -> bool:
+        """Whole numbers that are others because of noise in what they were made of: an expert takes other tokens."""
+        return not self.seen.unit[pair] and float(self._walker.measured.distance[pair]) > 0 and self.alone[pair] <= 1
+
+    def _number(self, pair: int) -> Operand | None:
+        """A Python number that differs by what round-off does to numbers that are made of tensors (a factor that clips gradients by their
+        norm); None: it differs by more, or is no such number."""
+        walker = self._walker
+        other = walker.rows[pair][1]
+        value, distance = walker.golden.side.values.get(other), float(walker.measured.distance[pair])
+        if not isinstance(value, float) or distance > _OF_NORMS * max(self._shown, default=0.0):
+            return None
+        self.explained.add(pair)
+        return Operand(Noise(distance, distance, 0.0), abs(value), abs(value), 1.0, 1, 1, 0.0)
+
+    def _judge_input(self, pair: int, noise: Noise, clean: Noise, limit: float) -> None:
+        self.ratio[pair] = self._times(pair, noise.element, noise.whole, 0.0, limit)
+        self.alone[pair] = self._times(pair, clean.element, clean.whole, 0.0, limit)
+        self._parted |= self.alone[pair] > 1
+
+    def _exact_input(self, pair: int, row: int) -> None:
+        """Integers, and tensors of zeros: other ones begin somewhere, unless what made them has noise."""
+        source = self._walker.target.producers.get(row)
+        if source is None or source in self._walker.extra:
+            noise = self._recent.largest.element
+            distance = float(self._walker.measured.distance[pair])
+            number = isinstance(self._walker.side.values.get(row), float)  # made of tensors in float32 (a factor that clips)
+            known = (noise and distance <= roundoff.GROWTH * noise) or (number and distance <= roundoff.FLOOR)
+            self.ratio[pair] = self.alone[pair] = 0.0 if known else roundoff.times_exact(distance)
+
+    def _operand(self, pair: int, noise: Noise) -> Operand:
+        seen = self.seen
+        return Operand(noise, seen.rms[pair], seen.average[pair], seen.share[pair], seen.count[pair], seen.last[pair], seen.unit[pair])
+
+    def _made(self, row: int, unit: float, depth: int = 0) -> tuple[Noise, Noise] | None:
+        """Noise of what an earlier record gave out; None: no record did.
+
+        Args:
+            row: of the target.
+            unit: of what it is compared with: calls of one side only may round as often as that, not to fewer bits.
+            depth: such calls that were looked through.
+        """
+        walker = self._walker
+        op = walker.target.producers.get(row)
+        if op is None:
+            return None
+        if walker.position(op) >= 0:
+            source = self._row_of(op, row)
+            if source not in self._paired and not self.quiet:  # the record has a partner, and this of what it gives out has none
+                return self._unrecorded(unit)
+            return self._notes.get(source, NONE), self._clean.get(source, self._notes.get(source, NONE))
+        if depth >= bridges.MOST:
+            return None
+        side = walker.side
+        went_in = [
+            self._made(other, unit, depth + 1) or self._unrecorded(unit)
+            for other in side.rows(op)
+            if side.role[other] in (INPUT, PARAMETERS) and roundoff.eps(side.dtype[other]) > 0
+        ]
+        if not went_in:
+            return None
+        kind = walker.target.kinds[op]
+        simple = len(kind) == 3 and any(kind[2] in known for known in _SIMPLE)
+        gain = 1.0 if depth else propagation.ELEMENTWISE_GAIN if simple else propagation.MODULE_GAIN  # gains are not compounded
+        a, b = (grown(largest(two[k] for two in went_in), unit, gain) for k in (0, 1))
+        return a, b
+
+    def _came_through(self, pair: int) -> float:
+        """Half a unit that the elements of an input were rounded to on their way: of the coarsest dtype that they came through, on both
+        sides where both tell."""
+        walker = self._walker
+        row, other = walker.rows[pair]
+        unit: float = self.seen.unit[pair]
+        mine, theirs = walker.target.producers.get(row), walker.golden.producers.get(other)
+        if mine is not None and mine not in walker.extra:
+            return max(unit, self._coarse.get(self._row_of(mine, row), 0.0)) if self._coarse else unit
+        told = [
+            bridges.coarsest(tree, at, alone) / 2
+            for tree, at, alone, op in ((walker.target, row, walker.extra, mine), (walker.golden, other, walker.missing, theirs))
+            if op is not None
+        ]
+        return max(unit, min(told, default=0.0))
+
+    def _row_of(self, op: int, row: int) -> int:
+        """The output of a record whose numbers a row has; where none has exactly them, one that has none any more, or the first."""
+        side = self._walker.side
+        given = [other for other in side.rows(op) if side.role[other] == OUTPUT]
+        for other in given:
+            if side.stats[other].tobytes() == side.stats[row].tobytes():
+                return other
+        return next((other for other in given if side.shape[other] is None), given[0] if given else -1)
+
+    def _unrecorded(self, unit: float) -> tuple[Noise, Noise]:
+        """Of what was made by something without a record, of what came before it."""
+        return grown(self._recent.largest, unit), grown(self._recent_clean.largest, unit)
+
+    def _appears(self, pair: int, row: int, limit: float, bridged: tuple[Noise, Noise] | None) -> tuple[Noise, Noise]:
+        """A tensor that no record of both sides has made: a parameter or data, or what code without a record makes, or calls of one side
+        only (`bridged`: their noise)."""
+        walker, seen = self._walker, self.seen
+        if not (seen.moved(pair) or seen.blank[pair]):  # statistics that are the same to the last bit are those of the same numbers
+            return NONE, NONE
+        leaf = bridged is None and (self._role[row] == PARAMETERS or walker.is_parameter(row))
+        read = Noise(2 * seen.unit[pair], 0.0, 0.0)  # rounded another way when it was loaded
+        unit = seen.unit[pair]
+        if not walker.one_layout and walker.side.op[row] > walker.target.last_backward:
+            unit = max(unit, self._of_backward)
+        noise, clean = bridged or ((read, read) if leaf and self._start is None else self._unrecorded(unit))
+        if leaf and self._start is not None:
+            moved = walker.update_noise(self._start)
+            noise = clean = largest((moved, Noise(seen.unit[pair] / 2, 0.0, 0.0))) if walker.other_update else moved
+        elif bridged is None and self._of_gradients != NONE and walker.side.op[row] > walker.target.last_backward:
+            # what an update takes in are gradients, in their buffers, and what an optimizer has made of them before
+            before = (noise, clean) if self._start is not None else (NONE, NONE)
+            noise, clean = (largest((one, self._of_gradients)) for one in before)
+        if bridged is None and (known := walker.updated.get(walker.side.stats[row].tobytes())) is not None:
+            noise, clean = largest((noise, known)), largest((clean, known))
+        excused = float(walker.cancelled.excused[pair])
+        if excused:
+            noise = clean = Noise(max(noise.element, excused), max(noise.whole, excused), 0.0)
+        self._judge_input(pair, noise, clean, limit)
+        if seen.blank[pair]:
+            return noise, clean
+        shared = max(seen.norm[pair], seen.mean[pair]) if not seen.other[pair] else 1.0
+        element = min(1.0, max(seen.largest(pair), self._came_through(pair)))
+        found = Noise(element, min(1.0, shared), element * seen.rms[pair])
+        if self.ratio[pair] > 1:
+            return found, Noise(clean.element, clean.whole, clean.element * seen.rms[pair])
+        return found, found
+
+    def _behind(self, at: int, inputs: list[Operand], clean: list[Operand]) -> tuple[list[Operand], list[Operand]]:
+        """What autograd has kept of the way forward; gradients that a module's calls took in are added to what goes in."""
+        walker, seen = self._walker, self.seen
+        kept: list[Operand] = []
+        kept_clean: list[Operand] = []
+        for behind in self._kept.get(at, ()):
+            op = walker.structure.pairs[behind][0]
+            came_back = walker.target.kinds[op][0] == "backward"
+            for pair in range(walker.starts[behind], walker.starts[behind + 1]):
+                row = walker.rows[pair][0]
+                if not seen.unit[pair] or not (seen.rms[pair] or seen.blank[pair]) or walker.measured.argument[pair]:
+                    continue
+                given = self._role[row] == OUTPUT
+                if given and came_back:
+                    continue
+                if given:
+                    one = self._notes.get(row, NONE)
+                    two = self._clean.get(row, one)
+                else:
+                    one, two = self._made(row, seen.unit[pair]) or self._as_seen(pair)
+                (inputs if came_back else kept).append(self._operand(pair, one))
+                (clean if came_back else kept_clean).append(self._operand(pair, two))
+        return kept, kept_clean
+
+    def _as_seen(self, pair: int) -> tuple[Noise, Noise]:
+        seen = self.seen
+        element = seen.largest(pair)
+        found = Noise(min(1.0, element), min(1.0, max(seen.norm[pair], seen.mean[pair])), element * seen.rms[pair])
+        return found, found if self.alone[pair] <= 1 else NONE
