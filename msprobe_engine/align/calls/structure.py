@@ -8,11 +8,11 @@ side are matched when their class and what runs inside them agree, and are propo
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
+from msprobe_engine.align.calls import strangers
+from msprobe_engine.align.calls.call_pairs import CallPairs
 from msprobe_engine.align.calls.call_tree import ROOT, Tree
 from msprobe_engine.align.calls.longest_common import align, gaps
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
@@ -20,12 +20,6 @@ from msprobe_engine.measure import dump_dialects
 
 ADDING = ("add_", "__iadd__")
 """Calls that accumulate gradients in the backward pass."""
-
-NEAR = 1e-3
-"""Largest and smallest element and norm of two tensors that are the same but for round-off, in parts of the largest of them."""
-
-ROUNDED = 2e-2
-"""Likewise of tensors with few bits, where others are much further apart."""
 
 
 @dataclass
@@ -60,15 +54,11 @@ def match_structure(target: DumpTable, golden: DumpTable) -> Structure:
     return Matcher(Tree(target), Tree(golden)).run()
 
 
-class Matcher:
+class Matcher(CallPairs):
     """Walks two trees at once."""
 
     def __init__(self, target: Tree, golden: Tree) -> None:
-        self.target, self.golden = target, golden
-        self._found: dict[int, int] = {}
-        self._used: set[int] = set()
-        self._numbers: dict[Hashable, int] = {}
-        self._forms = (target.forms(self._numbers), golden.forms(self._numbers))
+        super().__init__(target, golden)
         one_recorder = not dump_dialects.differ(target.side, golden.side)  # else one of them may not say what is a recomputation
         self._repeats = tuple(tree.recomputed if one_recorder else frozenset[int]() for tree in (target, golden))
 
@@ -83,29 +73,25 @@ class Matcher:
         if self._by_name(modules=True):
             self._trees()
         self._by_name()
-        self._part_strangers()
-        self._part_other_forms()
-        self._by_numbers()
+        strangers.part_strangers(self)
+        strangers.part_other_forms(self)
+        strangers.match_by_numbers(self)
         self._additions()
         renamed = self._renamed()
         self._gradients(renamed)
         return Structure(
-            sorted(self._found.items()),
-            [i for i in range(len(self.target.side.ops)) if i not in self._found],
-            [j for j in range(len(self.golden.side.ops)) if j not in self._used],
+            sorted(self.found.items()),
+            [i for i in range(len(self.target.side.ops)) if i not in self.found],
+            [j for j in range(len(self.golden.side.ops)) if j not in self.used],
             renamed,
         )
-
-    def _pair(self, i: int, j: int) -> None:
-        self._found[i] = j
-        self._used.add(j)
 
     def _trees(self) -> None:
         """Match everything below the roots, and below every pair that was matched."""
         if self.target.has_modules != self.golden.has_modules:  # compiled, or another level: only calls of functions are on both sides
             self._lists(self.target.functions, self.golden.functions)
             return
-        seen = {(ROOT, ROOT), *self._found.items()}
+        seen = {(ROOT, ROOT), *self.found.items()}
         work = list(seen)
         while work:
             a, b = work.pop()
@@ -118,30 +104,30 @@ class Matcher:
     def _twins(self) -> bool:
         """Backward calls of forward calls that belong together belong together, whatever order autograd ran them in, when shapes agree.
         Returns True when that took a partner away from others."""
-        first, second = self._forms
-        back = {j: i for i, j in self._found.items()}
+        first, second = self.forms
+        back = {j: i for i, j in self.found.items()}
         moved = False
-        for i, j in list(self._found.items()):
+        for i, j in list(self.found.items()):
             x, y = self.target.twin(i), self.golden.twin(j)
-            if x is None or y is None or self._found.get(x) == y or first[x] != second[y]:
+            if x is None or y is None or self.found.get(x) == y or first[x] != second[y]:
                 continue
             moved = True
-            lost = self._found.pop(x, None)
+            lost = self.found.pop(x, None)
             if lost is not None:
-                self._used.discard(lost)
+                self.used.discard(lost)
                 back.pop(lost, None)
             owner = back.get(y)
             if owner is not None:
-                self._found.pop(owner, None)
+                self.found.pop(owner, None)
             back[y] = x
-            self._pair(x, y)
+            self.pair(x, y)
         return moved
 
     def _keys(self, tree: Tree, ops: Sequence[int], level: int) -> list[int]:
         """What must agree for two calls to be matched. Level 0: call, shapes, kinds of the calls its inputs come from; 1: call and shapes;
         2: call; 3: a module by class, direction, shapes of its results and the calls right inside of it. What the backward pass makes again
         belongs to what it makes again on the other side."""
-        number, forms, repeats = self._numbers, self._forms[tree is self.golden], self._repeats[tree is self.golden]
+        number, forms, repeats = self._numbers, self.forms[tree is self.golden], self._repeats[tree is self.golden]
         found = []
         for op in ops:
             key: Hashable
@@ -171,7 +157,7 @@ class Matcher:
         pairs = [(first[i], second[j]) for i, j in anchors]
         open_gaps = []
         for p, q in gaps(anchors, len(first), len(second)):
-            x, y = [first[i] for i in p if first[i] not in self._found], [second[j] for j in q if second[j] not in self._used]
+            x, y = [first[i] for i in p if first[i] not in self.found], [second[j] for j in q if second[j] not in self.used]
             if x and y:
                 open_gaps.append((x, y))
         if len(open_gaps) == 1 and len(open_gaps[0][0]) == len(open_gaps[0][1]):
@@ -187,17 +173,17 @@ class Matcher:
                 left += [([x[i] for i in p], [y[j] for j in q]) for p, q in gaps(aligned, len(x), len(y))]
             open_gaps = left
         for i, j in pairs:
-            self._pair(i, j)
+            self.pair(i, j)
         for x, y in open_gaps:
             pairs += self._opened(x, y)
         return pairs
 
     def _anchors(self, first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
         """Positions of calls that are matched with each other already, as many as cross nothing (longest increasing subsequence)."""
-        if not any(i in self._found for i in first):
+        if not any(i in self.found for i in first):
             return []
         places = {j: at for at, j in enumerate(second)}
-        known = [(at, places[j]) for at, i in enumerate(first) if (j := self._found.get(i, -1)) in places]
+        known = [(at, places[j]) for at, i in enumerate(first) if (j := self.found.get(i, -1)) in places]
         ends: list[int] = []  # of the increasing sequence of each length: the smallest last place
         chain: list[int] = []
         for _, place in known:
@@ -230,17 +216,17 @@ class Matcher:
     def _by_name(self, modules: bool = False) -> bool:
         """Records that came in another order, with the same name and shapes on both sides: those of modules, which may lack a result (a
         recomputation ends where nothing more is needed), else those whose modules do not belong to others. Returns True when there are."""
-        first, second = self._forms
-        before = len(self._found)
+        first, second = self.forms
+        before = len(self.found)
         for i, name in enumerate(self.target.names):
-            if i in self._found or self.target.is_gradients(i) or (modules and len(self.target.kinds[i]) != 4):
+            if i in self.found or self.target.is_gradients(i) or (modules and len(self.target.kinds[i]) != 4):
                 continue
             j = self.golden.known_as.get(name)
-            if j is None or j in self._used or (i in self._repeats[0]) != (j in self._repeats[1]):
+            if j is None or j in self.used or (i in self._repeats[0]) != (j in self._repeats[1]):
                 continue
             if self._cut_short(i, j) if modules else first[i] == second[j] and self._around_alike(i, j):
-                self._pair(i, j)
-        return len(self._found) > before
+                self.pair(i, j)
+        return len(self.found) > before
 
     def _cut_short(self, i: int, j: int) -> bool:
         """The same but for results that one side has none of."""
@@ -250,168 +236,29 @@ class Matcher:
     def _around_alike(self, i: int, j: int) -> bool:
         """The calls around two records do not belong to others than each other."""
         a, b = self.target.parents[i], self.golden.parents[j]
-        return self._found.get(a, b) == b and (b not in self._used or self._found.get(a) == b)
-
-    def _part_strangers(self) -> None:
-        """A call of a function that takes in tensors of other shapes only, from calls that do not belong together, is another call: both
-        sides have one more of it, at different places. So is one that has none of the calls inside that the other one has."""
-        first, second = self._forms
-        mine, theirs = self.target.side, self.golden.side
-        back = {j: i for i, j in self._found.items()}
-        for i, j in list(self._found.items()):
-            if first[i] == second[j] or len(self.target.kinds[i]) != 3 or self.target.kinds[i][0] != "forward":
-                continue
-            pairs = [(x, y) for x, y in zip(mine.rows(i), theirs.rows(j)) if mine.role[x] == theirs.role[y] == INPUT]
-            shapes = [(mine.shape[x], theirs.shape[y]) for x, y in pairs]
-            inside = self.target.children.get(i, ()), self.golden.children.get(j, ())
-            if all(inside) and not any(self._found.get(child) in inside[1] for child in inside[0]):
-                self._drop_with_twins(i, j, back)
-                continue
-            if any(a and a == b for a, b in shapes):
-                continue
-            sources = [(self.target.producers.get(x), self.golden.producers.get(y)) for x, y in pairs]
-            other = any(isinstance(a, list) and isinstance(b, list) and a and b and len(a) != len(b) for a, b in shapes)
-            known = [(a, b) for a, b in sources if not {a, b} <= {None} and (other or None not in (a, b))]
-            if known and all(a is None or self._found.get(a) != b for a, b in known):
-                self._drop_with_twins(i, j, back)
-
-    def _part_other_forms(self) -> None:
-        """A call of a function that gives a result of another shape, next to calls that one side alone makes, is another call: two products
-        on one side are one product of weights put together on the other."""
-        first, second = self._forms
-        back = {j: i for i, j in self._found.items()}
-        odd = [
-            (i, j)
-            for i, j in self._found.items()
-            if first[i] != second[j]
-            and len(self.target.kinds[i]) == 3
-            and self.target.kinds[i][0] == "forward"
-            and _sizes(self.target.shapes(i).outputs) != _sizes(self.golden.shapes(j).outputs)
-        ]
-        while odd:
-            near = [pair for pair in odd if self._beside_strangers(*pair)]
-            for i, j in near:
-                if i in self._found:
-                    self._drop_with_twins(i, j, back)
-            odd = [pair for pair in odd if pair[0] in self._found] if near else []
-
-    def _beside_strangers(self, i: int, j: int) -> bool:
-        """A tensor of another shape that one of two calls takes in was given by a call without a partner."""
-        mine, theirs = self.target.side, self.golden.side
-        taken, others = self._taken(self.target, i), self._taken(self.golden, j)
-        if len(taken) != len(others):  # one of many is missing
-            return False
-        for x, y in zip(taken, others):
-            if mine.shape[x] != theirs.shape[y]:
-                a, b = self.target.producers.get(x), self.golden.producers.get(y)
-                if (a is not None and a not in self._found) or (b is not None and b not in self._used):
-                    return True
-        return False
-
-    def _drop_with_twins(self, i: int, j: int, back: Mapping[int, int]) -> None:
-        x, y = self.target.twin(i), self.golden.twin(j)
-        self._drop(i)
-        for twin in (x, None if y is None else back.get(y)):
-            if twin is not None and twin in self._found:
-                self._drop(twin)
-
-    def _by_numbers(self) -> None:
-        """Two calls that take in other numbers, from calls that do not belong together (or from none that is known: a compiled block), may
-        each be another one of several of their kind. Where one of those, alone on its side, takes in the numbers that the partner does, it
-        is the partner's."""
-        free = self._alone(self.target, self._found, 0), self._alone(self.golden, self._used, 1)
-        if not any(free):
-            return
-        for i, j in list(self._found.items()):
-            kind = self.target.kinds[i]
-            key = kind, self._forms[0][i]
-            mine, theirs = free[0].get(key, []), free[1].get(key, [])
-            if self._found.get(i) != j or not (mine or theirs) or self._from_partners(i, j) or self._distance(i, j) <= NEAR:
-                continue
-            better = [other for other in theirs if self._is_nearer((i, other), (i, j))]
-            if len(better) == 1:
-                self._change_partner(i, better[0])
-                theirs[theirs.index(better[0])] = j
-                continue
-            others = [other for other in mine if self._is_nearer((other, j), (i, j))]
-            if len(others) == 1:
-                self._change_partner(others[0], j)
-                mine[mine.index(others[0])] = i
-
-    def _alone(self, tree: Tree, matched: Collection[int], which: int) -> dict[Hashable, list[int]]:
-        """Forward calls of functions without a partner, by kind and shapes."""
-        found: dict[Hashable, list[int]] = {}
-        for op, kind in enumerate(tree.kinds):
-            if op not in matched and len(kind) == 3 and kind[0] == "forward":
-                found.setdefault((kind, self._forms[which][op]), []).append(op)
-        return found
-
-    def _from_partners(self, i: int, j: int) -> bool:
-        """What two calls take in was given by calls that belong together, or is compared with nothing."""
-        mine, theirs = self._taken(self.target, i), self._taken(self.golden, j)
-        sources = [(self.target.producers.get(x), self.golden.producers.get(y)) for x, y in zip(mine, theirs)]
-        return all(a is not None and self._found.get(a) == b for a, b in sources)
-
-    def _is_nearer(self, pair: tuple[int, int], than: tuple[int, int]) -> bool:
-        distance = self._distance(*pair)
-        return distance <= NEAR or distance <= min(ROUNDED, self._distance(*than) / 4)
-
-    def _change_partner(self, i: int, j: int) -> None:
-        """Match two calls, and their backward calls, in place of those they were matched with."""
-        back = {other: op for op, other in self._found.items()}
-        pairs = [(i, j)]
-        x, y = self.target.twin(i), self.golden.twin(j)
-        if x is not None and y is not None:
-            pairs.append((x, y))
-        for op, other in pairs:
-            if op in self._found:
-                back.pop(self._found[op], None)
-                self._drop(op)
-            if other in back:
-                self._drop(back.pop(other))
-            self._pair(op, other)
+        return self.found.get(a, b) == b and (b not in self.used or self.found.get(a) == b)
 
     def _additions(self) -> None:
         """A call that adds a gradient to a buffer belongs to the one that adds the gradient of the same place, in whatever order a run does
         it (one that recomputes has another one), and inside of whatever module."""
         mine, theirs = _added(self.target), _added(self.golden)
-        back = {j: i for i, j in self._found.items()}
+        back = {j: i for i, j in self.found.items()}
         for (source, place), i in mine.items():
-            j = theirs.get((self._found.get(source, -1), place))
-            if j is None or self._found.get(i) == j:
+            j = theirs.get((self.found.get(source, -1), place))
+            if j is None or self.found.get(i) == j:
                 continue
             owner = back.pop(j, None)
             if owner is not None:
-                self._drop(owner)
-            if i in self._found:
-                back.pop(self._found[i], None)
-                self._drop(i)
-            self._pair(i, j)
+                self.drop(owner)
+            if i in self.found:
+                back.pop(self.found[i], None)
+                self.drop(i)
+            self.pair(i, j)
             back[j] = i
-
-    @staticmethod
-    def _taken(tree: Tree, op: int) -> list[int]:
-        """Rows of the tensors that a call takes in."""
-        return [row for row in tree.side.rows(op) if tree.side.role[row] == INPUT and isinstance(tree.side.shape[row], list)]
-
-    def _distance(self, i: int, j: int) -> float:
-        """How far the extremes and norms of what two calls take in are apart, in parts of the largest of them; inf where they take in
-        other numbers of tensors."""
-        mine, theirs = self._taken(self.target, i), self._taken(self.golden, j)
-        if len(mine) != len(theirs) or not mine:
-            return np.inf
-        a, b = self.target.side.stats[mine][:, [0, 1, 3]], self.golden.side.stats[theirs][:, [0, 1, 3]]
-        with np.errstate(all="ignore"):
-            scale = np.maximum(np.abs(a), np.abs(b)).max(1)
-            apart = np.where(scale > 0, np.abs(a - b).max(1) / np.where(scale > 0, scale, 1.0), 0.0)
-        return float(np.nan_to_num(apart, nan=np.inf).max())
-
-    def _drop(self, i: int) -> None:
-        self._used.discard(self._found.pop(i))
 
     def _renamed(self) -> dict[str, str]:
         found: dict[str, str] = {}
-        for i, j in sorted(self._found.items()):
+        for i, j in sorted(self.found.items()):
             x, y = self.target.kinds[i], self.golden.kinds[j]
             if len(x) == 4 and len(y) == 4 and x[2] != y[2]:
                 found.setdefault(x[2], y[2])
@@ -428,7 +275,7 @@ class Matcher:
                 path = self.target.kinds[i][2]
                 others = places.get(renamed.get(path, path))
                 if others:
-                    self._pair(i, others.pop())
+                    self.pair(i, others.pop())
 
 
 def _added(tree: Tree) -> dict[tuple[int, int], int]:
@@ -446,11 +293,6 @@ def _added(tree: Tree) -> dict[tuple[int, int], int]:
             if place >= 0:
                 found.setdefault((source, place), op)
     return found
-
-
-def _sizes(forms: Sequence[object]) -> list[object]:
-    """The shapes of (dtype, shape) of tensors."""
-    return [form[1] for form in forms if isinstance(form, tuple)]
 
 
 def _gives(side: DumpTable, op: int) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.align.calls.call_tree import ROOT, Tree
-from msprobe_engine.align.calls.structure import NEAR
+from msprobe_engine.align.calls.strangers import NEAR
 from msprobe_engine.align.frameworks import vocabulary
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 

@@ -1,0 +1,160 @@
+"""Calls that were matched with others than their partners: told by the shapes of what they take in and give out, and by its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+
+import numpy as np
+
+from msprobe_engine.align.calls.call_pairs import CallPairs
+from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.formats.dump.dump_table import INPUT
+
+NEAR = 1e-3
+"""Largest and smallest element and norm of two tensors that are the same but for round-off, in parts of the largest of them."""
+
+ROUNDED = 2e-2
+"""Likewise of tensors with few bits, where others are much further apart."""
+
+
+def part_strangers(pairs: CallPairs) -> None:
+    """A call of a function that takes in tensors of other shapes only, from calls that do not belong together, is another call: both
+    sides have one more of it, at different places. So is one that has none of the calls inside that the other one has."""
+    first, second = pairs.forms
+    mine, theirs = pairs.target.side, pairs.golden.side
+    back = {j: i for i, j in pairs.found.items()}
+    for i, j in list(pairs.found.items()):
+        if first[i] == second[j] or len(pairs.target.kinds[i]) != 3 or pairs.target.kinds[i][0] != "forward":
+            continue
+        rows = [(x, y) for x, y in zip(mine.rows(i), theirs.rows(j)) if mine.role[x] == theirs.role[y] == INPUT]
+        shapes = [(mine.shape[x], theirs.shape[y]) for x, y in rows]
+        inside = pairs.target.children.get(i, ()), pairs.golden.children.get(j, ())
+        if all(inside) and not any(pairs.found.get(child) in inside[1] for child in inside[0]):
+            pairs.drop_with_twins(i, j, back)
+            continue
+        if any(a and a == b for a, b in shapes):
+            continue
+        sources = [(pairs.target.producers.get(x), pairs.golden.producers.get(y)) for x, y in rows]
+        other = any(isinstance(a, list) and isinstance(b, list) and a and b and len(a) != len(b) for a, b in shapes)
+        known = [(a, b) for a, b in sources if not {a, b} <= {None} and (other or None not in (a, b))]
+        if known and all(a is None or pairs.found.get(a) != b for a, b in known):
+            pairs.drop_with_twins(i, j, back)
+
+
+def part_other_forms(pairs: CallPairs) -> None:
+    """A call of a function that gives a result of another shape, next to calls that one side alone makes, is another call: two products
+    on one side are one product of weights put together on the other."""
+    first, second = pairs.forms
+    back = {j: i for i, j in pairs.found.items()}
+    odd = [
+        (i, j)
+        for i, j in pairs.found.items()
+        if first[i] != second[j]
+        and len(pairs.target.kinds[i]) == 3
+        and pairs.target.kinds[i][0] == "forward"
+        and _sizes(pairs.target.shapes(i).outputs) != _sizes(pairs.golden.shapes(j).outputs)
+    ]
+    while odd:
+        near = [pair for pair in odd if _beside_strangers(pairs, *pair)]
+        for i, j in near:
+            if i in pairs.found:
+                pairs.drop_with_twins(i, j, back)
+        odd = [pair for pair in odd if pair[0] in pairs.found] if near else []
+
+
+def _beside_strangers(pairs: CallPairs, i: int, j: int) -> bool:
+    """A tensor of another shape that one of two calls takes in was given by a call without a partner."""
+    mine, theirs = pairs.target.side, pairs.golden.side
+    taken, others = _taken(pairs.target, i), _taken(pairs.golden, j)
+    if len(taken) != len(others):  # one of many is missing
+        return False
+    for x, y in zip(taken, others):
+        if mine.shape[x] != theirs.shape[y]:
+            a, b = pairs.target.producers.get(x), pairs.golden.producers.get(y)
+            if (a is not None and a not in pairs.found) or (b is not None and b not in pairs.used):
+                return True
+    return False
+
+
+def match_by_numbers(pairs: CallPairs) -> None:
+    """Two calls that take in other numbers, from calls that do not belong together (or from none that is known: a compiled block), may
+    each be another one of several of their kind. Where one of those, alone on its side, takes in the numbers that the partner does, it
+    is the partner's."""
+    free = _alone(pairs, pairs.target, pairs.found, 0), _alone(pairs, pairs.golden, pairs.used, 1)
+    if not any(free):
+        return
+    for i, j in list(pairs.found.items()):
+        kind = pairs.target.kinds[i]
+        key = kind, pairs.forms[0][i]
+        mine, theirs = free[0].get(key, []), free[1].get(key, [])
+        if pairs.found.get(i) != j or not (mine or theirs) or _from_partners(pairs, i, j) or _distance(pairs, i, j) <= NEAR:
+            continue
+        better = [other for other in theirs if _is_nearer(pairs, (i, other), (i, j))]
+        if len(better) == 1:
+            _change_partner(pairs, i, better[0])
+            theirs[theirs.index(better[0])] = j
+            continue
+        others = [other for other in mine if _is_nearer(pairs, (other, j), (i, j))]
+        if len(others) == 1:
+            _change_partner(pairs, others[0], j)
+            mine[mine.index(others[0])] = i
+
+
+def _alone(pairs: CallPairs, tree: Tree, matched: Collection[int], which: int) -> dict[Hashable, list[int]]:
+    """Forward calls of functions without a partner, by kind and shapes."""
+    found: dict[Hashable, list[int]] = {}
+    for op, kind in enumerate(tree.kinds):
+        if op not in matched and len(kind) == 3 and kind[0] == "forward":
+            found.setdefault((kind, pairs.forms[which][op]), []).append(op)
+    return found
+
+
+def _from_partners(pairs: CallPairs, i: int, j: int) -> bool:
+    """What two calls take in was given by calls that belong together, or is compared with nothing."""
+    mine, theirs = _taken(pairs.target, i), _taken(pairs.golden, j)
+    sources = [(pairs.target.producers.get(x), pairs.golden.producers.get(y)) for x, y in zip(mine, theirs)]
+    return all(a is not None and pairs.found.get(a) == b for a, b in sources)
+
+
+def _is_nearer(pairs: CallPairs, pair: tuple[int, int], than: tuple[int, int]) -> bool:
+    distance = _distance(pairs, *pair)
+    return distance <= NEAR or distance <= min(ROUNDED, _distance(pairs, *than) / 4)
+
+
+def _change_partner(pairs: CallPairs, i: int, j: int) -> None:
+    """Match two calls, and their backward calls, in place of those they were matched with."""
+    back = {other: op for op, other in pairs.found.items()}
+    wanted = [(i, j)]
+    x, y = pairs.target.twin(i), pairs.golden.twin(j)
+    if x is not None and y is not None:
+        wanted.append((x, y))
+    for op, other in wanted:
+        if op in pairs.found:
+            back.pop(pairs.found[op], None)
+            pairs.drop(op)
+        if other in back:
+            pairs.drop(back.pop(other))
+        pairs.pair(op, other)
+
+
+def _taken(tree: Tree, op: int) -> list[int]:
+    """Rows of the tensors that a call takes in."""
+    return [row for row in tree.side.rows(op) if tree.side.role[row] == INPUT and isinstance(tree.side.shape[row], list)]
+
+
+def _distance(pairs: CallPairs, i: int, j: int) -> float:
+    """How far the extremes and norms of what two calls take in are apart, in parts of the largest of them; inf where they take in
+    other numbers of tensors."""
+    mine, theirs = _taken(pairs.target, i), _taken(pairs.golden, j)
+    if len(mine) != len(theirs) or not mine:
+        return np.inf
+    a, b = pairs.target.side.stats[mine][:, [0, 1, 3]], pairs.golden.side.stats[theirs][:, [0, 1, 3]]
+    with np.errstate(all="ignore"):
+        scale = np.maximum(np.abs(a), np.abs(b)).max(1)
+        apart = np.where(scale > 0, np.abs(a - b).max(1) / np.where(scale > 0, scale, 1.0), 0.0)
+    return float(np.nan_to_num(apart, nan=np.inf).max())
+
+
+def _sizes(forms: Sequence[object]) -> list[object]:
+    """The shapes of (dtype, shape) of tensors."""
+    return [form[1] for form in forms if isinstance(form, tuple)]
