@@ -67,7 +67,7 @@ def one(case: str) -> dict[str, Any]:
     import torch
     from call_records import Memory  # type: ignore[import-not-found, unused-ignore]
 
-    from msprobe_integrations.torch.accuracy.checker import Checker
+    from msprobe_integrations.torch.op_tools.accuracy.checker import Checker
 
     Path("/proc/self/oom_score_adj").write_text("1000")  # others on the machine are not to die of it
     torch.set_num_threads(1)

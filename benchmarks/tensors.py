@@ -25,7 +25,7 @@ from msprobe_engine.core.records import Entry
 from msprobe_engine.formats.dump.writing.template import Options
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.keep import Keeper, template
+from msprobe_integrations.torch.dump.keep import Keeper, template
 
 STEPS = {"small": (20_000, 1024), "large": (64, 4 << 20)}
 """Number of tensors and float32 elements of each."""

@@ -13,14 +13,14 @@ from msprobe_engine.config.pack.background import flush_all
 from msprobe_engine.core.errors import MissingExtraError, SinkError, UsageError
 from msprobe_engine.core.io.claims import claim_directory
 from msprobe_engine.core.log import one_line, warn_once
-from msprobe_integrations.common.run_config import usable_key
+from msprobe_integrations.common.config.run import usable_key
 
 if TYPE_CHECKING:
     from msprobe_engine.find.config.comparison import Comparison
 
 _FRAMEWORKS = {
-    "pytorch": ("torch", "msprobe_integrations.torch.config_checker", "TorchConfigChecker"),
-    "mindspore": ("mindspore", "msprobe_integrations.mindspore.config_checker", "MindSporeConfigChecker"),
+    "pytorch": ("torch", "msprobe_integrations.torch.config.checker", "TorchConfigChecker"),
+    "mindspore": ("mindspore", "msprobe_integrations.mindspore.config.checker", "MindSporeConfigChecker"),
 }
 
 

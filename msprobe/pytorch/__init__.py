@@ -10,13 +10,13 @@ if find_spec("torch") is None:
 from msprobe.pytorch.compare.distributed_compare import compare_distributed  # the package before the function that takes its name
 from msprobe.pytorch.compare.pt_compare import compare
 from msprobe_engine.report.table.single_save import SingleComparator
-from msprobe_integrations.common.single_save import SingleSave
-from msprobe_integrations.torch.accuracy.custom import register_operator
-from msprobe_integrations.torch.debugger import PrecisionDebugger, module_dump, module_dump_end, save
-from msprobe_integrations.torch.graph_modes import AclGraphDumper, acl_save, set_fx_dump_config, set_ge_dump_config
-from msprobe_integrations.torch.probe import TorchProbe
-from msprobe_integrations.torch.seeds import random_save, random_save_end, seed_all, undo_seed_all
-from msprobe_integrations.torch.trainer_mon import TrainerMon
+from msprobe_integrations.common.dump.single_save import SingleSave
+from msprobe_integrations.torch.ascend.graph_modes import AclGraphDumper, acl_save, set_fx_dump_config, set_ge_dump_config
+from msprobe_integrations.torch.compat.trainer_mon import TrainerMon
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger, module_dump, module_dump_end, save
+from msprobe_integrations.torch.monitor.probe import TorchProbe
+from msprobe_integrations.torch.op_tools.accuracy.custom import register_operator
+from msprobe_integrations.torch.randomness.seeds import random_save, random_save_end, seed_all, undo_seed_all
 
 __all__ = [
     "AclGraphDumper",

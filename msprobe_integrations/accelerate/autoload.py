@@ -15,7 +15,7 @@ from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.autoload.imports import after_import
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.loop import LoopObserver
+    from msprobe_integrations.torch.training.loop import LoopObserver
 
 NOT_TRAINING = ("save_state", "load_state", "save_model", "get_state_dict", "gather", "gather_for_metrics")
 """Methods of an Accelerator inside of which nothing is seen."""
@@ -36,14 +36,14 @@ def _patch(module: ModuleType) -> None:
 
 def patch(module: ModuleType) -> list[Callable[[], None]]:
     """Look through the methods of `Accelerator`; returns what puts them back. Without an observer they only call through."""
-    from msprobe_integrations.torch.trainer_loop import replace
+    from msprobe_integrations.torch.training.trainer_loop import replace
 
     accelerator = module.Accelerator
     return [replace(accelerator, name, _outside) for name in NOT_TRAINING] + [replace(accelerator, "clip_grad_norm_", _clip)]
 
 
 def _outside(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    from msprobe_integrations.torch.trainer_loop import shielded
+    from msprobe_integrations.torch.training.trainer_loop import shielded
 
     observer = _observer()
     if observer is None:
@@ -53,7 +53,7 @@ def _outside(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def _clip(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    from msprobe_integrations.torch.trainer_loop import failed
+    from msprobe_integrations.torch.training.trainer_loop import failed
 
     norm = original(*args, **kwargs)
     observer = _observer()
@@ -68,8 +68,8 @@ def _clip(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 def _observer() -> LoopObserver | None:
     """Whoever follows now; None also when that cannot be told, which is said."""
-    from msprobe_integrations.torch import owner
-    from msprobe_integrations.torch.trainer_loop import failed
+    from msprobe_integrations.torch.training import owner
+    from msprobe_integrations.torch.training.trainer_loop import failed
 
     try:
         return owner.current()
@@ -82,7 +82,7 @@ def _observer() -> LoopObserver | None:
 def _told(norm: Any) -> dict[str, Any]:
     import torch
 
-    from msprobe_integrations.torch.trainer_loop import number
+    from msprobe_integrations.torch.training.trainer_loop import number
 
     value = number(norm) if isinstance(norm, torch.Tensor) else norm
     return {} if value is None else {"grad_norm": value}

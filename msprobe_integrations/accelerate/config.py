@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msprobe_engine.config.collect.resolved import Resolved, flattened, plain_data, told
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.config_sources import Reach
+    from msprobe_integrations.torch.config.sources import Reach
 
 _PLUGINS = ("deepspeed_plugin", "fsdp_plugin", "megatron_lm_plugin", "parallelism_config", "dynamo_plugin", "fp8_recipe")
 _VARIABLES = {

@@ -32,7 +32,7 @@ def _observe() -> None:
 
 
 def _claim() -> EngineObserver | None:
-    from msprobe_integrations.torch import owner
+    from msprobe_integrations.torch.training import owner
 
     return owner.claim("deepspeed", _make)
 

@@ -8,7 +8,7 @@ from typing import Any
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.deepspeed import patches
 from msprobe_integrations.deepspeed.engine import EngineObserver
-from msprobe_integrations.torch import owner
+from msprobe_integrations.torch.training import owner
 
 
 class DeepSpeedCallback:

@@ -10,7 +10,7 @@ from msprobe_engine.config.collect.resolved import CODE, DEFAULT, FILE, Resolved
 from msprobe_integrations.deepspeed.key import KEY
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.config_sources import Reach
+    from msprobe_integrations.torch.config.sources import Reach
 
 _COMPUTED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 """Of these three DeepSpeed computes what is not given."""

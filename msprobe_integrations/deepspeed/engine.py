@@ -25,14 +25,14 @@ import torch
 
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.settings.schema import ProbeSettings
-from msprobe_integrations.common.optimizer_numbers import update_numbers
+from msprobe_integrations.common.parameters.optimizer_numbers import update_numbers
 from msprobe_integrations.deepspeed import patches, reliance
 from msprobe_integrations.deepspeed.monitor import Events, MonitorSink
 from msprobe_integrations.deepspeed.pipeline import Instructions, is_pipeline
 from msprobe_integrations.deepspeed.source import parts_of
-from msprobe_integrations.torch.loop import LoopObserver
-from msprobe_integrations.torch.probe import TorchProbe
-from msprobe_integrations.torch.ranks_end import before_ranks_end
+from msprobe_integrations.torch.monitor.probe import TorchProbe
+from msprobe_integrations.torch.ranks.end import before_ranks_end
+from msprobe_integrations.torch.training.loop import LoopObserver
 
 _log = get_logger()
 _QUIET = "quiet"

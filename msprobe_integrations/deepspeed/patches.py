@@ -81,7 +81,7 @@ def _current(kind: str, engine: Any) -> EngineObserver | None:
     try:
         import torch
 
-        from msprobe_integrations.torch import owner
+        from msprobe_integrations.torch.training import owner
 
         found = owner.current()
         if found is not None:  # until then that module may be half imported: an engine that is collected meanwhile is asked about, too

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from msprobe_integrations.common.parameters import Replicas
+from msprobe_integrations.common.parameters.source import Replicas
 
 
 def replicas(parameter: torch.Tensor, engine: Any, members: Any, partitioned: bool) -> list[Replicas]:

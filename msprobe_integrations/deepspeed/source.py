@@ -25,21 +25,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from msprobe_integrations.common.algorithms import algorithm_of
-from msprobe_integrations.common.gradients import ACCUMULATED, CLIPPED, LOCAL, UNSCALED, Piece, layer_numbers, layer_of
-from msprobe_integrations.common.optimizer_numbers import update_numbers
-from msprobe_integrations.common.parameters import Replicas
-from msprobe_integrations.common.targets import matches
+from msprobe_integrations.common.monitor.targets import matches
+from msprobe_integrations.common.parameters.algorithms import algorithm_of
+from msprobe_integrations.common.parameters.gradients import ACCUMULATED, CLIPPED, LOCAL, UNSCALED, Piece, layer_numbers, layer_of
+from msprobe_integrations.common.parameters.optimizer_numbers import update_numbers
+from msprobe_integrations.common.parameters.source import Replicas
 from msprobe_integrations.deepspeed import reliance
 from msprobe_integrations.deepspeed.places import rank_info
 from msprobe_integrations.deepspeed.replicas import replicas
 from msprobe_integrations.deepspeed.shards import Shards, Zero3Shards, ZeroShards, kind_of, shards_of
-from msprobe_integrations.torch.methods import MethodHooks
-from msprobe_integrations.torch.parameters import Engine
+from msprobe_integrations.torch.hooks.methods import MethodHooks
+from msprobe_integrations.torch.parameters.find import Engine
 
 if TYPE_CHECKING:
-    from msprobe_integrations.common.parameter_watch import ParameterWatch
-    from msprobe_integrations.torch.probe import TorchProbe
+    from msprobe_integrations.common.parameters.watch import ParameterWatch
+    from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 PART = "parameter monitor"
 """What a fault in one of the hooks switches off."""

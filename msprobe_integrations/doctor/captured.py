@@ -12,7 +12,7 @@ from msprobe_engine.core.statistics.rows import Statistics
 from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_engine.probe.writer import Writer
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.capture import Capture
+from msprobe_integrations.torch.capture.level import Capture
 
 
 def capture(work: Callable[[], object], level: str = "L1", model: Any = None) -> Frame:

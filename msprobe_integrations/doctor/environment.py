@@ -13,8 +13,8 @@ import torch.distributed as dist
 from msprobe_engine.core.statistics import host_kernel
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor.device import Device
-from msprobe_integrations.torch import device_trust
 from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.statistics.device import trust as device_trust
 
 _FILES = 4096
 _GIB = 1 << 30
@@ -43,7 +43,7 @@ def triton_works(device: Device) -> Line:
     if not device.full:
         return Line(name, "skipped", why="needs a GPU or NPU")
     try:
-        from msprobe_integrations.torch import device_check
+        from msprobe_integrations.torch.statistics.device import check as device_check
 
         wrong = device_check.check(device.device, torch.float32, 0)
     except Exception as error:

@@ -15,7 +15,10 @@ from msprobe_engine.core import log
 from msprobe_engine.core.process.cores import usable_cores
 from msprobe_engine.core.statistics import host_kernel
 from msprobe_integrations.doctor.device import Device
-from msprobe_integrations.torch import derived, device_trust, pairkernels, statistics
+from msprobe_integrations.torch.statistics import derived
+from msprobe_integrations.torch.statistics import pair_kernels as pairkernels
+from msprobe_integrations.torch.statistics import rows as statistics
+from msprobe_integrations.torch.statistics.device import trust as device_trust
 
 Way = Literal["kernels", "operators"]
 Result = TypeVar("Result")
@@ -49,7 +52,7 @@ def made_by(device: Device, way: Way) -> Iterator[list[str]]:
         before += [(host_kernel, "available", host_kernel.available), (derived, "on_host", derived.on_host)]
         host_kernel.available = False
         if way == "kernels":
-            from msprobe_integrations.torch import device_check  # imports Triton
+            from msprobe_integrations.torch.statistics.device import check as device_check  # imports Triton
 
             before.append((device_check, "ELEMENTS", device_check.ELEMENTS))
             device_check.ELEMENTS = 8300  # two programs, for the interpreter

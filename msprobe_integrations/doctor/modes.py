@@ -14,8 +14,8 @@ import torch
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.load import load_settings
 from msprobe_integrations.doctor.model import Job
-from msprobe_integrations.torch.dump_run import TorchDumpRun
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.dump.run import TorchDumpRun
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 _ALL: dict[str, Any] = {
     "activations": True, "activation_gradients": True, "parameters": True, "optimizer_states": True, "updates": True,

@@ -19,13 +19,13 @@ def arm() -> None:
 
 
 def _patch(module: ModuleType) -> None:
-    from msprobe_integrations.torch.trainer_loop import replace
+    from msprobe_integrations.torch.training.trainer_loop import replace
 
     replace(module.Trainer, "fit", _fit)
 
 
 def _fit(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    from msprobe_integrations.torch.trainer_loop import shielded
+    from msprobe_integrations.torch.training.trainer_loop import shielded
 
     with shielded("a Lightning Trainer", lambda: _following(args[0])):
         return original(*args, **kwargs)

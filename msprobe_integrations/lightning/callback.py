@@ -8,8 +8,8 @@ from typing import Any
 
 from msprobe_integrations.lightning.numbers import accumulates, scalars, stepped, update
 from msprobe_integrations.lightning.reliance import NAME, PACKAGE, TABLE
-from msprobe_integrations.torch.trainer_callback import ProbeCallback
-from msprobe_integrations.torch.trainer_loop import excluded, isolated
+from msprobe_integrations.torch.training.trainer_callback import ProbeCallback
+from msprobe_integrations.torch.training.trainer_loop import excluded, isolated
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 

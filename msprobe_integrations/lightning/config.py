@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msprobe_engine.config.collect.resolved import Resolved, flags_of, flattened, plain_data, told
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.config_sources import Reach
+    from msprobe_integrations.torch.config.sources import Reach
 
 _DIRECT = (
     *("max_epochs", "min_epochs", "max_steps", "min_steps", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"),

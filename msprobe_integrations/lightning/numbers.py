@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from msprobe_integrations.common.optimizer_numbers import update_numbers
-from msprobe_integrations.torch.trainer_loop import TrainerObserver, number, scale_of
+from msprobe_integrations.common.parameters.optimizer_numbers import update_numbers
+from msprobe_integrations.torch.training.trainer_loop import TrainerObserver, number, scale_of
 
 
 def stepped(trainer: Any) -> int:

@@ -24,7 +24,7 @@ def arm() -> None:
 
 
 def _claim() -> TrainingObserver | None:
-    from msprobe_integrations.torch import owner
+    from msprobe_integrations.torch.training import owner
 
     _read_flags()
     return owner.claim("megatron", _make)

@@ -9,7 +9,7 @@ from typing import Any
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.megatron.observer import TrainingObserver
 from msprobe_integrations.megatron.patches import current, observe
-from msprobe_integrations.torch import owner
+from msprobe_integrations.torch.training import owner
 
 
 class MegatronCallback:

@@ -14,7 +14,7 @@ from msprobe_engine.config.collect.resolved import CODE, DEFAULT, Resolved, flag
 from msprobe_engine.core.guard import raise_of_training
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.config_sources import Reach
+    from msprobe_integrations.torch.config.sources import Reach
 
 _GLOBALS = ("megatron.training.global_vars", "megatron.global_vars", "mindspeed_llm.training.arguments")
 _PARSERS = ("megatron.training.arguments", "megatron.arguments")

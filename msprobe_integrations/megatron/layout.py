@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from msprobe_integrations.common.gradients import Piece, layer_numbers, layer_of
-from msprobe_integrations.common.targets import matches
+from msprobe_integrations.common.monitor.targets import matches
+from msprobe_integrations.common.parameters.gradients import Piece, layer_numbers, layer_of
 from msprobe_integrations.megatron import fsdp
-from msprobe_integrations.torch import dtensors
+from msprobe_integrations.torch.tensors import dtensors
 
 if TYPE_CHECKING:
     from msprobe_engine.core.settings.schema import MonitorSettings
-    from msprobe_integrations.common.exchanges import Exchanges
-    from msprobe_integrations.common.gradients import Exchange
+    from msprobe_integrations.common.parameters.gradients import Exchange
+    from msprobe_integrations.common.ranks.exchanges import Exchanges
 
 
 def as_list(model: Any) -> list[Any]:

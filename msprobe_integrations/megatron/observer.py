@@ -19,8 +19,8 @@ from msprobe_integrations.megatron.layout import rank_info, unwrapped
 from msprobe_integrations.megatron.optimizers import is_megatron, loss_scale, numbers_of_update
 from msprobe_integrations.megatron.rerun import Rerun
 from msprobe_integrations.megatron.source import MegatronSource, find
-from msprobe_integrations.torch.loop import LoopObserver
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
+from msprobe_integrations.torch.training.loop import LoopObserver
 
 
 class TrainingObserver(LoopObserver):

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from msprobe_integrations.common.algorithms import algorithm_of
-from msprobe_integrations.common.optimizer_numbers import update_numbers
+from msprobe_integrations.common.parameters.algorithms import algorithm_of
+from msprobe_integrations.common.parameters.optimizer_numbers import update_numbers
 from msprobe_integrations.megatron.layout import is_empty_shard, nothing
-from msprobe_integrations.torch import dtensors
+from msprobe_integrations.torch.tensors import dtensors
 
 if TYPE_CHECKING:
-    from msprobe_integrations.common.gradients import Piece
+    from msprobe_integrations.common.parameters.gradients import Piece
 
 
 def is_megatron(optimizer: Any) -> bool:

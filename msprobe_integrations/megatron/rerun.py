@@ -16,10 +16,10 @@ import torch
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.probe.incident.again import Judge
 from msprobe_engine.probe.incident.event import Event
-from msprobe_integrations.torch.second_pass import SecondPass, seen_so_far
+from msprobe_integrations.torch.monitor.second_pass import SecondPass, seen_so_far
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.probe import TorchProbe
+    from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 _log = get_logger()
 RULE = "rerun"

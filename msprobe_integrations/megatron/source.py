@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from msprobe_integrations.common.gradients import ACCUMULATED, CLIPPED, LOCAL, UNSCALED, Piece
-from msprobe_integrations.common.parameters import Replicas
+from msprobe_integrations.common.parameters.gradients import ACCUMULATED, CLIPPED, LOCAL, UNSCALED, Piece
+from msprobe_integrations.common.parameters.source import Replicas
 from msprobe_integrations.megatron.layout import Layout, as_list, bucket_groups, buckets_of
 from msprobe_integrations.megatron.optimizers import MainParameters, clips, gathers_late, is_megatron, loss_scale, numbers_of_update
 from msprobe_integrations.megatron.replicas import replicas
-from msprobe_integrations.torch import dtensors
-from msprobe_integrations.torch.methods import MethodHooks
+from msprobe_integrations.torch.hooks.methods import MethodHooks
+from msprobe_integrations.torch.tensors import dtensors
 
 if TYPE_CHECKING:
-    from msprobe_integrations.common.parameter_watch import ParameterWatch
-    from msprobe_integrations.torch.probe import TorchProbe
+    from msprobe_integrations.common.parameters.watch import ParameterWatch
+    from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 PART = "parameter monitor"
 """What a fault in one of the hooks switches off."""

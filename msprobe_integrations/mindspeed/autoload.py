@@ -82,7 +82,7 @@ def _manager(module: ModuleType) -> None:
 def _datadump(_: ModuleType) -> None:
     """MindSpeed has made a `PrecisionDebugger` for its ``--npu-datadump``. That is no probe of the script's own, before which ours would
     yield: the two go on side by side."""
-    from msprobe_integrations.torch import owner
+    from msprobe_integrations.torch.training import owner
 
     if owner.current() is None:
         owner.release()

@@ -118,7 +118,7 @@ def _clip_grad_norm(original: Callable[..., Any], args: tuple[Any, ...], kwargs:
     result = original(*args, **kwargs)
     observer = _current()
     if observer is not None:
-        from msprobe_integrations.torch.trainer_loop import number
+        from msprobe_integrations.torch.training.trainer_loop import number
 
         with observer.safely("gradient norm"):
             observer.note({"grad_norm": number(result)})
@@ -127,14 +127,14 @@ def _clip_grad_norm(original: Callable[..., Any], args: tuple[Any, ...], kwargs:
 
 def quietly(observer: Fsdp2Observer | None, what: str, method: str) -> None:
     """Call a method of the observer; nothing that it raises comes out."""
-    from msprobe_integrations.torch import trainer_loop
+    from msprobe_integrations.torch.training import trainer_loop
 
     trainer_loop.quietly(observer, what, method)
 
 
 def _begun(trainer: Any) -> Fsdp2Observer | None:
     """The observer, with a step open for what is about to run; None when there is nobody to follow."""
-    from msprobe_integrations.torch import owner
+    from msprobe_integrations.torch.training import owner
 
     try:
         observer = owner.claim("mindspeed", _make)
@@ -145,14 +145,14 @@ def _begun(trainer: Any) -> Fsdp2Observer | None:
         return observer
     except Exception as error:
         raise_of_training(error)
-        from msprobe_integrations.torch.trainer_loop import failed
+        from msprobe_integrations.torch.training.trainer_loop import failed
 
         failed(_current(), f"the {type(trainer).__name__} of MindSpeed", error)
         return None
 
 
 def _current() -> Fsdp2Observer | None:
-    from msprobe_integrations.torch import owner
+    from msprobe_integrations.torch.training import owner
 
     observer = owner.current()
     return observer if getattr(observer, "trainer", None) is not None else None  # type: ignore[return-value]

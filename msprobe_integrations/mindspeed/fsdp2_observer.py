@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from msprobe_integrations.common.optimizer_numbers import LEARNING_RATE, update_numbers
+from msprobe_integrations.common.parameters.optimizer_numbers import LEARNING_RATE, update_numbers
 from msprobe_integrations.mindspeed import reliance
-from msprobe_integrations.torch.probe import TorchProbe
-from msprobe_integrations.torch.trainer_loop import TrainerObserver, replace
+from msprobe_integrations.torch.monitor.probe import TorchProbe
+from msprobe_integrations.torch.training.trainer_loop import TrainerObserver, replace
 
 
 class Fsdp2Observer(TrainerObserver):

@@ -18,14 +18,16 @@ from msprobe_engine.core.records import TensorDescription, TensorRef
 from msprobe_engine.core.statistics import host_kernel
 from msprobe_engine.core.statistics.rows import DIGEST, FLAGS, HAS_DIGEST, Rows
 from msprobe_engine.formats.tensors.saved_file import load_numpy
-from msprobe_integrations.common.descriptions import intern
-from msprobe_integrations.common.row_memory import ROW_BYTES, MemoryPool
-from msprobe_integrations.common.wanted import CHECKSUMS, Wanted
-from msprobe_integrations.mindspore import device_rows, environment, npy
-from msprobe_integrations.mindspore.derived import PairRows
-from msprobe_integrations.mindspore.job import Job
-from msprobe_integrations.mindspore.memory import attributed, describe, look, place_of
-from msprobe_integrations.mindspore.pending import MindSporePendingRows, Step
+from msprobe_integrations.common.capture.descriptions import intern
+from msprobe_integrations.common.statistics.row_memory import ROW_BYTES, MemoryPool
+from msprobe_integrations.common.statistics.wanted import CHECKSUMS, Wanted
+from msprobe_integrations.mindspore import environment
+from msprobe_integrations.mindspore.ranks.job import Job
+from msprobe_integrations.mindspore.statistics import device_rows
+from msprobe_integrations.mindspore.statistics.derived import PairRows
+from msprobe_integrations.mindspore.statistics.pending import MindSporePendingRows, Step
+from msprobe_integrations.mindspore.tensors import npy
+from msprobe_integrations.mindspore.tensors.memory import attributed, describe, look, place_of
 
 _new = tuple.__new__
 _kernel_reduce, _kernel_reduce_strided = host_kernel.functions()
@@ -210,13 +212,13 @@ class MindSporeBackend(PairRows, Wanted, Job):
 
     def script_dialect(self) -> Any:
         """How ``msprobe op_generate`` writes scripts for MindSpore."""
-        from msprobe_integrations.mindspore.accuracy.scripts import MindSporeDialect
+        from msprobe_integrations.mindspore.op_tools.accuracy.scripts import MindSporeDialect
 
         return MindSporeDialect()
 
     def precheck(self, work: Any) -> Any:
         """What a process of ``msprobe acc_check`` checks calls with; `work` is a `msprobe_engine.accuracy.precheck.options.Work`."""
-        from msprobe_integrations.mindspore.accuracy.precheck import make_check
+        from msprobe_integrations.mindspore.op_tools.accuracy.precheck import make_check
 
         return make_check(work)
 

@@ -20,20 +20,16 @@ from msprobe_engine.core.records import TensorDescription, TensorRef
 from msprobe_engine.core.statistics import host_kernel
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.core.statistics.rows import Rows
-from msprobe_integrations.common.descriptions import intern
-from msprobe_integrations.common.row_memory import MemoryPool
-from msprobe_integrations.common.wanted import CHECKSUMS, Wanted
-from msprobe_integrations.torch import describe as _describe
-from msprobe_integrations.torch import quantized
-from msprobe_integrations.torch.arrays import as_array
-from msprobe_integrations.torch.checksums import Staging, xor_into
+from msprobe_integrations.common.capture.descriptions import intern
+from msprobe_integrations.common.statistics.row_memory import MemoryPool
+from msprobe_integrations.common.statistics.wanted import CHECKSUMS, Wanted
 from msprobe_integrations.torch.commands import Commands
-from msprobe_integrations.torch.derived import PairRows
-from msprobe_integrations.torch.device_reduce import DeviceReduce
-from msprobe_integrations.torch.devices import is_capturing
-from msprobe_integrations.torch.job import Job
-from msprobe_integrations.torch.pending import Seen, Step, TorchPendingRows, quiet
-from msprobe_integrations.torch.statistics import (
+from msprobe_integrations.torch.ranks.job import Job
+from msprobe_integrations.torch.statistics.checksums import Staging, xor_into
+from msprobe_integrations.torch.statistics.derived import PairRows
+from msprobe_integrations.torch.statistics.device.reduce import DeviceReduce
+from msprobe_integrations.torch.statistics.pending import Seen, Step, TorchPendingRows, quiet
+from msprobe_integrations.torch.statistics.rows import (
     CODES,
     LAUNCHERS,
     MANY,
@@ -44,6 +40,10 @@ from msprobe_integrations.torch.statistics import (
     reduce_cpu,
     reduce_device,
 )
+from msprobe_integrations.torch.tensors import describe as _describe
+from msprobe_integrations.torch.tensors import quantized
+from msprobe_integrations.torch.tensors.arrays import as_array
+from msprobe_integrations.torch.tensors.devices import is_capturing
 
 _function_modes = torch._C._len_torch_function_stack
 _NoFunction = torch._C.DisableTorchFunction

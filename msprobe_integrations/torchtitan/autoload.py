@@ -20,7 +20,7 @@ def arm() -> None:
 
 
 def _patch(module: ModuleType) -> None:
-    from msprobe_integrations.torch.trainer_loop import replace
+    from msprobe_integrations.torch.training.trainer_loop import replace
 
     trainer = getattr(module, "Trainer", None)
     if trainer is not None and trainer.__module__ == module.__name__:
@@ -29,7 +29,7 @@ def _patch(module: ModuleType) -> None:
 
 
 def _train_step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    from msprobe_integrations.torch.trainer_loop import shielded
+    from msprobe_integrations.torch.training.trainer_loop import shielded
 
     with shielded("torchtitan", lambda: _following(args[0])):
         return original(*args, **kwargs)
@@ -37,7 +37,7 @@ def _train_step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
 @contextmanager
 def _following(trainer: Any) -> Iterator[None]:
-    from msprobe_integrations.torch import owner
+    from msprobe_integrations.torch.training import owner
     from msprobe_integrations.torchtitan.observer import TitanObserver
 
     observer = owner.claim("torchtitan", lambda settings, file: TitanObserver(settings, file=file))
@@ -51,8 +51,8 @@ def _following(trainer: Any) -> Iterator[None]:
 
 def _close(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Before process groups are taken down: what was seen is written."""
-    from msprobe_integrations.torch import owner
-    from msprobe_integrations.torch.trainer_loop import quietly
+    from msprobe_integrations.torch.training import owner
+    from msprobe_integrations.torch.training.trainer_loop import quietly
     from msprobe_integrations.torchtitan.observer import TitanObserver
 
     observer = owner.current()

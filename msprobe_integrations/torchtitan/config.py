@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msprobe_engine.config.collect.resolved import CODE, FILE, Resolved, flattened, plain_data, told
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.config_sources import Reach
+    from msprobe_integrations.torch.config.sources import Reach
 
 _FILES = ("--job.config_file", "--job.config-file")
 _NAMES = ("config", "job_config")

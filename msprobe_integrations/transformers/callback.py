@@ -11,9 +11,9 @@ from typing import Any
 from transformers import TrainerCallback
 
 from msprobe_engine.core.settings.schema import ProbeSettings
-from msprobe_integrations.common.optimizer_numbers import update_numbers
-from msprobe_integrations.torch.trainer_callback import ProbeCallback
-from msprobe_integrations.torch.trainer_loop import excluded, isolated, number, one_pass, replace, scale_of
+from msprobe_integrations.common.parameters.optimizer_numbers import update_numbers
+from msprobe_integrations.torch.training.trainer_callback import ProbeCallback
+from msprobe_integrations.torch.training.trainer_loop import excluded, isolated, number, one_pass, replace, scale_of
 from msprobe_integrations.transformers import patches
 from msprobe_integrations.transformers.reliance import NAME, PACKAGE, TABLE
 

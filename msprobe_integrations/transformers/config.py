@@ -10,7 +10,7 @@ from msprobe_engine.config.collect.resolved import CODE, DEFAULT, FILE, Resolved
 from msprobe_engine.core.guard import raise_of_training
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.config_sources import Reach
+    from msprobe_integrations.torch.config.sources import Reach
 
 _VARIABLES = {"local_rank": "LOCAL_RANK", "mixed_precision": "ACCELERATE_MIXED_PRECISION"}
 _NOT = frozenset(("_n_gpu", "deepspeed_plugin", "hf_deepspeed_config", "distributed_state", "_name_or_path", "transformers_version"))

@@ -29,14 +29,14 @@ def unfollow(who: Any) -> None:
 
 
 def _patch(module: ModuleType) -> None:
-    from msprobe_integrations.torch.trainer_loop import replace
+    from msprobe_integrations.torch.training.trainer_loop import replace
 
     if not _undo and _wanted:
         _undo.append(replace(module.Trainer, "train", _train))
 
 
 def _train(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    from msprobe_integrations.torch.trainer_loop import shielded
+    from msprobe_integrations.torch.training.trainer_loop import shielded
 
     with shielded("a Trainer", lambda: _following(args[0])):
         return original(*args, **kwargs)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from msprobe_engine.accuracy.results import CallResult
-from msprobe_integrations.torch.accuracy.checker import Checker
-from msprobe_integrations.torch.accuracy.references import find
-from msprobe_integrations.torch.accuracy.references.formula import with_known_arguments
+from msprobe_integrations.torch.op_tools.accuracy.checker import Checker
+from msprobe_integrations.torch.op_tools.accuracy.references import find
+from msprobe_integrations.torch.op_tools.accuracy.references.formula import with_known_arguments
 
 
 class Memory:

@@ -11,7 +11,7 @@ import torch
 from call_records import run_formula as run
 from call_records import wide
 
-from msprobe_integrations.torch.accuracy.references.formula import NotChecked
+from msprobe_integrations.torch.op_tools.accuracy.references.formula import NotChecked
 
 HEADS, KEY_HEADS, SIZE, VALUE_SIZE, ROWS, COLUMNS = 4, 2, 6, 4, 5, 7
 Counts = Callable[[int, int, int], bool]

@@ -17,8 +17,8 @@ from msprobe.pytorch.compile_accuracy_checker import PrecisionChecker
 from msprobe.pytorch.compile_accuracy_checker.precision_checker import CompareResult
 from msprobe_engine.accuracy.compile_report import COLUMNS, text
 from msprobe_engine.core.errors import UsageError
-from msprobe_integrations.torch.compile_check.checker import first_failing
-from msprobe_integrations.torch.compile_check.verdict import verdict
+from msprobe_integrations.torch.op_tools.compile_check.checker import first_failing
+from msprobe_integrations.torch.op_tools.compile_check.verdict import verdict
 
 X = torch.linspace(-1, 1, 64).view(8, 8)
 

@@ -17,8 +17,8 @@ from torch.nn import functional
 from msprobe.pytorch.online_dispatch import PtdbgDispatch
 from msprobe_engine.accuracy.dispatch_table import DETAIL_COLUMNS, OPERATOR_COLUMNS, RESULT_COLUMNS, difference
 from msprobe_engine.core.errors import UsageError
-from msprobe_integrations.torch.dispatch_compare import references
-from msprobe_integrations.torch.dispatch_compare.compare import Calls
+from msprobe_integrations.torch.op_tools.dispatch_compare import references
+from msprobe_integrations.torch.op_tools.dispatch_compare.compare import Calls
 
 Rows = list[dict[str, str]]
 

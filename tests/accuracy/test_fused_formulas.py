@@ -11,8 +11,8 @@ from call_records import run_formula as run
 from call_records import wide
 from torch.nn import functional
 
-from msprobe_integrations.torch.accuracy.references import FORMULAS, find
-from msprobe_integrations.torch.accuracy.references.formula import NotChecked, with_known_arguments
+from msprobe_integrations.torch.op_tools.accuracy.references import FORMULAS, find
+from msprobe_integrations.torch.op_tools.accuracy.references.formula import NotChecked, with_known_arguments
 
 close = torch.testing.assert_close
 

@@ -9,8 +9,8 @@ from call_records import Memory, wide
 from torch.nn import functional
 
 from msprobe_engine.accuracy.results import ERROR, PASS
-from msprobe_integrations.torch.accuracy.checker import Checker
-from msprobe_integrations.torch.accuracy.references import FORMULAS, activations, matmul, moe, moves, norms
+from msprobe_integrations.torch.op_tools.accuracy.checker import Checker
+from msprobe_integrations.torch.op_tools.accuracy.references import FORMULAS, activations, matmul, moe, moves, norms
 
 
 def test_norms_and_activations() -> None:

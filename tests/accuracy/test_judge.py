@@ -19,7 +19,7 @@ from msprobe_engine.accuracy.verdict import condition, metrics, standards
 from msprobe_engine.accuracy.verdict.judge import judge
 from msprobe_engine.core.dtypes import float_type
 from msprobe_engine.core.errors import UsageError
-from msprobe_integrations.torch.accuracy import types
+from msprobe_integrations.torch.op_tools.accuracy import types
 
 # The verdict of one tensor: what is never held against a device, and what always is.
 

@@ -22,7 +22,7 @@ from online_ends import wait_until as until
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
 TRAINING = Path(__file__).with_name("online_training.py")
 BENCH, TRAINER = "10.77.0.1", "10.77.0.2"

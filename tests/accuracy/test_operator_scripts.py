@@ -22,7 +22,7 @@ from msprobe_engine.accuracy.verdict import judge as engine_judge
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.dtypes import FLOAT32, float_type
 from msprobe_engine.core.errors import ProbeError
-from msprobe_integrations.torch.accuracy import script_support, script_verdict
+from msprobe_integrations.torch.op_tools.accuracy import script_support, script_verdict
 
 HERE = Path(__file__).parent
 

@@ -18,7 +18,7 @@ from msprobe_engine.accuracy.result_files import read_results
 from msprobe_engine.accuracy.result_forms import bare_api
 from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING, CallResult
 from msprobe_engine.accuracy.settings import PrecheckSettings
-from msprobe_integrations.torch.accuracy.checker import Checker
+from msprobe_integrations.torch.op_tools.accuracy.checker import Checker
 
 # Wrong operators are found, right ones that compute in another way are not.
 

@@ -25,7 +25,7 @@ from msprobe_engine.accuracy.scripts.request import KEYS
 from msprobe_engine.accuracy.settings import load_precheck_settings
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.settings.load import load_settings
-from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
 pytestmark = [pytest.mark.slow, pytest.mark.framework]
 DOCS = Path(__file__).parents[2] / "docs"
@@ -91,10 +91,10 @@ def test_log_probabilities(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     """The loop finds the fault that the page says it has, and the comparison of two runs runs."""
     loop, saving, comparing = blocks("guide/rl.md", "python")
     for run in (loop, saving, saving.replace('"first", 5', '"second", 7'), comparing):
-        monkeypatch.setattr("msprobe_integrations.common.single_save.SingleSave._instance", None)
+        monkeypatch.setattr("msprobe_integrations.common.dump.single_save.SingleSave._instance", None)
         Path("program.py").write_text(run)
         runpy.run_path("program.py")
-    monkeypatch.setattr("msprobe_integrations.common.single_save.SingleSave._instance", None)
+    monkeypatch.setattr("msprobe_integrations.common.dump.single_save.SingleSave._instance", None)
     with Path("rl_out/logprob_mismatch_rank0.csv").open(newline="") as file:
         assert {row["cause"] for row in csv.DictReader(file)} == {TEMPERATURE}
     assert "2 of 3 keys differ" in capsys.readouterr().err

@@ -12,10 +12,10 @@ from call_records import Memory, check, names, tensor
 
 from msprobe_engine.accuracy.results import ERROR, NOT_JUDGED, NOT_RUN, PASS, SKIP, CallResult
 from msprobe_engine.core.errors import UsageError
-from msprobe_integrations.torch.accuracy import comparison
-from msprobe_integrations.torch.accuracy.as_existing import CheckerAsExisting
-from msprobe_integrations.torch.accuracy.checker import Bench, Checker, Target
-from msprobe_integrations.torch.accuracy.custom import forget_operator, load_operators, register_operator
+from msprobe_integrations.torch.op_tools.accuracy import comparison
+from msprobe_integrations.torch.op_tools.accuracy.as_existing import CheckerAsExisting
+from msprobe_integrations.torch.op_tools.accuracy.checker import Bench, Checker, Target
+from msprobe_integrations.torch.op_tools.accuracy.custom import forget_operator, load_operators, register_operator
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:

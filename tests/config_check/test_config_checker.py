@@ -23,8 +23,8 @@ from msprobe_engine.core.errors import DumpFormatError, MissingExtraError, Usage
 from msprobe_engine.core.statistics.digest import digest_array
 from msprobe_engine.find.config.packs import compare_packs
 from msprobe_engine.formats.pack import entries
-from msprobe_integrations.torch import config_checker
-from msprobe_integrations.torch.config_random import TorchRandomCalls
+from msprobe_integrations.torch.config import checker as config_checker
+from msprobe_integrations.torch.config.random_states import TorchRandomCalls
 
 SCRIPT = Path(__file__).with_name("checked_training.py")
 
@@ -383,7 +383,7 @@ def test_states_of_streams_are_digests_at_fixed_points(trained: tuple[Pack, str]
     assert list(found) == ["constructed", "step0"]
     assert set(found["step0"]) == {"python", "numpy", "torch"}
     random.seed(2)
-    from msprobe_integrations.torch.config_random import states
+    from msprobe_integrations.torch.config.random_states import states
 
     assert states()["python"] == found["step0"]["python"]
 

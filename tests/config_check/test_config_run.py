@@ -29,9 +29,10 @@ from msprobe_engine.core.settings.schema import (
 )
 from msprobe_engine.formats.pack import entries
 from msprobe_integrations.config_checker import ConfigChecker
-from msprobe_integrations.torch import config_start, run_config
-from msprobe_integrations.torch.config_sources import Reach, collect
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.config import run as run_config
+from msprobe_integrations.torch.config import start as config_start
+from msprobe_integrations.torch.config.sources import Reach, collect
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 
 def train(output: Path, *, steps: int = 2, lr: float = 1e-2, probe: bool = True, **sections: Any) -> list[float]:
@@ -230,7 +231,7 @@ def test_a_framework_that_is_not_what_it_should_be_costs_only_its_own_settings(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """An error in one source is said once, and the others are collected."""
-    from msprobe_integrations.torch import config_sources
+    from msprobe_integrations.torch.config import sources as config_sources
 
     monkeypatch.setitem(config_sources.OURS, "argparse", "msprobe_integrations.absent")
     model = nn.Linear(1, 1)

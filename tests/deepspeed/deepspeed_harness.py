@@ -21,7 +21,7 @@ from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_engine.core.statistics.rows import Statistics
 from msprobe_engine.probe.sinks.base import Sink
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 with contextlib.suppress(ImportError):  # initialize imports it late; older versions do not have it
     importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")

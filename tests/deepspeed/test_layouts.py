@@ -14,7 +14,7 @@ from forkpool import run_ranks
 from torch import nn
 
 from msprobe_engine.core.settings.schema import MonitorSettings
-from msprobe_integrations.torch.parameters import find_source
+from msprobe_integrations.torch.parameters.find import find_source
 
 MONITOR = MonitorSettings(gradients=True, gradient_phases=("reduced", "unscaled"), unreduced_gradients=True, optimizer_states=True)
 

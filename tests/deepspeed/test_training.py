@@ -16,7 +16,7 @@ from forkpool import run_ranks
 
 from msprobe_engine.core.settings.schema import MonitorSettings
 from msprobe_engine.core.statistics import histograms
-from msprobe_integrations.common.parameter_watch import ParameterWatch
+from msprobe_integrations.common.parameters.watch import ParameterWatch
 from msprobe_integrations.deepspeed.source import DeepSpeedSource
 
 EVERYTHING = replace(EVERY_FAMILY, micro_batch_gradients=True, histograms=("grad_reduced", "update"))

@@ -55,7 +55,7 @@ def test_python_example(dump: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_attempts_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop of "Capture the very step" runs as it stands and, with the monitor alone, leads to the operator of the bad step."""
     torch = pytest.importorskip("torch")
-    from msprobe_integrations.torch.probe import TorchProbe
+    from msprobe_integrations.torch.monitor.probe import TorchProbe
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "probe.yaml").write_text('strict: true\nmonitor: {gradients: true}\nincident: {level: ""}\n')

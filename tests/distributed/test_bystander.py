@@ -17,8 +17,8 @@ from distributed_job import distributed, frames, full, records
 from forkpool import run_ranks
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from msprobe_integrations.torch.collectives import CollectiveObserver
-from msprobe_integrations.torch.distributed_calls import _arguments
+from msprobe_integrations.torch.collectives.calls import _arguments
+from msprobe_integrations.torch.collectives.observer import CollectiveObserver
 
 pytestmark = pytest.mark.framework
 

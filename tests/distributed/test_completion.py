@@ -11,7 +11,7 @@ import torch.distributed as dist
 from distributed_job import Seen, full, records
 from forkpool import run_ranks
 
-from msprobe_integrations.torch.collectives import LOST
+from msprobe_integrations.torch.collectives.observer import LOST
 
 pytestmark = pytest.mark.framework
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from forkpool import run_ranks
 
 from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, RuleSettings, SinkSettings
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 
 def buffer(*shape: int) -> torch.Tensor:

@@ -136,7 +136,7 @@ def test_data_mode_and_level() -> None:
 
 
 def listed() -> list[str]:
-    from msprobe_integrations.common.filters import RecordFilter
+    from msprobe_integrations.common.capture.filters import RecordFilter
 
     def work() -> None:
         dist.all_reduce(full(1))

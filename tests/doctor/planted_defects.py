@@ -17,8 +17,9 @@ import torch
 from msprobe_engine.core.statistics import rows
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.numbers import special_tensors
-from msprobe_integrations.torch import backend, describe
+from msprobe_integrations.torch import backend
 from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.tensors import describe
 
 REDUCED: dict[str, dict[str, Any]] = {
     "numbers.reduction": {"FAMILIES": {"floats": ("bfloat16",), "integers": ("uint64",)}, "_MAIN": ()},
@@ -40,7 +41,8 @@ class Case(NamedTuple):
 
 
 def _kernel_sum(patch: Patch) -> None:
-    from msprobe_integrations.torch import device_check, device_launch
+    from msprobe_integrations.torch.statistics.device import check as device_check
+    from msprobe_integrations.torch.statistics.device import launch as device_launch
 
     right = device_launch.RowLauncher.reduce
 
@@ -54,13 +56,13 @@ def _kernel_sum(patch: Patch) -> None:
 
 
 def _known_numbers(patch: Patch) -> None:
-    from msprobe_integrations.torch import device_check
+    from msprobe_integrations.torch.statistics.device import check as device_check
 
     patch(device_check, "compare", lambda *_: "word 5 of the known row is 1 instead of 2")
 
 
 def _order(patch: Patch) -> None:
-    from msprobe_integrations.torch import device_launch
+    from msprobe_integrations.torch.statistics.device import launch as device_launch
 
     right = device_launch.collapse
     patch(device_launch, "collapse", lambda shape, strides, **_: right(shape, strides, in_order=False))
@@ -76,7 +78,7 @@ def _operator(module: str, name: str, wrong: Callable[..., Any]) -> Callable[[Pa
 
 
 def _random_numbers(patch: Patch) -> None:
-    from msprobe_integrations.torch.probe import TorchProbe
+    from msprobe_integrations.torch.monitor.probe import TorchProbe
 
     right = TorchProbe.begin_step
 
@@ -88,7 +90,7 @@ def _random_numbers(patch: Patch) -> None:
 
 
 def _other_weights(patch: Patch) -> None:
-    from msprobe_integrations.torch.dump_run import TorchDumpRun
+    from msprobe_integrations.torch.dump.run import TorchDumpRun
 
     right = TorchDumpRun.start
 
@@ -116,7 +118,7 @@ def _old_row(patch: Patch) -> None:
 
 
 def _codes(patch: Patch) -> None:
-    from msprobe_integrations.torch import quantized
+    from msprobe_integrations.torch.tensors import quantized
 
     patch(quantized, "is_quantized", lambda _: False)
     right = describe.resolve
@@ -124,7 +126,7 @@ def _codes(patch: Patch) -> None:
 
 
 def _no_launch(patch: Patch) -> None:
-    from msprobe_integrations.torch.triton_launches import TritonLaunches
+    from msprobe_integrations.torch.capture.triton_launches import TritonLaunches
 
     patch(TritonLaunches, "install", lambda _: None)
     patch(backend, "_unwritten", lambda *_: True)
@@ -145,18 +147,24 @@ CASES = {
     "known numbers": Case("numbers.reduction", _known_numbers, "word 5 of the known row"),
     "the order of a digest": Case("numbers.reduction", _order, "digest is"),
     "rounding of uint64": Case(
-        "numbers.reduction", _operator("statistics", "unsigned_real", lambda _, bits: bits.double() + (bits < 0) * 2.0**64), "uint64"
+        "numbers.reduction", _operator("statistics.rows", "unsigned_real", lambda _, bits: bits.double() + (bits < 0) * 2.0**64), "uint64"
     ),
-    "an operator": Case("numbers.derived_values", _operator("pairkernels", "_values", lambda right, *a: right(*a) * 1.001), "agreement of"),
-    "a bin": Case("numbers.derived_values", _operator("pairkernels", "_bins", lambda right, *a: (right(*a) + 1).clamp(max=a[2])), "bin "),
+    "an operator": Case(
+        "numbers.derived_values", _operator("statistics.pair_kernels", "_values", lambda right, *a: right(*a) * 1.001), "agreement of"
+    ),
+    "a bin": Case(
+        "numbers.derived_values", _operator("statistics.pair_kernels", "_bins", lambda right, *a: (right(*a) + 1).clamp(max=a[2])), "bin "
+    ),
     "a feature": Case(
-        "numbers.derived_values", _operator("feature_math", "token_entropy", lambda right, *a: right(*a) * 1.01), "entropy of tokens"
+        "numbers.derived_values",
+        _operator("monitor.feature_math", "token_entropy", lambda right, *a: right(*a) * 1.01),
+        "entropy of tokens",
     ),
     "codes in place of values": Case("numbers.special_tensors", _codes, "codes with one scale"),
     "the old row of a tensor that a kernel wrote to": Case("numbers.unseen_kernels", _no_launch, "has the maximum 1.0, not 6.0"),
     "random numbers": Case("effects.bits", _random_numbers, "gradients differs in losses"),
     "weights": Case("effects.bits", _other_weights, "mix differs in losses"),
-    "a read that waits": Case("effects.waits", _operator("statistics", "_piece", _early_read), "before the end of the step"),
+    "a read that waits": Case("effects.waits", _operator("statistics.rows", "_piece", _early_read), "before the end of the step"),
     "no group of ranks": Case("environment", _no_group, "cannot be compared over ranks: RuntimeError: no interface"),
     "rows of what was there before": Case("effects.streams", _old_row, "2 was seen as 1 to 1"),
 }

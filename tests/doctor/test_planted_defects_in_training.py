@@ -20,9 +20,13 @@ from msprobe_integrations.doctor import noise, precheck
 from msprobe_integrations.doctor.costs import bandwidth, checkpoints, memory, overhead
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.frameworks import compiled, graphs, ranks, te_fp8, zero
-from msprobe_integrations.torch import compiled as compiled_code
-from msprobe_integrations.torch import dump_run, graphed, merge, probe, statistics
 from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.dump import run as dump_run
+from msprobe_integrations.torch.hooks import compiled as compiled_code
+from msprobe_integrations.torch.hooks import graphed
+from msprobe_integrations.torch.monitor import probe
+from msprobe_integrations.torch.ranks import merge
+from msprobe_integrations.torch.statistics import rows as statistics
 
 DEVICE = Device("cpu")
 Patch = pytest.MonkeyPatch

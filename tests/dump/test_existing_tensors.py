@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
 
 def dump(directory: Path) -> Path:

@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 @pytest.fixture(autouse=True)
 def _own_debugger() -> Iterator[None]:
     from msprobe_engine.core import log
-    from msprobe_integrations.torch.debugger import PrecisionDebugger
+    from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
     PrecisionDebugger._instance = None
     log.forget_warnings()

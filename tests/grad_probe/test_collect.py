@@ -14,7 +14,7 @@ from grad_training import build, collect, settings, table, update
 from safetensors.numpy import load_file
 
 from msprobe_engine.formats.grad_probe import layout, signs
-from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
 
 def gradients(steps: int = 1, seed: int = 0, poison: str = "") -> list[dict[str, torch.Tensor]]:

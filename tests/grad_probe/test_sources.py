@@ -16,7 +16,7 @@ from grad_training import settings
 
 from msprobe_engine.formats.grad_probe.read import RankFiles
 from msprobe_engine.formats.grad_probe.signs import positive
-from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
 for _name in ("megatron", "deepspeed"):
     sys.path.append(str(Path(__file__).parents[1] / _name))

@@ -15,7 +15,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from msprobe_engine.core.errors import SettingsError, UsageError
 from msprobe_engine.formats.grad_probe.background import Background
-from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
 
 def tables(path: Path) -> list[int]:

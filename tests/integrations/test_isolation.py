@@ -52,9 +52,9 @@ from msprobe_engine.core.settings.schema import (
     SinkSettings,
 )
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.debugger import PrecisionDebugger
-from msprobe_integrations.torch.loop import LoopObserver
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
+from msprobe_integrations.torch.monitor.probe import TorchProbe
+from msprobe_integrations.torch.training.loop import LoopObserver
 
 pytestmark = pytest.mark.framework
 STRIDE = 40
@@ -194,7 +194,9 @@ JOBS: dict[str, Job] = {
 
 BRIEF = {"dump": {"step": [1], "level": "L0"}, "incident": {"level": "L0", "capture_level": "L0", "max_incidents": 1}}
 """DeepSpeed calls so much of torch that a dump of it takes most of the time."""
-DEEPSPEED, PLAIN, TRAINER = (f"msprobe_integrations.{name}" for name in ("deepspeed", "torch.plain_loop", "torch.trainer_loop"))
+DEEPSPEED, PLAIN, TRAINER = (
+    f"msprobe_integrations.{name}" for name in ("deepspeed", "torch.training.plain", "torch.training.trainer_loop")
+)
 
 
 def use_key(conf: dict[str, Any], training: Any) -> dict[str, Any]:
@@ -225,8 +227,8 @@ CASES = {
     ),
 }
 FRAMEWORKS = {
-    "DDP": ("torch.plain_loop", "PlainObserver", "backward"),
-    "FSDP2": ("torch.plain_loop", "PlainObserver", "attach"),
+    "DDP": ("torch.training.plain.loop", "PlainObserver", "backward"),
+    "FSDP2": ("torch.training.plain.loop", "PlainObserver", "attach"),
     "ZeRO 1": ("deepspeed.source", "DeepSpeedSource", "_around"),
     "ZeRO 2": ("deepspeed.engine", "EngineObserver", "_before_update"),
     "ZeRO 3": ("deepspeed.shards", "Zero3Shards", "reduced"),
@@ -305,8 +307,8 @@ def test_a_fault_that_mindspeed_reaches() -> None:
 
 BROKEN = (
     Plant("msprobe_integrations.torch.backend", "TorchBackend", "reduce"),
-    Plant("msprobe_integrations.common.collective_samples", "CollectiveSamples", "add"),
-    Plant("msprobe_integrations.torch.apinames", "ApiNames", "resolve"),
+    Plant("msprobe_integrations.common.monitor.collective_samples", "CollectiveSamples", "add"),
+    Plant("msprobe_integrations.torch.capture.api_names", "ApiNames", "resolve"),
 )
 """A hook of modules, a kernel of the dispatcher, a mode."""
 
@@ -314,7 +316,7 @@ BROKEN = (
 @pytest.mark.parametrize("plant", BROKEN, ids=str)
 def test_one_message(plant: Plant) -> None:
     """A part is switched off with one message that names it and the fault, however often it is called; the training is the same."""
-    job = JOBS["dumped" if "apinames" in plant.module else "observed"]
+    job = JOBS["dumped" if "api_names" in plant.module else "observed"]
     (found,) = outcomes(job, Trial(plant, 0, False))
     assert found.bits == wanted(job)[0].bits
     said = of_fault(found)

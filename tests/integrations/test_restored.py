@@ -75,7 +75,7 @@ def settings(place: Path, **keys: Any) -> ProbeSettings:
 
 
 def probe(training: Training, place: Path) -> None:
-    from msprobe_integrations.torch.probe import TorchProbe
+    from msprobe_integrations.torch.monitor.probe import TorchProbe
 
     one = TorchProbe(settings(place, incident=IncidentSettings(enabled=True, level="mix")))
     one.attach(training.net, training.optimizer)
@@ -87,7 +87,7 @@ def probe(training: Training, place: Path) -> None:
 
 
 def loop(training: Training, place: Path) -> None:
-    from msprobe_integrations.torch.loop import LoopObserver
+    from msprobe_integrations.torch.training.loop import LoopObserver
 
     observer = LoopObserver(settings(place))
     observer.setup(training.net, training.optimizer)
@@ -99,7 +99,7 @@ def loop(training: Training, place: Path) -> None:
 
 
 def debugger(training: Training, place: Path, task: str = "statistics", level: str = "mix", **keys: Any) -> None:
-    from msprobe_integrations.torch.debugger import PrecisionDebugger
+    from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
     one = PrecisionDebugger({"task": task, "level": level, "dump_path": str(place), task: {}, **keys})
     for _ in range(2):
@@ -129,7 +129,7 @@ def tensors(training: Training, place: Path) -> None:
 
 
 def grad_probe(training: Training, place: Path) -> None:
-    from msprobe_integrations.torch.debugger import PrecisionDebugger
+    from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
     one = PrecisionDebugger({"task": "grad_probe", "dump_path": str(place), "grad_probe": {"grad_level": "L2"}})
     one.monitor(training.net)

@@ -34,7 +34,7 @@ def child_training() -> None:
 
 def explicit_training() -> None:
     """The same with a probe of its own."""
-    from msprobe_integrations.torch.probe import TorchProbe
+    from msprobe_integrations.torch.monitor.probe import TorchProbe
 
     probe = TorchProbe.from_config(SETTINGS)
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
@@ -51,7 +51,7 @@ def explicit_training() -> None:
 
 def debugger_training() -> None:
     """The same with a dump of its own."""
-    from msprobe_integrations.torch.debugger import PrecisionDebugger
+    from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
     debugger = PrecisionDebugger(SETTINGS)
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())

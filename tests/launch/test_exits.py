@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 from msprobe_engine.core.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_integrations.common import exits
-from msprobe_integrations.torch.debugger import PrecisionDebugger
-from msprobe_integrations.torch.loop import LoopObserver
+from msprobe_integrations.common.shutdown import exits
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
+from msprobe_integrations.torch.training.loop import LoopObserver
 
 LAST = 3
 """The step in which the job is asked to end."""

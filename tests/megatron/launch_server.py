@@ -24,7 +24,7 @@ OURS = ("msprobe", "megatron", "cpu_shim", "train_gpt", "pretrain_loop", "pkg_re
 LATER = (
     "megatron.core.tokenizers.text.libraries",  # imports transformers: most of the time that a small training takes
     "msprobe_integrations.megatron.observer",
-    "msprobe_integrations.torch.probe",
+    "msprobe_integrations.torch.monitor.probe",
     "tensorboard.summary.writer.event_file_writer",
 )
 """Is imported when a training begins."""

@@ -28,7 +28,7 @@ from msprobe_engine.core.settings.schema import DumpSettings, GradProbeSettings,
 from msprobe_integrations.megatron import patches
 from msprobe_integrations.megatron.layout import unwrapped
 from msprobe_integrations.megatron.observer import TrainingObserver
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 STEPS = 2
 LEVELS = ("L0", "L1", "mix")

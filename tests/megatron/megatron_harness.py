@@ -24,7 +24,7 @@ from msprobe_engine.probe.sinks.base import Sink  # noqa: E402
 from msprobe_integrations.megatron import patches  # noqa: E402
 from msprobe_integrations.megatron.layout import unwrapped  # noqa: E402
 from msprobe_integrations.megatron.observer import TrainingObserver  # noqa: E402
-from msprobe_integrations.torch.probe import TorchProbe  # noqa: E402
+from msprobe_integrations.torch.monitor.probe import TorchProbe  # noqa: E402
 
 
 class Frames(Sink):

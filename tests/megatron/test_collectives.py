@@ -12,8 +12,8 @@ from forkpool import run_ranks
 from megatron_harness import train_gpt
 
 from msprobe_engine.core.records import Entry, Opaque, TensorDescription, TensorRef
-from msprobe_integrations.torch.collectives import CollectiveObserver
-from msprobe_integrations.torch.merge import RowExchange
+from msprobe_integrations.torch.collectives.observer import CollectiveObserver
+from msprobe_integrations.torch.ranks.merge import RowExchange
 
 
 class Seen:

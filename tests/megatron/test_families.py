@@ -17,8 +17,8 @@ from msprobe_engine.core.statistics import histograms
 from msprobe_engine.core.statistics.rows import Statistics
 from msprobe_integrations.megatron.layout import unwrapped
 from msprobe_integrations.megatron.optimizers import leaves
-from msprobe_integrations.torch.parameters import find_source
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
+from msprobe_integrations.torch.parameters.find import find_source
 
 MONITOR = MonitorSettings(
     gradients=True,

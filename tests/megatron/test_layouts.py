@@ -20,7 +20,7 @@ from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_integrations.megatron import patches
 from msprobe_integrations.megatron.layout import unwrapped
 from msprobe_integrations.megatron.observer import TrainingObserver
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
 EXPERTS = "--experts 4"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msprobe_engine.core.statistics import histograms, host_kernel
 from msprobe_engine.core.statistics import rows as R
 from msprobe_engine.core.statistics.digest import digest_array
-from msprobe_integrations.torch.merge import MergeFailed, RowExchange
+from msprobe_integrations.torch.ranks.merge import MergeFailed, RowExchange
 
 KINDS = ("gather", "reduce")
 

@@ -11,10 +11,10 @@ from forkpool import run_ranks
 from megatron_harness import observed, probe_settings, run_gpt, train_gpt
 
 from msprobe_engine.core.settings.schema import MonitorSettings
-from msprobe_integrations.common.parameter_watch import ParameterWatch
+from msprobe_integrations.common.parameters.watch import ParameterWatch
 from msprobe_integrations.megatron import MegatronCallback, patches, wrapping
 from msprobe_integrations.megatron.observer import losses
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 MONITOR = MonitorSettings(gradients=True)
 
@@ -81,7 +81,7 @@ def test_faults_of_the_probe_stay_in_the_probe(part: str) -> None:
 def one_rank_is_off() -> tuple[int, int]:
     import torch.distributed as dist
 
-    from msprobe_integrations.torch import merge
+    from msprobe_integrations.torch.ranks import merge
 
     merge.PATIENCE = 1.0
     if dist.get_rank() == 1:

@@ -10,7 +10,7 @@ from forkpool import run_ranks
 from megatron_harness import Frames, probe_settings
 
 from msprobe_engine.core.settings.schema import MonitorSettings
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
 MONITOR = MonitorSettings(optimizer_states=True, updates=True)

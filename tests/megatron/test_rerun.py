@@ -20,7 +20,7 @@ from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.megatron import patches
 from msprobe_integrations.megatron.observer import TrainingObserver
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 CONFIG = """
 output_dir: {output}

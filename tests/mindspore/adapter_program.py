@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from msprobe.mindspore import PrecisionDebugger, TrainerMon
 from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_engine.core.statistics.rows import SUMSQ
-from msprobe_integrations.mindspore.probe import MindSporeProbe
+from msprobe_integrations.mindspore.monitor.probe import MindSporeProbe
 
 
 class Net(nn.Module):

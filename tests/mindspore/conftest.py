@@ -76,10 +76,10 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
     from msprobe.core import SingleSave
     from msprobe_engine.core import log
-    from msprobe_integrations.common import at_exit
-    from msprobe_integrations.mindspore.debugger import PrecisionDebugger
+    from msprobe_integrations.common.shutdown import at_exit
+    from msprobe_integrations.mindspore.dump.debugger import PrecisionDebugger
     from msprobe_integrations.mindspore.graph import single_files
-    from msprobe_integrations.mindspore.seeds import undo_seed_all
+    from msprobe_integrations.mindspore.randomness.seeds import undo_seed_all
 
     monkeypatch.chdir(tmp_path)
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE, device_target="CPU")

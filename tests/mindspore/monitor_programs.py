@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import nn, ops
 
 from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings, SinkSettings
-from msprobe_integrations.mindspore.probe import MindSporeProbe
+from msprobe_integrations.mindspore.monitor.probe import MindSporeProbe
 
 
 class Net(nn.Cell):  # type: ignore[misc]

@@ -15,7 +15,7 @@ from msprobe_engine.core.statistics.rows import Statistics, read
 from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_engine.probe.writer import Writer
 from msprobe_integrations.mindspore.backend import MindSporeBackend
-from msprobe_integrations.mindspore.capture import Capture
+from msprobe_integrations.mindspore.capture.level import Capture
 
 LEVELS = ("L0", "L1", "mix")
 

@@ -18,7 +18,7 @@ from mindspore import nn
 
 from msprobe.mindspore import PrecisionDebugger
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings, ProbeSettings, SinkSettings
-from msprobe_integrations.mindspore.probe import MindSporeProbe
+from msprobe_integrations.mindspore.monitor.probe import MindSporeProbe
 
 
 class Block(nn.Cell):

@@ -14,7 +14,7 @@ from mindspore.communication import get_group_size, get_rank, init
 
 from msprobe_engine.core.records import Opaque, TensorRef
 from msprobe_engine.core.statistics.rows import read
-from msprobe_integrations.mindspore.probe import MindSporeProbe
+from msprobe_integrations.mindspore.monitor.probe import MindSporeProbe
 
 sys.path.insert(0, str(Path(__file__).parent))
 import monitor_programs as programs

@@ -20,9 +20,9 @@ from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.guard import Faults, is_of_training
 from msprobe_engine.core.records import TensorRef
 from msprobe_engine.core.statistics import host_kernel, rows
-from msprobe_integrations.mindspore import memory, npy
 from msprobe_integrations.mindspore.backend import MindSporeBackend
-from msprobe_integrations.mindspore.dtypes import KERNEL
+from msprobe_integrations.mindspore.tensors import memory, npy
+from msprobe_integrations.mindspore.tensors.dtypes import KERNEL
 
 SIZES = {name: host_kernel.ITEMSIZE[code] for name, code in KERNEL.items()}
 

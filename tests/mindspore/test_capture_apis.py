@@ -15,8 +15,8 @@ from mindspore import Tensor, mint, nn, ops
 from mindspore.ops import softmax as early_softmax
 from ms_capturing import LEVELS, Layers, capture, entries, gradients, same, stat, tensor
 
-from msprobe_integrations.common.filters import RecordFilter
-from msprobe_integrations.mindspore.api_names import apis
+from msprobe_integrations.common.capture.filters import RecordFilter
+from msprobe_integrations.mindspore.capture.api_names import apis
 
 
 def forwards(model: Any, work: Any, level: str = "L1", **options: Any) -> list[str]:

@@ -11,8 +11,8 @@ from mindspore import Parameter, mint, nn, ops
 from ms_capturing import LEVELS, Layers, capture, entries, gradients, same, stat, tensor
 
 from msprobe_engine.core.records import TensorRef
-from msprobe_integrations.mindspore import autograd, taps
-from msprobe_integrations.mindspore.recorder import Recorder
+from msprobe_integrations.mindspore.capture.recorder import Recorder
+from msprobe_integrations.mindspore.hooks import autograd, taps
 
 
 class Residual(nn.Cell):  # type: ignore[misc]

@@ -12,9 +12,9 @@ from mindspore import Tensor, mint, nn
 
 from msprobe_engine.core.guard import is_of_training
 from msprobe_engine.core.statistics import histograms, pairs, rows
-from msprobe_integrations.common.update_pairs import KNOWN
+from msprobe_integrations.common.parameters.update_pairs import KNOWN
 from msprobe_integrations.mindspore.backend import MindSporeBackend
-from msprobe_integrations.mindspore.optimizers import OptimizerView
+from msprobe_integrations.mindspore.parameters.optimizers import OptimizerView
 
 RANDOM = np.random.default_rng(0)
 GRAD, MEAN = (RANDOM.standard_normal((5, 7)).astype(np.float32) for _ in range(2))

@@ -12,8 +12,8 @@ from mindspore import Tensor, mint
 
 from msprobe_engine.core.guard import is_of_training
 from msprobe_engine.core.statistics import rows
-from msprobe_integrations.mindspore import device_rows
 from msprobe_integrations.mindspore.backend import MindSporeBackend
+from msprobe_integrations.mindspore.statistics import device_rows
 
 TYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool_")
 EXACT = [0, 1, 2, 3, 4, 5, 10, 11, 12, 15]

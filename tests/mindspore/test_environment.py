@@ -23,8 +23,8 @@ from msprobe_integrations import reliance as reliances
 from msprobe_integrations.mindspore import environment, reliance
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.environment import MindSporeError
-from msprobe_integrations.mindspore.job import initialized
-from msprobe_integrations.mindspore.seeds import seed_all, undo_seed_all
+from msprobe_integrations.mindspore.randomness.seeds import seed_all, undo_seed_all
+from msprobe_integrations.mindspore.ranks.job import initialized
 
 
 def _packages(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:

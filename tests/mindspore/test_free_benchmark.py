@@ -17,9 +17,9 @@ import pytest
 from mindspore import Tensor, mint, nn, ops
 
 from msprobe_engine.core.errors import SettingsError
-from msprobe_integrations.mindspore.debugger import PrecisionDebugger
-from msprobe_integrations.mindspore.free_benchmark import checker
-from msprobe_integrations.mindspore.wrappers import WRAPPERS
+from msprobe_integrations.mindspore.dump.debugger import PrecisionDebugger
+from msprobe_integrations.mindspore.hooks.wrappers import WRAPPERS
+from msprobe_integrations.mindspore.op_tools.free_benchmark import checker
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "free-benchmark.md"
 MODES = ("improve_precision", "add_noise", "bit_noise", "change_value", "no_change")

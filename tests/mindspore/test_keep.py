@@ -23,10 +23,10 @@ from msprobe_engine.formats.dump.writing.template import Options
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
 from msprobe_engine.formats.tensors.reader import TensorFiles, not_saved
 from msprobe_engine.formats.tensors.saved_file import numpy_of
-from msprobe_integrations.mindspore import npy
 from msprobe_integrations.mindspore.backend import MindSporeBackend
-from msprobe_integrations.mindspore.dtypes import KERNEL
-from msprobe_integrations.mindspore.keep import SUFFIX, Keeper, template
+from msprobe_integrations.mindspore.dump.keep import SUFFIX, Keeper, template
+from msprobe_integrations.mindspore.tensors import npy
+from msprobe_integrations.mindspore.tensors.dtypes import KERNEL
 
 TYPES = [*KERNEL, "HiFloat8"]
 

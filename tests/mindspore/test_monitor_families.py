@@ -20,8 +20,8 @@ from msprobe_engine.core.records import Frame, Sample
 from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.core.settings.schema import PrometheusSettings, SinkSettings
 from msprobe_engine.formats.pack import entries
-from msprobe_integrations.mindspore.model_callback import ProbeCallback, _numbers
-from msprobe_integrations.mindspore.probe import MindSporeProbe
+from msprobe_integrations.mindspore.monitor.model_callback import ProbeCallback, _numbers
+from msprobe_integrations.mindspore.monitor.probe import MindSporeProbe
 
 OPTIMIZERS: dict[str, Any] = {
     "nn.Adam": lambda p: nn.Adam(p, 1e-2),

@@ -15,10 +15,10 @@ import pytest
 from mindspore import mint, nn
 
 from msprobe_engine.core.settings.load import load_settings
-from msprobe_integrations.common.update_pairs import KNOWN
-from msprobe_integrations.mindspore import optimizers
-from msprobe_integrations.mindspore.debugger import PrecisionDebugger
-from msprobe_integrations.mindspore.probe import MindSporeProbe
+from msprobe_integrations.common.parameters.update_pairs import KNOWN
+from msprobe_integrations.mindspore.dump.debugger import PrecisionDebugger
+from msprobe_integrations.mindspore.monitor.probe import MindSporeProbe
+from msprobe_integrations.mindspore.parameters import optimizers
 
 ROOT = Path(__file__).parents[2]
 PAGE = "docs/frameworks/mindspore-monitor.md"

@@ -14,8 +14,8 @@ from mindspore import nn, ops
 
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.records import Frame
-from msprobe_integrations.mindspore.cell_watch import CellWatch
-from msprobe_integrations.mindspore.probe import MindSporeProbe
+from msprobe_integrations.mindspore.monitor.probe import MindSporeProbe
+from msprobe_integrations.mindspore.monitor.tensors import CellWatch
 
 EVERYTHING: dict[str, Any] = {
     "activations": True,

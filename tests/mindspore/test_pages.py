@@ -22,9 +22,9 @@ from msprobe_engine.cli.main import main
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.tensors.kernel_files import kernel_directories, kernel_files
 from msprobe_engine.report.code_mapping.ir import read_nodes
-from msprobe_integrations.mindspore import npy
-from msprobe_integrations.mindspore.debugger import PrecisionDebugger
-from msprobe_integrations.mindspore.dtypes import KERNEL, WITHOUT_KERNEL
+from msprobe_integrations.mindspore.dump.debugger import PrecisionDebugger
+from msprobe_integrations.mindspore.tensors import npy
+from msprobe_integrations.mindspore.tensors.dtypes import KERNEL, WITHOUT_KERNEL
 
 ROOT = Path(__file__).parents[2]
 CODE_MAPPING = "docs/guide/code-mapping.md"
@@ -136,7 +136,7 @@ def test_the_programs(tmp_path: Path) -> None:
 
 def test_what_is_refused() -> None:
     """The keys that the page calls PyTorch's own are those that are refused."""
-    from msprobe_integrations.mindspore.dump_checks import _ABSENT
+    from msprobe_integrations.mindspore.dump.checks import _ABSENT
 
     (line,) = re.findall(r"The keys (.*?) work with PyTorch only", dump_section(), re.DOTALL)
     assert sorted(re.findall(r"`(\w+)`", line)) == sorted(_ABSENT)

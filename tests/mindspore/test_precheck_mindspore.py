@@ -37,7 +37,7 @@ def records(file: Path) -> dict[str, Any]:
 
 def checked(file: Path, names: list[str] | None = None, **options: Any) -> dict[str, CallResult]:
     """Results of a checker in this process; option ``files``: whether saved tensors are read, ``planted``: functions in place of APIs."""
-    from msprobe_integrations.mindspore.accuracy.checker import Checker
+    from msprobe_integrations.mindspore.op_tools.accuracy.checker import Checker
 
     files, planted = options.pop("files", True), options.pop("planted", {})
     checker = Checker(TensorFiles(file.parent) if files else None, **options)
@@ -72,7 +72,7 @@ def test_drawn_inputs_do_not_depend_on_order(dump: Path, results: Mapping[str, C
     for name in names:
         assert one[name].passed, one[name].message
         assert [t.to_json() for t in one[name].tensors] == [t.to_json() for t in other[name].tensors]
-    from msprobe_integrations.mindspore.accuracy.arguments import Arguments
+    from msprobe_integrations.mindspore.op_tools.accuracy.arguments import Arguments
 
     args, _ = Arguments(None, 5).of("Mint.add.0", records(dump)["Mint.add.0.forward"])
     assert not np.array_equal(args[0].asnumpy(), args[1].asnumpy())
@@ -140,7 +140,7 @@ def test_saved_tensors_that_cannot_be_read_are_told(dump: Path, tmp_path: Path) 
 
 def test_what_cannot_be_run_has_a_row() -> None:
     """An unknown API, one without a kernel, damaged arguments: skipped with the reason, and the calls behind it are not touched by it."""
-    from msprobe_integrations.mindspore.accuracy.checker import Checker
+    from msprobe_integrations.mindspore.op_tools.accuracy.checker import Checker
 
     checker = Checker(None)
     tensor = {"type": "mindspore.Tensor", "dtype": "Float32", "shape": [4, 6], "Max": 1.0, "Min": -1.0, "Mean": 0.0, "Norm": 2.0}
@@ -222,7 +222,7 @@ def test_scripts_repeat_the_recorded_bits(dump: Path, tmp_path: Path) -> None:
 def test_scripts_have_the_limits_of_the_pre_check() -> None:
     """The numbers of the verdict stand in scripts as they stand in `judge`."""
     from msprobe_engine.accuracy.verdict import judge
-    from msprobe_integrations.mindspore.accuracy import script_support
+    from msprobe_integrations.mindspore.op_tools.accuracy import script_support
 
     for name in ("UNITS", "INSIDE", "COARSE_INSIDE", "COARSE", "HIDDEN", "LONG_SUMS"):
         assert getattr(script_support, name) == getattr(judge, name)

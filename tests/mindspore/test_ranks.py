@@ -12,7 +12,7 @@ import pytest
 from mindspore import nn
 
 from msprobe.mindspore import MindSporeProbe
-from msprobe_integrations.mindspore.watch_collectives import CollectiveWatch
+from msprobe_integrations.mindspore.monitor.collectives import CollectiveWatch
 
 pytestmark = pytest.mark.timeout(900)
 

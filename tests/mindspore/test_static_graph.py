@@ -17,8 +17,8 @@ from static_programs import IDS, MODES, Net, config, train
 
 from msprobe.mindspore import MsprobeStep, PrecisionDebugger
 from msprobe_engine.config.pack.writer import read_pack
-from msprobe_integrations.mindspore.config_checker import MindSporeConfigChecker
-from msprobe_integrations.mindspore.debugger import PrecisionDebugger as Debugger
+from msprobe_integrations.mindspore.config.checker import MindSporeConfigChecker
+from msprobe_integrations.mindspore.dump.debugger import PrecisionDebugger as Debugger
 
 GRAPHS = [pytest.param(mode, marks=pytest.mark.slow) if mode == "one_step" else mode for mode in MODES[1:]]
 """`Model.train`, below, compiles what one_step does."""

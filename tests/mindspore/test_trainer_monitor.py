@@ -18,8 +18,8 @@ from mindspore import nn
 from msprobe.mindspore import TrainerMon
 from msprobe_engine.core.errors import SettingsError, UsageError
 from msprobe_engine.formats.grad_probe.compare import GradComparator
-from msprobe_integrations.mindspore.debugger import PrecisionDebugger
-from msprobe_integrations.mindspore.grad_step import count_below, pack_signs
+from msprobe_integrations.mindspore.dump.debugger import PrecisionDebugger
+from msprobe_integrations.mindspore.gradient_probe.step import count_below, pack_signs
 
 EVERYTHING = {
     "targets": {},

@@ -12,7 +12,7 @@ import numpy as np
 from mindspore import nn
 
 from msprobe.mindspore import PrecisionDebugger
-from msprobe_integrations.mindspore.probe import MindSporeProbe
+from msprobe_integrations.mindspore.monitor.probe import MindSporeProbe
 
 VOCABULARY = 120_000
 IDS = tuple(108_231 + 13 * i for i in range(64))

@@ -25,7 +25,7 @@ from msprobe_engine.core.settings.schema import (
 from msprobe_integrations.megatron import patches
 from msprobe_integrations.megatron.layout import unwrapped
 from msprobe_integrations.megatron.observer import TrainingObserver
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 CHECK = ReplicaCheckSettings(interval=2)
 CHEAP = MonitorSettings(gradients=True, parameters=True, updates=True, ops=("norm", "underflow"), replica_check=CHECK)

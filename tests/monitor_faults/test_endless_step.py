@@ -12,7 +12,7 @@ import pytest
 
 from msprobe.pytorch import TrainerMon
 from msprobe_engine.core import log
-from msprobe_integrations.common import module_side
+from msprobe_integrations.common.monitor import module_side
 
 pytestmark = pytest.mark.framework
 

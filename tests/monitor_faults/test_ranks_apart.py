@@ -20,7 +20,7 @@ from forkpool import run_ranks
 from msprobe.pytorch import TrainerMon
 from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_engine.formats.monitor.reader import open_run
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
 STEPS = 10

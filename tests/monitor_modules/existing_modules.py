@@ -72,7 +72,7 @@ def old(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 def new(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     from msprobe_engine.core.settings.schema import LayerFeatureSettings, MonitorSettings, ProbeSettings
-    from msprobe_integrations.torch.probe import TorchProbe
+    from msprobe_integrations.torch.monitor.probe import TorchProbe
 
     features = LayerFeatureSettings(
         attention=("att",), attention_layout="b,s,h,d", linear=("fc",), router_weights=("router",), router_logits=("router",)

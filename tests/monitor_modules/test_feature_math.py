@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from msprobe_integrations.torch import feature_math
+from msprobe_integrations.torch.monitor import feature_math
 
 pytestmark = pytest.mark.framework
 

@@ -153,6 +153,6 @@ def test_random_streams_stay_untouched() -> None:
 def test_nothing_is_computed_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operators of the probe would become a part of the user's CUDA graph and run at every replay."""
     recording = SimpleNamespace(is_current_stream_capturing=lambda: True)
-    monkeypatch.setattr("msprobe_integrations.torch.devices.in_use", lambda: [("cuda", recording)])
+    monkeypatch.setattr("msprobe_integrations.torch.tensors.devices.in_use", lambda: [("cuda", recording)])
     found = values(watch(Layer(), features(linear=("fc",), router_weights=("router",)), step_of(Layer()), steps=1))
     assert not [key for key in found if key[1] in ("linear_hook", "moe_router_weight_hook")]

@@ -11,8 +11,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from watched import monitor, watch
 
 from msprobe_engine.core.errors import SettingsError
-from msprobe_integrations.common.targets import is_named, matches, unmatched
-from msprobe_integrations.torch.targets import named_modules
+from msprobe_integrations.common.monitor.targets import is_named, matches, unmatched
+from msprobe_integrations.torch.monitor.targets import named_modules
 
 pytestmark = pytest.mark.framework
 

@@ -21,7 +21,7 @@ from msprobe_engine.core.settings.schema import (
 )
 from msprobe_engine.core.statistics import rows
 from msprobe_engine.probe.sinks.memory import MemorySink
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 Step = Callable[[int], Any]
 Key = tuple[int, str, str, int]

@@ -15,7 +15,7 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, RuleSettings, SinkSettings
 from msprobe_engine.probe.sinks.base import Sink
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 WIDTH, HEADS, LENGTH, WORDS = 32, 2, 16, 61
 EVERYTHING = MonitorSettings(

@@ -11,7 +11,7 @@ from torch import nn
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
 STEPS, BAD = 3, 2

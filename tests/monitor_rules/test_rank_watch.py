@@ -24,7 +24,7 @@ def one_rank(odd: int) -> list[tuple[str, int, list[int]]]:
     import torch.distributed as dist
 
     from msprobe_engine.probe.rules.builtin.outlier_rank import OutlierRankRule, RankNumbers
-    from msprobe_integrations.torch.probe import TorchProbe
+    from msprobe_integrations.torch.monitor.probe import TorchProbe
 
     submit, compared = OutlierRankRule.submit, torch.zeros(1)
 

@@ -10,7 +10,7 @@ from rule_trainings import Gpt, Recorder, Step, settings, train
 from torch import nn
 
 from msprobe_engine.core.settings.schema import MonitorSettings, RuleSettings
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 EVERY = 3
 

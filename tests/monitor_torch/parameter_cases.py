@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_engine.core.statistics import rows as _rows
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 EVERYTHING = {
     "unreduced_gradients": True,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings, SinkSettings
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
 

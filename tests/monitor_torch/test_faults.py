@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from msprobe_engine.core.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
-from msprobe_integrations.torch.parameters_plain import PlainSource
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
+from msprobe_integrations.torch.parameters.plain import PlainSource
 
 pytestmark = pytest.mark.framework
 

@@ -11,7 +11,7 @@ from torch import nn
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.settings.schema import CsvSettings, DumpSettings, JsonLinesSettings, MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
 SINKS = {"csv": SinkSettings(), "jsonl": SinkSettings(csv=CsvSettings(enabled=False), jsonl=JsonLinesSettings(enabled=True))}

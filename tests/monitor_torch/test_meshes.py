@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from msprobe_integrations.torch import dtensors
+from msprobe_integrations.torch.tensors import dtensors
 
 pytestmark = pytest.mark.framework
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from msprobe_engine.core.records import Frame, Sample
 from msprobe_engine.core.settings.schema import CsvSettings, LayerFeatureSettings, MonitorSettings, ProbeSettings, SinkSettings
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 MONITOR = MonitorSettings(
     activations=True,

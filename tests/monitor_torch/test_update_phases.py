@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_  # early: the name is bound before any probe exists
 
 from msprobe_engine.core.records import Frame
-from msprobe_integrations.common.parameter_watch import ParameterWatch
+from msprobe_integrations.common.parameters.watch import ParameterWatch
 from msprobe_integrations.torch.testing import ProbeDevice
 
 pytestmark = pytest.mark.framework

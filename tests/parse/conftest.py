@@ -17,7 +17,7 @@ if _place not in sys.path:
 @pytest.fixture(autouse=True)
 def _own_debugger() -> Iterator[None]:
     from msprobe_engine.core import log
-    from msprobe_integrations.torch.debugger import PrecisionDebugger
+    from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
     PrecisionDebugger._instance = None
     yield

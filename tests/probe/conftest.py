@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def own_debugger() -> Iterator[None]:
     """A process without a debugger, and no trace of the test's own behind it."""
     from msprobe_engine.core import log
-    from msprobe_integrations.torch.debugger import PrecisionDebugger
+    from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
     PrecisionDebugger._instance = None
     log.forget_warnings()

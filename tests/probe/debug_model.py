@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from msprobe_engine.formats.dump.reader import StepDump, open_dump
-from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
 
 class Net(nn.Module):

@@ -158,7 +158,7 @@ def train_with_probe(
         before_close: what else is to be known, asked of the probe when all steps are written.
         before_step: what somebody does to the run before some of the steps, when all earlier ones are written.
     """
-    from msprobe_integrations.torch.probe import TorchProbe
+    from msprobe_integrations.torch.monitor.probe import TorchProbe
 
     probe = TorchProbe(setup)
     job = gpt.Job(TINY)

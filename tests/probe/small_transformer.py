@@ -43,7 +43,7 @@ class Transformer(nn.Module):
 
 def train(config: dict[str, Any], steps: int = 2) -> list[Path]:
     """Some steps under the debugger as rank 0; returns the directories of the dumped ones, in order."""
-    from msprobe_integrations.torch.debugger import PrecisionDebugger
+    from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
     torch.manual_seed(0)
     model = Transformer()

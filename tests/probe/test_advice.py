@@ -11,7 +11,7 @@ from torch import nn
 
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 
 def train(case: str, directory: Path, monitor: MonitorSettings) -> None:

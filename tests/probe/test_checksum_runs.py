@@ -19,8 +19,8 @@ from msprobe_engine.core.settings.schema import DumpSettings, IncidentSettings, 
 from msprobe_engine.core.statistics import rows
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.probe.sinks.base import Sink
-from msprobe_integrations.torch.debugger import PrecisionDebugger
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "dump"))
 import existing_tool

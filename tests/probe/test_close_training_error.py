@@ -8,7 +8,7 @@ import pytest
 
 from msprobe_engine.core.guard import of_training
 from msprobe_engine.core.settings.load import load_settings
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 
 def test_close_ends_everything_before_it_gives_the_error_on(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 from msprobe_engine.core.errors import SettingsError, UsageError
 from msprobe_engine.formats.dump.reader import StepDump, open_dump
-from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
 pytestmark = pytest.mark.framework
 
@@ -188,7 +188,7 @@ SCRIPT = """
 import sys, torch
 sys.path.insert(0, {here!r})
 import probe_ranks as pr
-from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 debugger = PrecisionDebugger({config!r})
 job = pr.gpt.Job(pr.TINY)
 for step in range(2):

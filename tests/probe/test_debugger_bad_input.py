@@ -13,7 +13,7 @@ import pytest
 from debug_model import Net, config
 
 from msprobe_engine.core.errors import SettingsError
-from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]
 

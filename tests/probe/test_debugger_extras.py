@@ -15,7 +15,7 @@ from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
 pytestmark = pytest.mark.framework
 
@@ -142,7 +142,7 @@ def _distributed(directory: Path) -> None:
 
     from msprobe_engine.core.guard import Faults
     from msprobe_engine.core.settings.schema import LoadSettings
-    from msprobe_integrations.torch.replay import Replay
+    from msprobe_integrations.torch.dump.replay import Replay
 
     rank = torch.distributed.get_rank()
     data = directory / f"d/step0/rank{rank}/dump_tensor_data"
@@ -221,7 +221,7 @@ def _kernels(directory: Path) -> None:
     import os
     from unittest.mock import Mock
 
-    from msprobe_integrations.torch import kernel_dump
+    from msprobe_integrations.torch.ascend import kernel_dump
 
     (directory / "pid").write_text(str(os.getpid()))
     tool = Mock(spec=["synchronize", "init_dump", "set_dump", "finalize_dump"])

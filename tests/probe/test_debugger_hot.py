@@ -15,7 +15,7 @@ from debug_model import Net, config, names, steps, x
 
 from msprobe_engine.core.settings import hot
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from msprobe.pytorch import PrecisionDebugger as Public
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]
 

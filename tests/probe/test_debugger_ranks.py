@@ -14,7 +14,7 @@ from debug_model import Net, config, names, x
 from torch.nn.parallel import DistributedDataParallel
 
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
 pytestmark = pytest.mark.framework
 

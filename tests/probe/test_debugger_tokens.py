@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]
 

@@ -15,7 +15,7 @@ from debug_model import Net, config, x
 from msprobe_engine.core import log
 from msprobe_engine.core.errors import NothingCapturedError
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \(\d+\)(?: \[rank \d+\])? \[(DEBUG|INFO|WARNING|ERROR)\] (.*)")

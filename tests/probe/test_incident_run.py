@@ -16,7 +16,7 @@ from torch import nn
 
 from msprobe_engine.core.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
 BAD_STEP = 3

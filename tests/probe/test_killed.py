@@ -17,8 +17,8 @@ from msprobe_engine.cli.main import main
 from msprobe_engine.core.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
-from msprobe_integrations.torch.debugger import PrecisionDebugger
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
 DEATH = 4

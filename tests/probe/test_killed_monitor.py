@@ -32,7 +32,7 @@ from msprobe_engine.core.settings.schema import (
 )
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
 STEPS = 12

@@ -14,9 +14,9 @@ from torch import nn
 
 from msprobe_engine.core.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_integrations.torch.capture import Capture
-from msprobe_integrations.torch.debugger import PrecisionDebugger
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.capture.level import Capture
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
 
@@ -33,7 +33,7 @@ import sys
 sys.path.insert(0, {here!r})
 from pathlib import Path
 import probe_ranks as pr, test_life
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 probe = TorchProbe(test_life.settings(Path({output!r})))
 job = pr.gpt.Job(pr.TINY)
 probe.attach(job.model, job.optimizer)

@@ -25,7 +25,7 @@ from msprobe_engine.core.settings.schema import (
 )
 from msprobe_engine.probe.pending_steps import RowsEdit
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
 EVERYTHING = MonitorSettings(

@@ -28,8 +28,8 @@ from msprobe_engine.core.settings.schema import (
     TensorBoardSettings,
 )
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_integrations.torch.debugger import PrecisionDebugger
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
 STEPS = 12

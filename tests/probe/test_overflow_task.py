@@ -11,7 +11,7 @@ import torch
 
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from msprobe_engine.core.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings
-from msprobe_integrations.torch.debugger import PrecisionDebugger
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
 STEPS = 6

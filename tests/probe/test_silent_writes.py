@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]
 

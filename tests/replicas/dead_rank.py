@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "monitor_torch"))
 import parameter_cases as pc
 
 from msprobe_engine.core.settings.schema import JsonLinesSettings, MonitorSettings, ProbeSettings, RuleSettings, SinkSettings
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 LAST = 5
 when, output, init = sys.argv[1:]

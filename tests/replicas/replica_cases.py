@@ -24,7 +24,7 @@ from msprobe_engine.core.settings.schema import (
     SinkSettings,
 )
 from msprobe_engine.probe.sinks.base import Sink
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 
 class Said(NamedTuple):

@@ -14,7 +14,7 @@ import time
 import torch.distributed as dist
 
 from msprobe_engine.core.statistics import rows as R
-from msprobe_integrations.torch.merge import MergeFailed, RowExchange
+from msprobe_integrations.torch.ranks.merge import MergeFailed, RowExchange
 
 number, init = signal.Signals[sys.argv[1]], sys.argv[2]
 child = os.fork()

@@ -40,11 +40,11 @@ from msprobe_engine.core.settings.schema import (
 )
 from msprobe_engine.core.statistics import rows as R
 from msprobe_engine.probe.sinks.base import Sink
-from msprobe_integrations.common.parameter_watch import ParameterWatch
-from msprobe_integrations.torch.group_members import Members, Rendezvous
-from msprobe_integrations.torch.merge import RowExchange
-from msprobe_integrations.torch.probe import TorchProbe
-from msprobe_integrations.torch.step_exchange import ABSENT_AT_END
+from msprobe_integrations.common.parameters.watch import ParameterWatch
+from msprobe_integrations.torch.monitor.probe import TorchProbe
+from msprobe_integrations.torch.ranks.group_members import Members, Rendezvous
+from msprobe_integrations.torch.ranks.merge import RowExchange
+from msprobe_integrations.torch.ranks.step_exchange import ABSENT_AT_END
 
 pytestmark = pytest.mark.framework
 STEPS = 16

@@ -9,9 +9,9 @@ import numpy as np
 import torch.distributed as dist
 from forkpool import run_ranks
 
-from msprobe_integrations.common.replica_channel import Difference
-from msprobe_integrations.torch import replica_channel
-from msprobe_integrations.torch.replica_channel import Channel
+from msprobe_integrations.common.ranks.replica_channel import Difference
+from msprobe_integrations.torch.ranks import replica_channel
+from msprobe_integrations.torch.ranks.replica_channel import Channel
 
 Check = dict[int, tuple[list[int], list[bool]]]
 Answer = list[tuple[int, list[int] | None, list[bool] | None]]

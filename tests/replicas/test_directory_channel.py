@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from msprobe_integrations.common.directory_channel import DirectoryChannel, differing
-from msprobe_integrations.common.replica_channel import Difference
+from msprobe_integrations.common.ranks.directory_channel import DirectoryChannel, differing
+from msprobe_integrations.common.ranks.replica_channel import Difference
 
 CONTENTS = ["a", "b", "c"]
 

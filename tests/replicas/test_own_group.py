@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from forkpool import run_ranks
 
-from msprobe_integrations.torch.own_group import check_gloo
+from msprobe_integrations.torch.ranks.own_group import check_gloo
 
 pytestmark = pytest.mark.framework
 
@@ -44,9 +44,9 @@ def test_a_group_leaves_files_to_the_training() -> None:
 ENDING = """
 import os, sys, time
 import torch, torch.distributed as dist
-from msprobe_integrations.torch import step_exchange  # which takes groups apart when the process ends
-from msprobe_integrations.torch.group_members import Rendezvous
-from msprobe_integrations.torch.own_group import OwnGroup
+from msprobe_integrations.torch.ranks import step_exchange # which takes groups apart when the process ends
+from msprobe_integrations.torch.ranks.group_members import Rendezvous
+from msprobe_integrations.torch.ranks.own_group import OwnGroup
 
 ended, answered = os.pipe(), os.pipe()
 child = os.fork()

@@ -18,9 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from msprobe_engine.core import log
 from msprobe_engine.core.settings.schema import ReplicaCheckSettings, RuleSettings
-from msprobe_integrations.common import exits
-from msprobe_integrations.torch.probe import TorchProbe
-from msprobe_integrations.torch.replica_channel import Channel
+from msprobe_integrations.common.shutdown import exits
+from msprobe_integrations.torch.monitor.probe import TorchProbe
+from msprobe_integrations.torch.ranks.replica_channel import Channel
 
 pytestmark = pytest.mark.framework
 SMALL = "a.weight"

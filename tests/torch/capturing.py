@@ -14,7 +14,7 @@ from msprobe_engine.core.statistics.rows import Statistics, read
 from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_engine.probe.writer import Writer
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.capture import Capture
+from msprobe_integrations.torch.capture.level import Capture
 
 
 class Block(nn.Module):

@@ -19,8 +19,13 @@ import torch
 
 from msprobe_engine.core.statistics import histograms, host_kernel, pairs, rows
 from msprobe_integrations.torch import backend as backend_module
-from msprobe_integrations.torch import derived, device_check, device_kernel, device_launch, device_trust, pairkernels
 from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.statistics import derived
+from msprobe_integrations.torch.statistics import pair_kernels as pairkernels
+from msprobe_integrations.torch.statistics.device import check as device_check
+from msprobe_integrations.torch.statistics.device import kernel as device_kernel
+from msprobe_integrations.torch.statistics.device import launch as device_launch
+from msprobe_integrations.torch.statistics.device import trust as device_trust
 
 calls: list[str] = []
 """Kernels started by addresses."""
@@ -35,7 +40,7 @@ def at(address: int, dtype: torch.dtype, n: int) -> torch.Tensor:
 
 
 def interpreted(_compiled: Any, constants: dict[str, Any]) -> Callable[..., None]:
-    """`device_launch.bind` of a kernel that is interpreted."""
+    """`device.launch.bind` of a kernel that is interpreted."""
 
     def row(programs: int, data: int, out: int, n: int, *numbers: int) -> None:
         bits, words = at(data, _BITS[constants["SIZE"]], n), at(out, torch.int64, programs * rows.WORDS)
@@ -224,7 +229,7 @@ def of_any_strides() -> dict[str, Any]:
     the largest new memory of torch."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from msprobe_integrations.torch import statistics
+    from msprobe_integrations.torch.statistics import rows as statistics
 
     statistics.PIECE = 1 << 9
     found: dict[str, Any] = {"wrong": [], "largest": 0, "limit": 6000}

@@ -23,7 +23,7 @@ from torch import nn
 import msprobe_engine
 from msprobe.pytorch import PrecisionDebugger
 from msprobe_engine.core.settings.schema import JsonLinesSettings, MonitorSettings, ProbeSettings, SinkSettings
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 MODE, COUNT = sys.argv[1], int(sys.argv[2])
 OURS = str(Path(msprobe_engine.__file__).parents[1] / "msprobe")

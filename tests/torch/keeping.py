@@ -16,7 +16,7 @@ from msprobe_engine.formats.dump.writing.template import Options
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
 from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.keep import Keeper, template
+from msprobe_integrations.torch.dump.keep import Keeper, template
 
 FORMATS = ("files", "packed")
 

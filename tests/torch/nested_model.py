@@ -19,7 +19,7 @@ from torch import nn
 
 from msprobe.pytorch import PrecisionDebugger
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings, ProbeSettings, SinkSettings
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 
 class Block(nn.Module):

@@ -24,7 +24,7 @@ from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, M
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.probe.sinks.base import Sink
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 BAD = 3
 STEPS = 6

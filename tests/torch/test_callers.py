@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grad_value_ as value_taken_early
 from torch.utils.checkpoint import checkpoint
 
 from msprobe_engine.formats.dump.writing.template import LayoutCache, Options
-from msprobe_integrations.common.stacks import walk_python
+from msprobe_integrations.common.capture.stacks import walk_python
 
 # Call stacks: the first line is whose call it is, without frames of the probe or of torch's way of calling.
 

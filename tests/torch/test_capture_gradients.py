@@ -118,7 +118,7 @@ def test_gradients_come_after_the_window_was_closed() -> None:
     from msprobe_engine.probe.pipeline import Pipeline
     from msprobe_engine.probe.writer import Writer
     from msprobe_integrations.torch.backend import TorchBackend
-    from msprobe_integrations.torch.capture import Capture
+    from msprobe_integrations.torch.capture.level import Capture
 
     model = Net()
     faults = Faults(strict=True)

@@ -13,10 +13,10 @@ import torch
 
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.statistics import host_kernel, rows
-from msprobe_integrations.torch import checksums
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.checksums import Staging
-from msprobe_integrations.torch.statistics import CODES
+from msprobe_integrations.torch.statistics import checksums
+from msprobe_integrations.torch.statistics.checksums import Staging
+from msprobe_integrations.torch.statistics.rows import CODES
 from msprobe_integrations.torch.testing import EarlyRead, ProbeDevice, reads_forbidden
 
 

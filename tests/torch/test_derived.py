@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.records import TensorRef
 from msprobe_engine.core.statistics import columns, histograms, host_kernel, rows
-from msprobe_integrations.torch import derived, statistics
 from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.statistics import derived
+from msprobe_integrations.torch.statistics import rows as statistics
 from msprobe_integrations.torch.testing import ProbeDevice, reads_forbidden
 
 Move = Callable[[Any], Any]
@@ -203,7 +204,7 @@ def test_unknown_updates() -> None:
 
 def test_a_step_that_lies_on_the_device_is_used_there() -> None:
     """The bias correction of a step tensor on a device is a tensor there, made when an operator needs it, and equals that of the number."""
-    from msprobe_integrations.torch.derived import _TORCH
+    from msprobe_integrations.torch.statistics.derived import _TORCH
 
     step = _TORCH.number(_Elsewhere(torch.tensor(3.0)))
     assert isinstance(step, torch.Tensor)

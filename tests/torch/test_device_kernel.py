@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from msprobe_engine.core import log
 from msprobe_engine.core.statistics import host_kernel, rows
-from msprobe_integrations.torch import device_trust, statistics
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.statistics import CODES, DeviceRows, Taker, host_flags
+from msprobe_integrations.torch.statistics import rows as statistics
+from msprobe_integrations.torch.statistics.device import trust as device_trust
+from msprobe_integrations.torch.statistics.rows import CODES, DeviceRows, Taker, host_flags
 
 KINDS = [dtype for dtype in CODES if not dtype.is_complex]
 INTEGER_WORDS = [rows.NANS, rows.POS_INF, rows.NEG_INF, rows.ZEROS, rows.DIGEST, rows.IMIN, rows.IMAX]
@@ -32,7 +33,8 @@ triton_here = pytest.mark.skipif(importlib.util.find_spec("triton") is None, rea
 def serve() -> None:
     """Answer requests on stdin: a line of JSON and the bytes of a tensor; the 128 bytes of its row come back. Runs in a process whose
     environment makes Triton interpret its kernels."""
-    from msprobe_integrations.torch import device_kernel, device_launch
+    from msprobe_integrations.torch.statistics.device import kernel as device_kernel
+    from msprobe_integrations.torch.statistics.device import launch as device_launch
 
     while line := sys.stdin.buffer.readline():
         ask = json.loads(line)
@@ -236,7 +238,8 @@ COMPILE = """
 import json, torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from msprobe_integrations.torch import device_histogram as h, device_kernel as k
+from msprobe_integrations.torch.statistics.device import histogram as h
+from msprobe_integrations.torch.statistics.device import kernel as k
 
 pointers = {1: "*u8", 2: "*i16", 4: "*i32", 8: "*i64"}
 
@@ -313,7 +316,7 @@ def test_compiles_for_gpus(tmp_path: Any) -> None:
 CHECK = """
 import sys, torch
 from msprobe_engine.core.statistics import host_kernel
-from msprobe_integrations.torch import device_check as k
+from msprobe_integrations.torch.statistics.device import check as k
 
 cpu = torch.device("cpu")
 every = 1 | host_kernel.WANT_MOMENTS | host_kernel.want_below(1.25)

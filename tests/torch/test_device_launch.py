@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core import log
-from msprobe_integrations.torch import device_trust
+from msprobe_integrations.torch.statistics.device import trust as device_trust
 
 triton_here = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
@@ -112,7 +112,7 @@ def test_pairs_are_reduced_by_one_kernel(found: dict[str, Any]) -> None:
 def test_fewer_dimensions_hold_the_same_elements(shape: list[int], order: list[int], cut: bool, expanded: int, in_order: bool) -> None:
     """Collapsed sizes and strides walk over the places of the tensor's elements, in its order where that is asked for."""
     pytest.importorskip("triton")
-    from msprobe_integrations.torch import device_launch
+    from msprobe_integrations.torch.statistics.device import launch as device_launch
 
     base = torch.arange(int(np.prod([n + 1 for n in shape])) if shape else 1).view([n + 1 for n in shape] if shape else [])
     tensor = base[tuple(slice(0, n) if cut else slice(1, n + 1) for n in shape)].permute([i for i in order if i < len(shape)])
@@ -133,7 +133,7 @@ def test_a_compiled_kernel_is_called_as_its_version_of_triton_calls_it(
     version: str, by_address: bool, constants: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Grid, stream, function, metadata, no hooks, arguments; compile-time arguments from 3.3 on. A version not known is not called so."""
-    from msprobe_integrations.torch import device_launch
+    from msprobe_integrations.torch.statistics.device import launch as device_launch
 
     seen: list[Any] = []
     monkeypatch.setattr(device_launch.triton, "__version__", version)

@@ -15,10 +15,10 @@ from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.records import Frame
 from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_engine.probe.writer import Writer
-from msprobe_integrations.common.doors import Door
-from msprobe_integrations.torch.api import ApiCapture
+from msprobe_integrations.common.hooks.doors import Door
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.capture import Capture
+from msprobe_integrations.torch.capture.api import ApiCapture
+from msprobe_integrations.torch.capture.level import Capture
 
 
 def marking(name: str) -> Any:

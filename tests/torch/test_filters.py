@@ -15,11 +15,11 @@ from torch import nn
 
 from msprobe_engine.core.records import Frame
 from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
-from msprobe_integrations.common.filters import RecordFilter
-from msprobe_integrations.common.stacks import Stacks
+from msprobe_integrations.common.capture.filters import RecordFilter
+from msprobe_integrations.common.capture.stacks import Stacks
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.graph_tasks import current_graph_task
-from msprobe_integrations.torch.modules import ModuleCapture
+from msprobe_integrations.torch.capture.modules import ModuleCapture
+from msprobe_integrations.torch.hooks.graph_tasks import current_graph_task
 
 
 class Net(nn.Module):

@@ -15,7 +15,7 @@ from capturing import capture, entries, stat
 from torch import nn
 
 from msprobe.pytorch import TorchProbe
-from msprobe_integrations.torch import graphed
+from msprobe_integrations.torch.hooks import graphed
 
 
 class Block(nn.Module):

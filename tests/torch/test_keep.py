@@ -13,9 +13,9 @@ from keeping import FORMATS, Keeping, bits, saved
 from msprobe_engine.core.records import Entry
 from msprobe_engine.core.settings.schema import SliceSettings
 from msprobe_engine.formats.tensors.reader import not_saved
-from msprobe_integrations.torch import keep
-from msprobe_integrations.torch.slices import Slices
-from msprobe_integrations.torch.structure import convert
+from msprobe_integrations.torch.dump import keep
+from msprobe_integrations.torch.tensors.slices import Slices
+from msprobe_integrations.torch.tensors.structure import convert
 from msprobe_integrations.torch.testing import ProbeDevice, reads_forbidden
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool",

@@ -30,8 +30,8 @@ from msprobe_engine.core.settings.schema import DumpSettings, IncidentSettings, 
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.debugger import PrecisionDebugger
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
+from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 
 def train(config: dict[str, Any], directory: Path, steps: int = 2, watch: Callable[[int], None] = lambda _: None) -> list[torch.Tensor]:
@@ -165,7 +165,7 @@ def test_probe(tmp_path: Path) -> None:
 KILLED = """
     import os, sys, torch
     from torch import nn
-    from msprobe_integrations.torch.debugger import PrecisionDebugger
+    from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
     debugger = PrecisionDebugger(sys.argv[1])
     model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
     debugger.start(model)
@@ -333,7 +333,7 @@ RUN = """
     import sys
     import torch
     from torch import nn
-    from msprobe_integrations.torch.debugger import PrecisionDebugger
+    from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
     torch.set_num_threads(1)
     debugger = PrecisionDebugger(sys.argv[1])
     model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(6)))

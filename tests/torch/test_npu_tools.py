@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from msprobe.pytorch import AclGraphDumper, acl_save, set_fx_dump_config, set_ge_dump_config
 from msprobe_engine.core.errors import SinkError, UsageError
 from msprobe_engine.core.guard import Faults
-from msprobe_integrations.torch.graph_modes import fill_fx, fill_ge
-from msprobe_integrations.torch.kernel_dump import KernelDump, npu_tool
+from msprobe_integrations.torch.ascend.graph_modes import fill_fx, fill_ge
+from msprobe_integrations.torch.ascend.kernel_dump import KernelDump, npu_tool
 
 # Level L2: the device's tool is driven around one API call. The tool here notes what it is told and what runs meanwhile.
 

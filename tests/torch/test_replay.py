@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.settings.schema import LoadSettings
-from msprobe_integrations.torch.replay import Replay
+from msprobe_integrations.torch.dump.replay import Replay
 
 
 class Pair(NamedTuple):

@@ -16,9 +16,9 @@ from msprobe_engine.core.statistics import rows
 from msprobe_engine.core.statistics.rows import read
 from msprobe_engine.formats.dump.writing import text
 from msprobe_engine.formats.dump.writing.template import LayoutCache, Options
-from msprobe_integrations.torch import describe, quantized
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.monitor.probe import TorchProbe
+from msprobe_integrations.torch.tensors import describe, quantized
 
 # Tensors that hold codes and scales: what counts is the values that they stand for.
 

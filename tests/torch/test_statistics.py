@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from msprobe_engine.core.settings.schema import SliceSettings
 from msprobe_engine.core.statistics import host_kernel, rows
 from msprobe_engine.core.statistics.digest import digest_array
-from msprobe_integrations.common.row_memory import MemoryPool, RowBuffer
-from msprobe_integrations.torch import statistics
+from msprobe_integrations.common.statistics.row_memory import MemoryPool, RowBuffer
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.slices import Slices
-from msprobe_integrations.torch.statistics import CODES, DeviceRows, Taker, host_flags, reduce_device
+from msprobe_integrations.torch.statistics import rows as statistics
+from msprobe_integrations.torch.statistics.rows import CODES, DeviceRows, Taker, host_flags, reduce_device
+from msprobe_integrations.torch.tensors.slices import Slices
 from msprobe_integrations.torch.testing import ProbeDevice, reads_forbidden
 
 # Rows by torch operators and the memory they lie in.

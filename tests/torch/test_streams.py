@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from msprobe_integrations.torch import keep, pending, streams
-from msprobe_integrations.torch.checksums import _Block
+from msprobe_integrations.torch.dump import keep
+from msprobe_integrations.torch.statistics import pending, streams
+from msprobe_integrations.torch.statistics.checksums import _Block
 
 # Rows of a step leave a device only after every stream that wrote them.
 

@@ -13,9 +13,14 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from msprobe_engine.core.statistics import histograms, host_kernel, pairs, rows
-from msprobe_integrations.torch import checksums, derived, devices, feature_math, grad_signs, pairkernels, statistics
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.statistics import DeviceRows, Taker, host_flags, reduce_cpu, reduce_device
+from msprobe_integrations.torch.gradient_probe import signs as grad_signs
+from msprobe_integrations.torch.monitor import feature_math
+from msprobe_integrations.torch.statistics import checksums, derived
+from msprobe_integrations.torch.statistics import pair_kernels as pairkernels
+from msprobe_integrations.torch.statistics import rows as statistics
+from msprobe_integrations.torch.statistics.rows import DeviceRows, Taker, host_flags, reduce_cpu, reduce_device
+from msprobe_integrations.torch.tensors import devices
 
 SMALLER = 128
 LIMIT = (64 << 20) // SMALLER

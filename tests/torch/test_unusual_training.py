@@ -23,8 +23,8 @@ from msprobe_engine.core.settings.schema import IncidentSettings, MonitorSetting
 from msprobe_engine.probe.incident.notify import SilentNotifier, StoreNotifier
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.probe import TorchProbe
-from msprobe_integrations.torch.structure import MAX_VALUES, convert
+from msprobe_integrations.torch.monitor.probe import TorchProbe
+from msprobe_integrations.torch.tensors.structure import MAX_VALUES, convert
 
 
 class TwoHeads(nn.Module):

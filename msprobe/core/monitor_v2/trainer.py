@@ -7,6 +7,6 @@ from msprobe_engine.core.errors import MissingExtraError
 if find_spec("torch") is None:
     raise MissingExtraError("torch", "torch", "TrainerMonitorV2")
 
-from msprobe_integrations.torch.trainer_monitor_v2 import TrainerMonitorV2
+from msprobe_integrations.torch.compat.trainer_monitor_v2 import TrainerMonitorV2
 
 __all__ = ["TrainerMonitorV2"]

@@ -16,8 +16,10 @@ from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.model import Job
 from msprobe_integrations.doctor.modes import probing
-from msprobe_integrations.torch import derived, device_trust, feature_math
 from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.monitor import feature_math
+from msprobe_integrations.torch.statistics import derived
+from msprobe_integrations.torch.statistics.device import trust as device_trust
 
 LIMIT = 64 << 20
 _MIB = float(1 << 20)

@@ -15,7 +15,7 @@ import torch
 
 from msprobe_engine.core.statistics import host_kernel
 from msprobe_engine.workflow.doctor import Line
-from msprobe_integrations.common.update_pairs import Pair
+from msprobe_integrations.common.parameters.update_pairs import Pair
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.model import Job
 from msprobe_integrations.doctor.modes import MONITOR, probing

@@ -10,15 +10,15 @@ import torch
 
 from msprobe_engine.core.statistics import histograms, host_kernel, pairs
 from msprobe_engine.workflow.doctor import Line
-from msprobe_integrations.common.update_pairs import Pair
+from msprobe_integrations.common.parameters.update_pairs import Pair
 from msprobe_integrations.doctor import kernels
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.kernels import Way
 from msprobe_integrations.doctor.numbers.reduction import Found, compare, judge, random_bits, reference, tolerance_of
-from msprobe_integrations.torch import feature_math
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.pairkernels import Correction
-from msprobe_integrations.torch.statistics import CODES
+from msprobe_integrations.torch.monitor import feature_math
+from msprobe_integrations.torch.statistics.pair_kernels import Correction
+from msprobe_integrations.torch.statistics.rows import CODES
 
 OPERATIONS = {"agreement": pairs.AGREE, "ratio of Adam": pairs.RATIO, "update": pairs.LINEAR, "sign of the update": pairs.SIGN}
 TYPES = (("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16"), ("float16", "float32"), ("float64", "float32"))

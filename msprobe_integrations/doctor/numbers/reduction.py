@@ -18,7 +18,7 @@ from msprobe_integrations.doctor import kernels
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.kernels import Way
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.statistics import CODES
+from msprobe_integrations.torch.statistics.rows import CODES
 
 FAMILIES = {
     "floats": ("bfloat16", "float32", "float16", "float64"),

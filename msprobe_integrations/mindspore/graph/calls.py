@@ -16,15 +16,15 @@ import numpy.typing as npt
 
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.records import Entry, TensorRef
-from msprobe_integrations.common.calls import Call
-from msprobe_integrations.common.descriptions import intern
-from msprobe_integrations.common.filters import BACKWARD, FORWARD
-from msprobe_integrations.mindspore.cells import CellInfo
+from msprobe_integrations.common.capture.calls import Call
+from msprobe_integrations.common.capture.descriptions import intern
+from msprobe_integrations.common.capture.filters import BACKWARD, FORWARD
+from msprobe_integrations.mindspore.capture.cells import CellInfo
+from msprobe_integrations.mindspore.capture.recorder import Recorder
 from msprobe_integrations.mindspore.graph import notes
 from msprobe_integrations.mindspore.graph.notes import ContainerNode, TensorNode
 from msprobe_integrations.mindspore.graph.probes import NO_TOKEN
-from msprobe_integrations.mindspore.memory import TYPE
-from msprobe_integrations.mindspore.recorder import Recorder
+from msprobe_integrations.mindspore.tensors.memory import TYPE
 
 PART = "static graph"
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from mindspore import _c_expression, nn
 
 from msprobe_engine.core.guard import raise_of_training
-from msprobe_integrations.common.doors import Doors
+from msprobe_integrations.common.hooks.doors import Doors
 from msprobe_integrations.mindspore.environment import api_module
 
 GRADIENTS = "gradients"

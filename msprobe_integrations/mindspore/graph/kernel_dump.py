@@ -24,15 +24,15 @@ from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_engine.formats.tensors.blocks import open_file, whole
 from msprobe_engine.formats.tensors.kernel_files import STATISTIC, KernelFile, in_order, kernel_calls, kernel_directories, kernel_files
 from msprobe_engine.probe.pipeline import Pipeline
-from msprobe_integrations.common.focus import ModuleRecords
-from msprobe_integrations.mindspore.autograd import settle
-from msprobe_integrations.mindspore.cells import CellCapture
+from msprobe_integrations.common.dump.focus import ModuleRecords
+from msprobe_integrations.mindspore.capture.cells import CellCapture
+from msprobe_integrations.mindspore.capture.recorder import Recorder
 from msprobe_integrations.mindspore.graph import kernel_config
 from msprobe_integrations.mindspore.graph.calls import HostArray
 from msprobe_integrations.mindspore.graph.compiles import CompileWatch
-from msprobe_integrations.mindspore.job import Job
+from msprobe_integrations.mindspore.hooks.autograd import settle
 from msprobe_integrations.mindspore.models import as_list
-from msprobe_integrations.mindspore.recorder import Recorder
+from msprobe_integrations.mindspore.ranks.job import Job
 
 PART = "kernel dump"
 _BFLOAT16 = "BFloat16"

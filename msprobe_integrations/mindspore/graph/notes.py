@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from mindspore import ops
 
 from msprobe_engine.core.records import Opaque, TensorRef
-from msprobe_integrations.mindspore.structure import convert
+from msprobe_integrations.mindspore.capture.structure import convert
 
 INPUT, OUTPUT, GRAD_OF_INPUT, GRAD_OF_OUTPUT, PARAMETER = range(5)
 """What a place is part of. Its gradient is two further."""

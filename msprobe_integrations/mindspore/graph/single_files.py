@@ -17,7 +17,7 @@ from msprobe_engine.core import log, names
 from msprobe_engine.core.errors import ProbeError
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
-from msprobe_integrations.mindspore.job import Job
+from msprobe_integrations.mindspore.ranks.job import Job
 
 _ids = itertools.count()
 _lock = threading.Lock()

@@ -20,7 +20,7 @@ from msprobe_engine.core import log
 from msprobe_integrations import reliance
 from msprobe_integrations.accelerate import autoload
 from msprobe_integrations.accelerate.reliance import TABLE
-from msprobe_integrations.torch import owner
+from msprobe_integrations.torch.training import owner
 
 pytestmark = pytest.mark.framework
 

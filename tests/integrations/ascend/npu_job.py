@@ -23,7 +23,7 @@ from torch import nn  # noqa: E402
 from msprobe_engine.core.records import Frame  # noqa: E402
 from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings  # noqa: E402
 from msprobe_engine.core.statistics import rows  # noqa: E402
-from msprobe_integrations.torch.probe import TorchProbe  # noqa: E402
+from msprobe_integrations.torch.monitor.probe import TorchProbe  # noqa: E402
 
 MONITOR = MonitorSettings(
     activations=True,
@@ -127,8 +127,8 @@ def dump() -> Any:
 
 def randomness() -> Any:
     """Random states and seeds."""
-    from msprobe_integrations.torch.job import Job
-    from msprobe_integrations.torch.seeds import seed_all, undo_seed_all
+    from msprobe_integrations.torch.randomness.seeds import seed_all, undo_seed_all
+    from msprobe_integrations.torch.ranks.job import Job
 
     generator = python_npu.generator()
     state = Job().random_state()
@@ -144,7 +144,7 @@ def randomness() -> Any:
 
 def tensors() -> Any:
     """Task tensor: files of tensors of the device."""
-    from msprobe_integrations.torch.debugger import PrecisionDebugger
+    from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
     place = tempfile.mkdtemp()
     training = Training(DEVICE)
@@ -171,7 +171,8 @@ def tensors() -> Any:
 
 def devices() -> Any:
     """What the config check writes down of devices and random streams."""
-    from msprobe_integrations.torch import config_random, config_system
+    from msprobe_integrations.torch.config import random_states as config_random
+    from msprobe_integrations.torch.config import system as config_system
 
     calls = config_random.TorchRandomCalls()
     calls.start()
@@ -218,8 +219,8 @@ def formats() -> Any:
     """Tensors in a private format: rows, files, messages."""
     import torch_npu
 
-    from msprobe_integrations.torch import describe
     from msprobe_integrations.torch.backend import TorchBackend
+    from msprobe_integrations.torch.tensors import describe
 
     backend = TorchBackend()
     plain = torch.arange(1.0, 13.0).reshape(3, 4).to(DEVICE)
@@ -244,7 +245,7 @@ def formats() -> Any:
 
 def overflow() -> Any:
     """What a device that does not saturate says of its flag: it is not asked, unless torch_npu says that it is forced to keep one."""
-    from msprobe_integrations.torch.overflow import NpuOverflow
+    from msprobe_integrations.torch.ascend.overflow import NpuOverflow
 
     utils = torch.npu.utils  # type: ignore[attr-defined]
     earlier, os.environ["FORCE_OVERFLOW_CHECK"] = utils.is_support_inf_nan, "1"

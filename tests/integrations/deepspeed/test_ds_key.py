@@ -17,7 +17,7 @@ from forkpool import run_ranks
 from msprobe_engine.core.errors import SettingsError
 from msprobe_integrations.autoload import request
 from msprobe_integrations.deepspeed import autoload, key
-from msprobe_integrations.torch import owner
+from msprobe_integrations.torch.training import owner
 
 pytestmark = pytest.mark.framework
 PROBE = "monitor: {activations: true}\nsinks: {memory: true, csv: {enabled: false}}\nincident: {enabled: false}\n"

@@ -14,7 +14,7 @@ import torch
 from forkpool import run_ranks
 
 from msprobe_integrations.deepspeed import key
-from msprobe_integrations.torch import owner
+from msprobe_integrations.torch.training import owner
 
 pytestmark = pytest.mark.framework
 PAGE = (Path(__file__).parents[3] / "docs" / "frameworks" / "deepspeed.md").read_text()

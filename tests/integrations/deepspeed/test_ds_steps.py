@@ -19,7 +19,7 @@ from harness.run import ask, write_settings
 
 from msprobe_engine.core.settings.schema import MonitorSettings
 from msprobe_integrations.deepspeed.callback import DeepSpeedCallback
-from msprobe_integrations.torch import owner
+from msprobe_integrations.torch.training import owner
 
 pytestmark = pytest.mark.framework
 ACTIVATIONS = {"monitor": MonitorSettings(activations=True)}

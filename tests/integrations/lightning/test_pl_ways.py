@@ -18,8 +18,8 @@ from harness.models import MODELS, OPTIMIZER, mlp_loss, reference
 from harness.run import ask, digest, ranks, write_settings
 
 from msprobe_integrations.lightning.callback import MsprobeCallback
-from msprobe_integrations.torch import owner
-from msprobe_integrations.torch.loop import LoopObserver
+from msprobe_integrations.torch.training import owner
+from msprobe_integrations.torch.training.loop import LoopObserver
 
 pytestmark = pytest.mark.framework
 REFERENCE = reference(TrainingCase("lightning_trainer", steps=8))

@@ -77,7 +77,7 @@ class Extension:
         """A new tensor."""
         import torch
 
-        from msprobe_integrations.torch.accuracy import references
+        from msprobe_integrations.torch.op_tools.accuracy import references
 
         with torch._C.DisableTorchFunction():
             return references.find("MindSpeed.npu_rotary_position_embedding")(x, cos, sin, mode)  # type: ignore[misc]
@@ -92,7 +92,7 @@ def install() -> Any:
     """From now on ``import torch_npu`` works; ``torch.npu`` is whatever ``torch.cuda`` is (the CPU shim). Gives what is to be kept."""
     import torch
 
-    from msprobe_integrations.torch.accuracy import references
+    from msprobe_integrations.torch.op_tools.accuracy import references
 
     sys.meta_path.insert(0, _Finder())
     torch.npu = torch.cuda  # type: ignore[attr-defined]

@@ -179,8 +179,8 @@ def test_a_fault_of_ours_leaves_the_launch(
 
 def test_beside_the_debugger_of_datadump(config: Path) -> None:
     """A `PrecisionDebugger` that a script makes ends a probe that was asked for from outside; the one that MindSpeed makes does not."""
-    from msprobe_integrations.torch import owner
-    from msprobe_integrations.torch.loop import LoopObserver
+    from msprobe_integrations.torch.training import owner
+    from msprobe_integrations.torch.training.loop import LoopObserver
 
     def claimed() -> Any:
         return owner.claim("megatron", lambda settings, file: LoopObserver(settings, file=file))

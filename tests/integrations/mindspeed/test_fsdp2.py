@@ -13,7 +13,7 @@ from torch import nn
 
 from msprobe_integrations.autoload import request
 from msprobe_integrations.mindspeed import fsdp2
-from msprobe_integrations.torch import owner
+from msprobe_integrations.torch.training import owner
 
 
 def model() -> nn.Module:

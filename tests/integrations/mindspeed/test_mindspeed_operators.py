@@ -12,7 +12,7 @@ from forkpool import run_ranks
 from mindspeed_world import STAND_IN
 
 from msprobe_integrations.autoload import imports
-from msprobe_integrations.torch import operator_libraries
+from msprobe_integrations.torch.capture import operator_libraries
 
 TESTS = Path(__file__).parents[2]
 OPERATORS = ("npu_rotary_position_embedding", "npu_gmm", "npu_moe_token_permute", "npu_matmul_add_fp32")

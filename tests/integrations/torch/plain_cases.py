@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from msprobe_engine.core.records import Frame
-from msprobe_integrations.torch import autoload, owner
-from msprobe_integrations.torch.plain_loop_sight import Sight
+from msprobe_integrations.torch import autoload
+from msprobe_integrations.torch.training import owner
+from msprobe_integrations.torch.training.plain.sight import Sight
 
 MONITOR = {"gradients": True, "parameters": True, "optimizer_states": True}
 

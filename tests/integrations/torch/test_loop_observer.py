@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings, ProbeSettings, SinkSettings
-from msprobe_integrations.torch.loop import LoopObserver
+from msprobe_integrations.torch.training.loop import LoopObserver
 
 
 def observer(place: object) -> LoopObserver:

@@ -13,8 +13,8 @@ from torch import nn
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_engine.probe.pending_steps import RowsEdit
 from msprobe_engine.probe.pipeline import CLOSE_PATIENCE
-from msprobe_integrations.common.patience import CUT_PATIENCE, LEAST
-from msprobe_integrations.torch.loop import LoopObserver
+from msprobe_integrations.common.ranks.patience import CUT_PATIENCE, LEAST
+from msprobe_integrations.torch.training.loop import LoopObserver
 
 
 class Clock:

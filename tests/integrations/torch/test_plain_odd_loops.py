@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 from msprobe_engine.core.statistics.rows import read
-from msprobe_integrations.torch import plain_loop
+from msprobe_integrations.torch.training.plain import loop as plain_loop
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> dict[str, float]:

@@ -16,11 +16,11 @@ from torch.utils.checkpoint import checkpoint
 
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.autoload import request
-from msprobe_integrations.common.doors import Door
-from msprobe_integrations.torch import owner
-from msprobe_integrations.torch.loop import LoopObserver
-from msprobe_integrations.torch.plain_loop_sight import Sight
-from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.common.hooks.doors import Door
+from msprobe_integrations.torch.monitor.probe import TorchProbe
+from msprobe_integrations.torch.training import owner
+from msprobe_integrations.torch.training.loop import LoopObserver
+from msprobe_integrations.torch.training.plain.sight import Sight
 
 
 def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int = 2) -> None:

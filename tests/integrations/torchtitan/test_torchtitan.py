@@ -12,8 +12,8 @@ from harness.frameworks import torchtitan_trainer as titan
 from harness.memory import everything, files, seen
 from harness.run import ask, ranks, write_settings
 
-from msprobe_integrations.torch import owner
-from msprobe_integrations.torch.loop import LoopObserver
+from msprobe_integrations.torch.training import owner
+from msprobe_integrations.torch.training.loop import LoopObserver
 from msprobe_integrations.torchtitan.reliance import TABLE
 
 pytestmark = pytest.mark.framework

@@ -17,8 +17,8 @@ from harness.run import ask, digest, ranks, write_settings
 from transformers import TrainerCallback
 
 from msprobe_integrations.deepspeed import autoload as deepspeed_autoload
-from msprobe_integrations.torch import owner
-from msprobe_integrations.torch.loop import LoopObserver
+from msprobe_integrations.torch.training import owner
+from msprobe_integrations.torch.training.loop import LoopObserver
 from msprobe_integrations.transformers import patches
 from msprobe_integrations.transformers.callback import MsprobeCallback
 

@@ -31,11 +31,11 @@ OF_GUARDS = ("msprobe_engine.core.guard", "msprobe_engine.core.log", "msprobe_en
 
 
 OF_USERS = (
-    "msprobe_integrations.common.containers",
-    "msprobe_integrations.common.structure",
-    "msprobe_integrations.torch.containers",
-    "msprobe_integrations.torch.describe",
-    "msprobe_integrations.torch.structure",
+    "msprobe_integrations.common.capture.containers",
+    "msprobe_integrations.common.capture.structure",
+    "msprobe_integrations.torch.tensors.containers",
+    "msprobe_integrations.torch.tensors.describe",
+    "msprobe_integrations.torch.tensors.structure",
 )
 """What asks objects of the user's: one that cannot be described is left out, and nothing is said."""
 QUIET = ("_iteration", "argument", "_asked")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.run import plain
-from msprobe_integrations.torch import owner
+from msprobe_integrations.torch.training import owner
 
 MONITOR = {"activations": True, "gradients": True, "parameters": True, "optimizer_states": True}
 

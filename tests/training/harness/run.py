@@ -32,7 +32,7 @@ from harness.spy import Norms, Spy
 from msprobe_engine.core.records import leaves
 from msprobe_engine.core.statistics.rows import read
 from msprobe_integrations.autoload import request
-from msprobe_integrations.torch import owner
+from msprobe_integrations.torch.training import owner
 
 LEVELS = ("L0", "L1", "mix")
 MONITOR = {

@@ -1,0 +1,1 @@
+"""Calls become records, for every framework."""

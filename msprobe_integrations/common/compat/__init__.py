@@ -1,0 +1,1 @@
+"""The existing tool's monitor, as far as it knows no framework."""

@@ -1,0 +1,1 @@
+"""The life of a dump and its files."""

@@ -1,0 +1,143 @@
+"""What a dump is made of in a framework: the parts that the life of a dump (`DumpRun`) asks for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.records import Entry, TensorRef
+from msprobe_engine.core.settings.schema import DumpSettings, SliceSettings
+from msprobe_engine.formats.dump.writing.tensors import TensorStore
+from msprobe_engine.probe.pipeline import Pipeline
+from msprobe_integrations.common.capture.custom_api import CustomApis
+from msprobe_integrations.common.dump.checks import ModelKind
+from msprobe_integrations.common.dump.extras import Extra
+from msprobe_integrations.common.dump.files import DumpFiles, RankedBackend
+from msprobe_integrations.common.dump.focus import Focus
+from msprobe_integrations.common.dump.saved import SavedVariables
+
+
+class DumpBackend(RankedBackend, Protocol):
+    """A backend that also fills the words of checksums."""
+
+    want_digest: bool
+    want_checksum: str
+
+
+class Capture(Protocol):
+    """What sees the calls of a step."""
+
+    on: bool
+
+    def attach(self, models: Any, anew: bool = False) -> None:
+        """Name the modules of the model (or of a list of models); `anew`: the step has just begun."""
+        ...
+
+    def open(self) -> None:
+        """Begin to see calls."""
+        ...
+
+    def pause(self) -> None:
+        """See no new calls; gradients of those that were seen still come."""
+        ...
+
+    def close(self) -> None:
+        """Take everything off."""
+        ...
+
+    def end_step(self) -> list[list[str]]:
+        """Close the step's numbering; returns the texts of all stacks."""
+        ...
+
+
+class Keeper(Protocol):
+    """What saves tensors."""
+
+    store: TensorStore
+
+    def begin_step(self, number: int) -> None: ...
+
+    def reduce(self, tensor: Any) -> TensorRef: ...
+
+    def hand_over(self, entry: Entry) -> None: ...
+
+    def end_step(self, entries: list[Entry], /) -> None: ...
+
+
+class Slices(Protocol):
+    """Cuts of tensors."""
+
+    extra: SliceSettings | None
+
+
+class DumpParts(ABC):
+    """Makes the parts. What is abstract every framework has; a method with a body is for what some have.
+
+    Attributes:
+        models: what a model is.
+        faults: isolation of failures.
+        backend: what reduces tensors.
+        files, pipeline: the way from records to files.
+        capture, keeper, slices: the parts in use, None where the settings need none.
+    """
+
+    models: ClassVar[ModelKind]
+    faults: Faults
+    backend: DumpBackend
+    files: DumpFiles
+    pipeline: Pipeline
+    capture: Capture | None
+    keeper: Keeper | None
+    slices: Slices | None
+
+    @abstractmethod
+    def make_backend(self) -> DumpBackend:
+        """What reduces tensors in this run."""
+
+    @abstractmethod
+    def make_keeper(self, dump: DumpSettings, before: Any) -> Keeper | None:
+        """What saves tensors as `dump` asks for, None when it asks for none; `before`: what did until now, under other settings."""
+
+    @abstractmethod
+    def make_capture(self, dump: DumpSettings) -> Capture:
+        """What sees the calls that the level of `dump` asks for."""
+
+    @abstractmethod
+    def make_focus(self) -> Focus:
+        """The chosen modules of the capture there is."""
+
+    @abstractmethod
+    def make_saved(
+        self, reduce: Callable[[Any], TensorRef], complete: Callable[[Entry], None], broken: Callable[[Exception], None]
+    ) -> SavedVariables:
+        """Records of ``save()``, see `SavedVariables`."""
+
+    @abstractmethod
+    def make_custom_apis(self) -> CustomApis:
+        """The functions that the user wants to see as records."""
+
+    @abstractmethod
+    def before_forward(self, model: Any, call: Callable[..., None]) -> Any:
+        """Have `call` called before each forward call of a model; returns what has a ``remove()``."""
+
+    def make_extras(self, dump: DumpSettings, root: Path) -> list[Extra]:  # noqa: ARG002  # a framework may have none
+        """What the settings ask for besides a dump.
+
+        Raises:
+            UsageError: it cannot be had here.
+        """
+        return []
+
+    def make_slices(self, dump: DumpSettings) -> Slices | None:  # noqa: ARG002
+        """The cuts that `dump` asks for."""
+        return None
+
+    def prepare(self, model: Any) -> None:
+        """``start()`` was called, and there is a model."""
+
+    def open_capture(self, capture: Any, inside: bool) -> None:  # noqa: ARG002
+        """Begin to see calls; `inside`: a forward call of the model has begun."""
+        capture.open()

@@ -1,0 +1,1 @@
+"""Section ``grad_probe``, as far as it knows no framework."""

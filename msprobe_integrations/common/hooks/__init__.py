@@ -1,0 +1,1 @@
+"""What hooks of every framework share."""

@@ -1,0 +1,1 @@
+"""The probe that is always on, and its module side, for every framework."""

@@ -1,0 +1,93 @@
+"""What a framework brings along for its probe: backend, parameters, modules, ranks, and its own part of the ends of steps and runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from msprobe_engine.core.records import TensorDescription
+    from msprobe_engine.core.settings.schema import MonitorSettings
+    from msprobe_engine.probe.incident.notify import Notifier
+    from msprobe_integrations.common.parameters.side import ParameterSide
+
+
+class OfFramework:
+    """What `Probe` asks of its subclass for a framework: what has no default has to be there, the others may.
+
+    Attributes:
+        number: description of a number that the probe works out.
+    """
+
+    number: TensorDescription
+
+    def _make_backend(self) -> Any:
+        """A `msprobe_engine.core.backend.Backend` that is a `Wanted`, too."""
+        raise NotImplementedError
+
+    def _make_parameters(self) -> ParameterSide:
+        """The parameter side."""
+        raise NotImplementedError
+
+    def _make_membership(self) -> Any:
+        """What looks at begin of every step where this rank is: ``look()``, ``close()``, ``rank``."""
+        raise NotImplementedError
+
+    def _make_run_config(self) -> Any:
+        """What writes what the run was started with: ``begin(models, optimizer, step, frame)``, ``close(seconds)``; None: nothing does."""
+        return None
+
+    def _make_plans(self) -> Any:
+        """The captures of the probe."""
+        raise NotImplementedError
+
+    def _make_watch(self, monitor: MonitorSettings | None) -> Any:
+        """What watches modules and collectives; None where the settings ask for nothing of that."""
+        raise NotImplementedError
+
+    def make_notifier(self, about: str = "") -> Notifier | None:
+        """What tells other ranks something (empty: of incidents), None for one process."""
+        raise NotImplementedError
+
+    def chunks_of(self, models: Any, optimizer: Any) -> list[Any]:
+        """What `attach` was given as a list of models. Raises `UsageError` for anything else."""
+        raise NotImplementedError
+
+    def unseen(self) -> AbstractContextManager[Any]:
+        """Operations inside are not shown to modes of the user's."""
+        raise NotImplementedError
+
+    def shield(self) -> AbstractContextManager[Any]:
+        """Operations inside are neither recorded for gradients nor shown to modes of the user's."""
+        raise NotImplementedError
+
+    def at_hand(self, value: Any) -> bool:
+        """Is this a tensor whose value can be read without a wait?"""
+        raise NotImplementedError
+
+    def finer(self, main: Any, parameter: Any) -> bool:
+        """Has the optimizer's copy of a parameter more bits than the parameter itself?"""
+        raise NotImplementedError
+
+    def _local_place(self) -> tuple[int, int]:
+        """This process among those of its node, and how many there are."""
+        return int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+    def _of_user(self) -> None:
+        """The user has made this probe himself."""
+
+    def _attached(self) -> None:
+        """`attach` has got new models, before anything looks at them."""
+
+    def _step_ends(self) -> None:
+        """A monitored step is about to be over."""
+
+    def _numbers(self, scalars: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """The numbers of a step that ends, with those that the framework knows."""
+        return scalars
+
+    def _further_ends(self) -> Iterator[Callable[[], Any]]:
+        """What is left of the framework's at the end, after all hooks are off."""
+        return iter(())

@@ -1,0 +1,400 @@
+"""What the always-on probe of a training is, whatever the framework: settings, steps, watches and their faults, and the end.
+
+A framework's probe (`TorchProbe`, `MindSporeProbe`) says what it watches with (`monitor/parts.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from msprobe_engine.core.guard import Guard, is_of_training
+from msprobe_engine.core.records import Entry, Frame, Sample, TensorRef
+from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings
+from msprobe_engine.core.window import Window
+from msprobe_engine.probe.output_claims import OutputClaims
+from msprobe_engine.probe.session import Session
+from msprobe_engine.probe.sinks.base import Sink
+from msprobe_integrations.autoload import report, request
+from msprobe_integrations.common.monitor.advice import Advice
+from msprobe_integrations.common.monitor.hot import FollowedFile
+from msprobe_integrations.common.monitor.parts import OfFramework
+from msprobe_integrations.common.parameters.side import Attached, Find
+from msprobe_integrations.common.ranks.patience import Patience
+from msprobe_integrations.common.shutdown import at_exit, exits
+from msprobe_integrations.common.statistics.wants import Wants
+
+Self = TypeVar("Self", bound="Probe")
+
+
+class Probe(OfFramework):
+    """Monitor, rules, sinks and incidents around a training loop.
+
+    All methods are safe to call at any time: a fault inside disables the part it happened in and the training goes on.
+    """
+
+    def __init__(self, settings: ProbeSettings, *, extra_sinks: Sequence[Sink] = ()) -> None:
+        self.backend = self._make_backend()
+        self.outputs = OutputClaims()
+        self.settings = settings = self.outputs.place(settings, self.backend.rank())
+        Wants.of(settings).apply(self.backend)
+        local_rank, local_world_size = self._local_place()
+        self.session = Session(
+            settings,
+            self.backend,
+            local_rank=local_rank,
+            local_world_size=local_world_size,
+            notifier=self.make_notifier(),
+            extra_sinks=extra_sinks,
+        )
+        self.pipeline = self.session.pipeline
+        self.faults = self.session.faults
+        self.step = 0
+        self._micro_step = -1
+        self._paused = 0
+        self._closed = False
+        self._said = False
+        self._in_step = False
+        self._patience = Patience()
+        self._membership = self._make_membership()
+        m = settings.monitor if settings.monitor is not None and settings.monitor.enabled else None
+        self._window = _window_of(m)
+        self._due = False
+        self._models: list[Any] = []
+        self._optimizer: Any = None
+        self._file: FollowedFile | None = None
+        self.parameters = self._make_parameters()
+        self._advice = Advice(self)
+        self._run_config = self._make_run_config()
+        self.pipeline.listeners.append(self._advice.on_frame)
+        self.plans = self._make_plans()
+        self._watch = self._make_watch(m)
+        exits.at_signal(self.close, settings.exit_patience)
+        at_exit.register(self.close)  # last: where anything of this fails there is no probe, and nothing to be closed
+        this = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _forked(this()))
+
+    @classmethod
+    def from_config(cls: type[Self], path: str | Path, **arguments: Any) -> Self:
+        """Build from a settings file; raises `SettingsError` when it is wrong. With ``monitor.hot`` the file is followed."""
+        probe = cls(request.of_script(path), **arguments)
+        probe._of_user()
+        if probe.monitor is not None and probe.monitor.hot:
+            probe.follow_file(path)
+        return probe
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+        return self._closed
+
+    @property
+    def monitor(self) -> MonitorSettings | None:
+        """The monitor section, None when nothing is monitored."""
+        return self.settings.monitor
+
+    @property
+    def frames(self) -> list[Frame]:
+        """One frame per step, oldest first, with ``sinks: {memory: true}``; empty without."""
+        return self.session.frames
+
+    def count_micro_steps_again(self) -> None:
+        """The step runs once more: its first pass of the model is micro batch 0 again."""
+        if self._watch is not None:
+            self._watch.count_again()
+
+    @property
+    def told_micro_step(self) -> int:
+        """The micro batch that was set, -1 when none was."""
+        return self._micro_step
+
+    @property
+    def micro_step(self) -> int:
+        """Current micro batch, -1 outside. When nobody sets it: how many training passes of the model came before in this step, counted
+        in steps in which modules are watched."""
+        return self._micro_step if self._watch is None else self._watch.micro_step()
+
+    @micro_step.setter
+    def micro_step(self, value: int) -> None:
+        self._micro_step = value
+        if self.plans.current is not None:
+            self.plans.current.recorder.micro_step = value
+
+    def attach(
+        self,
+        models: Any,
+        optimizer: Any = None,
+        on_update: Callable[[bool], None] | None = None,
+        find: Find | None = None,
+    ) -> None:
+        """Name the modules of the model (or of a list: virtual pipeline chunks) and, with an optimizer, watch its parameters. Called
+        again, the newest objects count. Other ranks are not waited for: what lies in shards is merged as soon as all that hold the rest
+        have attached, too.
+
+        Args:
+            models: the model, or its virtual pipeline chunks.
+            optimizer: an optimizer, or a list of optimizers that have different parameters.
+            on_update: called after every update of an optimizer, with True when it was skipped; from inside its hooks.
+            find: what finds the `ParameterSource` of an optimizer; None: the framework's own.
+        """
+        with self.guard("attach"):
+            self._models, self._optimizer = self.chunks_of(models, optimizer), optimizer
+            self._attached()
+            one = self._models if len(self._models) > 1 else self._models[0]
+            self.plans.attach(one)
+            if self._watch is not None:
+                self._watch.attach(self._models)
+            self.parameters.attach(Attached(self._models, optimizer, on_update, find))
+
+    def detach(self) -> None:
+        """Let go of models and optimizers, between two steps: until the next `attach` nothing here holds them."""
+        with self.guard("attach"):
+            self._models, self._optimizer = [], None
+            self.plans.attach([])
+            if self._watch is not None:
+                self._watch.detach()
+            self.parameters.detach()
+
+    def follow(self, monitor: MonitorSettings, *, in_update: bool = False) -> None:
+        """Other monitor settings hold from now on: between two steps, or in a step before its first forward pass. Rules, sinks and
+        incidents stay as they are.
+
+        Args:
+            in_update: called from inside a hook of the optimizer, where none may come or go: `settle` does what is left.
+        """
+        before, self.settings = self.settings.monitor, replace(self.settings, monitor=monitor)
+        self.session.follow(self.settings)
+        same = before is not None and replace(before, ops=monitor.ops, eps=monitor.eps) == monitor
+        if self._closed:
+            return
+        self.plans.always = Wants.of(self.settings)
+        self.plans.always.apply(self.backend)
+        if same:
+            return
+        active = monitor if monitor.enabled else None
+        if self._watch is not None:
+            self._watch.remove()
+        self._watch = None
+        with self.guard("attach"):
+            self._window = _window_of(active)
+            self._watch = self._make_watch(active)
+            if self._watch is not None and self._models:
+                self._watch.attach(self._models)
+        self.parameters.stale = True
+        if self._in_step:
+            self._due = self._window is not None and self._window.wanted(self.step, self._membership.rank)
+            with self.guard("capture"):
+                self._begin_monitor()
+        if not in_update:
+            self.settle()
+
+    def settle(self) -> None:
+        """After `follow` inside of an update, outside of it and before the next backward pass: parameters are watched anew."""
+        if self.parameters.stale and not self._closed:
+            with self.guard("attach"):
+                self.parameters.attach()
+            if self._in_step:
+                self.parameters.begin_step(self._due)
+
+    def follow_file(self, path: str | Path) -> None:
+        """Look at the settings file after every step and follow its monitor section (``monitor.hot``); not with `follow` by hand."""
+        self._file = FollowedFile(self, path)
+
+    def begin_step(self, step: int) -> None:
+        """A step begins; hooks are put on where they are wanted. One that nobody has ended is over with it, without numbers of the loop."""
+        if self._closed:
+            return
+        exits.look()
+        self._patience.renew()
+        if self._in_step and not self.pipeline.empty:
+            self._finish_step()
+        self.step = step
+        self._in_step = True
+        self._due = False
+        with self.guard("step begin"):
+            self._begin(step)
+
+    def _begin(self, step: int) -> None:
+        if not self._said:
+            self._said = True
+            self.session.say_what_is_on()
+        self._membership.look()
+        if self._run_config is not None:
+            with self.guard("config check"):
+                self._run_config.begin(self._models, self._optimizer, step, sys._getframe(1))
+        self._due = self._window is not None and self._window.wanted(step, self._membership.rank)
+        self.parameters.begin_step(self._due)
+        if self._paused or not self.faults.enabled("capture"):
+            return
+        with self.guard("capture"):
+            self.plans.open(step)
+            self._begin_monitor()
+
+    def _begin_monitor(self) -> None:
+        if self._watch is not None:
+            self._watch.begin() if self._due else self._watch.remove()
+
+    def end_step(self, scalars: Mapping[str, Any] | None = None, *, complete: bool = True) -> None:
+        """A step is over: everything seen becomes a frame; `complete` False: it was cut off."""
+        if self._closed:
+            return
+        if not self._in_step:
+            self._advice.no_begin()
+        scalars = self._advice.numbers(scalars)
+        if self._due:
+            self._step_ends()
+        self._finish_step(self._numbers(scalars), complete)
+        if self._file is not None and self.faults.enabled("monitor.hot"):
+            with self.guard("monitor.hot"):
+                self._file.end_step(self.step)
+
+    def _finish_step(self, scalars: Mapping[str, Any] | None = None, complete: bool = True) -> None:
+        self._in_step = False
+        self.micro_step = -1
+        report.tell("step" if complete else "cut")
+        stacks: list[list[str]] | None = None
+        again = False
+        with self.guard("capture"):
+            stacks = self.plans.end_step(self.step)
+            if self._watch is not None:
+                self._watch.end_step()
+            if self._due and self._window is not None:
+                self._window.take()
+            again = self._window is not None and self._window.wanted(self.step + 1, self._membership.rank)
+            if self._watch is not None and not again:
+                self._watch.remove()
+        if self._due:
+            self.parameters.end_step(scalars or {}, again)
+        self.parameters.replicas.end_step(self.step)
+        self.parameters.leave_where_off()
+        self.session.end_step(self.step, scalars, stacks, complete)
+        self._due = False
+
+    def sample(
+        self,
+        family: str,
+        name: str,
+        tensor: Any,
+        *,
+        phase: str = "",
+        micro_step: int = -1,
+        vpp_stage: int = 0,
+        extra: Mapping[str, Any] | None = None,
+    ) -> TensorRef:
+        """Start the reduction of one tensor and note it as a sample of this step; no wait."""
+        with self.unseen():
+            return self.pipeline.sample(family, name, tensor, phase=phase, micro_step=micro_step, vpp_stage=vpp_stage, extra=extra)
+
+    def add_sample(self, family: str, name: str, ref: TensorRef, *, micro_step: int | None = None, vpp_stage: int = 0) -> None:
+        """Note a tensor that was reduced already."""
+        at = self.micro_step if micro_step is None else micro_step
+        self.pipeline.samples.append(Sample(family, name, ref, "", at, vpp_stage))
+
+    def add_entry(self, entry: Entry) -> None:
+        """Add a call to this step."""
+        self.pipeline.entries.append(entry)
+
+    def wanted(self, part: str) -> bool:
+        """Is ``monitor.<switch>`` on and due in this step? (``monitor.gradients``, ``monitor.parameters``, ...)"""
+        section, _, switch = part.partition(".")
+        if section != "monitor" or not self._due or self._paused:
+            return False
+        return bool(getattr(self.monitor, switch)) and self.faults.enabled(part)
+
+    def guard(self, part: str) -> Guard:
+        """Context manager: an exception inside switches `part` off with one message; strict settings re-raise."""
+        return self.faults.guard(part)
+
+    def pause(self) -> None:
+        """Evaluation begins: nothing is seen until `resume`."""
+        self._paused += 1
+        self.session.hold(True)
+        self.plans.pause()
+        if self._watch is not None:
+            self._watch.pause()
+
+    def resume(self) -> None:
+        """Evaluation is over."""
+        self._paused = max(0, self._paused - 1)
+        if not self._paused:
+            self.session.hold(False)
+            with self.guard("capture"):
+                if self._in_step:  # between two steps nothing was seen before, either
+                    self.plans.resume()
+                    if self._watch is not None and self._due:
+                        self._watch.begin()
+
+    def drain(self, *, cut: bool = False) -> None:
+        """Hand on what was seen; other ranks are waited for, and only briefly when the training has raised (`cut`, or so it looks)."""
+        if cut:
+            self._patience.cut()
+        self.pipeline.patience = self._patience.left()
+        self.pipeline.advance(wait=True)
+
+    def close(self) -> None:
+        """Finish, flush, take all hooks off. Called at interpreter exit too.
+
+        Raises:
+            Exception: an operator of the training has failed, which came to light here (`msprobe_engine.core.guard.of_training`).
+        """
+        if self._closed:
+            return
+        self._closed = True
+        with self.guard("closing"):
+            at_exit.unregister(self.close)
+        failed: Exception | None = None
+        try:
+            self._patience.limit()
+            self.pipeline.patience = self._patience.left()
+            for end in self._ends():
+                try:
+                    with self.guard("closing"):
+                        end()
+                except Exception as error:  # of the training: files are complete first
+                    if not is_of_training(error):
+                        raise
+                    failed = failed or error
+        finally:
+            exits.forget(self.close)
+        if failed is not None:
+            raise failed
+
+    def _ends(self) -> Iterator[Callable[[], Any]]:
+        """What is done at the end, in this order, whatever becomes of the others."""
+        if self._in_step and not self.pipeline.empty:  # cut off by an exception: what was seen may say why
+            yield lambda: self._finish_step(complete=False)
+        if self._file is not None:
+            yield self._file.close
+        yield self.plans.close
+        if self._watch is not None:
+            yield self._watch.remove
+        yield self.parameters.remove
+        yield from self._further_ends()
+        if self._run_config is not None:
+            yield lambda: self._run_config.close(exits.left() / 4)
+        yield self.parameters.hurry
+        yield self.drain
+        yield lambda: self.parameters.finish(self._patience.left())
+        yield from (self.session.close, self._membership.close, self.parameters.close, self.outputs.release)
+
+
+def _window_of(m: MonitorSettings | None) -> Window | None:
+    return Window(m.rank, (), start=m.start_step, interval=m.interval, times=m.collect_times) if m else None
+
+
+def _forked(probe: Probe | None) -> None:
+    """In a forked child (a worker of a data loader): it is not the training, nothing is seen or written there."""
+    if probe is not None and not probe._closed:
+        probe._closed = True
+        probe._due = False
+        at_exit.unregister(probe.close)
+        if probe.plans.current is not None:
+            probe.plans.current.on = False
+        if probe._watch is not None:
+            probe._watch.remove()
+        probe.parameters.remove()

@@ -1,0 +1,1 @@
+"""Families of the parameter side: gradients, moments, updates."""

@@ -1,0 +1,1 @@
+"""What rows of statistics hold, and the memory they lie in."""

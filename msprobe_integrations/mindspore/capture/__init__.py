@@ -1,0 +1,1 @@
+"""Calls of MindSpore become records."""

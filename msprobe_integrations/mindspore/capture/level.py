@@ -1,0 +1,128 @@
+"""One capture level put on and taken off a model in MindSpore's dynamic graph: Cells, APIs, primitives, compiled functions and
+communication together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.log import warn_once
+from msprobe_engine.core.process.garbage_collection import StepCollection
+from msprobe_engine.probe.pipeline import Pipeline
+from msprobe_integrations.common.capture.filters import RecordFilter
+from msprobe_integrations.common.capture.recorder import Keeps
+from msprobe_integrations.mindspore.capture.api import ApiCapture
+from msprobe_integrations.mindspore.capture.cells import CellCapture
+from msprobe_integrations.mindspore.capture.jit import JitCapture
+from msprobe_integrations.mindspore.capture.primitives import PrimitiveCapture
+from msprobe_integrations.mindspore.capture.recorder import Recorder
+from msprobe_integrations.mindspore.hooks import autograd
+from msprobe_integrations.mindspore.models import as_list, named
+
+
+class Capture:
+    """Everything a dump of one level sees.
+
+    Args:
+        pipeline: where entries go.
+        level: ``L0`` Cells, ``L1`` APIs, ``mix`` both.
+        stacks, data_mode, kept, keeper: see `Recorder`.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        level: str,
+        *,
+        stacks: bool = True,
+        data_mode: Sequence[str] = ("all",),
+        kept: RecordFilter | None = None,
+        keeper: Keeps | None = None,
+    ) -> None:
+        if level not in ("L0", "L1", "mix"):
+            raise UsageError(f"capture level is '{level}'; allowed: L0, L1, mix")
+        self.level = level
+        self.on = False
+        self._collecting = False
+        self._collector = StepCollection()
+        self._pipeline = pipeline
+        self.recorder = Recorder(pipeline, stacks=stacks, data_mode=data_mode, kept=kept, keeper=keeper)
+        self.modules = CellCapture(self.recorder, self._is_on, self._is_collecting) if level in ("L0", "mix") else None
+        self.api = ApiCapture(self.recorder, self._is_on) if level in ("L1", "mix") else None
+        self._primitives = PrimitiveCapture(self.api) if self.api is not None else None
+        self._jit = JitCapture(self.api) if self.api is not None else None
+        self._cells: list[Any] = []
+
+    def attach(self, models: Any, anew: bool = False) -> None:
+        """Name the Cells of the model (or of a list of models); `anew`: see `NamedModules.attach`."""
+        if self.modules is not None:
+            self.modules.attach(models, anew)
+        if self.api is not None and (anew or models):
+            self._members(models, anew)
+
+    def _members(self, models: Any, anew: bool) -> None:
+        """Cells whose primitives and functions are looked at: those of the models, and these themselves."""
+        known = {} if anew else {id(cell): cell for cell in self._cells}
+        known |= {id(cell): cell for model in as_list(models) for _, cell in named(model)}
+        if list(known) != [id(cell) for cell in self._cells]:
+            self._cells = list(known.values())
+            if self._primitives is not None:
+                self._primitives.remove()
+
+    def open(self) -> None:
+        """Begin to see calls (nothing happens when it has begun)."""
+        self.on = self._collecting = True
+        self._collector.begin()
+        self._pipeline.level = self.level
+        if not autograd.available:
+            warn_once(
+                "mindspore backward",
+                "backward records of functions need MindSpore 2.10 or later; this version has those of Cells and of parameters",
+            )
+        if self.modules is not None:
+            self.modules.install()
+        if self.api is not None:
+            self.api.install(self._cells)
+        if self._primitives is not None and self._jit is not None:
+            self._primitives.install(self._cells)
+            self._jit.install()
+
+    def pause(self) -> None:
+        """Stop seeing new calls; gradients of calls already seen still come."""
+        self.on = False
+        if self.api is not None:
+            self.api.remove()
+        if self._primitives is not None and self._jit is not None:
+            self._primitives.remove()
+            self._jit.remove()
+
+    def close(self) -> None:
+        """Take everything off: what is left costs nothing."""
+        self.pause()
+        self._collector.end()
+        if self.modules is not None:
+            self.modules.remove()
+        if self.api is not None:
+            self.api.waiting.close()
+        if self.recorder.keeper is not None:
+            self.recorder.keeper.rest()
+
+    def end_step(self) -> list[list[str]]:
+        """Close the step's numbering; returns the texts of all stacks."""
+        self._collecting = False
+        if self.api is not None:
+            self.api.waiting.end_step()
+        self.recorder.end_step()
+        self._collector.end()
+        if self.modules is not None:
+            self.modules.end_step()
+        if self.recorder.keeper is not None:
+            self.recorder.keeper.end_step(self._pipeline.entries)
+        return self.recorder.stacks.texts() if self.recorder.stacks is not None else []
+
+    def _is_on(self) -> bool:
+        return self.on
+
+    def _is_collecting(self) -> bool:
+        return self._collecting

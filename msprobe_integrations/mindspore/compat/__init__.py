@@ -1,0 +1,1 @@
+"""The monitor under the name, arguments and files of the existing tool."""

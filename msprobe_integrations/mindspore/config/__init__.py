@@ -1,0 +1,1 @@
+"""What a run of MindSpore is started with, for the config check."""

@@ -1,0 +1,102 @@
+"""The dump of one process that trains with MindSpore."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.core import log
+from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.records import Entry, TensorRef
+from msprobe_engine.core.settings.schema import DumpSettings
+from msprobe_integrations.common.capture.custom_api import CustomApis
+from msprobe_integrations.common.dump.extras import Extra
+from msprobe_integrations.common.dump.focus import Focus
+from msprobe_integrations.common.dump.run import DumpRun
+from msprobe_integrations.mindspore.backend import MindSporeBackend
+from msprobe_integrations.mindspore.capture.captures import Captures
+from msprobe_integrations.mindspore.dump.checks import CELLS
+from msprobe_integrations.mindspore.dump.keep import Keeper
+from msprobe_integrations.mindspore.dump.saved import MindSporeSavedVariables
+from msprobe_integrations.mindspore.dump.tensor_files import build_keeper
+from msprobe_integrations.mindspore.graph.kernel_dump import KernelCapture
+from msprobe_integrations.mindspore.hooks import eager as hooks
+from msprobe_integrations.mindspore.op_tools.free_benchmark.run import FreeBenchmark
+
+
+def _scheduler() -> bool:
+    """Is this the process of ``msrun`` that brings the workers together? The program is started in it too, and is none of them."""
+    return os.environ.get("MS_ROLE") == "MS_SCHED"
+
+
+class MindSporeDumpRun(DumpRun):
+    """See `DumpRun`."""
+
+    models = CELLS
+    backend: MindSporeBackend
+    capture: Captures | KernelCapture | None
+    keeper: Keeper | None
+
+    def start(self, model: Any, token_range: Any, rank_id: Any, scheduled_tokens: Any) -> None:
+        if not _scheduler():
+            super().start(model, token_range, rank_id, scheduled_tokens)
+
+    def _conclude(self) -> None:
+        if not _scheduler():
+            super()._conclude()
+
+    def make_backend(self) -> MindSporeBackend:
+        return MindSporeBackend()
+
+    def make_keeper(self, dump: DumpSettings, before: Any) -> Keeper | None:
+        if dump.level == "L2":  # MindSpore writes the tensors itself, and dump.json has statistics
+            self.files.dump = replace(dump, task="statistics")
+            return None
+        return build_keeper(dump, self.backend, self.pipeline, self.files.writer, self.faults, before)
+
+    def make_capture(self, dump: DumpSettings) -> Captures | KernelCapture:
+        if dump.level == "L2":
+            return KernelCapture(self.pipeline, dump, self.files.root)
+        return Captures(self.pipeline, dump, self.keeper)
+
+    def make_focus(self) -> Focus:
+        assert self.capture is not None
+        return Focus(self.capture.chosen_cells)
+
+    def make_saved(
+        self, reduce: Callable[[Any], TensorRef], complete: Callable[[Entry], None], broken: Callable[[Exception], None]
+    ) -> MindSporeSavedVariables:
+        return MindSporeSavedVariables(self.pipeline, reduce, complete, broken)
+
+    def make_custom_apis(self) -> CustomApis:
+        return CustomApis(lambda: None if self.capture is None else self.capture.api)
+
+    def make_extras(self, dump: DumpSettings, root: Path) -> list[Extra]:
+        if dump.online is not None:
+            raise SettingsError("online_run_ut: the online pre-check works with PyTorch; leave it out, and check the dump with acc_check")
+        return [FreeBenchmark(dump, root, self.faults)] if dump.task == "free_benchmark" else []
+
+    def module_dump(self, module: Any, name: str) -> None:
+        if self.dump.level == "L2":
+            log.warn_once("module_dump L2", "module_dump has no effect at level L2, which sees kernels")
+        else:
+            super().module_dump(module, name)
+
+    def rest(self) -> None:
+        """What is compiled keeps its probes for the next step that is dumped."""
+        if self.focus is not None:
+            self.focus.close()
+        if self.capture is not None:
+            self.capture.rest()
+
+    def prepare(self, model: Any) -> None:
+        """Graphs that are compiled before the first wanted step get probes too, so that they need not be compiled again."""
+        listed = self.dump.rank
+        if self.capture is not None and not self.ended and (not listed or (self.backend.rank() or 0) in listed):
+            self.capture.prepare(model)
+
+    def before_forward(self, model: Any, call: Callable[..., None]) -> Any:
+        return hooks.before_call(model, call)

@@ -1,0 +1,1 @@
+"""Hooks on Cells, gradients and functions that MindSpore's graph compiler looks through."""

@@ -1,0 +1,1 @@
+"""`MindSporeProbe`, the probe that is always on, and its module side."""

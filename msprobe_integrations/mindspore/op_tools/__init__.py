@@ -1,0 +1,1 @@
+"""Tools for single operators: pre-check and free benchmark."""

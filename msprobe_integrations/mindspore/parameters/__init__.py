@@ -1,0 +1,1 @@
+"""Where MindSpore's optimizers keep parameters, gradients and states."""

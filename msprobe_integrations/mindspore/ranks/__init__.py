@@ -1,0 +1,1 @@
+"""This rank among the others of a MindSpore job."""

@@ -1,0 +1,1 @@
+"""Rows of statistics, on the host and on devices."""

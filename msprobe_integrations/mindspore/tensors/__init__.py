@@ -1,0 +1,1 @@
+"""What a tensor of MindSpore is: types, memory, files."""

@@ -1,0 +1,240 @@
+"""Turns calls of torch into entries: what module hooks and API capture have in common."""
+
+from __future__ import annotations
+
+import resource
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from msprobe_engine.core.records import TensorRef
+from msprobe_engine.probe.pipeline import Pipeline
+from msprobe_integrations.common.capture.calls import Call
+from msprobe_integrations.common.capture.descriptions import intern
+from msprobe_integrations.common.capture.filters import RecordFilter
+from msprobe_integrations.common.capture.recorder import CallRecorder, Parameters, Reduce
+from msprobe_integrations.common.capture.stacks import Stacks
+from msprobe_integrations.torch.capture.slots import differentiable, edges_of
+from msprobe_integrations.torch.capture.unsettled import PENDING, UNINITIALISED, Unsettled, find_places
+from msprobe_integrations.torch.dump.keep import Keeper
+from msprobe_integrations.torch.hooks import frames
+from msprobe_integrations.torch.hooks.backward import GradientWatch, sequence_number
+from msprobe_integrations.torch.hooks.graph_tasks import current_graph_task
+from msprobe_integrations.torch.tensors.containers import tensors_in
+from msprobe_integrations.torch.tensors.host_copies import HostCopies
+from msprobe_integrations.torch.tensors.raw import RawMemory, leaves_unread, share_memory, writes_in_place
+from msprobe_integrations.torch.tensors.slices import Slices
+from msprobe_integrations.torch.tensors.structure import convert
+
+no_torch_function = torch._C.DisableTorchFunction
+_modes = torch._C._len_torch_function_stack
+
+
+def _most_open() -> int:
+    """How many calls may wait for their gradients. Looking at a node of the graph gives it a Python object, and a chain of such
+    nodes is released by recursion: 45,000 of them overflow a stack of 8 MiB (torch 2.13), where without the probe nothing happens."""
+    stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    return 30_000 if stack == resource.RLIM_INFINITY else min(30_000, stack // 300)
+
+
+MOST_OPEN = _most_open()
+"""Further calls have no gradients recorded; the frame says how many (``lost``)."""
+
+
+class Recorder(CallRecorder):
+    """Appends entries to the pipeline's current step.
+
+    Args:
+        stacks: record call stacks.
+        slices: cuts of tensors before anything is taken of them; None: there are none.
+        pipeline, data_mode, kept, keeper: see `CallRecorder`.
+    """
+
+    most_open = MOST_OPEN
+    watch = GradientWatch
+    tensor = torch.Tensor
+    convert = staticmethod(convert)
+    graph_task = staticmethod(current_graph_task)
+    recording = staticmethod(torch.is_grad_enabled)
+    sequence = staticmethod(sequence_number)
+    edges = staticmethod(edges_of)
+    differentiable = staticmethod(differentiable)
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        stacks: bool = True,
+        data_mode: Sequence[str] = ("all",),
+        kept: RecordFilter | None = None,
+        slices: Slices | None = None,
+        keeper: Keeper | None = None,
+    ) -> None:
+        super().__init__(pipeline, stacks=Stacks(frames.hides) if stacks else None, data_mode=data_mode, kept=kept, keeper=keeper)
+        self.raw = RawMemory()
+        self._raw = self.raw.known
+        self._forget = pipeline.backend.forget
+        self._beginning: Call | None = None
+        self._beginning_api = ""
+        self._unread: list[torch.Tensor] = []
+        # without the look for modes on torch's stack, which are off where `reduce` is called
+        self._reduce = getattr(pipeline.backend, "reduce_unshielded", pipeline.backend.reduce)
+        if slices is not None:
+            self.reduce_gradient = self._reduce = slices.reduce
+        self.copies = HostCopies()
+        self._copied = self.copies.known
+        self.unsettled = Unsettled(self._is_there)
+        self._views: dict[int, tuple[weakref.ref[torch.Tensor], list[tuple[GradientWatch, int]]]] = {}
+
+    def reduce(self, tensor: torch.Tensor) -> TensorRef:
+        """Statistics of a tensor; row -1 for memory that holds no values yet."""
+        if self._raw and self.raw.holds(tensor) and self._without_values(tensor):
+            return self.without_values(tensor, UNINITIALISED[0])
+        if not tensor.is_cpu:  # no sample of its memory tells here whether a kernel that nobody saw has written to it since it was read
+            self._forget(tensor, views=False)
+        elif self._copied and self.copies.holds(tensor):
+            return self._of_copy(tensor, self.reduce)
+        ref: TensorRef = self._reduce(tensor)
+        if ref[0] < 0:
+            self.unsettled.met(tensor, ref)
+        return ref
+
+    def _of_copy(self, tensor: torch.Tensor, reduce: Reduce) -> TensorRef:
+        """Of memory of the host that a device still fills: the row of what is copied, else one that is put in later."""
+        source = self.copies.source_of(tensor)
+        if source is not None:
+            row, shown = reduce(source)
+            if row >= 0:
+                return TensorRef(row, intern(*shown._replace(device=str(tensor.device), requires_grad=tensor.requires_grad)))
+        ref = self.without_values(tensor, PENDING[0])
+        self.unsettled.met(tensor, ref)
+        return ref
+
+    def _is_there(self, tensor: torch.Tensor) -> bool:
+        completed: bool | None = getattr(tensor, "completed", None)  # of an `AsyncCollectiveTensor`
+        return not self.copies.holds(tensor) if completed is None else completed
+
+    def _save(self, tensor: torch.Tensor) -> TensorRef:
+        if self._raw and self.raw.holds(tensor) and self._without_values(tensor):
+            return self.without_values(tensor, UNINITIALISED[0])
+        if not tensor.is_cpu:
+            self._forget(tensor, views=False)
+        elif self._copied and self.copies.holds(tensor):
+            return self._of_copy(tensor, self._save)
+        ref: TensorRef = self.keeper.reduce(tensor)
+        if ref[0] < 0:
+            self.unsettled.met(tensor, ref)
+        return ref
+
+    def _without_values(self, tensor: torch.Tensor) -> bool:
+        """Is raw memory, met as an argument of the call that begins or as a result, to have no numbers?"""
+        call, api = self._beginning, self._beginning_api
+        if call is None:  # a result: of ``torch.empty``, or a view of such memory
+            return True
+        if leaves_unread(api):
+            return True
+        custom = call.name.startswith("Autograd.")
+        if call.is_module or writes_in_place(api) or (custom and not self.raw.maker_runs(tensor)):
+            self.raw.forget(tensor)
+            return False
+        if not custom:
+            self._unread.append(tensor)
+        return True
+
+    def written(self, tensors: Any) -> None:
+        """All tensors in `tensors` may have been written to by code that raises no versions."""
+        found: list[torch.Tensor] = []
+        tensors_in(tensors, found)
+        for tensor in found:
+            self.raw.forget(tensor)
+            self._forget(tensor, views=False)
+
+    def _read_late(self, call: Call, result: Any) -> None:
+        """Arguments without values that the call has neither written nor given views of were read: they have numbers."""
+        places, call.unread = call.unread, None
+        results: list[torch.Tensor] = []
+        tensors_in(result, results)
+        for structure, key, reference, reduce in places:
+            tensor = reference()
+            if tensor is not None and self.raw.holds(tensor) and not share_memory(tensor, results):
+                self.raw.forget(tensor)
+                structure[key] = reduce(tensor)
+
+    def _look(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: int) -> None:
+        if _modes():  # looking at a tensor would be a call of its own
+            with no_torch_function():
+                self._look_at(call, args, kwargs, ignored)
+        else:
+            self._look_at(call, args, kwargs, ignored)
+
+    def _look_at(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: int) -> None:
+        if self.unsettled.waiting:
+            self.unsettled.settle()  # before the call can write to what has arrived
+        if self._raw:
+            self._beginning, self._beginning_api = call, call.name.split(".", 2)[1]
+            try:
+                super()._look(call, args, kwargs, ignored)
+            finally:
+                self._beginning, unread, self._unread = None, self._unread, []
+            if unread:
+                reduce = self.reduce if self.keeper is None else self.reduce_for(call.name)
+                call.unread = list(find_places((call.inputs, call.keywords), UNINITIALISED, iter(unread), reduce))
+        else:
+            super()._look(call, args, kwargs, ignored)
+        if self.unsettled.seen and call.inputs is not None:
+            self.unsettled.await_in((call.inputs, call.keywords), self.reduce if self.keeper is None else self.reduce_for(call.name))
+
+    def end(self, call: Call, result: Any, parameters: Parameters | None, *, failed: bool = False) -> None:
+        """Note the end of a call and watch its gradients."""
+        if _modes():
+            with no_torch_function():
+                self._conclude(call, result, parameters, failed)
+        else:
+            self._conclude(call, result, parameters, failed)
+
+    def _conclude(self, call: Call, result: Any, parameters: Parameters | None, failed: bool) -> None:
+        if self.unsettled.waiting:
+            self.unsettled.settle()
+        if self._raw:
+            if call.unread and not failed:
+                self._read_late(call, result)
+            if call.is_module:
+                self.written(result)
+        super()._conclude(call, result, parameters, failed)
+
+    def _output(self, result: Any, reduce: Reduce, is_module: bool) -> Any:
+        structure = super()._output(result, reduce, is_module)
+        if self.unsettled.seen:
+            self.unsettled.await_in(structure, reduce)
+        return structure
+
+    def whole(self, result: Any) -> Any:
+        """A size is its own object in the existing format."""
+        return convert(result, self.reduce).json if isinstance(result, torch.Size) else None
+
+    def watched(self, watch: GradientWatch, outputs: Sequence[torch.Tensor | None]) -> None:
+        """The gradients of a call are waited for."""
+        for slot, output in enumerate(outputs):
+            if output is not None and output._is_view():
+                self._view_made(watch, slot, output)
+
+    def _view_made(self, watch: GradientWatch, slot: int, view: torch.Tensor) -> None:
+        """A call has given a view, or has written to one: then the gradient of calls that gave it before comes from elsewhere."""
+        known = self._views.get(id(view))
+        if known is None or known[0]() is not view:
+            self._views[id(view)] = known = (weakref.ref(view), [])
+        elif watch.view is not None:
+            for earlier, place in known[1]:
+                if earlier.tag not in self.stack.calls:
+                    earlier.redirect(place, watch.view)
+            known[1].clear()
+        known[1].append((watch, slot))
+
+    def end_step(self) -> None:
+        """Report gradients that came only in part, forget the step's numbering."""
+        super().end_step()
+        self._views.clear()
+        self.unsettled.end_step()
+        self.copies.drop_arrived()

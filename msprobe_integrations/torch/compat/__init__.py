@@ -1,0 +1,1 @@
+"""The monitors under the names, arguments and files of the existing tool."""

@@ -1,0 +1,1 @@
+"""What a run of torch is started with, for the config check."""

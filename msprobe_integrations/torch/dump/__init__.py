@@ -1,0 +1,1 @@
+"""`PrecisionDebugger` and the life of a dump with torch."""

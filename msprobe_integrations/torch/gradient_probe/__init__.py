@@ -1,0 +1,1 @@
+"""All gradients just before an update, for section ``grad_probe``."""

@@ -1,0 +1,251 @@
+"""The gradient probe: all gradients just before every update of the optimizer that holds the model's parameters.
+
+An update is a call of ``step`` of such an optimizer, found when it is called; optimizers of other models do not count. Where several
+optimizers share the parameters of a model, a step is over when one of them is called a second time. Nothing is read from a device and
+nothing is written on the training thread.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.settings.schema import ProbeSettings
+from msprobe_integrations.common.gradient_probe.updates import PART, GradientUpdates, bare
+from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.capture.closures import after_closure
+from msprobe_integrations.torch.dump.checks import MODELS, Models
+from msprobe_integrations.torch.gradient_probe.step import GradientStep
+
+_log = get_logger()
+
+
+class GradientProbe(GradientUpdates):
+    """One per process.
+
+    Args:
+        settings: with a section ``grad_probe``.
+        at_once: hooks go with the last wanted update, from inside of its hooks; False: at the next `settle`.
+
+    Attributes:
+        step: number of the newest update, from 0; -1 before the first.
+        root: where ``rank{R}`` is.
+    """
+
+    backend: TorchBackend
+
+    def __init__(self, settings: ProbeSettings, *, at_once: bool = True) -> None:
+        super().__init__(settings, TorchBackend(), at_once=at_once)
+        self._models: list[tuple[str, weakref.ref[nn.Module]]] = []
+        self._names: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
+        self._holdings: weakref.WeakKeyDictionary[Any, tuple[int, frozenset[int]]] = weakref.WeakKeyDictionary()
+        self._sources: list[Any] = []
+        self._strangers = self._parts = 0
+
+    def _make_step(self, signs: bool, bounds: tuple[float, ...]) -> GradientStep:
+        return GradientStep(self.backend, signs, bounds, self._background.reserve)
+
+    @property
+    def _watching(self) -> bool:
+        return bool(self._models)
+
+    def _take_off(self) -> None:
+        super()._take_off()
+        self._sources.clear()
+
+    def monitor(self, model: Models, optimizer: Any = None) -> None:
+        """Watch the gradients of `model` from the next update on.
+
+        Args:
+            model: the model, or its virtual pipeline chunks. Called again with another model: that one too.
+            optimizer: the one whose updates count, or a list; None: every optimizer that holds parameters of the model. Needed where
+                the optimizer holds other tensors than the model (Megatron's distributed optimizer, DeepSpeed ZeRO).
+
+        Raises:
+            UsageError: an argument of the wrong kind, two parameters of one name, or no parameter of ``param_list``.
+        """
+        MODELS.check(model)
+        models: list[nn.Module] = [model] if isinstance(model, nn.Module) else list(model)
+        self._models += [(f"chunk{i}." if len(models) > 1 else "", weakref.ref(m)) for i, m in enumerate(models)]
+        self._resolve()
+        self._check_names(self._every, self.backend.world_size() > 1, "model.named_parameters()")
+        if not self._window.wanted(self.settings.step[0] if self.settings.step else 0, self.backend.rank()):
+            _log.info("grad_probe: rank %s is not among the ranks of the settings, nothing is watched here", self.backend.rank())
+            return
+        self._off = False
+        if optimizer is None and any(getattr(m, "optimizer", None) is not None and callable(getattr(m, "step", None)) for m in models):
+            self._follow(None, models)  # an engine that holds its optimizer
+        elif optimizer is None:
+            if not self._undo:
+                self._undo.append(register_optimizer_step_pre_hook(self._before_any).remove)
+        else:
+            for one in optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
+                self._watch(one, models)
+        _log.info("grad_probe: gradients of %d parameters are watched, files go to %s", len(self._names), self.root)
+
+    def forget(self) -> None:
+        """Watch nothing, until `monitor` is called with other objects; updates go on being counted."""
+        self._take_off()
+        self._models.clear()
+        self._names.clear()
+        self._holdings.clear()
+        self._stepped.clear()
+
+    # ---- parameters ----
+
+    def _resolve(self) -> None:
+        """Find the parameters of the models by name; a wrapper may have put others in place since the last time."""
+        names: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
+        known: dict[str, int] = {}
+        every: set[str] = set()
+        for prefix, ref in self._models:
+            model = ref()
+            for name, parameter in model.named_parameters() if model is not None else ():
+                if known.setdefault(prefix + name, id(parameter)) != id(parameter):
+                    raise UsageError(f"monitor(): two models have a parameter '{name}'; give them as one list to tell them apart")
+                if self.listed(name):
+                    names[id(parameter)] = (prefix + name, weakref.ref(parameter))
+                every.add(bare(name))
+        self._names, self._every = names, every
+
+    def _parameters(self) -> Iterator[tuple[int, str, torch.Tensor]]:
+        for key, (name, ref) in self._names.items():
+            if (parameter := ref()) is not None:
+                yield key, name, parameter
+
+    # ---- updates ----
+
+    def _watch(self, optimizer: Any, models: Sequence[nn.Module]) -> None:
+        """Hooks on this optimizer alone."""
+        if isinstance(optimizer, Optimizer) and not _flat(models) and self._held(optimizer):
+            self._undo.append(optimizer.register_step_pre_hook(self._before).remove)
+            return
+        self._follow(optimizer, models)
+
+    def _follow(self, optimizer: Any, models: Sequence[nn.Module]) -> None:
+        """Take gradients from where the framework of these objects keeps them."""
+        from msprobe_integrations.torch.gradient_probe.source import watch_source
+
+        watch, undo = watch_source(self, models, optimizer)
+        self._sources.append(watch)
+        self._undo.append(undo)
+
+    def _held(self, optimizer: Any) -> frozenset[int]:
+        """Parameters of the models that this optimizer updates, by id."""
+        groups = optimizer.param_groups
+        size = sum(len(group["params"]) for group in groups)
+        known = self._holdings.get(optimizer)
+        if known is None or known[0] != size or not known[1]:
+            if any(ref() is None for _, ref in self._names.values()):
+                self._resolve()
+            mine = frozenset(id(p) for group in groups for p in group["params"]) & self._names.keys()
+            if not mine:
+                self._resolve()
+                mine = frozenset(id(p) for group in groups for p in group["params"]) & self._names.keys()
+            self._holdings[optimizer] = known = (size, mine or self._linked(groups))
+        return known[1]
+
+    def _linked(self, groups: Sequence[dict[str, Any]]) -> frozenset[int]:
+        """Parameters whose fp32 copy this optimizer updates: Megatron puts a link to it on the parameter."""
+        copies = {id(p): p for group in groups for p in group["params"]}
+        linked = set()
+        for key, _, parameter in self._parameters():
+            copy = getattr(parameter, "main_param", None)
+            if copy is not None and id(copy) in copies:
+                self._parts += copy.numel() != parameter.numel()
+                linked.add(key)
+        return frozenset(linked)
+
+    def _before_any(self, optimizer: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Any optimizer of the process is about to update."""
+        if not self._off and not self._held_or_fail(optimizer):
+            self._strangers += 1
+            return None
+        return self._before(optimizer, args, kwargs)
+
+    def _held_or_fail(self, optimizer: Any) -> bool:
+        with self.faults.guard(PART):
+            return bool(self._held(optimizer))
+        return False
+
+    def _before(self, optimizer: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """An optimizer of the model is about to update. With a closure (Lightning, LBFGS) the gradients are there after its first call:
+        returns the arguments of ``step`` with one that takes them then."""
+        if self._off or not self.faults.enabled(PART) or torch.compiler.is_compiling():
+            return None
+        with self.faults.guard(PART):
+            if self._parts:
+                raise UsageError(
+                    "the optimizer holds parts of the parameters (distributed optimizer): gradients are reduced for these parts only; "
+                    "give it to the probe: PrecisionDebugger.monitor(model, optimizer)"
+                )
+            self.begin_update(optimizer)
+            if self._open is None:
+                return None
+            step = self._open
+
+            def take() -> None:
+                if self._open is step:  # a closure may be called several times
+                    with self.faults.guard(PART):
+                        self._take_all(optimizer)
+
+            changed = after_closure(args, kwargs, take)
+            if changed is not None:
+                return changed
+            self._take_all(optimizer)
+        return None
+
+    def _take_all(self, optimizer: Any) -> None:
+        """The gradients that `optimizer` is going to use, and those that no other one holds."""
+        mine = self._held(optimizer)
+        others = frozenset().union(*(held for o, (_, held) in self._holdings.items() if o is not optimizer))
+        waits = False
+        for key, name, parameter in self._parameters():
+            gradient = gradient_of(parameter)
+            if gradient is None or key in self._taken:
+                continue
+            if key in mine or key not in others:
+                self._taken.add(key)
+                if not self.take(name, gradient):
+                    return
+            else:
+                waits = True
+        if not waits:
+            self._finish()
+
+    def end_update(self) -> None:
+        """A source has ended its update; the step is over when all have."""
+        if all(source in self._stepped for source in self._sources):
+            self._finish()
+
+    def _why(self) -> str:
+        if self._empty:
+            return (
+                f"in {self._empty} updates no parameter had a gradient: the framework keeps them elsewhere (DeepSpeed, Megatron); give "
+                "the optimizer too: monitor(model, optimizer)"
+            )
+        if self._strangers:
+            return (
+                f"{self._strangers} updates of optimizers were seen that hold none of the model's parameters; give the model that is "
+                "trained, and where the optimizer has copies of its own, the optimizer too: monitor(model, optimizer)"
+            )
+        return "no optimizer updated after monitor(model); call it before the training loop (torch.optim.Optimizer, or give the optimizer)"
+
+
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """What the optimizer will use: ``main_grad`` where a framework has put one, else ``grad``."""
+    main = getattr(parameter, "main_grad", None)
+    gradient = parameter.grad if main is None else main
+    return gradient if isinstance(gradient, torch.Tensor) else None
+
+
+def _flat(models: Sequence[nn.Module]) -> bool:
+    """Does FSDP1 keep the gradients, of many parameters in one tensor?"""
+    return any(type(module).__name__ == "FullyShardedDataParallel" for model in models for module in model.modules())

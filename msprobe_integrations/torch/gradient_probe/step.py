@@ -1,0 +1,154 @@
+"""Takes the gradients of one update and lets them come to the host without a wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from msprobe_engine.formats.grad_probe.files import Gradient, StepFiles
+from msprobe_engine.formats.grad_probe.signs import packed_size
+from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.gradient_probe.signs import count_below, pack_signs
+from msprobe_integrations.torch.statistics.pending import quiet
+from msprobe_integrations.torch.statistics.streams import side_stream, wait_for
+from msprobe_integrations.torch.tensors import describe as _describe
+
+SEND_BYTES = 32 << 20
+"""Signs that are sent to the host together: bounds what they take on the device."""
+_PER_GRADIENT = 512  # bytes of bookkeeping and of the row
+
+
+class GradientStep:
+    """Gradients of one update.
+
+    Args:
+        backend: takes the rows; this step is its current one.
+        signs: take signs (levels L1 and L2).
+        bounds: count elements below each of these (level L2); empty: not.
+        reserve: takes so many bytes from the budget for a job that has the second number already; False when there are none.
+
+    Attributes:
+        nbytes: memory that was reserved.
+        left_out: name to the reason why a gradient has no row.
+    """
+
+    def __init__(self, backend: TorchBackend, signs: bool, bounds: Sequence[float], reserve: Callable[[int, int], bool]) -> None:
+        self.nbytes = 0
+        self.left_out: dict[str, str] = {}
+        self._backend, self._signs, self._bounds, self._reserve = backend, signs, bounds, reserve
+        self._taken: list[tuple[str, tuple[int, ...], int, torch.Tensor | None, torch.Tensor | None, str]] = []
+        self._waiting: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._waiting_bytes = 0
+        self._events: list[Any] = []
+
+    @property
+    def count(self) -> int:
+        """How many gradients were taken."""
+        return len(self._taken)
+
+    def take(self, name: str, gradient: torch.Tensor, shard: str = "") -> None:
+        """Take one gradient as it is now (in the order of its stream).
+
+        Raises:
+            TimeoutError: the memory for signs is used up and nothing is written.
+        """
+        with quiet():
+            if gradient.layout != torch.strided:
+                gradient = gradient.to_dense()  # what is not stored is zero
+            data, _, why = _describe.resolve(gradient)
+            if data is None or why or not data.is_floating_point():
+                self.left_out[name] = why or f"its type is {gradient.dtype}"
+                return
+            size = packed_size(data.numel()) if self._signs else 0
+            if not self._reserve(size + _PER_GRADIENT, self.nbytes):
+                raise TimeoutError(f"signs of {name} ({size} bytes) found no memory: nothing is written for a while")
+            self.nbytes += size + _PER_GRADIENT
+            checksum = self._backend.want_checksum
+            ref = self._backend.reduce(data.float() if checksum and data.dtype != torch.float32 else data)
+            if ref.row < 0:
+                self.left_out[name] = "it has no data that can be read"
+                return
+            packed = below = None
+            if self._signs:
+                packed = torch.empty(size, dtype=torch.uint8, device=data.device)
+                pack_signs(data, packed)
+                packed = self._to_host(packed)
+            if self._bounds:
+                below = torch.zeros(len(self._bounds), dtype=torch.int64, device=data.device)
+                count_below(data, self._bounds, below)
+                below = self._to_host(below)
+            self._taken.append((name, tuple(data.shape), ref.row, packed, below, shard or _placed(gradient)))
+
+    def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Where the values of `tensor` will be."""
+        if tensor.device.type == "cpu":
+            return tensor
+        module = getattr(torch, tensor.device.type, None)
+        if not hasattr(module, "Stream"):
+            return tensor.cpu()
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+        self._waiting.setdefault(tensor.device, []).append((host, tensor))
+        self._waiting_bytes += tensor.nbytes
+        if self._waiting_bytes > SEND_BYTES:
+            self._send()
+        return host
+
+    def _send(self) -> None:
+        waiting, self._waiting, self._waiting_bytes = self._waiting, {}, 0
+        for device, pairs in waiting.items():
+            module = getattr(torch, device.type)
+            with module.device(device):
+                side = side_stream(module, device)
+                side.wait_stream(module.current_stream(device))
+                with module.stream(side):
+                    for host, tensor in pairs:
+                        host.copy_(tensor, non_blocking=True)
+                        tensor.record_stream(side)
+                    event = module.Event()
+                    event.record(side)
+                self._events.append(event)
+
+    def finish(self) -> Callable[[StepFiles, int], None]:
+        """Everything is taken: what puts it into files, on another thread."""
+        with quiet():
+            self._send()
+        pending, taken, events = self._backend.finish_step(), self._taken, self._events
+
+        def write(files: StepFiles, step: int) -> None:
+            for event in events:
+                wait_for(event)
+            gradients = [
+                Gradient(
+                    name,
+                    shape,
+                    row,
+                    None if packed is None else packed.numpy().view(np.uint8),
+                    None if below is None else below.numpy().view(np.int64),
+                    shard,
+                )
+                for name, shape, row, packed, below, shard in taken
+            ]
+            files.write(step, gradients, pending.rows())
+
+        return write
+
+
+def _placed(gradient: torch.Tensor) -> str:
+    """``[lo, hi) of n`` for the local part of a DTensor that is one flat range of the whole, its placements when it is not, ``""``
+    for a gradient that is whole."""
+    placements = getattr(gradient, "placements", None)
+    if placements is None or all(p.is_replicate() for p in placements):
+        return ""
+    try:
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    except ImportError:  # up to torch 2.4
+        from torch.distributed._tensor._utils import compute_local_shape_and_global_offset  # type: ignore[import-not-found,no-redef]
+
+    local, offset = compute_local_shape_and_global_offset(gradient.shape, gradient.device_mesh, placements)  # type: ignore[attr-defined]
+    if all(p.is_replicate() or (p.is_shard() and p.dim == 0) for p in placements):
+        row = int(np.prod(gradient.shape[1:], dtype=np.int64))
+        return f"[{offset[0] * row}, {(offset[0] + local[0]) * row}) of {gradient.numel()}"
+    return f"{list(local)} at {list(offset)} of {list(gradient.shape)}, {', '.join(map(str, placements))}"

@@ -1,0 +1,1 @@
+"""Hooks on modules, autograd nodes, methods and functions, and the code that no hook sees."""

@@ -1,0 +1,1 @@
+"""`TorchProbe`, the probe that is always on, and its module side."""

@@ -1,0 +1,232 @@
+"""The second run of a call: its arguments changed, in pieces where the call is large, and what its results are measured to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from msprobe_engine.accuracy.free_benchmark import perturb
+from msprobe_engine.accuracy.free_benchmark.perturb import Unperturbed
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_integrations.torch.op_tools.free_benchmark.calls import Autocast, RandomState, Versions, apart, autocast_of
+from msprobe_integrations.torch.op_tools.free_benchmark.sliced import pieces
+from msprobe_integrations.torch.op_tools.free_benchmark.values import FLOATS, HIGHER, change_of, changed, copied, kind, mapped, tensors_of
+
+_WIDER = {**HIGHER, torch.float32: torch.float64}
+"""What the CPU computes in."""
+
+
+Pairs = list[tuple[int, torch.Tensor, torch.Tensor]]
+
+
+class Seen(NamedTuple):
+    """A call of the training, before and after it was made.
+
+    Attributes:
+        base, name: API, and its call.
+        func: what to call.
+        arguments: (args, kwargs); copies when the call `writes`.
+        writes: it changes its arguments.
+        tensors: those of the arguments of the training.
+        random: random numbers before the call.
+        versions: of `tensors`.
+        autocast: how it stood.
+    """
+
+    base: str
+    name: str
+    func: Callable[..., Any]
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    writes: bool
+    tensors: list[torch.Tensor]
+    random: RandomState
+    versions: Versions
+    autocast: Autocast
+
+    @property
+    def api(self) -> str:
+        """Name without what kind of API it is."""
+        return self.base.rpartition(".")[2]
+
+    @staticmethod
+    def before(base: str, name: str, func: Callable[..., Any], arguments: Any, writes: bool) -> Seen:
+        """Note a call that is about to be made."""
+        tensors = tensors_of(arguments)
+        kept = mapped(arguments, _once(copied)) if writes else arguments
+        return Seen(base, name, func, kept, writes, tensors, RandomState(tensors), Versions(tensors), autocast_of(tensors))
+
+
+def _once(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The same copy for a tensor that stands in several places."""
+    made: dict[int, torch.Tensor] = {}
+
+    def known(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = change(tensor)
+        return made[id(tensor)]
+
+    return known
+
+
+def outputs_of(result: Any, arguments: Any) -> list[torch.Tensor]:
+    """Tensors that a call has given; of one without a result (``x[0] = 1``) the first argument."""
+    return tensors_of(result) if result is not None else tensors_of(arguments)[:1]
+
+
+def low(arguments: Any, autocast: Autocast) -> bool:
+    """Would a call be more precise if it was made in a higher precision?"""
+    tensors = tensors_of(arguments)
+    cast = any(enabled and dtype in HIGHER for enabled, dtype in autocast.values())
+    return any(tensor.dtype in HIGHER for tensor in tensors) or (cast and any(tensor.dtype in FLOATS for tensor in tensors))
+
+
+def precision(mode: str, autocast: Autocast) -> Autocast:
+    """How autocast stands in the second run: off where precision is what is changed."""
+    if mode not in (perturb.IMPROVE, perturb.TO_CPU):
+        return autocast
+    return {kind: (False, dtype) for kind, (_, dtype) in autocast.items()}
+
+
+def rounding(autocast: Autocast, results: Sequence[torch.Tensor]) -> torch.dtype | None:
+    """The type that autocast has rounded the inputs to, of a call with these results. The second run starts from the same numbers: how
+    an operator computes is looked at, not what it was given."""
+    types = {result.dtype for result in results if result.dtype in FLOATS}
+    return next((dtype for enabled, dtype in autocast.values() if enabled and types == {dtype}), None)
+
+
+def improved(tensor: torch.Tensor) -> torch.Tensor:
+    """In the higher precision, where there is one; follows autograd."""
+    return tensor.to(HIGHER.get(tensor.dtype, tensor.dtype))
+
+
+def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """On the CPU in a wider type; follows autograd."""
+    return tensor.to("cpu", _WIDER.get(tensor.dtype, tensor.dtype))
+
+
+def moved(arguments: Any, device: str) -> Any:
+    """Arguments that name a device name this one."""
+    if isinstance(arguments, torch.device):
+        return torch.device(device)
+    if type(arguments) is dict:
+        return {key: moved(value, device) for key, value in arguments.items()}
+    return type(arguments)(moved(value, device) for value in arguments) if type(arguments) in (list, tuple) else arguments
+
+
+class Change:
+    """Changes arguments in one way.
+
+    Args:
+        mode: of the perturbation.
+        rounded: what autocast rounds inputs to; see `rounding`.
+
+    Attributes:
+        how_much: numbers of `judge.norm_of`, by piece.
+    """
+
+    def __init__(self, mode: str, rounded: torch.dtype | None = None) -> None:
+        self._mode, self._rounded = mode, rounded
+        self._whole: dict[int, torch.Tensor] = {}
+        self.how_much: list[torch.Tensor] = []
+
+    def __call__(self, arguments: Any, cut: Sequence[bool] = (), own: bool = False) -> Any:
+        """Changed arguments. They share no memory with tensors of the training when `own`.
+
+        Args:
+            arguments: of the call or of a piece.
+            cut: which tensors are pieces; the others are the same in every piece.
+            own: the call is going to write into them.
+
+        Raises:
+            Unperturbed: there is nothing to change.
+        """
+        if self._mode == perturb.TO_CPU:
+            return moved(mapped(arguments, _once(lambda tensor: _apart(on_cpu(self._given(tensor)), tensor, own))), "cpu")
+        if self._mode == perturb.IMPROVE:
+            return mapped(arguments, _once(lambda tensor: self._same(tensor, lambda t: _apart(improved(self._given(t)), t, own))))
+        if self._mode == perturb.NO_CHANGE:
+            return mapped(arguments, _once(copied)) if own else arguments
+        found = next((tensor for tensor in tensors_of(arguments) if kind(tensor) is not None), None)
+        if found is None:
+            raise Unperturbed("no float input")
+        is_piece = next((piece for tensor, piece in zip(tensors_of(arguments), cut) if tensor is found), True)
+
+        def change(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor is not found:
+                return copied(tensor) if own else tensor
+            if not is_piece and id(tensor) in self._whole:
+                return self._whole[id(tensor)]
+            made = changed(tensor, self._mode)
+            if self._mode != perturb.NO_CHANGE:
+                self.how_much += change_of(tensor, made)
+            if not is_piece:
+                self._whole[id(tensor)] = made
+            return made
+
+        return mapped(arguments, _once(change))
+
+    def _given(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the operator was given."""
+        tensor = tensor.detach()
+        return tensor.to(self._rounded) if self._rounded is not None and tensor.dtype == torch.float32 else tensor
+
+    def _same(self, tensor: torch.Tensor, make: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """What is whole in every piece is converted once; pieces are objects of their own."""
+        if tensor._is_view():
+            return make(tensor)
+        if id(tensor) not in self._whole:
+            self._whole[id(tensor)] = make(tensor)
+        return self._whole[id(tensor)]
+
+
+def _apart(made: torch.Tensor, tensor: torch.Tensor, own: bool) -> torch.Tensor:
+    return made.clone() if own and made.data_ptr() == tensor.data_ptr() else made
+
+
+def runs(seen: Seen, mode: str, results: Sequence[torch.Tensor], change: Change) -> Generator[Pairs, None, None]:
+    """Make the call again, piece by piece: (number of the result, original, the other one), of results that are compared.
+
+    Args:
+        seen: the call.
+        mode: of the perturbation.
+        results: all its tensors.
+        change: changes the arguments.
+
+    Raises:
+        Unperturbed: it cannot be made again, or gives something else.
+    """
+    exact = mode == perturb.NO_CHANGE
+    floats = [result for result in results if kind(result) is not None]
+    plan = None
+    if not exact and mode != perturb.CHANGE_VALUE and not seen.writes and len(floats) == len(results):
+        plan = pieces(seen.api, *seen.arguments, results)
+    spans = [(0, 0)] if plan is None else list(plan.spans())
+    with apart(seen.tensors, precision(mode, seen.autocast)):
+        for start, length in spans:
+            arguments = seen.arguments if plan is None else plan.arguments(seen.arguments, start, length)
+            again = _made(seen.func, change(arguments, () if plan is None else plan.cut, seen.writes))
+            cut = results if plan is None else [plan.result(result, start, length) for result in results]
+            if [tuple(tensor.shape) for tensor in again] != [tuple(tensor.shape) for tensor in cut]:
+                raise Unperturbed("results of other shapes")
+            yield [(at, old, new) for at, (old, new) in enumerate(zip(cut, again)) if (kind(old) and kind(new)) or (exact and _plain(old))]
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Is it a tensor whose values can be compared, though no float?"""
+    return (
+        tensor.layout == torch.strided
+        and not tensor.is_nested
+        and not tensor.is_quantized
+        and not (tensor.is_floating_point() or tensor.is_complex())
+    )
+
+
+def _made(func: Callable[..., Any], arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> list[torch.Tensor]:
+    args, kwargs = arguments
+    try:
+        return outputs_of(func(*args, **kwargs), arguments)
+    except Exception as error:  # whatever an operator has against a second call: no kernel of this type, no memory
+        raise_of_training(error)
+        raise Unperturbed(f"no second run ({type(error).__name__})") from None

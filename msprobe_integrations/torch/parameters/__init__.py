@@ -1,0 +1,1 @@
+"""Where torch, DDP and FSDP keep parameters, gradients and states."""

@@ -1,0 +1,115 @@
+"""Gradients of FSDP2 before the reduction: they belong to the unsharded parameters and are gone with the reduce-scatter.
+
+FSDP2 keeps them out of sight of hooks on parameters, so two functions of it are looked through, in monitored steps only: what hands a
+group's gradients to the reduction, and what ends a group's backward pass.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from msprobe_integrations.common.hooks.doors import Doors
+from msprobe_integrations.common.parameters.gradients import ACCUMULATED, LOCAL, Piece
+
+if TYPE_CHECKING:
+    from msprobe_integrations.common.parameters.watch import ParameterWatch
+
+
+class UnshardedGradients:
+    """Of the FSDP2 modules among `models`; does nothing when there are none.
+
+    Args:
+        pieces: parameter (a DTensor) to piece.
+
+    Attributes:
+        covered: parameters whose gradients are found here.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], pieces: Mapping[torch.Tensor, Piece]) -> None:
+        self._pieces = pieces
+        groups = [group for model in models for module in model.modules() for group in _groups(module)]
+        self._classes = {type(group) for group in groups}
+        self.covered = {fp.sharded_param for group in groups for fp in group.fsdp_params if fp.sharded_param in pieces}
+        self._watch: ParameterWatch | None = None
+        self._doors = Doors()
+        self._reductions: dict[Piece, int] = {}
+        self._kept: set[Piece] = set()
+        self._micro = False
+
+    def open(self, watch: ParameterWatch, *, unreduced: bool, micro: bool) -> None:
+        """A monitored step begins."""
+        self._reductions.clear()
+        self._kept.clear()
+        if self._doors:
+            return
+        self._watch, self._micro = watch, micro
+        for cls in self._classes:
+            if unreduced:
+                self._doors.add(sys.modules[cls.__module__], "foreach_reduce", self._reduce)
+            if micro:
+                self._doors.add(cls, "post_backward", self._post_backward)
+
+    def close(self) -> None:
+        """Take the doors off."""
+        self._doors.close()
+
+    def _reduce(
+        self, following: Any, fsdp_params: Sequence[Any], unsharded_grads: Sequence[torch.Tensor], *args: Any, **kwargs: Any
+    ) -> Any:
+        if (watch := self._watch) is not None and watch.active:
+            with watch.guard("monitor.unreduced_gradients"):
+                for fsdp_param, gradient in zip(fsdp_params, unsharded_grads):
+                    piece = self._pieces.get(fsdp_param.sharded_param)
+                    if piece is not None:
+                        before = self._reductions.get(piece, 0)
+                        self._reductions[piece] = before + 1
+                        # reduced once a step: the sum of all micro batches; every micro batch: the last one's own
+                        if before and self._micro:  # which is there already
+                            watch.no_sum(piece)
+                        else:
+                            watch.unreduced(piece, gradient, LOCAL if before else ACCUMULATED, before or -1)
+        return following(fsdp_params, unsharded_grads, *args, **kwargs)
+
+    def _post_backward(self, following: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
+        found: list[tuple[Any, Piece]] = []
+        if (watch := self._watch) is not None and watch.active:
+            with watch.guard("monitor.micro_batch_gradients"):
+                for fsdp_param in group.fsdp_params:
+                    piece = self._pieces.get(fsdp_param.sharded_param)
+                    gradient = _gradient(fsdp_param)
+                    if piece is None or gradient is None:
+                        continue
+                    found.append((fsdp_param, piece))
+                    # without a reduction, and with one dtype, autograd adds to what is there: no gradient of this micro batch exists
+                    watch.micro_gradient(piece, gradient, ACCUMULATED if piece in self._kept else LOCAL)
+        result = following(group, *args, **kwargs)
+        for fsdp_param, piece in found:
+            if _gradient(fsdp_param) is None:
+                self._kept.discard(piece)
+            else:
+                self._kept.add(piece)
+        return result
+
+
+def _gradient(fsdp_param: Any) -> torch.Tensor | None:
+    """What autograd has left on the unsharded parameter."""
+    gradient = getattr(getattr(fsdp_param, "_unsharded_param", None), "grad", None)
+    found: torch.Tensor | None = getattr(gradient, "_local_tensor", gradient)
+    return found
+
+
+def _groups(module: nn.Module) -> list[Any]:
+    """FSDP2's parameter groups of a module: one until torch 2.10, then a list."""
+    get = getattr(module, "_get_fsdp_state", None)
+    if get is None:
+        return []
+    state = get()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [getattr(state, "_fsdp_param_group", None)]
+    return [group for group in groups if group is not None]

@@ -1,0 +1,1 @@
+"""Random numbers of torch: seeds, random calls, dropout, and a planted rounding unit."""

@@ -1,0 +1,1 @@
+"""This rank among the others, and what they tell each other in the background."""

@@ -1,0 +1,1 @@
+"""Rows of statistics: host memory, kernels and their way to the host."""

@@ -1,0 +1,1 @@
+"""The Triton kernels behind rows of tensors on an accelerator, and which of them may be trusted."""

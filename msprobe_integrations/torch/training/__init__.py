@@ -1,0 +1,1 @@
+"""Follows training loops: from a framework's events to steps of the probe."""

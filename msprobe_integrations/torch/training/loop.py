@@ -1,0 +1,258 @@
+"""Follows one training loop: from the events that an integration reports to steps of the probe. The same for all frameworks on torch.
+
+Whatever goes wrong in here stays here: every event is guarded, and a probe that cannot be built leaves the training alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from msprobe_engine.core.guard import raise_of_training
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.settings.schema import ProbeSettings
+from msprobe_integrations.autoload import request
+from msprobe_integrations.common.shutdown import at_exit, exits
+from msprobe_integrations.torch.monitor.probe import TorchProbe
+from msprobe_integrations.torch.training.gradients import LoopGradients
+
+_log = get_logger()
+Observer = TypeVar("Observer", bound="LoopObserver")
+
+
+class LoopObserver:
+    """One per training loop. Integrations report events; what is special to a framework they say by overriding `attach` and `numbers`.
+
+    Args:
+        settings: the probe's settings; the probe itself is built when the model is there (the rank is known then).
+        make_probe: builds the probe; for tests.
+        file: where the settings come from; followed with ``monitor.hot``.
+    """
+
+    def __init__(
+        self, settings: ProbeSettings, make_probe: Callable[[ProbeSettings], TorchProbe] = TorchProbe, *, file: str | Path | None = None
+    ) -> None:
+        self.settings = settings
+        self.probe: TorchProbe | None = None
+        self._failed: TorchProbe | None = None
+        self.step = 0
+        """Number of the current or next step: optimizer steps from 0, skipped ones counted."""
+        self.models: list[Any] = []
+        """As the loop has them: wrapped."""
+        self.optimizer: Any = None
+        self._file = file
+        self._make_probe = make_probe
+        self._broken = False
+        self._said = False
+        self._open = False
+        self._driven = 0
+        self._scalars: dict[str, Any] = {}
+        self._undo: list[Callable[[], None]] = []
+        self._gradients: LoopGradients | None = None
+
+    @classmethod
+    def of(cls: type[Observer], config: ProbeSettings | str | Path) -> Observer:
+        """As a script asks for it: from settings, or from a settings file, which is followed with ``monitor.hot``; raises `SettingsError`
+        when it is wrong."""
+        return cls(config) if isinstance(config, ProbeSettings) else cls(request.of_script(config), file=config)
+
+    # for a framework
+
+    def attach(self, probe: TorchProbe) -> None:
+        """`models` and `optimizer` are new: name them to the probe."""
+        probe.attach([m for m in self.models if isinstance(m, nn.Module)], self.optimizer)
+
+    def numbers(self) -> dict[str, Any]:
+        """Scalars that the framework knows at the end of a step; tensors are fine. What the loop itself reports counts more."""
+        return {}
+
+    def finished(self) -> bool:
+        """Has the step in progress been done, although nobody has said that it is over? For loops whose steps end with the next."""
+        return False
+
+    def leave_step(self) -> None:
+        """The step is over; what only belongs to it is closed."""
+
+    def leave_loop(self) -> None:
+        """The observer closes; what it holds besides models and probe is given up."""
+
+    def undo(self, action: Callable[[], None]) -> None:
+        """To be called when the observer lets go of the models, the newest first."""
+        self._undo.append(action)
+
+    # what is there
+
+    def setup(self, models: Any, optimizer: Any = None) -> None:
+        """The models and the optimizer exist, on all ranks (a collective call where parameters are sharded). Called again with other
+        ones, the newest count."""
+        with self.safely("setting up"):
+            if self._broken:
+                return
+            found = list(models) if isinstance(models, Sequence) else [models]
+            same = bool(self.models) and len(found) == len(self.models) and all(a is b for a, b in zip(found, self.models))
+            if same and (optimizer is None or optimizer is self.optimizer):
+                return
+            self._let_go()
+            probe = self.probe
+            if probe is None:
+                probe = self.probe = self._make_probe(self.settings)
+                if self._file is not None and self.settings.monitor is not None and self.settings.monitor.hot:
+                    probe.follow_file(self._file)
+                at_exit.register(self.close)
+                exits.at_signal(self.close, self.settings.exit_patience)
+            self.models, self.optimizer = found, optimizer
+            self.attach(probe)
+            if self.settings.grad_probe is not None:
+                if self._gradients is None:
+                    self._gradients = LoopGradients(self.settings)
+                self._gradients.follow(found, optimizer)
+
+    # steps
+
+    def begin(self, step: int | None = None) -> None:
+        """A step begins. Without a number: the one after the last."""
+        with self.safely("step begin"):
+            if self.probe is None:
+                return
+            if self._open:
+                self.end()
+            if step is not None:
+                self.step = step
+            self._open = True
+            if self._gradients is not None:
+                self._gradients.settle()
+            self.probe.begin_step(self.step)
+
+    def end(self, scalars: Mapping[str, Any] | None = None, *, complete: bool = True) -> None:
+        """The step is over; `complete` False: it was cut off, and its records say so."""
+        with self.safely("step end"):
+            if self.probe is None or not self._open:
+                return
+            self._open = False
+            self.leave_step()
+            found = {**self.numbers(), **self._scalars, **(scalars or {})}
+            self._scalars = {}
+            self.probe.end_step(found, complete=complete)
+            self.step += 1
+
+    @contextmanager
+    def driven(self, step: int | None = None, over: Callable[[], None] | None = None) -> Iterator[dict[str, Any]]:
+        """A step whose borders are known (`train_step`, a callback): inside, nothing else opens or closes steps. The mapping takes
+        the step's scalars. `over` is called at the end of the outermost one; None: `end`."""
+        scalars: dict[str, Any] = {}
+        level, self._driven = self._driven, self._driven + 1
+        if not level:
+            self.begin(step)
+        try:
+            yield scalars
+        except BaseException:
+            self.interrupted()
+            raise
+        finally:
+            self._driven = level
+            self.note(scalars)
+            if not level:
+                (over or self.end)()
+
+    @property
+    def in_step(self) -> bool:
+        """Has a step begun that is not over?"""
+        return self._open
+
+    @property
+    def is_driven(self) -> bool:
+        """Are the borders of steps known, so that nothing else opens or closes them?"""
+        return self._driven > 0
+
+    def interrupted(self) -> None:
+        """Training raised in this step: what was seen so far is still handed on (and may be what explains it)."""
+        with self.safely("step end"):
+            if self._open and self.probe is not None:
+                self._driven = 0
+                self.end({"interrupted": 1.0}, complete=False)
+                self.probe.drain(cut=True)
+
+    # events within a step
+
+    def note(self, scalars: Mapping[str, Any]) -> None:
+        """Scalars of the step in progress: loss, gradient norm, ... Tensors are fine; they are not read here."""
+        if self._open:
+            self._scalars.update(scalars)
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Nothing is seen inside: evaluation, checkpoints, what a framework tells itself."""
+        probe = self.probe
+        if probe is None:
+            yield
+            return
+        with self.safely("pause"):
+            probe.pause()
+        try:
+            yield
+        finally:
+            with self.safely("resume"):
+                probe.resume()
+
+    def micro_batch(self, number: Any) -> None:
+        """The forward pass of a micro batch begins."""
+        if self.probe is not None and isinstance(number, int):
+            with self.safely("micro batch"):
+                self.probe.micro_step = number
+
+    # end
+
+    def close(self) -> None:
+        """Take everything off and finish the files. A step that is open was cut off, unless `finished` says that it has all it needs."""
+        probe = self.probe or self._failed
+        try:
+            if self._open:
+                with self.safely("closing"):
+                    self.end(complete=self.finished())
+            ends = [self._let_go, self.leave_loop]
+            if self._gradients is not None:
+                ends.append(self._gradients.close)
+            if probe is not None:
+                ends.append(probe.close)
+            for end in ends:
+                with self.safely("closing"):
+                    end()
+            with self.safely("closing"):
+                at_exit.unregister(self.close)
+        finally:
+            with self.safely("closing"):
+                exits.forget(self.close)
+        self._broken = True
+        self.probe = self._failed = None
+
+    @contextmanager
+    def safely(self, what: str) -> Iterator[None]:
+        """A fault inside switches the observer off with one message; ``strict: true`` raises."""
+        try:
+            if not self._broken:
+                with torch.no_grad():
+                    yield
+            else:
+                yield
+        except Exception as error:
+            raise_of_training(error)
+            if self.settings.strict:
+                raise
+            if not self._said:  # also of an observer that is closed: something of it may still be on
+                self._said = True
+                _log.error(
+                    "the probe is switched off (%s), training goes on: %s: %s (strict: true raises)", what, type(error).__name__, error
+                )
+            if not self._broken:
+                self._broken = True
+                self._failed, self.probe = self.probe, None
+
+    def _let_go(self) -> None:
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()

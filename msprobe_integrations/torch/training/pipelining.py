@@ -1,0 +1,57 @@
+"""Passes of pipeline stages that are no training: before its first step a stage of ``torch.distributed.pipelining`` runs its module once
+on memory without values, to learn the shapes that it will receive. They count as no micro batch, and what is in them is no NaN of the
+training."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from msprobe_integrations.common.hooks.doors import Door, shared_door
+
+if TYPE_CHECKING:
+    from msprobe_integrations.torch.monitor.probe import TorchProbe
+
+_STAGES = "torch.distributed.pipelining.stage"
+_METHODS = ("_prepare_forward_infra", "_prepare_backward_infra")
+"""The methods of stages in which it happens, torch 2.4 to 2.13; the functions that they call have other names in each version."""
+
+
+class StagePreparation:
+    """Pauses a probe while a stage prepares itself.
+
+    Args:
+        probe: owner.
+    """
+
+    def __init__(self, probe: TorchProbe) -> None:
+        self._probe = probe
+        self._doors: list[Door] = []
+
+    def install(self) -> None:
+        """Look at all classes of stages, when anybody has imported them; again is fine."""
+        stages = sys.modules.get(_STAGES)
+        if stages is None or self._doors:
+            return
+        for cls in {value for value in vars(stages).values() if isinstance(value, type) and value.__module__ == _STAGES}:
+            for name in _METHODS:
+                if name in vars(cls):
+                    door = shared_door(cls, name)
+                    door.add(self._prepare)
+                    self._doors.append(door)
+
+    def remove(self) -> None:
+        """The methods are torch's own again."""
+        for door in self._doors:
+            door.discard(self._prepare)
+        self._doors.clear()
+
+    def _prepare(self, following: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self._probe.guard("pause"):
+            self._probe.pause()
+        try:
+            return following(*args, **kwargs)
+        finally:
+            with self._probe.guard("pause"):
+                self._probe.resume()

@@ -1,0 +1,1 @@
+"""Follows loops of plain torch that say nothing."""

@@ -1,0 +1,318 @@
+"""Follows a training loop of plain torch that says nothing: from what `Sight` sees to steps of the probe."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from msprobe_engine.core.log import warn_once
+from msprobe_engine.core.settings.schema import ProbeSettings
+from msprobe_integrations import reliance
+from msprobe_integrations.common.parameters.optimizer_numbers import LEARNING_RATE, update_numbers
+from msprobe_integrations.torch.monitor.probe import TorchProbe
+from msprobe_integrations.torch.parameters.scaler import inner_optimizer
+from msprobe_integrations.torch.reliance import NAME, PACKAGE, TABLE
+from msprobe_integrations.torch.tensors import dtensors
+from msprobe_integrations.torch.training import owner
+from msprobe_integrations.torch.training.loop import LoopObserver
+from msprobe_integrations.torch.training.plain.models import chosen_models, chosen_optimizers, parameters_of, trains, updates_done
+from msprobe_integrations.torch.training.plain.rule import StepRule
+from msprobe_integrations.torch.training.plain.sight import Sight
+
+_no_function = torch._C.DisableTorchFunction
+_PAUSE = 100
+"""Between two collections of garbage, in lengths of the first: a loop may make a model for every task it learns."""
+
+
+def claim(sight: Sight) -> PlainObserver | None:
+    """The observer of this process' training, when nobody who knows more follows it."""
+    reliance.check(NAME, PACKAGE, TABLE)
+    return owner.claim("torch", lambda settings, file: PlainObserver(settings, sight, file))
+
+
+class PlainObserver(LoopObserver):
+    """Steps by `StepRule`.
+
+    Args:
+        settings: the probe's settings.
+        sight: what tells it things.
+        file: where the settings come from.
+
+    Attributes:
+        updates: of followed optimizers, so far.
+        parts: the losses of a step are to be divided by this: micro batches of a schedule that scales gradients itself.
+    """
+
+    def __init__(self, settings: ProbeSettings, sight: Sight, file: Path | None = None) -> None:
+        super().__init__(settings, file=file)
+        self.updates = 0
+        self.parts = 1
+        self._sight = sight
+        self._rule = StepRule()
+        self._called: list[weakref.ref[nn.Module]] = []
+        self._optimizers: list[Any] = []
+        self._sizes: dict[int, int] = {}
+        self._recent: list[weakref.ref[Any]] = []
+        self._stale = self._more = False
+        self._collect_after = 0.0
+        self._away = False
+        self._without_graph = False
+        self._stack = sight.updating
+        self._loss: torch.Tensor | None = None
+        self._scaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None = None
+
+    # what is there
+
+    def trained(self, modules: Sequence[nn.Module]) -> list[nn.Module]:
+        """A training pass of `modules` begins. Returns whose calls are to be told: these, and the models that were found."""
+        self._called += [weakref.ref(m) for m in modules if all(m is not known() for known in self._called)]
+        if self.probe is not None and not self._stale and all(any(m in model.modules() for model in self.models) for m in modules):
+            self.forward(training=True)
+            return [*modules]
+        if self._is_over():
+            self.end()
+        was_open = self.in_step
+        self._look_again()
+        if self.probe is not None and not was_open and not self.step:
+            self.step = updates_done(self._optimizers)
+        self.forward(training=True)
+        return [*modules, *self.models]
+
+    def _look_again(self) -> None:
+        """Which models and optimizers there are, from what was called and who holds its parameters."""
+        if self._more and not self.in_step:
+            self._forget_what_is_gone()
+        self._stale = self._more = False
+        optimizers = self._sight.optimizers
+        held = parameters_of(optimizers)
+        called = [model for ref in self._called if (model := ref()) is not None and trains(model, held)]
+        self._called = [weakref.ref(model) for model in called]
+        models = chosen_models(called, held)
+        recent = [optimizer for ref in self._recent if (optimizer := ref()) is not None]
+        self._optimizers = chosen_optimizers(optimizers, models, recent)
+        self._sizes = {id(o): _size(o) for o in self._optimizers}
+        self._rule.expect(id(o) for o in self._optimizers)
+        self.setup(models, list(self._optimizers))
+
+    def _forget_what_is_gone(self) -> None:
+        """A new optimizer may be the start of another training: what the script holds no longer, nothing of ours holds either."""
+        self._optimizers, self.models, self.optimizer = [], [], None
+        if self.probe is not None:
+            self.probe.detach()
+        if self._gradients is not None:
+            self._gradients.probe.forget()
+        began = time.monotonic()
+        if began >= self._collect_after:
+            gc.collect()  # schedulers of the learning rate and their optimizers hold each other
+            self._collect_after = time.monotonic() + _PAUSE * (time.monotonic() - began)
+        self._sight.forget_what_is_gone()
+
+    def attach(self, probe: TorchProbe) -> None:
+        """Models as they are called, optimizers as they were made."""
+        probe.attach(self.models, self._optimizers if len(self._optimizers) > 1 else self._optimizers[0])
+
+    # passes
+
+    def forward(self, *, training: bool, without_graph: bool = False) -> None:
+        """The loop calls a model.
+
+        Args:
+            training: in training mode, with gradients.
+            without_graph: in training mode, without: an evaluation, or checkpointing that makes the graph in the backward pass.
+        """
+        self._without_graph = without_graph
+        over = self._is_over()
+        if training:
+            self._come_back()
+            if over:
+                self.end()
+            if not self.in_step:
+                self._begin()
+        elif not self._stack:
+            if over:
+                self.end()
+            self._go_away()
+
+    def backward(self, tensors: Any, given: Any) -> None:
+        """A backward pass begins. Nothing is read."""
+        self._come_back()
+        if self._is_over():
+            self.end()
+            self._begin()
+        elif self._without_graph and not self.in_step:
+            self._begin()
+        self._note_loss(tensors, given)
+
+    def _is_over(self) -> bool:
+        """Passes inside of an update (an optimizer that evaluates its closure) belong to it: to another step than its last update."""
+        return self.in_step and self._rule.over and (not self._stack or not self._rule.first(self._stack[0]))
+
+    def _begin(self) -> None:
+        if self._stale or any(_size(optimizer) != self._sizes[id(optimizer)] for optimizer in self._optimizers):
+            self._look_again()
+            for model in self.models:
+                self._sight.add_entry(model)
+        self._rule.next()
+        self._loss, self.parts = None, 1
+        self.begin()
+        if self._stack and self._stack[0] == id(self._optimizers[0]):
+            self._note_rate(self._optimizers[0])
+
+    def _go_away(self) -> None:
+        """Evaluation, until something that only a training does."""
+        if not self._away and self.probe is not None:
+            self._away = True
+            with self.safely("pause"):
+                self.probe.pause()
+
+    def _come_back(self) -> None:
+        if self._away:
+            self._away = False
+            with self.safely("resume"):
+                if self.probe is not None:
+                    self.probe.resume()
+
+    # loss
+
+    def scaled(self, loss: torch.Tensor, result: torch.Tensor) -> None:
+        """A loss scaler has made `result` of `loss`."""
+        with _no_function(), torch.no_grad():
+            self._scaled = weakref.ref(result), loss.detach()
+
+    def _note_loss(self, tensors: Any, given: Any) -> None:
+        if isinstance(tensors, (list, tuple)) and len(tensors) == 1:
+            tensors = tensors[0]
+            given = given[0] if isinstance(given, (list, tuple)) and len(given) == 1 else given
+        if not self.in_step or not isinstance(tensors, torch.Tensor) or given is not None or (self._stack and self._loss is not None):
+            return
+        scaled, self._scaled = self._scaled, None
+        if scaled is not None and scaled[0]() is tensors:
+            tensors = scaled[1]
+        with self.safely("loss"), _no_function(), torch.no_grad():
+            if dtensors.is_dtensor(tensors):
+                if not all(placement.is_replicate() for placement in tensors.placements):
+                    return
+                tensors = tensors._local_tensor
+            if tensors.numel() != 1:
+                return
+            loss = tensors.detach().reshape(())
+            loss = loss.float() if loss.element_size() < 4 else loss.clone()
+            self._loss = loss if self._loss is None else self._loss + loss
+
+    def numbers(self) -> dict[str, Any]:
+        """The loss: what backward was called on, summed over the step."""
+        loss, self._loss = self._loss, None
+        if loss is None:
+            return {}
+        with _no_function():
+            return {"loss": loss if self.parts == 1 else loss / self.parts}
+
+    def loss_scale(self, scaler: Any, optimizer: Any) -> None:
+        """A scaler is about to step an optimizer."""
+        scale = getattr(scaler, "_scale", None)
+        if isinstance(scale, torch.Tensor) and self._followed(inner_optimizer(optimizer)):
+            with _no_function(), torch.no_grad():
+                self.note({"loss_scale": scale.clone()})
+
+    # updates
+
+    def _followed(self, optimizer: Any) -> bool:
+        return id(optimizer) in self._sizes
+
+    def optimizer_made(self) -> None:
+        """There is one more; the next step knows it."""
+        self._stale = self._more = True
+
+    def update_begins(self, optimizer: Any, closure: Any) -> None:
+        """Called from inside its hooks, where none may be put on it or taken off. The passes of a `closure` are yet to come."""
+        key = id(optimizer)
+        if key not in self._sizes:
+            if self._stack == [key] and self.probe is not None:
+                self._stranger(optimizer)
+            return
+        self._come_back()
+        if _size(optimizer) != self._sizes[key]:
+            self._stale = True  # it has more parameters than before
+        if not self._rule.first(key):
+            if closure is None:
+                self._go_away()  # rows of a second update would stand beside those of the first
+        elif optimizer is self._optimizers[0]:
+            self._note_rate(optimizer)
+
+    def update_ends(self, optimizer: Any) -> None:
+        """It has updated its parameters."""
+        key = id(optimizer)
+        if key in self._sizes:
+            found = getattr(optimizer, "found_inf", None)
+            self._count(key, None if isinstance(found, torch.Tensor) else 0.0)
+
+    def left_out(self, optimizer: Any) -> None:
+        """A scaler was asked for an update, and made none."""
+        inner = inner_optimizer(optimizer)
+        if self._followed(inner):
+            self._note_rate(inner)
+            self._count(id(inner), 1.0)
+
+    def _count(self, key: int, skipped: float | None) -> None:
+        first = self._rule.first(key)
+        self._rule.update(key)
+        self.updates += 1
+        if first and skipped is not None and not (skipped == 0.0 and self._scalars.get("skipped")):
+            self.note({"skipped": skipped})
+        if self._rule.over:
+            self._sight.look_no_longer()
+
+    def _note_rate(self, optimizer: Any) -> None:
+        found = update_numbers(optimizer.param_groups)
+        if isinstance(rate := found.get(LEARNING_RATE), torch.Tensor):
+            with _no_function(), torch.no_grad():
+                found[LEARNING_RATE] = rate.detach().clone()
+        if found:
+            self.note(found)
+
+    def _stranger(self, optimizer: Any) -> None:
+        """One that is not followed updates. If it has parameters of ours, it is from the next step on."""
+        held = parameters_of([optimizer]).keys()
+        if any(id(p) in held for model in self.models for p in model.parameters()):
+            self._recent = [weakref.ref(optimizer), *(ref for ref in self._recent if ref() is not optimizer)]
+            self._stale = True
+            self._rule.updated.add(id(optimizer))
+            self._rule.expected &= self._rule.updated
+            if not any(known is optimizer for known in self._sight.optimizers):
+                warn_once("optimizer without a beginning", f"{type(optimizer).__name__}: was not seen being made and is not watched")
+
+    # end
+
+    def end_of_ranks(self) -> None:
+        """The process group is about to go."""
+        self._come_back()
+        if self.in_step:
+            self.end()
+        with self.safely("step end"):
+            if self.probe is not None:
+                self.probe.drain()
+
+    def finished(self) -> bool:
+        """A step ends when the next one begins; the last one has all it needs with its updates."""
+        return bool(self._rule.updated)
+
+    def leave_loop(self) -> None:
+        """Nothing is seen any more."""
+        self._sight.stand_back()
+
+    def close(self) -> None:
+        """Take everything off and finish the files."""
+        with self.safely("closing"):
+            self._come_back()
+        super().close()
+
+
+def _size(optimizer: Any) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)
