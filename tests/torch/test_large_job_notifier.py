@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeProcessGroup  # registers the backend
-from msprobe_integrations.torch.notify import find_notifier
+from msprobe_integrations.torch.ranks.notify import find_notifier
 dist.init_process_group("fake", store=dist.HashStore(), rank={rank}, world_size={world})
 notifier = find_notifier(Path("."))
 print(type(notifier).__name__, notifier.lead_steps, getattr(notifier, "_first", None))
