@@ -86,6 +86,8 @@ class SinkQueue:
 
     def submit(self, frame: Frame, alerts: Sequence[Alert], until: float) -> None:
         """Queue one frame. Waits at most `until` (of the monotonic clock) when the queue is full, then drops the frame and counts it."""
+        for sink in self.sinks:
+            sink.prepare()
         if self.sinks and not self.call(lambda: self._write(frame, alerts), f"frame of step {frame.step}", until):
             for sink in self.sinks:
                 self._note(sink, frame, alerts, SLOW)

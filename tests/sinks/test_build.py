@@ -20,6 +20,7 @@ from msprobe_engine.core.settings.schema import (
 from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.build import build_sinks
+from msprobe_engine.probe.sinks.memory import MemorySink
 
 
 def test_all_of_them(tmp_path: Path) -> None:
@@ -39,6 +40,29 @@ def test_all_of_them(tmp_path: Path) -> None:
         sink.write(frame_of({"w": [1.0]}), [])
         sink.flush()
         sink.close()
+
+
+class Point:
+    """An installed package's entry point ``name`` of the group of sinks."""
+
+    def __init__(self, name: str, made: object) -> None:
+        self.name, self._made = name, made
+
+    def load(self) -> object:
+        return lambda **_: self._made
+
+
+def test_sinks_of_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an entry point makes is one of the sinks; one that is not there, or makes something else, is said and the others work."""
+    mine = MemorySink(3)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [Point("mine", mine), Point("odd", 5)])
+    wanted = ProbeSettings(sinks=SinkSettings(plugins=("mine", "odd", "absent")))
+    sinks, errors = build_sinks(wanted, output_dir=tmp_path, rank=0)
+    assert sinks == [mine]
+    assert [str(error) for error in errors] == [
+        "sinks.plugins: odd makes a int, not a msprobe_engine.probe.sinks.base.Sink",
+        "sinks.plugins: 'absent' is no entry point of group msprobe.sinks; there: mine, odd",
+    ]
 
 
 def test_nothing_to_write(tmp_path: Path) -> None:

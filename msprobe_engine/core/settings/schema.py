@@ -272,6 +272,15 @@ class PrometheusSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrackerSettings:
+    """Curves and alerts in the run of W&B, SwanLab or MLflow that the training program has opened in the same process."""
+
+    enabled: bool = _rule(False, "join the run that is open; none is opened")
+    layers: bool = _rule(True, "gauges per layer besides the scalars and counts of alerts")
+    max_series: int = _rule(500, "upper bound of series; what is left out is said", minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeepSpeedMonitorSettings:
     """Numbers of the step and counts of alerts in the writers of DeepSpeed's own monitor, where a DeepSpeed engine is followed."""
 
@@ -285,7 +294,9 @@ class SinkSettings:
     prometheus: PrometheusSettings = field(default_factory=PrometheusSettings, metadata={"help": "metrics for Prometheus"})
     jsonl: JsonLinesSettings = field(default_factory=JsonLinesSettings, metadata={"help": "one JSON object per step"})
     sqlite: SqliteSettings = field(default_factory=SqliteSettings, metadata={"help": "the trend data base"})
+    tracker: TrackerSettings = field(default_factory=TrackerSettings, metadata={"help": "W&B, SwanLab, MLflow"})
     deepspeed: DeepSpeedMonitorSettings = field(default_factory=DeepSpeedMonitorSettings, metadata={"help": "DeepSpeed's own monitor"})
+    plugins: tuple[str, ...] = _rule((), "sinks of other packages, by their names in the entry point group msprobe.sinks")
     memory: bool = _rule(False, "keep the last 10000 frames in memory (tests, notebooks)")
     max_gb: float = _rule(
         10.0, "files of the monitor take no more than this per rank and launch (10**9 bytes); from half of it on fewer steps; 0: no limit",

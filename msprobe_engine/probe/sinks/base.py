@@ -49,6 +49,9 @@ class Sink(ABC):
         """Where it answers requests; None: nowhere."""
         return None
 
+    def prepare(self) -> None:
+        """On the training thread, before a frame is queued for `write`: for what only this thread can see. Takes microseconds."""
+
     @abstractmethod
     def write(self, frame: Frame, alerts: Sequence[Alert]) -> None: ...
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
-from msprobe_engine.core.errors import ProbeError
+from msprobe_engine.core.errors import ProbeError, SinkError
 from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings
 from msprobe_engine.probe.sinks.anomaly import AnomalySink
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 from msprobe_engine.probe.sinks.memory import MemorySink
 
+PLUGINS = "msprobe.sinks"
+"""Entry point group of sinks of other packages."""
 MEMORY_FRAMES = 10_000
 """Frames that sink ``memory`` keeps, the latest ones: a run may have millions of steps."""
 
@@ -54,6 +57,10 @@ def build_sinks(
         wanted.append(lambda: _sqlite(settings, monitor, output_dir, rank, world_size))
     if sinks.prometheus.enabled:
         wanted.append(lambda: _prometheus(settings, output_dir, rank, local_rank, local_world_size, info))
+    if sinks.tracker.enabled:
+        wanted.append(lambda: _tracker(settings, rank))
+    for name in sinks.plugins:
+        wanted.append(partial(_plugin, name, output_dir, rank, world_size))
     if sinks.memory:
         wanted.append(lambda: MemorySink(MEMORY_FRAMES))
     if sinks.anomalies:
@@ -89,6 +96,28 @@ def _sqlite(settings: ProbeSettings, monitor: MonitorSettings | None, output_dir
     from msprobe_engine.probe.sinks.sqlite import SqliteSink
 
     return SqliteSink(settings.sinks.sqlite, monitor, output_dir=output_dir, rank=rank, world_size=world_size)
+
+
+def _tracker(settings: ProbeSettings, rank: int) -> Sink:
+    from msprobe_engine.probe.sinks.tracker.sink import TrackerSink
+
+    return TrackerSink(settings.sinks.tracker, rank=rank)
+
+
+def _plugin(name: str, output_dir: Path, rank: int, world_size: int) -> Sink:
+    """What the entry point `name` of group ``msprobe.sinks`` makes, called with where this rank may write and which rank it is."""
+    from importlib.metadata import entry_points
+
+    known = {point.name: point for point in entry_points(group=PLUGINS)}
+    if name not in known:
+        raise SinkError(f"sinks.plugins: {name!r} is no entry point of group {PLUGINS}; there: {', '.join(sorted(known)) or 'none'}")
+    try:
+        sink = known[name].load()(output_dir=output_dir, rank=rank, world_size=world_size)
+    except Exception as error:
+        raise SinkError(f"sinks.plugins: {name}: {type(error).__name__}: {error}") from error
+    if not isinstance(sink, Sink):
+        raise SinkError(f"sinks.plugins: {name} makes a {type(sink).__name__}, not a {Sink.__module__}.{Sink.__qualname__}")
+    return sink
 
 
 def _prometheus(

@@ -1,0 +1,195 @@
+"""The sink ``tracker`` in real offline runs of W&B, SwanLab and MLflow (extra ``trackers``), read back from what they leave."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.settings.schema import TrackerSettings
+from msprobe_engine.core.testing import frame_of
+from msprobe_engine.probe.sinks.tracker.sink import TrackerSink
+
+LAYERS = {"decoder.layers.0.a.weight": [3.0, 4.0], "decoder.layers.0.b.weight": [12.0], "decoder.layers.1.a.weight": [1.0]}
+NAN = Alert("nan_inf", "critical", "loss", "loss", 3, 0, math.nan, "a number", "loss is NaN in step 3")
+Curves = dict[str, list[tuple[int, float]]]
+
+
+def train(sink: TrackerSink, log: Callable[[int], object], steps: int = 4) -> None:
+    """A program that logs its own loss, and a probe beside it."""
+    for step in range(steps):
+        log(step)
+        sink.prepare()
+        loss = math.nan if step == 3 else 1.0 / (step + 1)
+        sink.write(frame_of(LAYERS, step=step, scalars={"loss": loss}), [NAN] if step == 3 else [])
+    sink.flush()
+
+
+def check(curves: Curves) -> None:
+    """Scalars, the fold of a layer and the count of alerts, at their steps."""
+    losses = curves["msprobe/loss"]
+    assert [step for step, _ in losses] == [0, 1, 2, 3]
+    assert [value for _, value in losses[:3]] == [1.0, 0.5, 1 / 3]
+    assert math.isnan(losses[3][1])
+    assert curves["msprobe/layer_grad_norm/decoder.layers.0"] == [(step, 13.0) for step in range(4)]
+    assert curves["msprobe/layer_grad_norm/decoder.layers.1"] == [(step, 1.0) for step in range(4)]
+    assert curves["msprobe/alerts/nan_inf"][:1] == [(3, 1.0)]
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    wandb = pytest.importorskip("wandb", reason="W&B is not installed (extra trackers)")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    yield wandb
+    wandb.teardown()
+
+
+def records(path: Path) -> list[bytes]:
+    """Records of a file of W&B or SwanLab: LevelDB's log format behind seven bytes (blocks of 32 KiB; crc, length, kind, content)."""
+    data, at, part, found = path.read_bytes(), 7, b"", []
+    while at + 7 <= len(data):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        body, at = data[at + 7 : at + 7 + length], at + 7 + length
+        part = body if kind in (1, 2) else part + body
+        if kind in (1, 4):
+            found.append(part)
+    return found
+
+
+def wandb_rows(directory: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """History rows and summary of an offline run."""
+    from wandb.proto import wandb_internal_pb2
+
+    (file,) = Path(directory).parent.glob("*.wandb")
+    rows: list[dict[str, Any]] = []
+    summary: dict[str, Any] = {}
+    for data in records(file):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        for item in record.history.item:
+            if not rows or rows[-1]["number"] != record.num:
+                rows.append({"number": record.num})
+            rows[-1][item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+        for item in record.summary.update:
+            summary[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+    return rows, summary
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["counted", "named steps"])
+def test_wandb(wandb: Any, tmp_path: Path, named: bool) -> None:
+    """The program's rows and their steps are those it would have without the sink; ours lie in them, with an axis of their own."""
+    run = wandb.init(mode="offline", dir=str(tmp_path), project="p")
+    sink = TrackerSink(TrackerSettings(), rank=0)
+
+    def log(step: int) -> None:
+        sink.flush()
+        run.log({"loss": float(step)}, **({"step": step * 10} if named else {}))
+
+    train(sink, log)
+    log(4)
+    directory = run.dir
+    run.finish()
+    sink.close()
+    wandb.teardown()  # its service has written everything when it has ended
+    rows, summary = wandb_rows(directory)
+    users = [(row["_step"], row["loss"]) for row in rows if "loss" in row]
+    assert users == [(step * 10 if named else step, float(step)) for step in range(5)]
+    curves: Curves = {}
+    for row in rows:
+        for name, value in row.items():
+            if name.startswith("msprobe/"):
+                curves.setdefault(name, []).append((row["msprobe/step"], float(value)))
+    check(curves)
+    assert summary["msprobe/last_alert"] == NAN.message
+
+
+@pytest.mark.slow
+def test_swanlab(tmp_path: Path) -> None:
+    """Each series has steps of its own: those of the training."""
+    swanlab = pytest.importorskip("swanlab", reason="SwanLab is not installed (extra trackers)")
+    run = swanlab.init(mode="offline", log_dir=str(tmp_path), project="p")
+    sink = TrackerSink(TrackerSettings(), rank=0)
+    train(sink, lambda step: run.log({"loss": float(step)}))
+    sink.close()
+    swanlab.finish()
+    curves = swanlab_curves(tmp_path)
+    check(curves)
+    assert curves["loss"] == [(step, float(step)) for step in range(4)]
+    assert [step for step, _ in curves["msprobe/last_alert"]] == [3]
+
+
+def swanlab_curves(directory: Path) -> Curves:
+    from swanlab.proto.swanlab.record.v1 import record_pb2
+
+    (file,) = directory.glob("*/*.swanlab")
+    curves: Curves = {}
+    for data in records(file):
+        record = record_pb2.Record()
+        record.ParseFromString(data)
+        if record.HasField("scalar"):
+            curves.setdefault(record.scalar.key, []).append((record.scalar.step, record.scalar.value.number))
+        if record.HasField("media"):
+            curves.setdefault(record.media.key, []).append((record.media.step, math.nan))
+    return curves
+
+
+@pytest.mark.slow
+def test_mlflow(tmp_path: Path) -> None:
+    """Also where characters of a name are none of MLflow's."""
+    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed (extra trackers)")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    with mlflow.start_run() as run:
+        sink = TrackerSink(TrackerSettings(), rank=0)
+        train(sink, lambda step: mlflow.log_metric("loss", float(step), step=step))
+        sink.prepare()
+        sink.write(frame_of({}, step=4, scalars={"odd[name]": 2.0}), [])
+        sink.close()
+    client = mlflow.MlflowClient()
+    done = client.get_run(run.info.run_id)
+    names = done.data.metrics
+    check({name: [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)] for name in names})
+    assert names["msprobe/odd_name_"] == 2.0
+    assert done.data.tags["msprobe/last_alert"] == NAN.message
+    assert [m.value for m in client.get_metric_history(run.info.run_id, "loss")] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_no_open_run(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is opened, and rank 0 says that nothing was sent."""
+    sink = TrackerSink(TrackerSettings(), rank=0)
+    with caplog.at_level(logging.WARNING, "msprobe"):
+        train(sink, int)
+        sink.close()
+    assert "no run of W&B, SwanLab or MLflow was open in this process" in caplog.text
+
+
+def test_a_tracker_that_fails(wandb: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One error in the log; the training and the other sinks know nothing of it."""
+    run = wandb.init(mode="offline", dir=str(tmp_path), project="p")
+    sink = TrackerSink(TrackerSettings(), rank=0)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("disk is full")
+
+    monkeypatch.setattr(run, "log", refuse)
+    with caplog.at_level(logging.ERROR, "msprobe"):
+        train(sink, int)
+        sink.close()
+    assert caplog.text.count("W&B takes no more from step 0 on: OSError: disk is full") == 1
+
+
+def test_series_are_bounded(wandb: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    wandb.init(mode="offline", dir=str(tmp_path), project="p")
+    sink = TrackerSink(TrackerSettings(max_series=2), rank=0)
+    with caplog.at_level(logging.WARNING, "msprobe"):
+        train(sink, int)
+        sink.close()
+    assert "sinks.tracker.max_series (2): " in caplog.text
