@@ -267,3 +267,10 @@ def test_what_is_said_to_be_known_is_so_whatever_a_run_finds(seed: int, tmp_path
         known_values += sum(value is not None for value in mine)
     assert compared > 20
     assert known_values > 6 * compared
+
+
+def test_what_a_pattern_has_matched_is_not_taken_for_nothing(tmp_path: Path) -> None:
+    """``BASH_REMATCH`` is set by the shell itself: its value is not known, and so it is not empty either."""
+    script = tmp_path / "run.sh"
+    script.write_text('if [[ abc =~ ^a(b)c$ ]]; then torchrun --x "${BASH_REMATCH[1]}"; fi\n')
+    assert by_reader(script, {})[0] == [(["torchrun", "--x", None], {})]

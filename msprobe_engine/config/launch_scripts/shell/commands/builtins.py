@@ -168,11 +168,45 @@ def _bracket(call: Call) -> Status:
 
 
 def _getopts(call: Call) -> Status:
-    if not call.state.positional:
-        if call.state.positional is None:
-            call.evaluator.context.note(call.at, "the options of the script are not given; taken as none")
+    """The next option of the positional parameters, or of the words behind the name. In ``-ab`` the place within the word is kept beside
+    ``OPTIND``, where the shell has it, too."""
+    state, assign = call.state, call.evaluator.expander.assign
+    if state.positional is None and len(call.fields) < 4:
+        call.evaluator.context.note(call.at, "the options of the script are not given; taken as none")
         return False
-    return None
+    given = call.fields[3:] or list(state.positional or ())
+    options, name = (known(field) for field in call.fields[1:3]) if len(call.fields) > 2 else (None, None)
+    at, within = (_number_of(state, variable, default) for variable, default in (("OPTIND", 1), (_WITHIN, 1)))
+    word = known(given[at - 1]) if at is not None and 0 < at <= len(given) else ""
+    if options is None or not name or at is None or within is None or word is None:
+        for variable in ("OPTARG", "OPTIND", *([name] if name else [])):
+            assign(variable, (Unknown(f"${variable}", "is of options that are not known", call.at),), state)
+        return None
+    if word == "--" or not word.startswith("-") or len(word) < 2:
+        assign(name, (Known("?", call.at),), state)
+        assign("OPTIND", (Known(str(at + (word == "--")), call.at),), state)
+        return False
+    letter, rest = word[within], word[within + 1 :]
+    takes = f"{letter}:" in options
+    argument: Text = (Known(rest, call.at),) if takes and rest else given[at] if takes and at < len(given) else ()
+    right = letter in options and letter != ":" and (not takes or bool(argument))
+    assign(name, (Known(letter if right else "?", call.at),), state)
+    assign("OPTARG", argument, state)
+    done = takes or not rest
+    assign("OPTIND", (Known(str(at + done + (takes and not rest)), call.at),), state)
+    assign(_WITHIN, (Known(str(1 if done else within + 1), call.at),), state)
+    return True
+
+
+_WITHIN = "OPTIND within a word"
+
+
+def _number_of(state: State, name: str, default: int) -> int | None:
+    """A number that a variable holds; None where that is not known."""
+    variable = state.lookup(name)
+    value = variable.value() if variable is not None else None
+    text = str(default) if value is None else known(value)
+    return int(text) if text is not None and text.isdigit() and len(text) < 8 else None
 
 
 def _constant(status: Status) -> Builtin:

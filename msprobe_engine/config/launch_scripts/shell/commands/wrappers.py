@@ -83,6 +83,9 @@ def unwrap(fields: Sequence[Text], env: dict[str, Text]) -> Unwrapped:
     return Unwrapped("command", tuple(argv), env, tuple(outer))
 
 
+_ENV_WITH_VALUE = ("-u", "--unset", "-C", "--chdir")
+
+
 def _started(name: str, argv: list[Text]) -> int:
     """Where in the words of a wrapper the command begins; 0: there is none.
 
@@ -90,7 +93,15 @@ def _started(name: str, argv: list[Text]) -> int:
     those whose options are few the first that is no option.
     """
     if name == "env":
-        return next((i for i, word in enumerate(argv[1:], 1) if not _ASSIGNED.match(shown(word)) and not shown(word).startswith("-")), 0)
+        words = [shown(word) for word in argv]
+        return next(
+            (
+                i
+                for i, word in enumerate(words[1:], 1)
+                if not _ASSIGNED.match(word) and not word.startswith("-") and words[i - 1] not in _ENV_WITH_VALUE
+            ),
+            0,
+        )
     for i, word in enumerate(argv[1:], 1):
         text, base = shown(word), name_of(word)
         if text == "--" and name in ("msprobe", "ray", "kubectl"):
