@@ -70,6 +70,7 @@ class _Comparison:
         self.said_first: dict[tuple[str, str, str], str] = {}
         self.lost = 0
         self.dropped: list[str] = []
+        self.assumed: list[str] = []
         self.quantities: dict[str, tuple[Quantity | None, Quantity | None]] = {}
 
     def settled(self) -> Settled:
@@ -94,6 +95,12 @@ class _Comparison:
         if masked:
             names = ", ".join(sorted(masked)[:_MOST_NAMES]) + (", ..." if len(masked) > _MOST_NAMES else "")
             self.out.notes.append(f"settings that are masked, and so were not compared: {len(masked)} ({names})")
+        if self.assumed:
+            names = ", ".join(self.assumed[:_MOST_NAMES]) + (", ..." if len(self.assumed) > _MOST_NAMES else "")
+            self.out.notes.append(
+                f"set on one side alone, to what every framework that knows the name takes without it, so taken as equal: {names}; which "
+                "framework it is, neither pack says"
+            )
         if self.lost:
             self.out.notes.append(f"{self.lost} settings of {self.file} are null in a pack of the existing tool, which cannot hold them")
         if self.dropped:
@@ -208,7 +215,10 @@ class _Comparison:
         said = self._quantity(term.name)[1 if other is self.cmp else 0]
         shared = [side.default(term, (framework,)) for framework in other.possible(term)]
         equal = said is not None and all(one is not None and normalize.same(one.value, said.value) for one in shared)
-        return shared[0] if shared and equal else None
+        if not shared or not equal or said is None:
+            return None
+        self.assumed += [name for name in said.names if name not in self.assumed]
+        return shared[0]
 
     def _difference(self, term: Term, a: Quantity, b: Quantity) -> None:
         how = BY_DERIVATION if DERIVED in (a.how, b.how) else BY_DEFAULT if DEFAULT in (a.how, b.how) else MAPPING
