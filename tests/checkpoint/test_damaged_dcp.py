@@ -14,6 +14,10 @@ from typing import Any
 
 import pytest
 
+from msprobe_engine.formats.checkpoint.dcp.metadata import Metadata, TensorEntry
+from msprobe_engine.formats.checkpoint.dcp.reader import _Places
+from msprobe_engine.formats.checkpoint.model import MODEL
+
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 
@@ -122,3 +126,20 @@ def test_a_file_that_is_gone_names_its_tensors(saved: Path, tmp_path: Path, caps
     assert main(["ckpt", "diff", str(saved / "joined"), str(damaged), "-o", str(tmp_path / "out")]) == CANNOT_TELL
     said = capsys.readouterr()
     assert re.search(r"step", said.out + said.err)
+
+
+def test_all_paths_are_looked_at_once(tmp_path: Path) -> None:
+    """Whether a state dict is that of a plain model is asked once for a checkpoint, not for each of its tensors."""
+
+    class Counted(dict[str, tuple[Any, ...]]):
+        asked = 0
+
+        def values(self) -> Any:
+            self.asked += 1
+            return super().values()
+
+    keys = [f"layers.{number}.weight" for number in range(100)]
+    paths = Counted((key, (key,)) for key in keys)
+    places = _Places(Metadata(tmp_path, dict.fromkeys(keys, TensorEntry((), "float32", [])), paths=paths))
+    assert {places.of(key).group for key in keys} == {MODEL}
+    assert paths.asked == 1

@@ -91,16 +91,66 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        data, table = self.data, _TABLE
-        while True:
-            code = data[self.at]
-            self.at += 1
-            if code == 0x2E:  # STOP
-                return self.stack.pop()
-            step = table[code]
-            if step is None:
-                raise Wrong(f"has a pickle with the instruction 0x{code:02x} at byte {self.at - 1}, which no checkpoint has; it is damaged")
-            step(self)
+        """What nearly all instructions of a large checkpoint are is done here, without a call for each."""
+        data, table, memo, outer = self.data, _TABLE, self.memo, self.outer
+        called, built = self.hooks.called, self.hooks.built
+        at, stack = self.at, self.stack
+        try:
+            while True:
+                code = data[at]
+                at += 1
+                if code == 0x94:  # MEMOIZE
+                    memo[len(memo)] = stack[-1]
+                elif code == 0x68:  # BINGET
+                    stack.append(memo[data[at]])
+                    at += 1
+                elif code == 0x6A:  # LONG_BINGET
+                    stack.append(memo[_UNSIGNED(data, at)[0]])
+                    at += 4
+                elif code == 0x85:  # TUPLE1
+                    stack[-1] = (stack[-1],)
+                elif code == 0x28:  # MARK
+                    outer.append(stack)
+                    stack = []
+                elif code == 0x4B:  # BININT1
+                    stack.append(data[at])
+                    at += 1
+                elif code == 0x29:  # EMPTY_TUPLE
+                    stack.append(())
+                elif code in (0x81, 0x52):  # NEWOBJ, REDUCE
+                    arguments = stack.pop()
+                    if type(arguments) is not tuple:
+                        raise Wrong(_NO_ARGUMENTS)
+                    stack[-1] = called(stack[-1], arguments, {})
+                elif code == 0x62:  # BUILD
+                    state, value = stack.pop(), stack[-1]
+                    if (found := built(value, state)) is not value:
+                        stack[-1] = found
+                        _replace(memo, value, found)
+                elif code == 0x75:  # SETITEMS
+                    items, stack = stack, outer.pop()
+                    _set_all(self.hooks, stack[-1], items)
+                elif code == 0x7D:  # EMPTY_DICT
+                    stack.append({})
+                elif code == 0x71:  # BINPUT
+                    memo[data[at]] = stack[-1]
+                    at += 1
+                elif code == 0x72:  # LONG_BINPUT
+                    memo[_UNSIGNED(data, at)[0]] = stack[-1]
+                    at += 4
+                elif code == 0x2E:  # STOP
+                    return stack.pop()
+                else:
+                    step = table[code]
+                    if step is None:
+                        raise Wrong(
+                            f"has a pickle with the instruction 0x{code:02x} at byte {at - 1}, which no checkpoint has; it is damaged"
+                        )
+                    self.at, self.stack = at, stack
+                    step(self)
+                    at, stack = self.at, self.stack
+        finally:
+            self.at, self.stack = max(at, self.at), stack
 
     def take(self, count: int) -> bytes:
         begin = self.at
@@ -132,6 +182,8 @@ class _Machine:
 
 _Step = Callable[[_Machine], None]
 _BROKEN = "has a pickle that is cut off or damaged"
+_NO_ARGUMENTS = f"{_BROKEN}: a call has no arguments"
+_UNSIGNED = struct.Struct("<I").unpack_from
 
 
 def _push(value: Callable[[_Machine], Any]) -> _Step:
@@ -160,11 +212,6 @@ def _protocol(m: _Machine) -> None:
 
 def _frame(m: _Machine) -> None:
     m.number(8)  # how much a reader should buffer
-
-
-def _mark(m: _Machine) -> None:
-    m.outer.append(m.stack)
-    m.stack = []
 
 
 def _pop(m: _Machine) -> None:
@@ -232,7 +279,7 @@ def _list(m: _Machine) -> None:
 def _dict(m: _Machine) -> None:
     items = m.above_mark()
     m.stack.append({})
-    _set_all(m, items)
+    _set_all(m.hooks, m.stack[-1], items)
 
 
 def _frozenset(m: _Machine) -> None:
@@ -256,21 +303,20 @@ def _append_all(m: _Machine, items: list[Any]) -> None:
         m.hooks.extended(target, items)
 
 
-def _set_all(m: _Machine, items: list[Any]) -> None:
-    target = m.stack[-1]
+def _set_all(hooks: Hooks, target: Any, items: list[Any]) -> None:
     if len(items) % 2:
         raise Wrong(f"{_BROKEN}: a key has no value")
     pairs = zip(items[::2], items[1::2])
     if type(target) is dict:
         for key, value in pairs:
-            target[checked_key(key)] = value
+            target[key if type(key) is str else checked_key(key)] = value
     else:
-        m.hooks.updated(target, [(checked_key(key), value) for key, value in pairs])
+        hooks.updated(target, [(checked_key(key), value) for key, value in pairs])
 
 
 def _setitem(m: _Machine) -> None:
     value, key = m.stack.pop(), m.stack.pop()
-    _set_all(m, [key, value])
+    _set_all(m.hooks, m.stack[-1], [key, value])
 
 
 # Names, calls and states
@@ -290,13 +336,8 @@ def _stack_global(m: _Machine) -> None:
 
 def _call(m: _Machine, function: Any, arguments: Any, keywords: Any) -> None:
     if type(arguments) is not tuple or type(keywords) is not dict:
-        raise Wrong(f"{_BROKEN}: a call has no arguments")
+        raise Wrong(_NO_ARGUMENTS)
     m.stack.append(m.hooks.called(function, arguments, keywords))
-
-
-def _reduce(m: _Machine) -> None:
-    arguments, function = m.stack.pop(), m.stack.pop()
-    _call(m, function, arguments, {})
 
 
 def _newobj_ex(m: _Machine) -> None:
@@ -315,16 +356,11 @@ def _obj(m: _Machine) -> None:
     _call(m, items[0], tuple(items[1:]), {})
 
 
-def _build(m: _Machine) -> None:
-    state = m.stack.pop()
-    value = m.stack[-1]
-    found = m.hooks.built(value, state)
-    if found is value:
-        return
-    m.stack[-1] = found
-    for _, key in zip(range(4096), reversed(m.memo)):  # it was put there a few instructions ago, before its state
-        if m.memo[key] is value:
-            m.memo[key] = found
+def _replace(memo: dict[int, Any], value: Any, found: Any) -> None:
+    """What was made of `value` by its state stands for it from now on; it was put into the memo a few instructions ago."""
+    for _, key in zip(range(4096), reversed(memo)):
+        if memo[key] is value:
+            memo[key] = found
             break
 
 
@@ -337,23 +373,16 @@ def _buffer(_: _Machine) -> None:
 
 
 _STEPS: dict[int, _Step] = {
-    0x80: _protocol,
+    0x80: _protocol,  # what is not here stands in `_Machine.run`
     0x95: _frame,
-    ord("("): _mark,
     ord("0"): _pop,
     ord("1"): lambda m: m.above_mark().clear(),
     ord("2"): _push(lambda m: m.stack[-1]),
-    0x94: _put(lambda m: len(m.memo)),
-    ord("q"): _put(lambda m: m.byte()),
-    ord("r"): _put(lambda m: m.number(4)),
     ord("p"): _put(lambda m: int(m.line())),
-    ord("h"): _get(lambda m: m.byte()),
-    ord("j"): _get(lambda m: m.number(4)),
     ord("g"): _get(lambda m: int(m.line())),
     ord("N"): _push(lambda _: None),
     0x88: _push(lambda _: True),
     0x89: _push(lambda _: False),
-    ord("K"): _push(lambda m: m.byte()),
     ord("M"): _push(lambda m: m.number(2)),
     ord("J"): _push(lambda m: _integer(m, 4)),
     0x8A: _push(lambda m: _integer(m, m.byte())),
@@ -373,32 +402,25 @@ _STEPS: dict[int, _Step] = {
     ord("T"): _sized(4, _old_text),
     ord("V"): _push(lambda m: str(m.line(), "raw-unicode-escape")),
     ord("S"): _push(_quoted),
-    ord(")"): _push(lambda _: ()),
     ord("t"): _tuple,
-    0x85: _tuple_of(1),
     0x86: _tuple_of(2),
     0x87: _tuple_of(3),
     ord("]"): _push(lambda _: []),
     ord("l"): _list,
     ord("a"): lambda m: _append_all(m, [m.stack.pop()]),
     ord("e"): lambda m: _append_all(m, m.above_mark()),
-    ord("}"): _push(lambda _: {}),
     ord("d"): _dict,
     ord("s"): _setitem,
-    ord("u"): lambda m: _set_all(m, m.above_mark()),
     0x8F: _push(lambda _: set()),
     0x91: _frozenset,
     0x90: _add_items,
     ord("c"): _global,
     0x93: _stack_global,
-    ord("R"): _reduce,
-    0x81: _reduce,  # NEWOBJ: a new object of a class is a call of it
     0x92: _newobj_ex,
     ord("i"): _inst,
     ord("o"): _obj,
     ord("Q"): _push(lambda m: m.hooks.persistent(m.stack.pop())),
     ord("P"): _push(lambda m: m.hooks.persistent(_text(m.line()))),
-    ord("b"): _build,
     0x82: _extension,
     0x83: _extension,
     0x84: _extension,

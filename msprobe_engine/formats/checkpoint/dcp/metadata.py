@@ -7,7 +7,7 @@ each flat key. An item of a file is a complete ``torch.save`` of the chunk or th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeGuard
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeGuard
 from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.log import one_line
+from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.formats.checkpoint.model import Box, Index
 from msprobe_engine.formats.tensors.opaque_objects import Inert, Named, attributes
 from msprobe_engine.formats.tensors.pt_parts import is_size, shown
@@ -97,6 +98,11 @@ def read_metadata(directory: Path, trust: Collection[str] = ()) -> Metadata:
     Raises:
         DumpFormatError: they cannot be read, or are none.
     """
+    with collection_paused():  # of hundreds of thousands of pieces none is let go of
+        return _read_metadata(directory, trust)
+
+
+def _read_metadata(directory: Path, trust: Collection[str]) -> Metadata:
     path = directory / METADATA
     tree = read_torch(path, trust).tree
     found = attributes(tree)
@@ -117,16 +123,17 @@ def _items(storage: dict[Any, Any], path: Path, problems: list[str]) -> dict[tup
     """Items by key and offsets of the chunk; of objects by key and None."""
     found: dict[tuple[str, Index | None], Item] = {}
     bad = 0
+    inside: set[str] = set()
     for index, info in storage.items():
-        place, where = attributes(index), attributes(info)
+        place, where = _fields(index), _fields(info)
         name, offset, length = where.get("relative_path"), where.get("offset"), where.get("length")
         chunk = place.get("offset")
         if not (isinstance(name, str) and isinstance(offset, int) and isinstance(length, int) and isinstance(place.get("fqn"), str)):
             bad += 1
             continue
-        inside = PurePosixPath(name)
-        if inside.is_absolute() or ".." in inside.parts or "\\" in name or "\0" in name:
+        if name not in inside and _is_outside(name):
             raise DumpFormatError(f"{path}: names the file {one_line(name)[:80]!r}, which is not inside the checkpoint; nothing is read")
+        inside.add(name)
         if where.get("transform_descriptors"):
             problems.append(f"{path}: {place['fqn']} is stored compressed or transformed, which cannot be read in pieces")
             continue
@@ -136,8 +143,20 @@ def _items(storage: dict[Any, Any], path: Path, problems: list[str]) -> dict[tup
     return found
 
 
+def _is_outside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name
+
+
+def _fields(value: Any) -> Mapping[str, Any]:
+    """`attributes`, of the many objects that have nothing but a state without a copy."""
+    if type(value) is Inert and type(value.state) is dict and not value.keywords and not value.items:
+        return value.state
+    return attributes(value)
+
+
 def _add_entry(out: Metadata, key: str, entry: Any, items: dict[tuple[str, Index | None], Item], path: Path) -> None:
-    found = attributes(entry)
+    found = _fields(entry)
     if "chunks" not in found:
         out.objects[key] = items.get((key, None))
         return
@@ -151,7 +170,7 @@ def _add_entry(out: Metadata, key: str, entry: Any, items: dict[tuple[str, Index
         return
     pieces: list[Chunk] = []
     for chunk in chunks:
-        place = attributes(chunk)
+        place = _fields(chunk)
         offsets, sizes = place.get("offsets"), place.get("sizes")
         if not _is_index(offsets) or not _is_index(sizes) or not len(offsets) == len(sizes) == len(shape):
             out.problems.append(f"{path}: {key} has a piece at {shown(offsets)} of {shown(sizes)}, which cannot be")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,15 +52,16 @@ def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
     pieces = find_pieces(metadata, metadata.tensors, trust)
     out.files += pieces.files
     out.problems += pieces.problems
+    places = _Places(metadata)
     for key, entry in metadata.tensors.items():
-        place = _place(key, metadata)
+        place = places.of(key)
         boxes = tuple(sorted(pieces.boxes[key], key=lambda box: box.offsets))
         if sum(box.numel for box in boxes) > _numel(entry.shape):
             out.problems.append(f"{path / METADATA}: the pieces of {key} lie over each other")
         name, group = place.name, place.group if place.group != OTHER else value_group(place.name)
         origin = key if key != name else ""
         out.add(StoredTensor(name, entry.shape, entry.dtype, boxes, state=place.state, group=group, origin=origin))
-    _add_objects(out, metadata, trust)
+    _add_objects(out, metadata, places, trust)
     _join_halves(out)
     return out
 
@@ -71,44 +73,51 @@ def _numel(shape: tuple[int, ...]) -> int:
     return total
 
 
-def _place(key: str, metadata: Metadata) -> _Place:
-    """What a flat key is, by its path in the state dict that was saved, or by its own text where that was not kept."""
-    parts = [str(part) for part in metadata.paths.get(key, ())] or key.split(".")
-    while len(parts) > 2 and parts[0] in _WRAPPERS:
-        parts = parts[1:]
-    rest = ".".join(parts[1:])
-    if len(parts) > 1 and _MODEL.fullmatch(parts[0]) and (key in metadata.paths or _has_model(metadata)):
-        return _Place(MODEL, rest)
-    if len(parts) > 1 and (found := _OPTIMIZER.fullmatch(parts[0])):
-        number = found[1] or found[2]
-        prefix = f"optimizer_{number}" if number and number != "0" else "optimizer"
-        if key in metadata.paths and len(parts) >= 4 and parts[1] == "state":
-            return _Place(OPTIMIZER, parts[2], ".".join(parts[3:]))
-        if state := _FLAT_STATE.fullmatch(rest):
-            return _Place(OPTIMIZER, state[1], state[2])
-        return _Place(OPTIMIZER, f"{prefix}.{rest}")
-    first = re.sub(r"^(lr_)?schedulers?$", "lr_scheduler", parts[0])
-    text = ".".join([first, *parts[1:]])
-    return _Place(MODEL if value_group(text) == OTHER and _is_plain_model(metadata) else OTHER, text)
+class _Places:
+    """What flat keys are, by their paths in the state dict that was saved, or by their own text where these were not kept."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+
+    def of(self, key: str) -> _Place:
+        paths = self._metadata.paths
+        parts = [str(part) for part in paths.get(key, ())] or key.split(".")
+        while len(parts) > 2 and parts[0] in _WRAPPERS:
+            parts = parts[1:]
+        rest = ".".join(parts[1:])
+        if len(parts) > 1 and _MODEL.fullmatch(parts[0]) and (key in paths or self._has_model):
+            return _Place(MODEL, rest)
+        if len(parts) > 1 and (found := _OPTIMIZER.fullmatch(parts[0])):
+            number = found[1] or found[2]
+            prefix = f"optimizer_{number}" if number and number != "0" else "optimizer"
+            if key in paths and len(parts) >= 4 and parts[1] == "state":
+                return _Place(OPTIMIZER, parts[2], ".".join(parts[3:]))
+            if state := _FLAT_STATE.fullmatch(rest):
+                return _Place(OPTIMIZER, state[1], state[2])
+            return _Place(OPTIMIZER, f"{prefix}.{rest}")
+        first = re.sub(r"^(lr_)?schedulers?$", "lr_scheduler", parts[0])
+        text = ".".join([first, *parts[1:]])
+        return _Place(MODEL if value_group(text) == OTHER and self._is_plain_model else OTHER, text)
+
+    @cached_property
+    def _has_model(self) -> bool:
+        """Without the paths: whether ``model.`` is the part of a state dict, rather than the first word of all names (Hugging Face)."""
+        keys = self._metadata.tensors
+        firsts = {key.split(".", 1)[0] for key in keys}
+        return any(_OPTIMIZER.fullmatch(first) for first in firsts) or all(key.startswith("model.model.") for key in keys)
+
+    @cached_property
+    def _is_plain_model(self) -> bool:
+        """Whether the state dict that was saved is that of a model, and not one of parts."""
+        return not any(_MODEL.fullmatch(str(where[0])) and len(where) > 1 for where in self._metadata.paths.values())
 
 
-def _has_model(metadata: Metadata) -> bool:
-    """Without the paths: whether ``model.`` is the part of a state dict, rather than the first word of all names (Hugging Face)."""
-    firsts = {key.split(".", 1)[0] for key in metadata.tensors}
-    return any(_OPTIMIZER.fullmatch(first) for first in firsts) or all(key.startswith("model.model.") for key in metadata.tensors)
-
-
-def _is_plain_model(metadata: Metadata) -> bool:
-    """Whether the state dict that was saved is that of a model, and not one of parts."""
-    return not any(_MODEL.fullmatch(str(where[0])) and len(where) > 1 for where in metadata.paths.values())
-
-
-def _add_objects(out: Checkpoint, metadata: Metadata, trust: Collection[str]) -> None:
+def _add_objects(out: Checkpoint, metadata: Metadata, places: _Places, trust: Collection[str]) -> None:
     found, problems = read_objects(metadata, metadata.objects, trust)
     out.problems += problems
     settings: dict[str, dict[str, dict[str, Any]]] = {}
     for key, tree in found.items():
-        place = _place(key, metadata)
+        place = places.of(key)
         if place.group == OPTIMIZER and not place.state:
             prefix, _, rest = place.name.partition(".")
             if group := _FLAT_GROUP.fullmatch(rest):
