@@ -92,7 +92,7 @@ exit codes:
   0    done
   1    done, and something was found (acc_check, api_precision_compare, compare, diagnose, doctor, graph, nan_analyze, monitor
        analyze, monitor learn --check, grad_probe compare, config_check, certs show, ckpt diff, frameworks) or does not fit (estimate)
-  2    wrong usage, settings or input; the message says what to do; cannot tell (ckpt diff, doctor)
+  2    wrong usage, settings or input; the message says what to do; nothing could be checked (doctor)
   3    nothing found, but something could not be read (api_precision_compare, compare, diagnose, graph, merge_result, monitor,
        nan_analyze, trends, and any command whose files hold what no reader expects) or run (acc_check)
   4    a bug in this tool: please report it with the output of --debug

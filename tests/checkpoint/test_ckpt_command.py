@@ -180,7 +180,7 @@ def test_quick_reads_only_what_has_another_crc(stored: Path) -> None:
 
 
 def test_what_cannot_be_told_is_neither_equal_nor_different(stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2: nothing in common, no checkpoint, a file cut off behind its header."""
+    """Exit code 3: nothing in common; 2 where one side cannot be read at all: no checkpoint, a file cut off behind its header."""
     assert main(["ckpt", "diff", str(stored / "a"), str(tmp_path)]) == 2
     assert "no checkpoint is recognised" in capsys.readouterr().err
     os.mkfifo(tmp_path / "pipe")
@@ -188,7 +188,7 @@ def test_what_cannot_be_told_is_neither_equal_nor_different(stored: Path, tmp_pa
     (tmp_path / "pipe").unlink()
     torch.save({"other": torch.zeros(3)}, tmp_path / "other.pt")
     capsys.readouterr()
-    assert main(["ckpt", "diff", str(stored / "a"), str(tmp_path / "other.pt")]) == 2
+    assert main(["ckpt", "diff", str(stored / "a"), str(tmp_path / "other.pt")]) == 3
     assert "no tensor that is called alike (9 only in A, 1 only in B)" in capsys.readouterr().out
     (tmp_path / "other.pt").unlink()
     data = (stored / "a" / "model.safetensors").read_bytes()
@@ -303,7 +303,7 @@ def test_a_file_that_changes_while_it_is_read_is_a_problem(stored: Path, tmp_pat
 
     monkeypatch.setattr(diff_module, "compare", saved_over)
     found = diff(tmp_path / "a.pt", tmp_path / "b.pt")
-    assert found.code == 2
+    assert found.code == 3
     assert found.problems == [f"{tmp_path / 'b.pt'} was changed while it was read"]
 
 

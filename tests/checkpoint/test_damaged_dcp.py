@@ -23,7 +23,7 @@ dcp = pytest.importorskip("torch.distributed.checkpoint")
 
 from msprobe_engine.cli.main import main  # noqa: E402 - torch is asked for first
 
-EQUAL, DIFFERENT, CANNOT_TELL = 0, 1, 2
+EQUAL, DIFFERENT, CANNOT_TELL = 0, 1, 3
 _KEEP = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99)
 """Shares of a file that are left."""
 

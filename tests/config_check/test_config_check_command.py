@@ -176,7 +176,7 @@ def test_secrets_are_in_no_pack_and_no_result(tmp_path: Path, monkeypatch: pytes
 
 
 def test_ranks_that_have_not_written_are_not_taken_for_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A rank of the job without anything, or without what the others have, is exit code 2 in the first line; a difference is still 1."""
+    """A rank of the job without anything, or without what the others have, is exit code 3 in the first line; a difference is still 1."""
 
     def written(name: str, *ranks: dict[str, object]) -> str:
         path = tmp_path / f"{name}.zip"
@@ -190,9 +190,9 @@ def test_ranks_that_have_not_written_are_not_taken_for_equal(tmp_path: Path, cap
     whole: dict[str, object] = {"env": {"A": "1"}, "weights/step0": {"w": {"digest": "aa", "shape": [1], "dtype": "float32"}}}
     assert main(["config_check", "--ranks", written("whole", whole, whole)]) == 0
     capsys.readouterr()
-    assert main(["config_check", "--ranks", written("one", whole)]) == 2
+    assert main(["config_check", "--ranks", written("one", whole)]) == 3
     assert capsys.readouterr().out.startswith("Cannot tell: the job has 2 ranks, and rank 1 has written nothing.")
-    assert main(["config_check", "--ranks", written("less", whole, {"env": {"A": "1"}})]) == 2
+    assert main(["config_check", "--ranks", written("less", whole, {"env": {"A": "1"}})]) == 3
     assert capsys.readouterr().out.startswith("Cannot tell: rank 1 has written no weights, which others have.")
     assert main(["config_check", "--ranks", written("other", whole, {"env": {"NCCL_ALGO": "Tree"}}), "--json", "-"]) == 1
     found = json.loads(capsys.readouterr().out)

@@ -14,7 +14,7 @@ examples:
   msprobe ckpt diff a b --json - --only-different --top 10
   msprobe ckpt diff iter_0001000.digests.json run_b/iter_0001000
 
-exit codes: 0 equal, 1 different, 2 cannot tell (damaged, refused, nothing in common) or wrong usage"""
+exit codes: 0 equal, 1 different, 2 wrong usage or nothing to read, 3 cannot tell (damaged, refused, nothing in common)"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 equal, 1 different, 2 cannot tell; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    """0 equal, 1 different, 3 cannot tell; errors are raised as `ProbeError`, which the entry point turns into 2 or 3."""
     from msprobe_engine.cli.options.inputs import warn_same_files
     from msprobe_engine.cli.options.outputs import refuse_overwriting, refuse_page_name
     from msprobe_engine.core.errors import UsageError

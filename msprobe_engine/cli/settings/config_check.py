@@ -32,7 +32,7 @@ exit codes:
   1  differences
   2  cannot: no pack, a file that cannot be read or written, wrong usage
   3  no difference in what can be compared, and something cannot be: a variable that may change the numbers (its value is masked), a file
-     that one pack alone has or that is damaged"""
+     that one pack alone has or that is damaged, a rank that has written nothing, a checkpoint with damage or nothing in common"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ BITS, VALUES, ROUNDED, CRC, DIGEST = "bits", "values", "rounded", "crc32", "dige
 """What two tensors were found equal by: VALUES when their element types differ, ROUNDED where one side saved only the float32 copies of
 weights that it trains in 16 bits, CRC with ``--quick``, DIGEST against a manifest."""
 
-SAME, OTHER_VALUES, UNKNOWN = 0, 1, 2
+SAME, OTHER_VALUES, UNKNOWN = 0, 1, 3
 """Exit codes of a comparison: equal, different, cannot tell."""
 
 

@@ -78,8 +78,8 @@ class Ranks:
 
     @property
     def exit_code(self) -> int:
-        """0: all ranks have the same of what matters, 1: not, 2: those that have written have, and others have not written."""
-        return 1 if self.matter else 2 if self.missing else 0
+        """0: all ranks have the same of what matters, 1: not, 3: those that have written have, and others have not written."""
+        return 1 if self.matter else 3 if self.missing else 0
 
     def headline(self) -> str:
         """The first line."""
