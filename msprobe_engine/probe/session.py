@@ -21,6 +21,7 @@ from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
 from msprobe_engine.core.statistics.rows import empty
 from msprobe_engine.probe.closing_words import ClosingWords
 from msprobe_engine.probe.earlier_run import find_earlier_run
+from msprobe_engine.probe.how_it_ended import describe_end
 from msprobe_engine.probe.incident.manager import CaptureRequest, IncidentManager
 from msprobe_engine.probe.incident.notify import Notifier, SilentNotifier
 from msprobe_engine.probe.pipeline import Pipeline
@@ -60,6 +61,7 @@ class Session:
         self.armed: CaptureRequest | None = None
         self._now = 0
         self._earlier = ""
+        self._ended: dict[str, Any] = {}
         if self.rank is not None:
             set_rank(self.rank)
         rank = self.rank or 0
@@ -107,6 +109,7 @@ class Session:
             sink.watch_info(self.pipeline.rank_info)
             sink.watch_remark("without_optimizer", self.pipeline.without_optimizer)
             sink.watch_remark("computed_in", self.pipeline.computed_in)
+            sink.watch_remark("ended", self._ended)
             for rule in self.pipeline.rules:
                 if rule.passed_over is not None:
                     sink.watch_remark("masks", rule.passed_over)
@@ -164,8 +167,14 @@ class Session:
         self.writer.flush()
         return [frame for sink in self.writer.sinks if isinstance(sink, MemorySink) for frame in sink.frames]
 
-    def close(self) -> None:
-        """Finish all steps and close every sink. Safe to call twice."""
+    def close(self, *, signalled: bool = False) -> None:
+        """Finish all steps and close every sink. Safe to call twice.
+
+        Args:
+            signalled: a signal ends the process.
+        """
+        with self.faults.guard("closing"):
+            self._ended.update(self._ended or describe_end(signalled=signalled, redact=bool(self.settings.redact)))
         for rule in self.pipeline.rules:
             with self.faults.guard(f"rule {rule.name}"):
                 rule.close()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from msprobe_engine.core.errors import TextError
 from msprobe_engine.core.io.csv_text import parse_row
+from msprobe_engine.core.log import one_line
 from msprobe_engine.formats.monitor.losses import FILE, lost_in
 from msprobe_engine.formats.monitor.reader import ALERTS_FILE
 from msprobe_engine.formats.monitor.reader_csv import families_of, first_step
@@ -33,6 +35,7 @@ class Listing:
         nbytes: of all of them.
         alerts: lines of the files of alerts.
         lost: what the files say that the run has lost, in sentences.
+        ended: how many directories say which way the run ended.
     """
 
     ranks: tuple[int, ...] = ()
@@ -44,6 +47,7 @@ class Listing:
     nbytes: int = 0
     alerts: int = 0
     lost: list[str] = field(default_factory=list)
+    ended: Counter[str] = field(default_factory=Counter)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -56,6 +60,7 @@ class Listing:
             "bytes": self.nbytes,
             "alerts": self.alerts,
             "lost": self.lost,
+            "ended": dict(self.ended),
         }
 
 
@@ -71,6 +76,8 @@ def list_monitor(root: Path) -> Listing | None:
     out = Listing(tuple(sorted({directory.rank for directory in found})), len(found))
     families: dict[str, None] = {}
     for directory in found:
+        if end := _end_of(directory.info.get("ended")):
+            out.ended[end] += 1
         tables: list[os.DirEntry[str]] = []
         for entry in _entries(directory.path):
             out.files += 1
@@ -84,6 +91,15 @@ def list_monitor(root: Path) -> Listing | None:
         _steps(tables, out)
     out.families = tuple(sorted(families))
     return out
+
+
+def _end_of(ended: Any) -> str:
+    """What run.json says of the end where that was none of its own, as an addition to a sentence."""
+    if not isinstance(ended, Mapping) or ended.get("how") not in ("exception", "signal"):
+        return ""
+    parts = [str(ended[key])[:_SPAN] for key in ("error", "message") if ended.get(key)] or ["a signal"]
+    where = f" ({str(ended['where'])[:_SPAN]})" if ended.get("where") else ""
+    return one_line(f"ended by {': '.join(parts)}{where}")
 
 
 def _steps(tables: list[os.DirEntry[str]], out: Listing) -> None:

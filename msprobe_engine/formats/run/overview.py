@@ -285,7 +285,10 @@ def _monitor_text(found: Listing) -> str:
         "" if found.first is None else f", step {found.first}" if found.first == found.last else f", steps {found.first} to {found.last}"
     )
     alerts = f"; {_count(found.alerts, 'alert')}" * bool(found.alerts)
-    return f"{ranks}{steps}: {', '.join(found.families) or 'no tables'} ({_count(found.files, 'file')}, {size(found.nbytes)}){alerts}"
+    ended = "".join(f"; {end}" + (f" on {n} ranks" if n > 1 else "") for end, n in found.ended.items())
+    return (
+        f"{ranks}{steps}: {', '.join(found.families) or 'no tables'} ({_count(found.files, 'file')}, {size(found.nbytes)}){alerts}{ended}"
+    )
 
 
 def _rank_json(rank: RankDump) -> dict[str, Any]:

@@ -77,6 +77,9 @@ class JsonLinesSink(OneFileSink):
             raise
         self.losses.count_alerts(len(alerts))
 
+    def _write_run(self) -> None:
+        self._file.append(f'{{"run":{dumps(self._run.content)}}}\n'.encode())
+
     def _shut(self) -> None:
         self._file.close()
 

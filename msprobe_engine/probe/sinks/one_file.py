@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.output_files import make_directory
 from msprobe_engine.core.io.safe_cells import Names
 from msprobe_engine.core.settings.schema import JsonLinesSettings, MonitorSettings, SqliteSettings
@@ -72,8 +74,15 @@ class OneFileSink(Sink):
         self._run.stale()
 
     def close(self) -> None:
+        with suppress(SinkError):  # a full disk; the file says how far the run came
+            if self._run.conclude():
+                self._write_run()
         self._shut()
         self.losses.close()
+
+    def _write_run(self) -> None:
+        """Write what the run says about itself; raises `SinkError`."""
+        raise NotImplementedError
 
     def _shut(self) -> None:
         """Close what `_open` has opened; a second call does nothing."""

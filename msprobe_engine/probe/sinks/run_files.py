@@ -5,7 +5,8 @@
     scalars_{first step}-{last step}.csv    step,name,value
     alerts.jsonl                            one object per alert
     run.json                                rank, world_size, rank_info, version, started, started_unix, launch, restart, first_step,
-                                            monitor, rules[, alerts, masks, without_optimizer, computed_in]
+                                            monitor, rules[, alerts, masks, without_optimizer, computed_in,
+                                            ended: {how: closed, exception or signal[, error, message, where]}]
 """
 
 from __future__ import annotations
@@ -90,6 +91,10 @@ class RunFile:
         if count:
             self.content["alerts"] = self.content.get("alerts", 0) + count
             self._stale = True
+
+    def conclude(self) -> bool:
+        """As `refresh`, when the run is over; a run without a step says nothing."""
+        return "first_step" in self.content and self.refresh(self.content["first_step"])
 
     def stale(self) -> None:
         """What was taken over has not been written after all."""

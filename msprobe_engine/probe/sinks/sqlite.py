@@ -63,6 +63,10 @@ class SqliteSink(OneFileSink):
             raise
         self.losses.count_alerts(len(alerts))
 
+    def _write_run(self) -> None:
+        with self._db.transaction():
+            self._db.set_info(self._rank, dumps(self._run.content))
+
     def _shut(self) -> None:
         self._db.close()
 

@@ -5,11 +5,13 @@ A framework's probe (`TorchProbe`, `MindSporeProbe`) says what it watches with (
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -380,7 +382,8 @@ class Probe(OfFramework):
         yield self.parameters.hurry
         yield self.drain
         yield lambda: self.parameters.finish(self._patience.left())
-        yield from (self.session.close, self._membership.close, self.parameters.close, self.outputs.release)
+        yield partial(self.session.close, signalled=exits.left() < math.inf)
+        yield from (self._membership.close, self.parameters.close, self.outputs.release)
 
 
 def _window_of(m: MonitorSettings | None) -> Window | None:

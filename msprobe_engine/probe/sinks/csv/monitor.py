@@ -19,6 +19,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,8 @@ class CsvSink(Sink):
         """Nothing waits here: every frame is with the operating system when `write` returns."""
 
     def close(self) -> None:
+        with suppress(SinkError):  # a full disk; the tables say how far the run came
+            self._run.conclude()
         self._close_files()
         self.losses.close()
         self._close_alerts()

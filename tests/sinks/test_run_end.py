@@ -1,0 +1,71 @@
+"""What run.json and its like say of how a training ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msprobe_engine.cli.main import main
+from msprobe_engine.formats.monitor.reader import open_run
+
+TRAIN = """
+import os, signal, sys, torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(4):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 2 and sys.argv[1] == "raise":
+        raise ValueError("token sk-123 is no label")
+    if step == 2 and sys.argv[1] == "signal":
+        os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def ended(tmp_path: Path, how: str, *settings: str) -> tuple[int, dict[str, Any]]:
+    """Exit status of a training, and what its files say."""
+    script, out = tmp_path / "train.py", tmp_path / "out"
+    script.write_text(TRAIN)
+    words = [word for setting in settings for word in ("--set", setting)]
+    command = [sys.executable, "-m", "msprobe_engine.cli", "run", "--output-dir", str(out), *words, "--", sys.executable, str(script), how]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=tmp_path)
+    return done.returncode, open_run(out).info(0)["ended"]
+
+
+@pytest.mark.slow
+def test_a_training_that_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Type, message and line are in run.json, and ``msprobe show`` says them; the exit status is the training's own."""
+    code, found = ended(tmp_path, "raise")
+    assert code == 1
+    assert found == {
+        "how": "exception",
+        "error": "ValueError",
+        "message": "token sk-123 is no label",
+        "where": f"{tmp_path / 'train.py'}:10 <module>",
+    }
+    main(["show", str(tmp_path / "out")])
+    assert "ended by ValueError: token sk-123 is no label (" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_other_ends(tmp_path: Path) -> None:
+    for how, code, said in (("end", 0, {"how": "closed"}), ("signal", -signal.SIGTERM, {"how": "signal"})):
+        (tmp_path / how).mkdir()
+        assert ended(tmp_path / how, how) == (code, said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sink", ["jsonl", "sqlite"])
+def test_other_sinks(tmp_path: Path, sink: str) -> None:
+    """Also there; what may not be written is left out."""
+    code, found = ended(tmp_path, "raise", f"sinks.{sink}=true", "sinks.csv=false", "redact=[tokens]")
+    assert (code, found["how"], found["error"], "message" in found) == (1, "exception", "ValueError", False)
+    assert json.dumps(found).count("sk-123") == 0
