@@ -1,5 +1,5 @@
-"""Why a cell of our files may differ from the existing tool's: each rule is a sentence of docs/guide/graph.md, "Against the existing
-tool"."""
+"""Why a cell of our files may differ from the existing tool's: each rule is a sentence of
+docs/reference/compatibility.md, "Graphs"."""
 
 from __future__ import annotations
 
