@@ -165,6 +165,11 @@ def is_not_float(dtype: str) -> bool:
     return plain_name(dtype).startswith(("int", "uint", "bool", "qint", "quint", "str"))
 
 
+def other_form(one: str | None, other: str | None) -> bool:
+    """Numbers on one side, integers or truth values on the other, like the two forms of a mask: their sizes say nothing of each other."""
+    return (float_type(str(one)) is None) != (float_type(str(other)) is None)
+
+
 def small_float_values(name: str) -> list[float]:
     """The value of each of the 256 codes of an 8-bit float. Formats: OCP OFP8 and MX specifications, and the ``fnuz`` variants
     (https://onnx.ai/onnx/technical/float8.html)."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msprobe_engine.core.dtypes import other_form
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT
-from msprobe_engine.measure import roundoff
 
 if TYPE_CHECKING:
     from msprobe_engine.find.difference.walk import DifferenceWalk
@@ -52,4 +52,4 @@ def _another_form(walker: DifferenceWalk, at: int) -> bool:
     (row, other), mine, theirs = walker.rows[at], walker.side, walker.golden.side
     if isinstance(mine.shape[row], list) != isinstance(theirs.shape[other], list):
         return True
-    return (roundoff.eps(mine.dtype[row]) > 0) != (roundoff.eps(theirs.dtype[other]) > 0)
+    return other_form(mine.dtype[row], theirs.dtype[other])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msprobe_engine.core.dtypes import other_form
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.monitor.number_pairs import order_in_step
@@ -35,6 +36,19 @@ def other_kinds(target: Run, golden: Run) -> tuple[list[Suspect], list[str]]:
         for (mine, theirs), names in types.items()
     ]
     return [suspect for _, suspect in sorted(shapes, key=lambda one: one[0])], list(said)
+
+
+def of_other_form(run: Run, other: Run) -> set[tuple[int, str, Key]]:
+    """(rank, family, tensor) of which one run has integers or bool and the other one numbers."""
+    found: set[tuple[int, str, Key]] = set()
+    for rank in set(run.ranks) & set(other.ranks):
+        for family in set(run.families(rank)) & set(other.families(rank)):
+            theirs = other.kinds(rank, family)
+            for key, kinds in run.kinds(rank, family).items():
+                pairs = [(one.dtype, two.dtype) for one in kinds for two in theirs.get(key, ()) if one.dtype and two.dtype]
+                if pairs and all(other_form(*pair) for pair in pairs):
+                    found.add((rank, family, key))
+    return found
 
 
 def _first_steps(run: Run, rank: int, family: str) -> dict[Key, int]:

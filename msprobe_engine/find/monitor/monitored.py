@@ -16,14 +16,14 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
 from msprobe_engine.find.collectives.replicas import Odd, say_not_compared
 from msprobe_engine.find.findings import Diagnosis, Suspect
-from msprobe_engine.find.monitor.kinds import other_kinds
+from msprobe_engine.find.monitor.kinds import of_other_form, other_kinds
 from msprobe_engine.find.monitor.nearest import nearest_first
 from msprobe_engine.find.monitor.not_finite import not_finite
 from msprobe_engine.find.monitor.number_pairs import Number, every_series, paired_numbers
 from msprobe_engine.find.monitor.one_run import never_there
 from msprobe_engine.find.monitor.other_batches import not_comparable
 from msprobe_engine.find.monitor.replicas import check_replicas
-from msprobe_engine.find.monitor.series_noise import SeriesNoise, of_other_form
+from msprobe_engine.find.monitor.series_noise import SeriesNoise
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.monitor.alert_order import Group, folded, in_order
 from msprobe_engine.formats.monitor.anomalies import Anomaly, load

@@ -131,20 +131,6 @@ def _is_made_of_gradients(item: Number) -> bool:
     return item.family in ("update", "ratio", "exp_avg", "exp_avg_sq")
 
 
-def of_other_form(run: Run, other: Run) -> set[tuple[int, str, Key]]:
-    """(rank, family, tensor) of which one run has integers or bool and the other one numbers, like the two forms of a mask: their numbers
-    say nothing of each other."""
-    found: set[tuple[int, str, Key]] = set()
-    for rank in set(run.ranks) & set(other.ranks):
-        for family in set(run.families(rank)) & set(other.families(rank)):
-            theirs = other.kinds(rank, family)
-            for key, kinds in run.kinds(rank, family).items():
-                forms = [{one.dtype in FLOATS for one in some if one.dtype} for some in (kinds, theirs.get(key, ()))]
-                if all(forms) and forms[0] != forms[1]:
-                    found.add((rank, family, key))
-    return found
-
-
 def _unit(run: Run) -> float:
     """Half a unit of the coarsest data type of a run; 0 where no file says one. What is written may be wider than what it was made of:
     gradients in float32 of a training under autocast."""
