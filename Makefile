@@ -86,7 +86,7 @@ $(MINDSPORE_DIR)/.installed: $(VENV)/.created pyproject.toml setup.py $(wildcard
 # The real prometheus and promtool, and a browser, where they can be installed; without them the tests that need them are skipped with
 # that reason.
 system-packages:
-	@for pair in promtool:prometheus chromium:chromium; do \
+	@for pair in promtool:prometheus amtool:prometheus-alertmanager chromium:chromium; do \
 	  if ! command -v $${pair%%:*} >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 	    echo "installing the Debian package $${pair##*:}"; \
 	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $${pair##*:} >/dev/null; } \

@@ -124,7 +124,7 @@ def small(tmpfs: Callable[[str], Path]) -> Path:
     return tmpfs("size=1m")
 
 
-_PACKAGES = {"promtool": "prometheus"}
+_PACKAGES = {"promtool": "prometheus", "amtool": "prometheus-alertmanager"}
 
 
 @pytest.fixture(scope="session")
