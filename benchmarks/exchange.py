@@ -1,0 +1,179 @@
+"""What the job's store has to do so that the ranks of a large job hear of an incident, and how long a rank is held.
+
+The store is a real `TCPStore` in a process of its own, and so are the connections: one process stands for many nodes, each with the
+notifier of its first rank (`msprobe_engine.probe.incident.node_notify`); the other ranks of a node ask the store once, at the start. The
+steps are those of a training that does nothing else. Then the same with a question in every step, as ranks of small jobs ask it, by one
+rank of each node: what it would be for all ranks is that times the ranks of a node.
+
+    python benchmarks/exchange.py --nodes 64 1280
+    python benchmarks/exchange.py --nodes 256 --steps 50 --json figures.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from msprobe_engine.probe.incident.node_notify import NodeNotifier
+from msprobe_engine.probe.incident.notify import StoreNotifier
+
+RANKS_PER_NODE = 8
+NODES_PER_PROCESS = 160
+LONGEST_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one number of nodes.
+
+    Attributes:
+        start_ms: CPU of the store's process until every node waits.
+        step_ms: the same for one step of all nodes in which nothing happens.
+        longest_ms: that a rank was held at the end of a step.
+        event_ms, heard_ms: CPU of the store's process for one event, and until every node has heard of it.
+        asking_ms: what a step would cost the store's process if every rank asked.
+        sockets: of the store's process.
+    """
+
+    nodes: int
+    ranks: int
+    start_ms: float
+    step_ms: float
+    longest_ms: float
+    event_ms: float
+    heard_ms: float
+    asking_ms: float
+    sockets: int
+
+
+def serve(pipe: Connection) -> None:
+    """The process of rank 0, as far as it answers for the store."""
+    _allow_files()
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
+    pipe.send(store.port)
+    pipe.recv()
+
+
+def stand_for(port: int, first: int, nodes: int, pipe: Connection) -> None:
+    """A process that stands for some nodes: it does what it is told and says how long the longest call took."""
+    _allow_files()
+    stores = [dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=120)) for _ in range(nodes)]
+    notifiers: list[Any] = []
+    while (told := pipe.recv()) != "end":
+        word, *rest = told
+        longest, heard = 0.0, 0
+        if word == "watch":
+            notifiers = [NodeNotifier(store, str(first + n), first=True, watched=store.clone()) for n, store in enumerate(stores)]
+            for notifier in notifiers:
+                while notifier._watcher is None:
+                    time.sleep(0.001)
+        elif word == "ask":
+            for notifier in notifiers:
+                notifier.close()
+            notifiers = [StoreNotifier(store, patience=10.0) for store in stores]
+        elif word == "announce":
+            notifiers[0].announce({"id": rest[0]})
+        else:
+            for notifier in notifiers:
+                begin = time.perf_counter()
+                heard += len(notifier.poll())
+                longest = max(longest, time.perf_counter() - begin)
+        pipe.send((longest, heard))
+    os._exit(0)
+
+
+def measure(nodes: int, steps: int) -> Figures:
+    """Of so many nodes."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    server = context.Process(target=serve, args=(there,))
+    server.start()
+    port = here.recv()
+    members: list[Connection] = []
+    processes = []
+    for first in range(0, nodes, NODES_PER_PROCESS):
+        mine, its = context.Pipe()
+        processes.append(context.Process(target=stand_for, args=(port, first, min(NODES_PER_PROCESS, nodes - first), its)))
+        processes[-1].start()
+        members.append(mine)
+
+    def tell(*words: Any, who: Sequence[Connection] = members) -> tuple[float, int]:
+        for pipe in who:
+            pipe.send(words)
+        said = [pipe.recv() for pipe in who]
+        return max(longest for longest, _ in said), sum(heard for _, heard in said)
+
+    begun = _cpu_ms(server.pid)
+    tell("watch")
+    start, sockets = _cpu_ms(server.pid) - begun, len(os.listdir(f"/proc/{server.pid}/fd"))
+    begun, longest = _cpu_ms(server.pid), 0.0
+    for _ in range(steps):
+        longest = max(longest, tell("step")[0])
+    step = (_cpu_ms(server.pid) - begun) / steps
+    begun, began, heard = _cpu_ms(server.pid), time.perf_counter(), 0
+    tell("announce", "x", who=members[:1])
+    while heard < nodes and time.perf_counter() < began + LONGEST_SECONDS:
+        heard += tell("step")[1]
+    if heard < nodes:
+        print(f"{nodes - heard} of {nodes} nodes did not hear of the event in {LONGEST_SECONDS} s")
+    heard_ms, event = (time.perf_counter() - began) * 1e3, _cpu_ms(server.pid) - begun
+    tell("ask")
+    begun = _cpu_ms(server.pid)
+    for _ in range(steps):
+        tell("step")
+    asking = (_cpu_ms(server.pid) - begun) / steps * RANKS_PER_NODE
+    for pipe in members:
+        pipe.send("end")
+    for process in processes:
+        process.join()
+    here.send("end")
+    server.join()
+    ms = (start, step, longest * 1e3, event, heard_ms, asking)
+    return Figures(nodes, nodes * RANKS_PER_NODE, *(round(value, 2) for value in ms), sockets)
+
+
+def _cpu_ms(pid: int | None) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK")
+
+
+def _allow_files() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[64, 256, 1280], help=f"of {RANKS_PER_NODE} ranks each")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--json", type=Path, help="a file for the figures")
+    options = parser.parse_args()
+    figures = []
+    print(f"{'nodes':>6}{'ranks':>8}{'start':>9}{'step':>9}{'held':>9}{'event':>9}{'heard':>9}{'if all ask':>12}{'sockets':>9}   (ms)")
+    for nodes in options.nodes:
+        now = measure(nodes, options.steps)
+        figures.append(now)
+        print(
+            f"{now.nodes:6,}{now.ranks:8,}{now.start_ms:9.0f}{now.step_ms:9.2f}{now.longest_ms:9.2f}{now.event_ms:9.0f}{now.heard_ms:9.0f}"
+            f"{now.asking_ms:12.1f}{now.sockets:9,}",
+            flush=True,
+        )
+    if options.json:
+        options.json.write_text(json.dumps([asdict(one) for one in figures], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
