@@ -378,3 +378,14 @@ def test_gradients_of_steps_that_a_loss_scaler_skips(skipped: tuple[int, ...], f
     rows = [f"{step},loss_scale,{2.0 ** (20 - step)}\n{step},skipped,{float(skip)}" for step, skip in enumerate(skipped)]
     (place / "scalars_0-9.csv").write_text("step,name,value\n" + "\n".join(rows) + "\n")
     assert diagnose(run.root).finding == finding
+
+
+def test_the_loss_of_other_ranks_is_of_another_part_of_the_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no activations say what a rank has seen, its loss is not held against that of a run with other ranks, and that is said."""
+    roots = [Monitor(tmp_path / name, ranks=ranks).write() for name, ranks in (("one", 1), ("two", 2))]
+    for root, loss in zip(roots, (5.0, 4.0)):
+        for place in (root / "monitor").iterdir():
+            (place / "actv_0-9.csv").unlink()
+            (place / "scalars_0-9.csv").write_text("step,name,value\n" + "".join(f"{step},loss,{loss}\n" for step in range(3)))
+    assert main(["diagnose", *map(str, roots), "-o", str(tmp_path / "page")]) == 3
+    assert "so that loss cannot be compared" in capsys.readouterr().out

@@ -12,13 +12,17 @@ _MOST = 0.5
 
 def not_comparable(target: Run, golden: Run) -> tuple[frozenset[str], list[str]]:
     """Families of which the runs have numbers of other parts of the batch, and what is to be said of them; none where most activations have
-    the same shapes, or where parameters have other ones. Of other ranks the loss is one of these, too: each has that of its own part."""
+    the same shapes, or where parameters have other ones. Of other ranks the loss is one of these, too: each has that of its own part,
+    unless activations of the same shapes say that all ranks see the whole batch."""
     families = sorted({family for run in (target, golden) for rank in run.ranks for family in run.families(rank)})
     of_passes = [family for family in families if family.startswith("actv") or "unreduced" in family]
     if any(other for other, _, _ in (_shapes(target, golden, family) for family in families if family.startswith("param"))):
         return frozenset(), []
     counts = [_shapes(target, golden, family) for family in of_passes if family.startswith("actv")]
     other, both = sum(one[0] for one in counts), sum(one[1] for one in counts)
+    if not both and set(target.ranks) != set(golden.ranks):
+        template = "the runs have {0} and {1} ranks and no activations, so that loss cannot be compared: each rank has that of its own part"
+        return frozenset(("loss",)), [Sentence(template, len(target.ranks), len(golden.ranks))]
     if not other or other < _MOST * both:
         return frozenset(), []
     found = [*of_passes, *(["loss"] if set(target.ranks) != set(golden.ranks) else [])]
