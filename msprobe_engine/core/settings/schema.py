@@ -216,7 +216,7 @@ class MonitorSettings:
 class RuleSettings:
     """One alert rule."""
 
-    rule: str = _rule("nan_inf", "name of the rule, see alerts.md; recommended stands for a set of them")
+    rule: str = _rule("nan_inf", "name of the rule, see docs/guide/alerts.md; recommended stands for a set of them")
     severity: str = _rule("", "warning or critical; empty: the rule's own", choices=("", "warning", "critical"))
     kinds: tuple[str, ...] = _rule((), "only these kinds of tensors, [] is all the rule is made for")
     args: Mapping[str, Any] = _rule({}, "arguments of the rule (threshold, warmup, patience, ...)", free=True)
@@ -369,7 +369,7 @@ class ProbeSettings:
     dump: DumpSettings | None = _rule(None, "dump directories while training; absent: none", section=DumpSettings)
     monitor: MonitorSettings | None = _rule(None, "always-on samples; absent: none", section=MonitorSettings)
     grad_probe: GradProbeSettings | None = _rule(None, "gradient probe of PrecisionDebugger; absent: none", section=GradProbeSettings)
-    rules: tuple[RuleSettings, ...] = _rule((), "alert rules, see alerts.md; [] with a monitor: nan_inf", item="rule")
+    rules: tuple[RuleSettings, ...] = _rule((), "alert rules, see docs/guide/alerts.md; [] with a monitor: nan_inf", item="rule")
     sinks: SinkSettings = field(default_factory=SinkSettings, metadata={"help": "where data goes", "section": SinkSettings})
     incident: IncidentSettings = field(
         default_factory=IncidentSettings, metadata={"help": "alert, then capture", "section": IncidentSettings}
