@@ -54,7 +54,7 @@ class OutputClaims:
         sinks, dump, incident, pack = settings.sinks, settings.dump, settings.incident, settings.config_check
         if sinks.csv.enabled and settings.monitor is not None:
             sinks = replace(sinks, csv=move(sinks.csv, "path", os.environ.get("MONITOR_OUTPUT_DIR", "")))
-        for name in ("jsonl", "sqlite", "tensorboard"):
+        for name in ("jsonl", "sqlite", "parquet", "tensorboard"):
             if getattr(sinks, name).enabled:
                 sinks = replace(sinks, **{name: move(getattr(sinks, name), "path")})
         if dump is not None:
@@ -78,6 +78,7 @@ class OutputClaims:
 def writes_files(settings: ProbeSettings) -> bool:
     """Does a probe with these settings leave anything in its output directory?"""
     sinks, monitored = settings.sinks, settings.monitor is not None
-    files = sinks.csv.enabled or sinks.jsonl.enabled or sinks.sqlite.enabled or sinks.tensorboard.enabled or sinks.anomalies
+    written = (sinks.csv, sinks.jsonl, sinks.sqlite, sinks.parquet, sinks.tensorboard)
+    files = sinks.anomalies or any(sink.enabled for sink in written)
     incidents = settings.incident.enabled and (monitored or bool(settings.incident.level) or bool(settings.rules))
     return (monitored and files) or incidents or settings.dump is not None or settings.grad_probe is not None

@@ -245,6 +245,14 @@ class SqliteSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParquetSettings:
+    enabled: bool = _rule(False, "write Parquet files")
+    path: str = _rule("", "directory; empty: <output_dir>/parquet")
+    steps_per_file: int = _rule(100, "most steps per file; a minute of steps where they are slow", minimum=1, maximum=1_000_000)
+    ops: tuple[str, ...] = _rule(("norm", "min", "max", "mean", "nans"), "statistics per tensor", choices=OPS)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TensorBoardSettings:
     enabled: bool = _rule(False, "write TensorBoard event files")
     path: str = _rule("", "log directory; empty: <output_dir>/tensorboard")
@@ -294,6 +302,7 @@ class SinkSettings:
     prometheus: PrometheusSettings = field(default_factory=PrometheusSettings, metadata={"help": "metrics for Prometheus"})
     jsonl: JsonLinesSettings = field(default_factory=JsonLinesSettings, metadata={"help": "one JSON object per step"})
     sqlite: SqliteSettings = field(default_factory=SqliteSettings, metadata={"help": "the trend data base"})
+    parquet: ParquetSettings = field(default_factory=ParquetSettings, metadata={"help": "tables for pandas, DuckDB, Spark"})
     tracker: TrackerSettings = field(default_factory=TrackerSettings, metadata={"help": "W&B, SwanLab, MLflow"})
     deepspeed: DeepSpeedMonitorSettings = field(default_factory=DeepSpeedMonitorSettings, metadata={"help": "DeepSpeed's own monitor"})
     plugins: tuple[str, ...] = _rule((), "sinks of other packages, by their names in the entry point group msprobe.sinks")

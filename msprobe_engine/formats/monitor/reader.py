@@ -44,6 +44,8 @@ from msprobe_engine.formats.monitor.series import EMPTY, SAMPLES_EVERY, Builder,
 __all__ = ["Key", "Run", "Series", "Table", "open_run"]
 
 ALERTS_FILE = "alerts.jsonl"
+PARQUET, HIDDEN = ".parquet", "_"
+"""Readers of data sets (pandas, Spark) take every file of a directory for a part of the table, but those with this prefix."""
 _LOOKED_INTO = 64
 """Entries looked into where no monitor has written, to say in which of them one has."""
 _KEPT = 24
@@ -75,7 +77,7 @@ class Run:
 
     Attributes:
         path: what was opened.
-        format: ``csv``, ``jsonl`` or ``sqlite``.
+        format: ``csv``, ``jsonl``, ``sqlite`` or ``parquet``.
         ranks: ranks that have written, ascending.
     """
 
@@ -163,6 +165,21 @@ class Run:
             self._thinned[rank] = _thinning(every)
         return found
 
+    def to_arrow(self, ranks: Sequence[int] | None = None, families: Sequence[str] | None = None) -> Any:
+        """A ``pyarrow.Table`` with a row per tensor and step, see `msprobe_engine.formats.monitor.arrow_tables`; for pandas
+        ``.to_pandas()``, for DuckDB as it is.
+
+        Args:
+            ranks: only these; None: all.
+            families: only these, ``scalar`` for the scalars; None: all.
+
+        Raises:
+            MissingExtraError: pyarrow is not installed.
+        """
+        from msprobe_engine.formats.monitor.arrow_tables import table_of_run
+
+        return table_of_run(self, self.ranks if ranks is None else ranks, families)
+
     def recorded_steps(self, rank: int) -> tuple[frozenset[int], frozenset[int]]:
         """Steps that have numbers of the step, and those of them that were interrupted. Read once; equal sets are one object."""
         if rank not in self._recorded:
@@ -190,8 +207,9 @@ class Run:
 
     def losses(self, rank: int) -> list[tuple[Path, Kept | None]]:
         """The files that tell what a rank could not write, and what they say; None: it cannot be read."""
-        files = (path / LOSSES if path.is_dir() else path.with_name(f"rank{rank}{LOSSES_ENDING}") for path in self.paths(rank))
-        return [(file, read_losses(file)) for file in files]
+        hidden = HIDDEN if self.format == "parquet" else ""
+        files = (path / LOSSES if path.is_dir() else path.with_name(f"{hidden}rank{rank}{LOSSES_ENDING}") for path in self.paths(rank))
+        return [(file, read_losses(file)) for file in dict.fromkeys(files)]
 
 
 def _thinning(every: Series) -> str:
@@ -240,6 +258,9 @@ def open_run(path: Path | str, *, since: str | None = None, until: str | None = 
     for place in (root, root / "trend"):
         if place.is_dir() and (files := [Path(e.path) for e in scan(place) if e.name.endswith(".trend.db")]):
             return _sqlite(root, files)
+    for place in (root, root / "parquet"):
+        if place.is_dir() and (files := [Path(e.path) for e in scan(place) if e.name.endswith(PARQUET)]):
+            return _parquet(root, files)
     listing = ", ".join(entry.name for entry in scan(root)[:8]) or "nothing"
     runs = _runs_below(root)
     hint = f"; give one of them: {', '.join(runs[:3])}" if len(runs) > 1 else f"; give {runs[0]}" if runs else ""
@@ -263,6 +284,7 @@ def _written(path: Path) -> bool:
     return (
         any(rank_directories(place) for place in (path, path / "monitor") if place.is_dir())
         or any(e.name.endswith(".jsonl") and e.name != ALERTS_FILE for p in (path, path / "jsonl") if p.is_dir() for e in scan(p))
+        or any(e.name.endswith(PARQUET) for p in (path, path / "parquet") if p.is_dir() for e in scan(p))
         or any(e.name.endswith(".trend.db") for p in (path, path / "trend") if p.is_dir() for e in scan(p))
     )
 
@@ -277,6 +299,12 @@ def _sqlite(root: Path, files: Sequence[Path]) -> Run:
     from msprobe_engine.formats.monitor.reader_sqlite import SqliteSource
 
     return Run(root, "sqlite", SqliteSource(files))
+
+
+def _parquet(root: Path, files: Sequence[Path]) -> Run:
+    from msprobe_engine.formats.monitor.arrow_tables import ParquetSource
+
+    return Run(root, "parquet", ParquetSource(files))
 
 
 class CsvSource:

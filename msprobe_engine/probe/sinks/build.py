@@ -55,6 +55,8 @@ def build_sinks(
         wanted.append(lambda: _json_lines(settings, monitor, output_dir, rank, world_size))
     if sinks.sqlite.enabled:
         wanted.append(lambda: _sqlite(settings, monitor, output_dir, rank, world_size))
+    if sinks.parquet.enabled:
+        wanted.append(lambda: _parquet(settings, monitor, output_dir, rank, world_size))
     if sinks.prometheus.enabled:
         wanted.append(lambda: _prometheus(settings, output_dir, rank, local_rank, local_world_size, info))
     if sinks.tracker.enabled:
@@ -118,6 +120,12 @@ def _plugin(name: str, output_dir: Path, rank: int, world_size: int) -> Sink:
     if not isinstance(sink, Sink):
         raise SinkError(f"sinks.plugins: {name} makes a {type(sink).__name__}, not a {Sink.__module__}.{Sink.__qualname__}")
     return sink
+
+
+def _parquet(settings: ProbeSettings, monitor: MonitorSettings | None, output_dir: Path, rank: int, world_size: int) -> Sink:
+    from msprobe_engine.probe.sinks.parquet import ParquetSink
+
+    return ParquetSink(settings.sinks.parquet, monitor, output_dir=output_dir, rank=rank, world_size=world_size)
 
 
 def _prometheus(

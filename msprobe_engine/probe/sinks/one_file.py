@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.output_files import make_directory
 from msprobe_engine.core.io.safe_cells import Names
-from msprobe_engine.core.settings.schema import JsonLinesSettings, MonitorSettings, SqliteSettings
+from msprobe_engine.core.settings.schema import JsonLinesSettings, MonitorSettings, ParquetSettings, SqliteSettings
 from msprobe_engine.formats.monitor.losses import ENDING, LossFile
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.run_files import RunFile
@@ -23,6 +23,7 @@ class OneFileSink(Sink):
         name: as in the settings.
         place: directory below the run's output.
         ending: of the file's name.
+        hidden: prefix of the name of the file of losses.
         left_out: statistics that this format has no column for.
 
     Args:
@@ -39,11 +40,12 @@ class OneFileSink(Sink):
     losses: LossFile
     place: ClassVar[str]
     ending: ClassVar[str]
+    hidden: ClassVar[str] = ""
     left_out: ClassVar[tuple[str, ...]] = ("shape", "dtype")
 
     def __init__(
         self,
-        settings: JsonLinesSettings | SqliteSettings,
+        settings: JsonLinesSettings | SqliteSettings | ParquetSettings,
         monitor: MonitorSettings | None,
         *,
         output_dir: Path,
@@ -59,7 +61,7 @@ class OneFileSink(Sink):
         self._names = Names(monitor is not None and monitor.squash_name)
         self._run = RunFile(None, rank, world_size, monitor)
         self._open()
-        self.losses = LossFile(directory / f"rank{rank}{ENDING}")
+        self.losses = LossFile(directory / f"{self.hidden}rank{rank}{ENDING}")
 
     @property
     def home(self) -> Path:

@@ -32,7 +32,7 @@ class Wants:
         if monitor is None or not monitor.enabled:
             return cls()
         ops = set(monitor.ops)
-        for sink in (sinks.tensorboard, sinks.jsonl, sinks.sqlite):
+        for sink in (sinks.tensorboard, sinks.jsonl, sinks.sqlite, sinks.parquet):
             ops |= set(sink.ops) if sink.enabled else set()
         below = underflow_limit(monitor.underflow_dtype) if "underflow" in ops else 0.0
         eps = monitor.eps if "zeros" in ops and not below else 0.0

@@ -1,0 +1,234 @@
+"""Rows of a monitor as Arrow tables: what the Parquet sink writes, what `Run.to_arrow` gives, and how Parquet files are read as a run.
+
+One row per tensor and step. Columns: ``rank``, ``step``, ``family``, ``vpp_stage``, ``name``, ``micro_step`` (-1: none), ``phase``,
+``detail`` (state of the optimizer, tag), ``shape``, ``dtype``, then one float64 per statistic, null where the row has no such number.
+Scalars are rows of the family ``scalar`` with the number in ``value``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from msprobe_engine.core.errors import MissingExtraError
+from msprobe_engine.core.io.input_files import read_input
+from msprobe_engine.core.io.json_text import parse_json
+from msprobe_engine.formats.monitor.launches import Launch, launch_of, of_other_runs, said
+from msprobe_engine.formats.monitor.reader_json import checked_alert, checked_key
+from msprobe_engine.formats.monitor.series import Builder, Key, Part, Series, Table, whole
+
+if TYPE_CHECKING:
+    from msprobe_engine.formats.monitor.reader import Run
+
+SCALAR, VALUE = "scalar", "value"
+RUN, ALERTS = b"msprobe.run", b"msprobe.alerts"
+"""Keys in the metadata of a file: what the run says about itself, and the alerts of its steps, both JSON."""
+_KEY = ("vpp_stage", "name", "micro_step", "phase", "detail")
+_PLACE = ("rank", "step", "family", *_KEY, "shape", "dtype")
+_LARGEST = 1 << 31
+_WHAT = "a column that every file of a monitor has is missing or has another type: left out"
+
+
+def arrow() -> Any:
+    """The package pyarrow.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingExtraError("pyarrow", "parquet", "a table of a monitor as Parquet or Arrow") from None
+    return pyarrow
+
+
+def table_of(
+    rank: int,
+    steps: Any,
+    family: str,
+    keys: Sequence[Key],
+    values: Mapping[str, Any],
+    kinds: Sequence[tuple[str, str]] | None = None,
+) -> Any:
+    """An Arrow table of rows of one family.
+
+    Args:
+        steps: one number, or one per row.
+        keys: of the rows.
+        values: statistic to float64 [rows]; NaN is a NaN.
+        kinds: shape and dtype of the rows; None: not known.
+    """
+    pa = arrow()
+    n = len(keys)
+
+    def texts(of: Iterable[str]) -> Any:
+        return pa.array(list(of), pa.string())
+
+    columns: dict[str, Any] = {
+        "rank": pa.array(np.full(n, rank, np.int32)),
+        "step": pa.array(np.broadcast_to(np.asarray(steps, np.int64), (n,)).copy()),
+        "family": texts([family] * n),
+        "vpp_stage": pa.array([key.vpp_stage for key in keys], pa.int32()),
+        "name": texts(key.name for key in keys),
+        "micro_step": pa.array([key.micro_step for key in keys], pa.int32()),
+        "phase": texts(key.phase for key in keys),
+        "detail": texts(key.detail for key in keys),
+        "shape": texts(kind[0] for kind in kinds) if kinds else pa.nulls(n, pa.string()),
+        "dtype": texts(kind[1] for kind in kinds) if kinds else pa.nulls(n, pa.string()),
+    }
+    columns |= {op: pa.array(np.asarray(column, np.float64)) for op, column in values.items()}
+    return pa.table(columns)
+
+
+def joined(tables: Sequence[Any]) -> Any:
+    """One table of several, whose statistics may differ."""
+    return arrow().concat_tables(tables, promote_options="default")
+
+
+def table_of_run(run: Run, ranks: Sequence[int], families: Sequence[str] | None) -> Any:
+    """Everything of a run, or of some ranks and families (``scalar`` among them)."""
+    tables = []
+    for rank in ranks:
+        if families is None or SCALAR in families:
+            for name, series in run.scalars(rank).items():
+                tables.append(table_of(rank, series.steps, SCALAR, [Key(0, name)] * len(series.steps), {VALUE: series.values}))
+        for family in run.families(rank):
+            if families is None or family in families:
+                table = run.table(rank, family)
+                tables.append(table_of(rank, table.steps, family, [table.keys[i] for i in table.ids.tolist()], table.values))
+    return joined(tables or [table_of(0, 0, SCALAR, [], {VALUE: []})])
+
+
+class ParquetSource:
+    """Parts of ranks, ``rank{R}_{launch}_{first}-{last}.parquet``."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.problems: dict[str, Counter[str]] = {}
+        found: dict[int, list[tuple[float, int, Path, Any]]] = {}
+        for path in files:
+            part = self._open(path)
+            if part is not None:
+                info = _json(part, RUN)
+                began = info.get("started_unix")
+                first = min(part.column("step").to_pylist(), default=0)
+                rank = whole(info.get("rank"))
+                order = (float(began) if isinstance(began, (int, float)) else 0.0, whole(first) or 0, path, part)
+                found.setdefault(rank if rank is not None else -1, []).append(order)
+        self._parts: dict[int, list[tuple[Path, Any]]] = {}
+        self._others: dict[int, list[Launch]] = {}
+        for rank, parts in found.items():
+            parts.sort(key=lambda one: one[:2])
+            launches = list({launch.key: launch for *_, part in parts for launch in (launch_of(_json(part, RUN)),)}.values())
+            self._others[rank] = of_other_runs(launches)
+            left = {launch.key for launch in self._others[rank]}
+            self._parts[rank] = [(path, part) for *_, path, part in parts if launch_of(_json(part, RUN)).key not in left]
+            for other in self._others[rank]:
+                self._note(parts[-1][2], said(other, launches[-1]))
+
+    def _open(self, path: Path) -> Any:
+        pa = arrow()
+        try:
+            part = pa.parquet.read_table(pa.BufferReader(read_input(path, _LARGEST)))
+            usable = all(name in part.column_names for name in _PLACE) and pa.types.is_integer(part.schema.field("step").type)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            self._note(path, f"cannot be read: {type(error).__name__}")
+            return None
+        if not usable:
+            self._note(path, _WHAT)
+        return part if usable else None
+
+    def _note(self, path: Path, what: str) -> None:
+        self.problems.setdefault(str(path), Counter())[what] += 1
+
+    def ranks(self) -> list[int]:
+        return sorted(self._parts)
+
+    def info(self, rank: int) -> dict[str, Any]:
+        parts = self._parts.get(rank)
+        return _json(parts[-1][1], RUN) if parts else {}
+
+    def paths(self, rank: int) -> list[Path]:
+        return [path for path, _ in self._parts.get(rank, [])]
+
+    def other_runs(self, rank: int) -> list[Launch]:
+        return self._others.get(rank, [])
+
+    def families(self, rank: int) -> list[str]:
+        found = {name: None for _, part in self._parts.get(rank, []) for name in part.column("family").unique().to_pylist()}
+        return [str(name) for name in found if name != SCALAR]
+
+    def read(self, rank: int, family: str) -> dict[str, Table]:
+        builder = Builder(family)
+        for path, part in self._parts.get(rank, []):
+            rows = _rows(part, family)
+            keys = [checked_key(*key) for key in zip(*(rows.column(name).to_pylist() for name in _KEY))]
+            ids = np.array([-1 if key is None else builder.keys[key] for key in keys], np.int64)
+            if wrong := int((ids < 0).sum()):
+                self.problems.setdefault(str(path), Counter())["row without a name: left out"] += wrong
+            for key, shape, dtype in zip(keys, rows.column("shape").to_pylist(), rows.column("dtype").to_pylist()):
+                if key is not None and shape is not None and dtype is not None:
+                    builder.add_kind(key, str(shape), str(dtype))
+            builder.add(Part(ids, _integers(rows.column("step")), _numbers(rows)), path)
+        return {family: builder.table()}
+
+    def scalars(self, rank: int) -> dict[str, Series]:
+        found: dict[str, dict[int, float]] = {}
+        for _, part in self._parts.get(rank, []):
+            rows = _rows(part, SCALAR)
+            values = _numbers(rows).get(VALUE, np.full(len(rows), np.nan))
+            for name, step, value in zip(rows.column("name").to_pylist(), _integers(rows.column("step")).tolist(), values.tolist()):
+                found.setdefault(str(name), {})[step] = value
+        return {
+            name: Series(np.array(sorted(values), np.int64), np.array([values[step] for step in sorted(values)], np.float64))
+            for name, values in found.items()
+        }
+
+    def alerts(self, rank: int) -> list[dict[str, Any]]:
+        out = []
+        for path, part in self._parts.get(rank, []):
+            problems = self.problems.setdefault(str(path), Counter())
+            alerts = _json(part, ALERTS).get("alerts")
+            out += [found for alert in alerts or [] if (found := checked_alert(alert, problems)) is not None] if alerts else []
+            if not problems:
+                del self.problems[str(path)]
+        return out
+
+
+def _rows(part: Any, family: str) -> Any:
+    import pyarrow.compute
+
+    return part.filter(pyarrow.compute.equal(part.column("family"), family))
+
+
+def _integers(column: Any) -> Any:
+    return column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64) if len(column) else np.empty(0, np.int64)
+
+
+def _numbers(rows: Any) -> dict[str, Any]:
+    """Statistics that the rows have; all others of the file are null there."""
+    pa = arrow()
+    names = [field.name for field in rows.schema if field.name not in _PLACE and pa.types.is_floating(field.type)]
+    return {
+        name: np.asarray(column.fill_null(float("nan")).to_numpy(zero_copy_only=False), np.float64)
+        for name in names
+        if (column := rows.column(name)).null_count < len(column)
+    }
+
+
+def _json(part: Any, key: bytes) -> dict[str, Any]:
+    try:
+        found = parse_json((part.schema.metadata or {}).get(key, b"{}").decode("utf-8", "replace"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def metadata(info: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> dict[bytes, bytes]:
+    """Of a file that is written."""
+    return {RUN: json.dumps(info).encode(), ALERTS: json.dumps({"alerts": list(alerts)}).encode()}
