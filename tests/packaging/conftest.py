@@ -35,6 +35,7 @@ SOURCES = (
     ".pre-commit-config.yaml",
     "Makefile",
     "MANIFEST.in",
+    "mkdocs.yml",
 )
 NO_COMPILER = "/bin/false"
 
