@@ -20,17 +20,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
+import torch.distributed
 
 from msprobe_engine.probe.incident.node_notify import NodeNotifier
 from msprobe_engine.probe.incident.notify import StoreNotifier
 
+_dist: Any = torch.distributed
 RANKS_PER_NODE = 8
-NODES_PER_PROCESS = 160
+NODES_PER_PROCESS = 320
 LONGEST_SECONDS = 30.0
 
 
@@ -58,18 +58,19 @@ class Figures:
     sockets: int
 
 
-def serve(pipe: Connection) -> None:
+def serve(pipe: Any) -> None:
     """The process of rank 0, as far as it answers for the store."""
     _allow_files()
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
+    store = _dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
     pipe.send(store.port)
     pipe.recv()
 
 
-def stand_for(port: int, first: int, nodes: int, pipe: Connection) -> None:
+def stand_for(port: int, first: int, nodes: int, pipe: Any) -> None:
     """A process that stands for some nodes: it does what it is told and says how long the longest call took."""
     _allow_files()
-    stores = [dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=120)) for _ in range(nodes)]
+    wait = timedelta(seconds=120)
+    stores: list[Any] = [_dist.TCPStore("127.0.0.1", port, is_master=False, timeout=wait) for _ in range(nodes)]
     notifiers: list[Any] = []
     while (told := pipe.recv()) != "end":
         word, *rest = told
@@ -101,7 +102,7 @@ def measure(nodes: int, steps: int) -> Figures:
     server = context.Process(target=serve, args=(there,))
     server.start()
     port = here.recv()
-    members: list[Connection] = []
+    members: list[Any] = []
     processes = []
     for first in range(0, nodes, NODES_PER_PROCESS):
         mine, its = context.Pipe()
@@ -109,7 +110,7 @@ def measure(nodes: int, steps: int) -> Figures:
         processes[-1].start()
         members.append(mine)
 
-    def tell(*words: Any, who: Sequence[Connection] = members) -> tuple[float, int]:
+    def tell(*words: Any, who: Sequence[Any] = members) -> tuple[float, int]:
         for pipe in who:
             pipe.send(words)
         said = [pipe.recv() for pipe in who]
@@ -140,8 +141,8 @@ def measure(nodes: int, steps: int) -> Figures:
         process.join()
     here.send("end")
     server.join()
-    ms = (start, step, longest * 1e3, event, heard_ms, asking)
-    return Figures(nodes, nodes * RANKS_PER_NODE, *(round(value, 2) for value in ms), sockets)
+    start, step, longest, event, heard_ms, asking = (round(ms, 2) for ms in (start, step, longest * 1e3, event, heard_ms, asking))
+    return Figures(nodes, nodes * RANKS_PER_NODE, start, step, longest, event, heard_ms, asking, sockets)
 
 
 def _cpu_ms(pid: int | None) -> float:
