@@ -12,6 +12,7 @@ from typing import Any
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.log import one_line
+from msprobe_engine.core.text.notebook import text_block
 from msprobe_engine.core.text.ranges import few_ranges, numbers_in, ranges_of
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.nonfinite.report import listed
@@ -204,6 +205,9 @@ class Diagnosis:
         if self.looked_at:
             lines += listed("looked at", [", ".join(f"{key} {value}" for key, value in self.looked_at.items())], _WORDS)
         return "\n".join(one_line(line) for line in lines)
+
+    def _repr_html_(self) -> str:
+        return text_block(self.text())
 
     def write(self, directory: Path | str) -> tuple[Path, Path]:
         """Write ``diagnosis.json`` and ``diagnosis.html`` (mode 0640).

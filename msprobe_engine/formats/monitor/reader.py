@@ -22,6 +22,7 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.core.records import FAMILIES
+from msprobe_engine.core.text import notebook
 from msprobe_engine.formats.monitor import run_layout
 from msprobe_engine.formats.monitor.launches import Launch, launch_of, of_other_runs, said
 from msprobe_engine.formats.monitor.losses import ENDING as LOSSES_ENDING
@@ -179,6 +180,20 @@ class Run:
         from msprobe_engine.formats.monitor.arrow_tables import table_of_run
 
         return table_of_run(self, self.ranks if ranks is None else ranks, families)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.path}: {self.format}, {len(self.ranks)} ranks>"
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for rank in self.ranks:
+            scalars = self.scalars(rank)
+            steps = steps_of(scalars.values())
+            last = ", ".join(f"{name} {series.values[-1]:.6g}" for name, series in scalars.items() if len(series.values))
+            rows.append(
+                (rank, f"{steps[0]} to {steps[-1]}" if len(steps) else "", ", ".join(self.families(rank)), last, len(self.alerts(rank)))
+            )
+        return notebook.table(f"Run {self.path} ({self.format})", ("rank", "steps", "families", "last numbers", "alerts"), rows)
 
     def recorded_steps(self, rank: int) -> tuple[frozenset[int], frozenset[int]]:
         """Steps that have numbers of the step, and those of them that were interrupted. Read once; equal sets are one object."""

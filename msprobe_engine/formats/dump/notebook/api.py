@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from msprobe_engine.core import names
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.settings.tree import nearest
+from msprobe_engine.core.text import notebook
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.notebook.record import KINDS, Record, Tensor, kind_of
 from msprobe_engine.formats.dump.parsed import DumpedEntry, StepDump
@@ -136,6 +137,10 @@ class Dump:
         steps = self.steps
         shown = f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, {steps[0]} to {steps[-1]}"
         return f"<Dump {self.root}: {shown}>"
+
+    def _repr_html_(self) -> str:
+        rows = ((step, ", ".join(map(str, self.ranks(step)))) for step in self.steps)
+        return notebook.table(f"Dump {self.root}", ("step", "ranks"), rows)
 
 
 class Snapshot(Mapping[str, "Record"]):
