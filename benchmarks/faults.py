@@ -178,11 +178,11 @@ def keep(file: Path, text: str) -> None:
     Raises:
         SystemExit: the file has no marks.
     """
-    begin, end = "<!-- faults -->\n", "<!-- /faults -->"
+    begin, end = "<!-- faults -->\n\n", "<!-- /faults -->"
     whole = file.read_text()
     if begin not in whole or end not in whole:
         raise SystemExit(f"{file} has no lines {begin.strip()} and {end}: write them where the tables belong.")
-    file.write_text(whole.split(begin)[0] + begin + text + "\n" + end + whole.split(end, 1)[1])
+    file.write_text(whole.split(begin)[0] + begin + text.rstrip() + "\n\n" + end + whole.split(end, 1)[1])
 
 
 def passed(done: dict[str, list[Row]]) -> bool:
