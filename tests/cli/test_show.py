@@ -12,6 +12,20 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_engine.formats.run.overview import look
 
 
+def test_the_latest_launch_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where launches lie in directories of their own, the one that ``latest`` leads to is named; a link that leads elsewhere is none."""
+    for name in ("20260101-000000-aaaa", "20260102-000000-bbbb"):
+        (tmp_path / name / "dump" / "step0" / "rank0").mkdir(parents=True)
+        (tmp_path / name / "dump" / "step0" / "rank0" / "dump.json").write_text("{}")
+    (tmp_path / "latest").symlink_to("20260102-000000-bbbb")
+    assert main(["show", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "latest: 20260102-000000-bbbb"
+    assert look(tmp_path).to_json()["latest"] == "20260102-000000-bbbb"
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").symlink_to(tmp_path.parent)
+    assert look(tmp_path).latest == ""
+
+
 @pytest.fixture
 def output(tmp_path: Path) -> Path:
     """An output directory with one of everything."""

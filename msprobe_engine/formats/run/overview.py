@@ -34,6 +34,7 @@ _KINDS = {
     f"{Path(PACK).stem}*.zip": "configuration pack",
     "*.jsonl": "JSON lines",
     "*.trend.db": "trend data base",
+    "rank*_*.parquet": "Parquet files",
     "*anomaly.json": "alerts in the existing format",
     "*anomaly_analyse.json": "order of the alerts",
     "*report.html": "report",
@@ -96,12 +97,17 @@ class Overview:
     runs: list[str] = field(default_factory=list)
     """Directories of further runs (``run-2``): two that were here at the same time, or a process that a training had started."""
 
+    latest: str = ""
+    """Which of the directories the link ``latest`` leads to; "": there is no such link."""
+
     lost: list[str] = field(default_factory=list)
     """What the run says itself that it has lost, in sentences."""
 
     def text(self) -> str:
         """For the console."""
         lines = [str(self.root)]
+        if self.latest:
+            lines.append(f"latest: {self.latest}")
         if self.runs:
             lines.append(f"further runs: {', '.join(sorted(self.runs))} (what each has written is listed below, by its directory)")
         for place, steps in sorted(self.dumps.items()):
@@ -123,6 +129,7 @@ class Overview:
     def to_json(self) -> dict[str, Any]:
         """The same as plain data."""
         return {
+            "latest": self.latest,
             "root": str(self.root),
             "dumps": {
                 place: {str(step): [_rank_json(rank) for rank in ranks] for step, ranks in sorted(steps.items())}
@@ -148,7 +155,7 @@ def look(root: Path) -> Overview:
     if not root.is_dir():
         what = "is no directory" if root.exists() else "there is no such file or directory"
         raise UsageError(f"{root}: {what}; give the output_dir of a run")
-    out = Overview(root)
+    out = Overview(root, latest=_latest(root))
     for at, directories, files in os.walk(root):
         here = Path(at)
         place = here.relative_to(root).as_posix()
@@ -178,6 +185,14 @@ def look(root: Path) -> Overview:
     if not any((out.dumps, out.incidents, out.tables, out.events, out.monitors, out.others, out.runs)):
         raise NothingCapturedError(f"{root}: nothing that msprobe writes is here; give the output_dir of a run")
     return out
+
+
+def _latest(root: Path) -> str:
+    try:
+        target = os.readlink(root / "latest")
+    except OSError:
+        return ""
+    return target if Path(target).name == target and (root / target).is_dir() else ""
 
 
 def _others(here: Path, place: str, files: list[str], out: Overview) -> None:
