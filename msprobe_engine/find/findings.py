@@ -39,6 +39,8 @@ NOTHING = Sentence("No NaN or Inf that matters")
 _MOST_PROBLEMS = 8
 """What could not be read, on the console."""
 
+_SEEN_ONLY = ("series", "sample", "nan_inf", "loss_not_finite")
+"""Kinds of suspects of a monitor: without operators nobody can say where a NaN was born."""
 _NOT_IN_JSON = frozenset(("unseen", "steps", "nothing", "remarks", "places"))
 
 _WORDS = 9
@@ -154,6 +156,8 @@ class Diagnosis:
             text = Sentence("Modules bear other names; the runs make the same calls, and their numbers agree")
         if self.finding == STRUCTURE and self.differences:
             text = Sentence("The runs have next to no calls in common") if first is None else Sentence("The runs do not do the same")
+        if self.finding == NONFINITE and first is not None and first.kind in _SEEN_ONLY:
+            text = Sentence("First seen NaN or Inf")
         if first is None:
             return Sentence("{0}.", self._nothing_found() if self.finding == NONE else text)
         if self.finding in (CONFIG, CHECKPOINT):  # not of a step of a training

@@ -113,7 +113,8 @@ def _began(found: Diagnosis, target: Path) -> None:
     name, step = str(began.get("name", "")), began.get("step")
     template = "{0}: rule {1} set the incident off; its records show no NaN and no collective that is off"
     why = Sentence(template, began.get("when") or "alert", rule)
-    found.finding = findings.DESYNC if rule == "replica_mismatch" else findings.NONFINITE if rule == "nan_inf" else findings.DIVERGENCE
+    kinds = {"replica_mismatch": findings.DESYNC, "nan_inf": findings.NONFINITE, "loss_not_finite": findings.NONFINITE}
+    found.finding = kinds.get(rule, findings.DIVERGENCE)
     found.suspects = [Suspect(name, "", rank, step if isinstance(step, int) else 0, kind=rule, why=why, tensor=name)]
     found.evidence.append(str(document.get("message", "")))
 

@@ -383,9 +383,20 @@ def test_gradients_of_steps_that_a_loss_scaler_skips(skipped: tuple[int, ...], f
 def test_the_loss_of_other_ranks_is_of_another_part_of_the_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where no activations say what a rank has seen, its loss is not held against that of a run with other ranks, and that is said."""
     roots = [Monitor(tmp_path / name, ranks=ranks).write() for name, ranks in (("one", 1), ("two", 2))]
-    for root, loss in zip(roots, (5.0, 4.0)):
-        for place in (root / "monitor").iterdir():
+    for root, loss, ranks in zip(roots, (5.0, 4.0), (1, 2)):
+        for rank, place in enumerate(sorted((root / "monitor").iterdir())):
+            (place / "run.json").write_text(json.dumps({"rank": rank, "rank_info": {}, "world_size": ranks}))
             (place / "actv_0-9.csv").unlink()
             (place / "scalars_0-9.csv").write_text("step,name,value\n" + "".join(f"{step},loss,{loss}\n" for step in range(3)))
     assert main(["diagnose", *map(str, roots), "-o", str(tmp_path / "page")]) == 3
     assert "so that loss cannot be compared" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rule", ["nan_inf", "loss_not_finite"])
+def test_of_a_monitor_it_is_said_where_a_nan_was_seen(rule: str, tmp_path: Path) -> None:
+    """Without operators nobody can say where it was born."""
+    run = Monitor(tmp_path / "run", ranks=2)
+    run.alerts = [alert(rule, 1, 1, "loss", value=float("nan"), kind="loss", message="value nan")]
+    found = diagnose(run.write())
+    assert found.finding == "nonfinite"
+    assert found.headline().startswith("First seen NaN or Inf: step 1, rank 1")

@@ -88,7 +88,7 @@ def test_an_incident_names_the_record(tmp_path: Path, rank_dump: Any, capsys: py
     first = found.first_suspect
     assert first is not None
     assert (found.finding, first.record, first.source, first.module) == ("nonfinite", BORN, LINE, "")
-    assert f"monitor output run: first NaN or Inf: step 3, rank 0, actv/{BORN}." in found.evidence
+    assert f"monitor output run: first seen NaN or Inf: step 3, rank 0, actv/{BORN}." in found.evidence
     paths = [Path(word) for command in found.next for word in shlex.split(command) if "/" in word]
     assert place in paths
     assert all(path.exists() for path in paths if path.parts[0] != "again")  # what the next run would write

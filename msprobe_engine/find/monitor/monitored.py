@@ -31,7 +31,7 @@ from msprobe_engine.formats.monitor.completeness import missing_parts, other_run
 from msprobe_engine.formats.monitor.reader import Run, open_run
 from msprobe_engine.formats.monitor.series import Key
 
-_NONFINITE_RULES = ("nan_inf",)
+_NONFINITE_RULES = ("nan_inf", "loss_not_finite")
 _DESYNC_RULES = ("replica_mismatch",)
 MOST_SUSPECTS = 20
 
