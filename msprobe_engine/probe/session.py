@@ -35,6 +35,9 @@ _log = get_logger()
 class Session:
     """Life of one probe in one process.
 
+    Args:
+        missing: names of a framework that have gone, to the part that is off without them; its owner goes on filling it.
+
     Attributes:
         armed: the dump that an alert (of this or another rank) has ordered, None when there is none.
     """
@@ -48,6 +51,7 @@ class Session:
         local_world_size: int = 1,
         notifier: Notifier | None = None,
         extra_sinks: Sequence[Sink] = (),
+        missing: Mapping[str, str] | None = None,
     ) -> None:
         from msprobe_engine.probe.rules.build import build_rules
         from msprobe_engine.probe.sinks.build import build_sinks
@@ -110,6 +114,7 @@ class Session:
             sink.watch_remark("without_optimizer", self.pipeline.without_optimizer)
             sink.watch_remark("computed_in", self.pipeline.computed_in)
             sink.watch_remark("ended", self._ended)
+            sink.watch_remark("missing", {} if missing is None else missing)
             for rule in self.pipeline.rules:
                 if rule.passed_over is not None:
                     sink.watch_remark("masks", rule.passed_over)

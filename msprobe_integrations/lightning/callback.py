@@ -8,6 +8,7 @@ from typing import Any
 
 from msprobe_integrations.lightning.numbers import accumulates, scalars, stepped, update
 from msprobe_integrations.lightning.reliance import NAME, PACKAGE, TABLE
+from msprobe_integrations.requirements import MissingNameError
 from msprobe_integrations.torch.training.trainer_callback import ProbeCallback
 from msprobe_integrations.torch.training.trainer_loop import excluded, isolated
 
@@ -29,6 +30,10 @@ class MsprobeCallback(ProbeCallback, _base()):  # type: ignore[misc]  # known wh
     @isolated
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Model and optimizers are there, wrapped; the sanity check is over."""
+        try:
+            stepped(trainer), accumulates(trainer)
+        except MissingNameError:  # said: nothing tells the steps, and the training is not followed
+            return
         if (observer := self.follow("lightning")) is not None:
             observer.relies, observer.objects = (NAME, PACKAGE, TABLE), {"trainer": trainer}
             observer.setup(getattr(trainer.strategy, "model", None) or pl_module, list(trainer.optimizers))

@@ -7,19 +7,28 @@ from typing import Any
 import torch
 
 from msprobe_integrations.common.parameters.optimizer_numbers import update_numbers
+from msprobe_integrations.requirements import need
 from msprobe_integrations.torch.training.trainer_loop import TrainerObserver, number, scale_of
+
+STEPS = "steps of Lightning's Trainer"
 
 
 def stepped(trainer: Any) -> int:
-    """Batches that ended in an update so far."""
-    found = getattr(getattr(trainer.fit_loop, "epoch_loop", None), "_batches_that_stepped", None)
-    return int(trainer.global_step if found is None else found)
+    """Batches that ended in an update so far.
+
+    Raises:
+        MissingNameError: this version does not say; numbers of steps would be others than the loggers'.
+    """
+    return int(need(need(trainer.fit_loop, "epoch_loop", for_=STEPS), "_batches_that_stepped", for_=STEPS))
 
 
 def accumulates(trainer: Any) -> bool:
-    """Does the update come after a later batch? Where this version does not say so, every batch is a step."""
-    ask = getattr(trainer.fit_loop, "_should_accumulate", None)
-    return ask is not None and bool(ask())
+    """Does the update come after a later batch?
+
+    Raises:
+        MissingNameError: this version does not say; every batch would be a step.
+    """
+    return bool(need(trainer.fit_loop, "_should_accumulate", for_=STEPS)())
 
 
 def scalars(trainer: Any, observer: TrainerObserver) -> dict[str, Any]:

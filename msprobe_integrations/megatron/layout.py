@@ -1,6 +1,6 @@
 """What a Megatron model is made of on this rank: chunks, parameters, bucket shards, places in the parallel layout.
 
-Attribute names hold for megatron-core 0.8 to 0.19; what is missing in a version reads as "not sharded".
+Attribute names hold for megatron-core 0.8 to 0.19. Where one that tells a gradient's place has gone, reduced gradients are left out.
 """
 
 from __future__ import annotations
@@ -15,12 +15,18 @@ import torch.distributed as dist
 from msprobe_integrations.common.monitor.targets import matches
 from msprobe_integrations.common.parameters.gradients import Piece, layer_numbers, layer_of
 from msprobe_integrations.megatron import fsdp
+from msprobe_integrations.requirements import MissingNameError, missing, need, optional
 from msprobe_integrations.torch.tensors import dtensors
 
 if TYPE_CHECKING:
     from msprobe_engine.core.settings.schema import MonitorSettings
     from msprobe_integrations.common.parameters.gradients import Exchange
     from msprobe_integrations.common.ranks.exchanges import Exchanges
+
+REDUCED = "reduced gradients of Megatron, and which ranks hold the same"
+_NO_WRAPPER = "models without a wrapper are whole"
+_OLDER = "older versions have it not, and do not need it"
+_MARK_OF_SOME = "only some parameters are marked; `marks_are_known` asks whether the mark is still called so"
 
 
 def as_list(model: Any) -> list[Any]:
@@ -30,7 +36,7 @@ def as_list(model: Any) -> list[Any]:
 
 def unwrapped(chunk: Any) -> torch.nn.Module:
     """The model inside of DDP and mixed-precision wrappers."""
-    while isinstance(getattr(chunk, "module", None), torch.nn.Module):
+    while isinstance(optional(chunk, "module", because="the innermost has none"), torch.nn.Module):
         chunk = chunk.module
     inner: torch.nn.Module = chunk
     return inner
@@ -38,7 +44,8 @@ def unwrapped(chunk: Any) -> torch.nn.Module:
 
 def model_config(chunk: Any) -> Any:
     """The model's TransformerConfig, None when it has none."""
-    return getattr(chunk, "config", None) or getattr(unwrapped(chunk), "config", None)
+    found = optional(chunk, "config", because="wrappers may have none")
+    return found or optional(unwrapped(chunk), "config", because="models of one's own have none")
 
 
 class Place(NamedTuple):
@@ -55,17 +62,42 @@ class Place(NamedTuple):
 
 
 def bucket_groups(chunk: Any) -> list[Any]:
-    """All bucket groups of a DDP chunk, dense ones first. In 0.8 each bucket is reduced by itself and stands for its group."""
-    if not hasattr(chunk, "bucket_groups"):
-        kinds = [getattr(chunk, kind, None) for kind in ("buffers", "expert_parallel_buffers")]  # of other modules `buffers` is a method
-        buffers = [buffer for kind in kinds if isinstance(kind, list) for buffer in kind]
-        return [bucket for buffer in buffers for bucket in getattr(buffer, "buckets", ())]
-    return [*chunk.bucket_groups, *getattr(chunk, "expert_parallel_bucket_groups", ())]
+    """All bucket groups of a DDP chunk, dense ones first. In 0.8 each bucket is reduced by itself and stands for its group.
+
+    Raises:
+        MissingNameError: Megatron's DDP has neither.
+    """
+    if hasattr(chunk, "bucket_groups"):
+        return [*chunk.bucket_groups, *need(chunk, "expert_parallel_bucket_groups", for_=REDUCED)]
+    kinds = [optional(chunk, kind, because=_NO_WRAPPER) for kind in ("buffers", "expert_parallel_buffers")]
+    buffers = [buffer for kind in kinds if isinstance(kind, list) for buffer in kind]  # of other modules `buffers` is a method
+    if not buffers and hasattr(chunk, "ddp_config") and not shards_itself(chunk):
+        raise missing(f"{type(chunk).__name__}.bucket_groups", REDUCED)
+    return [bucket for buffer in buffers for bucket in need(buffer, "buckets", for_=REDUCED)]
 
 
 def buckets_of(group: Any) -> list[Any]:
-    """The buckets of a group that are reduced together."""
-    return list(getattr(group, "buckets", (group,)))
+    """The buckets of a group that are reduced together.
+
+    Raises:
+        MissingNameError: it has none, and is none itself, as it was in 0.8.
+    """
+    return [group] if not hasattr(group, "buckets") and hasattr(group, "grad_data") else list(need(group, "buckets", for_=REDUCED))
+
+
+def shards_itself(chunk: Any) -> bool:
+    """Megatron-FSDP and torch's FSDP2 have no buckets of ours to look into."""
+    return "FullyShard" in type(chunk).__name__
+
+
+def is_distributed(owner: Any, chunk: Any) -> bool:
+    """Does the distributed optimizer shard what is reduced here?
+
+    Raises:
+        MissingNameError: nothing says so.
+    """
+    config = need(owner if hasattr(owner, "ddp_config") else chunk, "ddp_config", for_=REDUCED)
+    return bool(need(config, "use_distributed_optimizer", for_=REDUCED))
 
 
 def places(chunk: Any) -> Iterator[tuple[torch.Tensor, Place]]:
@@ -74,35 +106,49 @@ def places(chunk: Any) -> Iterator[tuple[torch.Tensor, Place]]:
     Under the distributed optimizer the collective is a reduce-scatter into a view of the bucket: rank r of n holds the reduced
     gradient of elements [r * size / n, (r + 1) * size / n), the rest still holds local numbers. The parameter's own range is read
     from its view of the buffer: `bucket.param_to_index` ignores order and padding before 0.17, and from 0.17 on parameters with
-    separate main gradients keep the communicated view in `main_grad_copy_in_grad_buffer`. What a version does not tell is left out.
+    separate main gradients keep the communicated view in `main_grad_copy_in_grad_buffer`.
+
+    Raises:
+        MissingNameError: something that tells a place is not there. No place of the chunk is known then.
     """
     for group in bucket_groups(chunk):
-        config = getattr(group, "ddp_config", None) or getattr(chunk, "ddp_config", None)
-        sharded = bool(getattr(config, "use_distributed_optimizer", False))
-        n = int(getattr(group, "intra_distributed_optimizer_instance_size", 0) or getattr(group, "data_parallel_world_size", 0))
-        if sharded and not n:
-            continue
-        n = n if sharded else 1
-        rank = int(getattr(group, "intra_distributed_optimizer_instance_rank", 0) or 0) if sharded else 0
-        members = getattr(group, "intra_distributed_optimizer_instance_group", None) or getattr(group, "data_parallel_group", None)
-        several = getattr(group, "inter_distributed_optimizer_instance_group", None) is not None
-        everyone = None if several else getattr(group, "data_parallel_group", None) or members
-        if sharded and not hasattr(group, "intra_distributed_optimizer_instance_rank") and members is not None:
-            rank = dist.get_rank(members)
+        sharded = is_distributed(group, chunk)
+        n, rank, members = _sharing(group) if sharded else (1, 0, need(group, "data_parallel_group", *_INSTANCE_GROUP, for_=REDUCED))
+        several = optional(group, "inter_distributed_optimizer_instance_group", because=_OLDER) is not None
+        everyone = None if several else optional(group, "data_parallel_group", because="another name for the same, or none") or members
         for bucket in buckets_of(group):
-            data = getattr(bucket, "grad_data", None)
+            data = need(bucket, "grad_data", for_=REDUCED)
             if data is None:
                 continue
             size = data.numel() // n
-            for parameter in getattr(bucket, "params", ()):
-                view = getattr(parameter, "main_grad_copy_in_grad_buffer", None)
-                view = getattr(parameter, "main_grad", None) if view is None else view
+            for parameter in need(bucket, "params", for_=REDUCED):
+                view = optional(parameter, "main_grad_copy_in_grad_buffer", because="of separate main gradients; its memory is checked")
+                if view is None and not shards_itself(chunk):
+                    view = need(parameter, "main_grad", for_=REDUCED)
                 if view is None:  # Megatron-FSDP: its buffers have gradients for as long as they are reduced
                     continue
+                if view.untyped_storage().data_ptr() != data.untyped_storage().data_ptr():
+                    raise missing(f"{type(parameter).__name__}.main_grad in {type(bucket).__name__}.grad_data", REDUCED)
                 start = view.storage_offset() - data.storage_offset()
                 lo = min(max(rank * size - start, 0), parameter.numel())
                 hi = min(max((rank + 1) * size - start, 0), parameter.numel())
                 yield parameter, Place(bucket, start, lo, hi, sharded and n > 1, members, everyone)
+
+
+_INSTANCE_GROUP = ("intra_distributed_optimizer_instance_group",)
+
+
+def _sharing(group: Any) -> tuple[int, int, Any]:
+    """How many ranks share out what the group reduces, which of them this is, and their process group.
+
+    Raises:
+        MissingNameError: it does not say, or says two things.
+    """
+    n = int(need(group, "intra_distributed_optimizer_instance_size", "data_parallel_world_size", for_=REDUCED))
+    members = need(group, *_INSTANCE_GROUP, "data_parallel_group", for_=REDUCED)
+    if members is None or dist.get_world_size(members) != n:
+        raise missing(f"{type(group).__name__}.{_INSTANCE_GROUP[0]} of {n} ranks", REDUCED)
+    return n, dist.get_rank(members), members
 
 
 class Layout:
@@ -120,9 +166,14 @@ class Layout:
         self.chunks = list(chunks)
         self.pieces: list[Piece] = []
         self.places: dict[torch.Tensor, Place] = {}
+        self._unknown: set[torch.Tensor] = set()
         for chunk in self.chunks:
-            self.places.update(places(chunk))
-        self._unknown = {p for chunk in self.chunks if _shares_out(chunk) for p in chunk.parameters()} - self.places.keys()
+            try:
+                self.places.update(dict(places(chunk)))
+                unknown = hasattr(chunk, "ddp_config") and not shards_itself(chunk) and is_distributed(chunk, chunk)
+            except MissingNameError:  # said
+                unknown = True
+            self._unknown |= set(chunk.parameters()) - self.places.keys() if unknown else set()
         sharing = {_ranks(place) for place in self.places.values() if place.sharded}
         kept = [fsdp.shards(chunk) for chunk in self.chunks]
         for chunk, held in zip(self.chunks, kept):  # FSDP, torch's and Megatron's, keeps parameters as DTensors, in no bucket of ours
@@ -154,9 +205,13 @@ class Layout:
             return data[place.start + piece.lo : place.start + piece.hi]
         return data[place.start : place.start + piece.parameter.numel()].view(piece.parameter.shape)
 
+    def is_unknown(self, piece: Piece) -> bool:
+        """Does nothing tell which part of the reduced gradient, and of the parameter's update, this rank has?"""
+        return piece.parameter in self._unknown
+
     def local(self, piece: Piece) -> torch.Tensor | None:
         """The whole accumulation buffer of this rank; unreduced numbers before the reduction."""
-        found = getattr(piece.parameter, "main_grad", None)
+        found = optional(piece.parameter, "main_grad", because="without it gradients are where torch has them")
         gradient: torch.Tensor | None = piece.parameter.grad if found is None else found
         return gradient
 
@@ -175,16 +230,16 @@ class Layout:
         exchanges: dict[tuple[int, ...], Exchange | None],
     ) -> Piece:
         facts: dict[str, Any] = {}
-        marks = getattr(parameter, "orig_param", parameter)  # Megatron-FSDP copies some of them only
-        if getattr(parameter, "tensor_model_parallel", False):
+        marks = optional(parameter, "orig_param", parameter, because="Megatron-FSDP copies some marks only; others have no copies")
+        if optional(parameter, "tensor_model_parallel", False, because=_MARK_OF_SOME):
             facts["tensor_parallel"] = "shard"
-            facts["partition_dim"] = int(getattr(parameter, "partition_dim", -1))
+            facts["partition_dim"] = int(need(parameter, "partition_dim", for_="the dimension that tensor parallelism cuts"))
         layer = layer_of(name, numbers)
         if layer is not None:
             facts["layer"] = layer
-        if getattr(marks, "allreduce", True) is False:
+        if optional(marks, "allreduce", True, because="a mark of experts") is False:
             facts["expert"] = True
-        if getattr(parameter, "shared", False):
+        if optional(parameter, "shared", False, because="a mark of tied embeddings"):
             facts["shared"] = True
         place = self.places.get(parameter)
         if place is None or not place.sharded:
@@ -211,13 +266,23 @@ def nothing(tensor: torch.Tensor) -> torch.Tensor:
     return local.detach().reshape(-1)[:0]
 
 
-def _shares_out(chunk: Any) -> bool:
-    """Is the reduced gradient of a parameter only a part, in buckets?"""
-    return bool(getattr(getattr(chunk, "ddp_config", None), "use_distributed_optimizer", False)) and bool(bucket_groups(chunk))
-
-
 def _ranks(place: Place) -> tuple[int, ...]:
     return tuple(dist.get_process_group_ranks(place.group))
+
+
+def marks_are_known() -> bool:
+    """Does Megatron mark pieces of tensor parallelism by the name that is looked for? No parameter of a model may have the mark, so
+    Megatron's own table of marks is asked."""
+    from megatron.core.tensor_parallel import layers
+
+    what = "replica check over tensor-parallel ranks"
+    try:
+        table = need(layers, "_MODEL_PARALLEL_ATTRIBUTE_DEFAULTS", for_=what)
+    except MissingNameError:  # said
+        return False
+    if "tensor_model_parallel" not in table:
+        missing(f"{layers.__name__}._MODEL_PARALLEL_ATTRIBUTE_DEFAULTS['tensor_model_parallel']", what)
+    return "tensor_model_parallel" in table
 
 
 def rank_info() -> dict[str, int]:
@@ -225,8 +290,10 @@ def rank_info() -> dict[str, int]:
     from megatron.core import parallel_state as state
 
     found: dict[str, int] = {}
-    initialized = getattr(state, "model_parallel_is_initialized", None)
-    if initialized is not None and not initialized():
+    try:
+        if not need(state, "model_parallel_is_initialized", for_="place of the rank in the parallel layout")():
+            return found
+    except MissingNameError:  # said
         return found
     for key, name in (
         ("dp", "get_data_parallel_rank"),
@@ -235,10 +302,8 @@ def rank_info() -> dict[str, int]:
         ("cp", "get_context_parallel_rank"),
         ("ep", "get_expert_model_parallel_rank"),
     ):
-        ask = getattr(state, name, None)
-        if ask is not None:
-            try:
-                found[key] = int(ask())
-            except (AssertionError, RuntimeError):  # the group was not made
-                continue
+        try:
+            found[key] = int(need(state, name, for_=f"place {key} of the rank in the parallel layout")())
+        except (MissingNameError, AssertionError, RuntimeError):  # said; or the group was not made
+            continue
     return found

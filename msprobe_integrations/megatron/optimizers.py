@@ -13,6 +13,7 @@ import torch
 from msprobe_integrations.common.parameters.algorithms import algorithm_of
 from msprobe_integrations.common.parameters.optimizer_numbers import update_numbers
 from msprobe_integrations.megatron.layout import is_empty_shard, nothing
+from msprobe_integrations.requirements import MissingNameError, need, optional
 from msprobe_integrations.torch.tensors import dtensors
 
 if TYPE_CHECKING:
@@ -155,10 +156,17 @@ def loss_scale(optimizer: Any) -> torch.Tensor | None:
     return None
 
 
-def gathers_late(chunks: Sequence[Any], optimizer: Any) -> bool:
-    """Do parameters get their new values in the next forward pass? Settings of the chunks say so, until 0.8 those of the optimizer."""
-    settings = [*(getattr(chunk, "ddp_config", None) for chunk in chunks), *(getattr(leaf, "config", None) for leaf in leaves(optimizer))]
-    return any(getattr(one, "overlap_param_gather", False) for one in settings)
+def gathers_late(chunks: Sequence[Any], optimizer: Any) -> bool | None:
+    """Do parameters get their new values in the next forward pass? Settings of the chunks say so, until 0.8 those of the optimizer. None
+    where neither knows such a setting: then no ranks may be held against each other."""
+    ask = "replica check of Megatron's parameters"
+    try:
+        of_chunks = [need(need(c, "ddp_config", for_=ask), "overlap_param_gather", for_=ask) for c in chunks if hasattr(c, "bucket_groups")]
+    except MissingNameError:  # said
+        return None
+    older = [optional(leaf, "config", because="only Megatron's own have one") for leaf in leaves(optimizer)]
+    older += [optional(chunk, "ddp_config", because="only Megatron's wrapper has one") for chunk in chunks]
+    return any(of_chunks) or any(optional(one, "overlap_param_gather", False, because="since 0.9 in that of the chunks") for one in older)
 
 
 def clips(optimizer: Any) -> bool:

@@ -81,20 +81,18 @@ def check(chunks: Sequence[Any], optimizer: Any) -> list[Reliance]:
         chunks: model chunks as the loop has them.
         optimizer: Megatron's, another one, or None.
     """
-    from msprobe_integrations.megatron.layout import bucket_groups, buckets_of
+    from msprobe_integrations.megatron.layout import shards_itself
     from msprobe_integrations.megatron.optimizers import is_megatron
 
     rows = [*CORE]
     objects: dict[str, Any] = {}
     if "megatron.training.training" in sys.modules:
         rows += LOOP
-    if chunks and hasattr(chunks[0], "ddp_config") and not _shards_itself(chunks[0]):
+    if chunks and hasattr(chunks[0], "ddp_config") and not shards_itself(chunks[0]):
         rows += DDP_ROWS
         objects["ddp"] = chunks[0]
-        groups = bucket_groups(chunks[0])
-        if groups:
-            objects["group"] = groups[0]
-            objects["bucket"] = next(iter(buckets_of(groups[0])), None)
+        group = next(iter(getattr(chunks[0], "bucket_groups", ())), None)
+        objects["group"], objects["bucket"] = group, next(iter(getattr(group, "buckets", ())), None)
     elif chunks and type(chunks[0]).__name__ == "FullyShardedDataParallel":  # Megatron's own; for torch's: TorchFullyShardedDataParallel
         rows += FSDP_ROWS
         objects["fsdp"] = chunks[0]
@@ -116,8 +114,3 @@ def check_loop_of_mindspeed_mm() -> None:
         "mindspeed_mm.training:train_step", "steps that have the number of MindSpeed-MM's loop; with --hetero-parallel: no steps"
     )
     reliance.check("MindSpeed-MM", "mindspeed_mm", [step])
-
-
-def _shards_itself(chunk: Any) -> bool:
-    """Megatron-FSDP and torch's FSDP2 have no buckets of ours to look into."""
-    return "FullyShard" in type(chunk).__name__

@@ -18,6 +18,10 @@ import torch
 import torch.distributed as dist
 
 from msprobe_integrations.common.parameters.source import Replicas
+from msprobe_integrations.megatron.layout import marks_are_known
+from msprobe_integrations.requirements import MissingNameError, need, optional
+
+_MARK = "only some parameters have it"
 
 
 def replicas(parameter: torch.Tensor, members: Any) -> list[Replicas]:
@@ -27,12 +31,12 @@ def replicas(parameter: torch.Tensor, members: Any) -> list[Replicas]:
         parameter: of the model.
         members: the group that reduces its gradient, as its bucket says; None: Megatron's parallel state is asked.
     """
-    expert = getattr(parameter, "allreduce", True) is False
+    expert = optional(parameter, "allreduce", True, because=_MARK) is False
     found = [Replicas("expert_dp" if expert else "dp", members if members is not None else _data_parallel(expert))]
-    if not getattr(parameter, "tensor_model_parallel", False):
+    if not optional(parameter, "tensor_model_parallel", False, because=_MARK) and marks_are_known():
         group = _ask("get_expert_tensor_parallel_group") if expert else _ask("get_tensor_model_parallel_group")
         found.append(Replicas("tp", group))
-    if getattr(parameter, "shared_embedding", False):
+    if optional(parameter, "shared_embedding", False, because=_MARK):
         found.append(Replicas("embedding", _ask("get_embedding_group")))
     rank = dist.get_rank() if dist.is_initialized() else 0
     return [entry for entry in found if entry.group is not None and _shared(entry.group, rank)]
@@ -49,13 +53,16 @@ def _data_parallel(expert: bool) -> Any:
 
 
 def _ask(name: str, **arguments: Any) -> Any:
-    """A group of Megatron's parallel state; None when it was not made, or this version has no such group."""
+    """A group of Megatron's parallel state; None when it was not made, or this version has no such group, which is said."""
     from megatron.core import parallel_state
 
-    ask = getattr(parallel_state, name, None)
+    try:
+        ask = need(parallel_state, name, for_=f"replica check over the group of {name}")
+    except MissingNameError:
+        return None
     for how in ({"check_initialized": False}, {}):  # not all of them take it, in all versions
         try:
-            return ask(**how, **arguments) if ask is not None else None
+            return ask(**how, **arguments)
         except AssertionError:
             return None
         except TypeError:

@@ -25,9 +25,10 @@ import torch
 
 from msprobe_integrations.common.parameters.gradients import ACCUMULATED, CLIPPED, LOCAL, UNSCALED, Piece
 from msprobe_integrations.common.parameters.source import Replicas
-from msprobe_integrations.megatron.layout import Layout, as_list, bucket_groups, buckets_of
+from msprobe_integrations.megatron.layout import REDUCED, Layout, as_list, bucket_groups, buckets_of
 from msprobe_integrations.megatron.optimizers import MainParameters, clips, gathers_late, is_megatron, loss_scale, numbers_of_update
 from msprobe_integrations.megatron.replicas import replicas
+from msprobe_integrations.requirements import MissingNameError, need
 from msprobe_integrations.torch.hooks.methods import MethodHooks
 from msprobe_integrations.torch.tensors import dtensors
 
@@ -99,6 +100,8 @@ class MegatronSource:
 
     def replicated(self, piece: Piece) -> Sequence[Replicas]:
         """Ranks that hold the same parameter. With overlapped gathering the forward pass has to come first."""
+        if self.layout.is_unknown(piece) or self._gathers_late is None:
+            return ()
         found = replicas(piece.parameter, self.layout.members(piece))
         if dtensors.is_dtensor(piece.parameter):  # data-parallel ranks hold the same along dimensions of its mesh only
             meshes = [Replicas(name, group, part=True) for name, group in dtensors.replicating_groups(piece.parameter)]
@@ -130,17 +133,22 @@ class MegatronSource:
         if self._open or watch is None:
             return
         if self._monitor.unreduced_gradients:
-            for chunk in self.layout.chunks:
-                for group in bucket_groups(chunk):
-                    if not hasattr(group, "start_grad_sync"):
-                        continue
-                    inside = {parameter for bucket in buckets_of(group) for parameter in getattr(bucket, "params", ())}
-                    pieces = [piece for piece in self.pieces if piece.parameter in inside]
-                    self._open.before(group, "start_grad_sync", functools.partial(self._accumulated, watch, group, pieces))
+            for group in self._groups():
+                inside = {parameter for bucket in buckets_of(group) for parameter in need(bucket, "params", for_=REDUCED)}
+                pieces = [piece for piece in self.pieces if piece.parameter in inside]
+                self._open.before(group, "start_grad_sync", functools.partial(self._accumulated, watch, group, pieces))
         if self._monitor.micro_batch_gradients:
             for piece in self.pieces:
                 hook = self._open.guarded(self._local(piece, watch))
                 self._open.on_undo(piece.parameter.register_post_accumulate_grad_hook(hook).remove)
+
+    def _groups(self) -> list[Any]:
+        """What is reduced together; nothing where this version does not say, which is said."""
+        try:
+            groups = [group for chunk in self.layout.chunks for group in bucket_groups(chunk)]
+            return [group for group in groups if need(group, "start_grad_sync", for_="gradients of Megatron before the reduction")]
+        except MissingNameError:
+            return []
 
     def shut(self) -> None:
         """Take them off."""

@@ -6,7 +6,7 @@
     alerts.jsonl                            one object per alert
     run.json                                rank, world_size, rank_info, version, started, started_unix, launch, restart, first_step,
                                             monitor, rules[, alerts, masks, without_optimizer, computed_in,
-                                            ended: {how: closed, exception or signal[, error, message, where]}]
+                                            missing, ended: {how: closed, exception or signal[, error, message, where]}]
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from msprobe_engine.core.window import Window
 from msprobe_engine.probe.output_claims import OutputClaims
 from msprobe_engine.probe.session import Session
 from msprobe_engine.probe.sinks.base import Sink
+from msprobe_integrations import requirements
 from msprobe_integrations.autoload import report, request
 from msprobe_integrations.common.monitor.advice import Advice
 from msprobe_integrations.common.monitor.hot import FollowedFile
@@ -53,6 +54,7 @@ class Probe(OfFramework):
             local_world_size=local_world_size,
             notifier=self.make_notifier(),
             extra_sinks=extra_sinks,
+            missing=requirements.MISSING,
         )
         self.pipeline = self.session.pipeline
         self.faults = self.session.faults

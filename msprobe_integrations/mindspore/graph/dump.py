@@ -2,9 +2,9 @@
 parameters. On the CPU probes are operators that call Python (`probes`).
 
 Interface (used by `msprobe_integrations.mindspore.capture.captures`): make one `GraphCapture` beside the `Capture` of the dynamic graph,
-from its recorder: numbers, filters, the pipeline and the keeper are common, and records of both go into one dump. `prepare` names the Cells and
-watches the compiler; call it before the first step that is captured, best before the first step at all. `open` and `pause` are a flag that
-the probes look at, `end_step` makes the backward records (before the recorder's own end of the step), `close` has graphs
+from its recorder: numbers, filters, the pipeline and the keeper are common, and records of both go into one dump. `prepare` names the
+Cells and watches the compiler; call it before the first step that is captured, best before the first step at all. `open` and `pause` are
+a flag that the probes look at, `end_step` makes the backward records (before the recorder's own end of the step), `close` has graphs
 compiled again without probes. Until then, while nothing is captured, each probe costs one call of Python.
 """
 

@@ -78,6 +78,7 @@ class RankMetrics:
         self._lost: dict[str, int] = {}
         self._errors: Mapping[str, int] = {}
         self._cost: Mapping[str, float] = {}
+        self._missing: Mapping[str, str] = {}
 
     @property
     def _info(self) -> Labels:
@@ -90,6 +91,10 @@ class RankMetrics:
     def watch_losses(self, losses: Mapping[str, int]) -> None:
         """Export `losses` (what lost something, to how often), a mapping that its owner goes on changing."""
         self._errors = losses
+
+    def watch_missing(self, missing: Mapping[str, str]) -> None:
+        """Export `missing` (names of a framework to the part that is off without them), a mapping that its owner goes on filling."""
+        self._missing = missing
 
     def watch_cost(self, cost: Mapping[str, float]) -> None:
         """Export ``cost["seconds"]`` (time spent at step boundaries), a mapping that its owner goes on changing."""
@@ -201,6 +206,8 @@ class RankMetrics:
             out += [make("last_incident_step", {none: float(step)}), make("last_incident_timestamp_seconds", {none: when})]
         out.append(make("records_lost", _by("reason", self._lost)))
         out.append(make("write_errors", _by("sink", dict(self._errors))))
+        gone = dict(self._missing).items()
+        out.append(make("integration_missing", {(("name", name[:_MAX_TEXT]), ("part", part[:_MAX_TEXT])): 1.0 for name, part in gone}))
         out += [make(name, {none: self._scalars[name]}) for name in _SCALARS if name in self._scalars]
         rest = {name: value for name, value in self._scalars.items() if name not in _SCALARS and name not in _NO_SCALARS}
         out.append(make("scalar", {(("name", name[:_MAX_TEXT]),): value for name, value in rest.items()}))

@@ -73,6 +73,9 @@ METRICS: dict[str, Metric] = {
     "last_incident_step": _gauge("Step of the last critical alert; critical alerts start incidents.", node="each"),
     "last_incident_timestamp_seconds": _gauge("When the last critical alert was raised.", node="each"),
     "records_lost": _counter("What was observed but could not be kept.", "reason"),
+    "integration_missing": _gauge(
+        "Constant 1 per name of the framework that the probe needs and this version has not; the part named is off.", "name", "part"
+    ),
     "write_errors": _counter("Frames that a sink or its queue lost.", "sink"),
     "series_over_limit": _gauge("Series cut at the last step because of max_series.", node="sum"),
     "series_dropped": _counter("Values not exported because of max_series."),

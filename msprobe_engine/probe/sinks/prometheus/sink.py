@@ -96,6 +96,11 @@ class PrometheusSink(Sink):
         """Labels of ``msprobe_rank_info`` (tp, pp, dp, ...); a mapping that its owner fills when they are known."""
         self._metrics.watch_info(info)
 
+    def watch_remark(self, key: str, facts: Mapping[str, Any]) -> None:
+        """Export what is ``missing`` of a framework; other remarks are no numbers."""
+        if key == "missing":
+            self._metrics.watch_missing(facts)
+
     def watch_cost(self, cost: Mapping[str, float]) -> None:
         """Export ``cost["seconds"]``, the time spent at step boundaries; a mapping that the pipeline goes on changing."""
         self._metrics.watch_cost(cost)

@@ -1,0 +1,79 @@
+"""Names of a framework that have gone: said once, shown in run.json and Prometheus, never read as a default."""
+
+from __future__ import annotations
+
+import json
+import logging
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings, PrometheusSettings, SinkSettings
+from msprobe_integrations import requirements
+from msprobe_integrations.requirements import MissingNameError, need, optional
+from msprobe_integrations.torch.monitor.probe import TorchProbe
+
+
+@pytest.fixture(autouse=True)
+def _nothing_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements, "MISSING", {})
+
+
+class Thing:
+    off = False
+    none = None
+
+
+@pytest.mark.parametrize(("names", "value"), [(("off",), False), (("none", "off"), None), (("gone", "off"), False)])
+def test_what_is_there_is_what_it_is(names: tuple[str, ...], value: object) -> None:
+    """The first name that is there counts, also where it holds False or None."""
+    assert need(Thing(), *names, for_="a part") is value
+    assert requirements.MISSING == {}
+
+
+def test_what_has_gone_is_no_default(caplog: pytest.LogCaptureFixture) -> None:
+    """It is raised each time, and said once, with the part that is off."""
+    with caplog.at_level(logging.WARNING, "msprobe"):
+        for _ in range(3):
+            with pytest.raises(MissingNameError, match=r"Thing\.gone or \.lost .* this is off: a part"):
+                need(Thing(), "gone", "lost", for_="a part")
+    assert len([record for record in caplog.records if "Thing.gone" in record.getMessage()]) == 1
+    assert requirements.MISSING == {"Thing.gone or .lost": "a part"}
+
+
+def test_modules_are_named_as_they_are_imported() -> None:
+    """What a message names can be looked for in the framework."""
+    with pytest.raises(MissingNameError, match=r"a\.module\.gone"):
+        need(types.ModuleType("a.module"), "gone", for_="a part")
+
+
+def test_optional_says_nothing() -> None:
+    """What may be missing is no finding."""
+    assert optional(Thing(), "gone", 3, because="only some have it") == 3
+    assert requirements.MISSING == {}
+
+
+def test_the_run_shows_what_is_missing(tmp_path: Path) -> None:
+    """run.json has it under ``missing``, Prometheus as ``msprobe_integration_missing`` with name and part."""
+    prometheus = PrometheusSettings(enabled=True, mode="textfile", textfile_dir=str(tmp_path / "prom"))
+    probe = TorchProbe(
+        ProbeSettings(output_dir=str(tmp_path), monitor=MonitorSettings(gradients=True), sinks=SinkSettings(prometheus=prometheus))
+    )
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    probe.attach(model, optimizer)
+    with pytest.raises(MissingNameError):
+        need(Thing(), "gone", for_="a part")
+    probe.begin_step(0)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    probe.end_step()
+    probe.drain()
+    for sink in probe.session.writer.sinks:
+        sink.flush()
+    shown = next((tmp_path / "prom").glob("*.prom")).read_text(encoding="utf-8")
+    probe.close()
+    assert 'msprobe_integration_missing{name="Thing.gone",part="a part",rank="0"} 1.0' in shown
+    assert json.loads(next(tmp_path.rglob("run.json")).read_text(encoding="utf-8"))["missing"] == {"Thing.gone": "a part"}
