@@ -160,10 +160,11 @@ ROWS: dict[str, list[Panel]] = {
     "The probe itself": [
         Panel("Time at step boundaries", [(f"max(rate({_m('probe_seconds_total')}[5m]))", "of one second")], unit="percentunit"),
         Panel(
-            "Lost",
+            "Lost, or off because the framework has another name for something",
             [
                 (f"sum by (reason) (increase({_m('records_lost_total')}[15m]))", "records: {{reason}}"),
                 (f"sum by (sink) (increase({_m('write_errors_total')}[15m]))", "frames: {{sink}}"),
+                (f"count by (name, part) ({_m('integration_missing')})", "off: {{part}}, without {{name}}"),
             ],
         ),
         Panel(

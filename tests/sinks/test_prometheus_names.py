@@ -27,6 +27,7 @@ def everything(rank: int = 0) -> RankMetrics:
     metrics = RankMetrics(rank, max_series=10_000, layers=True, info={"local_rank": "0"}, clock=lambda: 1000.0)
     metrics.watch_losses({"csv": 1})
     metrics.watch_cost({"seconds": 0.5})
+    metrics.watch_missing({"Bucket.grad_data": "reduced gradients"})
     frame = frame_of({f"layers.{i}.w": [1.0, 2.0] for i in range(len(_METRICS) + 1)}, step=3, lost={"buffer": 1})
     for i, ((family, column), sample) in enumerate(zip(_METRICS, list(frame.samples))):
         extra = {"tag": column} if family == "other" else {"column": column} if column else {}
