@@ -112,7 +112,7 @@ _HEAD = """\
 # Every metric
 
 This page is made from the code: `python -m msprobe_engine.probe.sinks.prometheus.names > docs/reference/metrics.md`. How the metrics get
-out is on [prometheus.md](../guide/prometheus.md).
+out is on [Prometheus and Grafana](../guide/prometheus.md).
 
 Every series has the label `rank` (but where the text says it has none). There is no label for step, shape, micro step or single tensor, so
 the number of series does not grow with the run. With `aggregate: node` the label is `node` (its first rank) instead, and the
