@@ -105,6 +105,7 @@ class Session:
                 notifier=notifier or SilentNotifier(),
                 submit=self._submit,
                 rank_info=self.pipeline.rank_info,
+                on_alert=settings.on_alert,
             )
             self.pipeline.listeners.append(self._incident)
         elif notifier is not None:

@@ -330,6 +330,14 @@ class IncidentSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OnAlertSettings:
+    """What is done, once, when an incident begins. Nothing by default."""
+
+    command: str = _rule("", "program and arguments, run without a shell; the facts are in MSPROBE_ALERT_RULE, _STEP, _RANK, _MESSAGE, ...")
+    webhook: str = _rule("", "http(s) address that gets the facts as a JSON object, with a line in `text` (Slack, Feishu, ...)")
+
+
+@dataclass(frozen=True, kw_only=True)
 class GradProbeSettings:
     """Statistics and signs of all gradients before each optimizer update, for comparing two runs (`PrecisionDebugger.monitor`)."""
 
@@ -382,6 +390,9 @@ class ProbeSettings:
     sinks: SinkSettings = field(default_factory=SinkSettings, metadata={"help": "where data goes", "section": SinkSettings})
     incident: IncidentSettings = field(
         default_factory=IncidentSettings, metadata={"help": "alert, then capture", "section": IncidentSettings}
+    )
+    on_alert: OnAlertSettings = field(
+        default_factory=OnAlertSettings, metadata={"help": "a command, a message when an incident begins", "section": OnAlertSettings}
     )
     config_check: ConfigCheckSettings = field(
         default_factory=ConfigCheckSettings, metadata={"help": "what the run was started with", "section": ConfigCheckSettings}

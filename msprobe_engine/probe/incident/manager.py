@@ -16,10 +16,11 @@ from msprobe_engine.core.errors import ProbeError
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.io.regular_files import explain
 from msprobe_engine.core.records import Frame
-from msprobe_engine.core.settings.schema import IncidentSettings
+from msprobe_engine.core.settings.schema import IncidentSettings, OnAlertSettings
 from msprobe_engine.probe.incident.event import Event
 from msprobe_engine.probe.incident.merge import merge_if_behind
 from msprobe_engine.probe.incident.notify import Notifier
+from msprobe_engine.probe.incident.on_alert import act_once
 from msprobe_engine.probe.incident.ring import Ring
 from msprobe_engine.probe.incident.writer import Capture, SinkFactory, write_incident
 
@@ -82,6 +83,7 @@ class IncidentManager:
         sink_factory: makes the dump sink for one frame's directory; default: the project's `DumpSink`.
         run_id: equal on all ranks; keeps runs apart that share an output directory.
         rank_info: where the rank is (``pp``, ``tp``, ``dp``, ...), as far as is known by the time something is written.
+        on_alert: what is done when an incident begins.
     """
 
     def __init__(
@@ -96,8 +98,10 @@ class IncidentManager:
         sink_factory: SinkFactory | None = None,
         run_id: str = "",
         rank_info: Mapping[str, Any] | None = None,
+        on_alert: OnAlertSettings | None = None,
     ) -> None:
         self.settings = settings
+        self._on_alert = on_alert
         self._rank_info = rank_info if rank_info is not None else {}
         self.directory = Path(settings.path) if settings.path else Path(output_dir) / "incidents"
         self.rank = rank
@@ -270,8 +274,10 @@ class IncidentManager:
             last=last,
         )
         self._do(write, f"incident {event.id}")
+        if event.rank == self.rank and self._on_alert is not None:
+            self._do(partial(act_once, self._on_alert, event, directory), f"on_alert of incident {event.id}")
 
-    def _do(self, job: Callable[[], None], what: str) -> None:
+    def _do(self, job: Callable[[], object], what: str) -> None:
         """Write something, where writing is done."""
 
         def guarded() -> None:
