@@ -23,7 +23,7 @@ from msprobe_engine.core.process.variables import VARIABLES
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job: programs that tests interrupt would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-for profile, examples in (("full", 100), ("fast", 25)):
+for profile, examples in (("full", 100), ("fast", 10)):
     settings.register_profile(profile, deadline=None, max_examples=examples, suppress_health_check=[HealthCheck.function_scoped_fixture])
 settings.load_profile("fast")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.accuracy.online import messages
@@ -251,7 +251,6 @@ WHOLE = calls(0, FORWARD, BACKWARD)[1]
 
 
 @given(at=st.integers(0, len(WHOLE) - 1), byte=st.integers(0, 255), cut=st.integers(0, len(WHOLE)))
-@settings(max_examples=30)
 def test_damaged_messages_do_no_harm(tmp_path_factory: pytest.TempPathFactory, at: int, byte: int, cut: int) -> None:
     """Whatever byte is wrong, wherever it ends: the message is taken or refused, and the calls of it can be asked for."""
     spool = Spool(tmp_path_factory.mktemp("fuzz") / "spool")

@@ -22,7 +22,7 @@ from msprobe_engine.report.table.api import compare_dumps
 
 CALL = "Functional.linear.2.forward"
 EVIL = "\x1b]0;t\x07\x1b[2J\nforged\r\u202e</script><script>alert(1)</script><img src=x onerror=alert(1)>\x00"
-FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(suppress_health_check=list(HealthCheck))
 
 
 def commands(target: Path, golden: Path, out: Path) -> list[list[str]]:

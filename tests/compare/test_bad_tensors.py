@@ -106,7 +106,7 @@ def test_a_tensor_that_cannot_be_read(tmp_path: Path, how: str) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 def test_bytes_of_a_file_that_changed(data: st.DataObject) -> None:
     """Cut off anywhere, or with any bytes changed: the comparison ends with a table of all rows."""
     with tempfile.TemporaryDirectory() as root:

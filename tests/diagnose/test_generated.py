@@ -90,7 +90,7 @@ def execute(
     return dumps, truth
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=4 * settings().max_examples)
 @given(program=programs())
 def test_planted_birth_is_found(rank_dump: Any, program: tuple[int, list[tuple[Any, ...]], int | None]) -> None:
     """The one planted birth is the only suspect, whatever collectives, messages and masks surround it."""

@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.statistics import host_kernel, rows
@@ -43,7 +43,6 @@ def test_crc_of_every_length() -> None:
 
 
 @given(parts=st.lists(st.integers(0, 3000), max_size=6))
-@settings(max_examples=25, deadline=None)
 def test_crc_goes_on(parts: list[int]) -> None:
     """The CRC of memory in pieces is that of the whole, wherever it is cut."""
     value, at = 0, 0

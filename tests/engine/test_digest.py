@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.errors import UsageError
@@ -54,7 +54,6 @@ def test_weights_are_odd_and_different() -> None:
     assert (w < 2**32).all()
 
 
-@settings(max_examples=30, deadline=None)
 @given(n=st.integers(1, 3000), seed=st.integers(0, 2**32 - 1), data=st.data())
 def test_changes_and_swaps_are_seen(n: int, seed: int, data: st.DataObject) -> None:
     """A single bit flip, and a swap of two different words, change the digest."""

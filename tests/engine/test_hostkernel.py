@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.errors import UsageError
@@ -80,7 +80,6 @@ def test_every_instruction_set(name: str) -> None:
 
 
 @needs_kernel
-@settings(max_examples=25, deadline=None)
 @given(
     shape=st.lists(st.integers(0, 9), min_size=0, max_size=4),
     name=st.sampled_from(["float32", "float16", "int64", "uint8", "complex128"]),

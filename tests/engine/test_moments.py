@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.errors import UsageError
@@ -101,7 +101,6 @@ def test_threads_do_not_change_the_words() -> None:
 FLOATS = st.lists(st.floats(width=32, min_value=-(2.0**100), max_value=2.0**100) | st.sampled_from([math.nan, math.inf, 0.0]), max_size=40)
 
 
-@settings(max_examples=25, deadline=None)
 @given(values=FLOATS, cut=st.integers(0, 40), as_zeros=st.booleans())
 def test_merge_of_parts_is_the_row_of_the_whole(values: list[float], cut: int, as_zeros: bool) -> None:
     """Wherever a tensor is cut, the moments, counts and flags of the merged rows are those of the whole."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -21,7 +21,6 @@ def row_of(x: np.ndarray, index0: int = 0) -> rows.Rows:
     return out
 
 
-@settings(max_examples=30, deadline=None)
 @given(x=FLOATS, cut=st.integers(0, 70))
 def test_merge_of_parts_is_the_row_of_the_whole(x: np.ndarray, cut: int) -> None:
     """Merging the rows of two parts, digests with global positions, gives the row of the whole."""
@@ -35,7 +34,6 @@ def test_merge_of_parts_is_the_row_of_the_whole(x: np.ndarray, cut: int) -> None
 
 
 @given(x=FLOATS)
-@settings(max_examples=30, deadline=None)
 def test_empty_is_the_neutral_element(x: np.ndarray) -> None:
     """Merging with an empty row changes nothing."""
     row = row_of(x)
@@ -45,7 +43,6 @@ def test_empty_is_the_neutral_element(x: np.ndarray) -> None:
 
 
 @given(x=FLOATS.filter(lambda a: a.size > 0))
-@settings(max_examples=30, deadline=None)
 def test_reading_propagates_nan_and_inf_as_numpy_does(x: np.ndarray) -> None:
     """max, min, mean and norm are those of numpy in float64; finite_* leave NaN and Inf out."""
     s = rows.read(row_of(x)[0])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 from forkpool import run_ranks
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.statistics import histograms, host_kernel
@@ -240,7 +240,6 @@ def test_closing_does_not_wait_for_a_rank_that_never_answers() -> None:
     assert run_ranks(2, _left_alone, timeout=20) == [True, True]
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(width=32), max_size=50), st.data())
 def test_merge_of_any_cut_is_exact_in_counts(values: list[float], data: st.DataObject) -> None:
     """Wherever a tensor is cut, counts, bounds and digest of the merged rows are those of the whole."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import monitor_frames as F
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import CsvSettings, JsonLinesSettings, MonitorSettings, SqliteSettings
@@ -29,7 +29,6 @@ SINKS: dict[str, Callable[[Path], Sink]] = {
 
 @pytest.mark.parametrize("kind", SINKS)
 @given(frames=F.runs())
-@settings(max_examples=25, deadline=None)
 def test_every_number_comes_back(kind: str, frames: list[Frame]) -> None:
     """Any name, any family, NaN and Inf, values beyond 1e9: the reader gives the float64 that the row says, and no problem."""
     with tempfile.TemporaryDirectory() as directory:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.cli.main import main
@@ -50,7 +50,6 @@ def test_every_type_of_atb_keeps_its_bits(dtype: torch.dtype, tmp_path: Path) ->
 
 
 @given(st.lists(st.floats(width=32), max_size=12))
-@settings(max_examples=30, deadline=None)
 def test_there_and_back(tmp_path_factory: pytest.TempPathFactory, values: list[float]) -> None:
     """.bin -> .pt -> .npy -> .pt gives the bytes that were there, NaN and Inf too."""
     at = tmp_path_factory.mktemp("there")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core import log
@@ -121,7 +121,6 @@ def bits(dtype: torch.dtype, n: int, seed: int) -> torch.Tensor:
 
 
 @triton_here
-@settings(max_examples=25)
 @given(
     dtype=st.sampled_from(KINDS),
     n=st.one_of(st.integers(1, 40), st.sampled_from([511, 512, 513, 1023, 1024, 1025]), st.integers(1, 9000)),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from keeping import FORMATS, Keeping
 
@@ -29,7 +29,6 @@ def on_disk(root: Path) -> int:
     return sum(found.values())
 
 
-@settings(max_examples=20)
 @given(
     form=st.sampled_from(FORMATS),
     quota=st.integers(1000, 60_000),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from keeping import bits
 
@@ -56,7 +56,6 @@ def test_same_bytes_as_torch_save() -> None:
         assert (read.dtype, read.shape, bits(read)) == (dtype, tensor.shape, bits(tensor))
 
 
-@settings(max_examples=20)
 @given(st.lists(st.integers(0, 12), max_size=4), st.sampled_from(["float32", "bfloat16", "int64", "bool", "float8_e5m2"]))
 def test_any_shape(shape: list[int], dtype: str) -> None:
     """One template serves every content of its type and shape."""
@@ -103,7 +102,6 @@ def test_a_torch_without_skip_data(monkeypatch: pytest.MonkeyPatch) -> None:
     assert by_template(tensor) == by_torch(tensor)
 
 
-@settings(max_examples=25)
 @given(st.data())
 def test_damaged_samples_are_refused(data: st.DataObject) -> None:
     """A sample that torch did not write is an error of this project, never another one."""

@@ -380,7 +380,7 @@ def test_names_of_a_dump_are_text(show: Open) -> None:
     assert page.evaluate(f"Graph.worst.csv({node}, [0], {{step: 0, rank: 0}})").endswith("\r\n0,0,'=1,'@x,forward,0,,,,\r\n")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", [pytest.param("light", marks=pytest.mark.slow), "dark"])
 def test_accessible(theme: str, show: Open, accessible: Callable[..., list[str]]) -> None:
     """Axe has no serious finding in any view, in dark none of colours, and nothing sticks out of the window."""
     rules = () if theme == "light" else ("color-contrast",)  # what elements are does not depend on the colours

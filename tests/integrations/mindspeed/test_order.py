@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mindspeed_world import STAND_IN, imported_anew, observer, write_megatron
 
@@ -122,7 +122,6 @@ def play(module: ModuleType, operations: Sequence[str], with_probe: bool) -> lis
     return found
 
 
-@settings(max_examples=20)
 @given(operations=st.lists(st.sampled_from(OPERATIONS), max_size=14))
 def test_any_order(patch_utils: ModuleType, megatron: Path, operations: list[str]) -> None:
     """Whatever is imported, patched, removed and observed in whatever order: every step runs what it would run without the probe, is
