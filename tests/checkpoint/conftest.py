@@ -7,13 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from megatron_writer import FAST
 
 
 @pytest.fixture(scope="session")
-def megatron_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with one of each of `megatron_writer.CASES`, written by megatron-core in processes of its own. Do not write into it."""
+def megatron_checkpoints(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with one of each of `megatron_writer.CASES`, of its `FAST` ones where no slow test is run, written by megatron-core in
+    processes of its own. Do not write into it."""
     target = tmp_path_factory.mktemp("megatron")
     script = Path(__file__).with_name("megatron_writer.py")
-    done = subprocess.run([sys.executable, str(script), str(target)], capture_output=True, text=True, check=False)
+    names = () if any(item.get_closest_marker("slow") for item in request.session.items) else FAST
+    done = subprocess.run([sys.executable, str(script), str(target), *names], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return target

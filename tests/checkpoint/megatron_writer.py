@@ -137,6 +137,13 @@ CASES: dict[str, Case] = {
     "qwen-tp2pp2": replace(QWEN, tp=2, pp=2, table=64),
     "qwen-dist-tp2": replace(QWEN, **DIST, tp=2, table=64),
 }
+FAST = (
+    "dense", "dense-tp2", "dense-pp2", "dense-tp2pp2", "dense-uneven", "dense-release", "dense-te", "dense-legacy", "decoupled",
+    "sharded", "sharded-tp2", "sharded-pp2vpp2", "sharded-buckets", "tied-sharded", "tied", "tied-pp2", "fp32", "plain-mlp",
+    "plain-mlp-tp2", "dist", "dist-tp2", "dist-tp2pp2", "dist-dp-reshardable", "dist-dp-reshardable-tp2pp2", "dist-fp32",
+    "dist-fully-reshardable", "moe", "moe-ep2", "moe-grouped", "moe-tied", "moe-tp2ep2etp1", "dist-moe-ep2", "mla", "mla-tp2",
+)  # fmt: skip
+"""Cases of the fast tier: each kind of file, cut and model."""
 STATES = ("master", "exp_avg", "exp_avg_sq")
 
 

@@ -7,13 +7,15 @@ import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from megatron_pickles import load
+from megatron_writer import CASES, FAST
 from stored_arrays import array_of
 
 from msprobe_engine.find.checkpoint.diff import diff
@@ -86,6 +88,11 @@ STATES_TOO = [
 ]
 
 
+def tiered(cells: Sequence[tuple[str, ...]]) -> list[Any]:
+    """Those with a case that the fast tier does not write are slow."""
+    return [pytest.param(*cell, marks=[pytest.mark.slow] if set(cell) & CASES.keys() - set(FAST) else []) for cell in cells]
+
+
 def assert_equal(found: Result) -> None:
     """All tensors of the models have the same bits, and nothing is missing or damaged."""
     assert_equal_tensors(found)
@@ -100,7 +107,7 @@ def assert_equal_tensors(found: Result) -> None:
     assert [t.name for t in found.tensors if t.drift_a or t.drift_b] == []
 
 
-@pytest.mark.parametrize(("a", "b"), STATES_TOO)
+@pytest.mark.parametrize(("a", "b"), tiered(STATES_TOO))
 def test_weights_and_optimizer_states_of_one_model_are_equal_in_any_two_layouts(megatron_checkpoints: Path, a: str, b: str) -> None:
     """Whatever the cuts, stages, formats and optimizers, the same model has the same parameters and the same states."""
     found = diff(megatron_checkpoints / a, megatron_checkpoints / b)
@@ -111,7 +118,7 @@ def test_weights_and_optimizer_states_of_one_model_are_equal_in_any_two_layouts(
     assert [v.name for v in found.values_that_matter] == []
 
 
-@pytest.mark.parametrize(("a", "b"), WEIGHTS_ONLY)
+@pytest.mark.parametrize(("a", "b"), tiered(WEIGHTS_ONLY))
 def test_weights_of_one_model_are_equal_in_any_two_layouts(megatron_checkpoints: Path, a: str, b: str) -> None:
     """Names of Transformer Engine, of Megatron before core and of grouped experts; latent attention; more tensor-parallel ranks."""
     found = diff(megatron_checkpoints / a, megatron_checkpoints / b)
@@ -130,7 +137,10 @@ def test_what_is_read_is_what_torch_loads(megatron_checkpoints: Path) -> None:
             assert np.array_equal(array_of(read.tensors[name]), tensor.float().numpy()), name
 
 
-@pytest.mark.parametrize("name", ["dense-tp2pp2", "sharded-pp2vpp2", "dist-dp-reshardable-tp2pp2", "dist-moe-dp-reshardable-ep2pp2"])
+@pytest.mark.parametrize(
+    "name",
+    tiered([("dense-tp2pp2",), ("sharded-pp2vpp2",), ("dist-dp-reshardable-tp2pp2",), ("dist-moe-dp-reshardable-ep2pp2",)]),
+)
 def test_states_belong_to_the_parameters_that_they_are_given_to(megatron_checkpoints: Path, name: str) -> None:
     """The numbers of every state follow from the name of its parameter, so a state under another's name shows."""
     read = open_checkpoint(megatron_checkpoints / name)
@@ -227,19 +237,21 @@ def change(tensor: StoredTensor, within: str, boxes: tuple[Box, ...] | None = No
 
 @pytest.mark.parametrize(
     ("reference", "case", "name", "within"),
-    [
-        ("mla", "mla-tp2", "decoder.layers.1.self_attention.linear_q_up_proj.weight", "mp_rank_01"),
-        ("mla", "mla-tp2", "decoder.layers.0.self_attention.linear_kv_down_proj.weight", "mp_rank_01"),
-        ("dense", "dense-uneven", "decoder.layers.3.mlp.linear_fc2.weight", "mp_rank_00_001"),
-        ("dense", "dense-tp2pp2", "decoder.layers.2.mlp.linear_fc1.weight", "mp_rank_01_001"),
-        ("moe", "moe-ep2", "decoder.layers.1.mlp.experts.local_experts.3.linear_fc1.weight", "mp_rank_00_001"),
-        ("moe", "moe-grouped-ep2", "decoder.layers.0.mlp.experts.local_experts.2.linear_fc2.weight", "mp_rank_00_001"),
-        ("moe-tied", "moe-tp2ep2etp1", "decoder.layers.0.self_attention.linear_qkv.weight", "mp_rank_01_001"),
-        ("dense", "sharded-pp2vpp2", "optimizer.exp_avg_sq.decoder.layers.3.mlp.linear_fc2.bias", "mp_rank_00_001"),
-        ("dense", "dist-tp2pp2", "decoder.layers.1.mlp.linear_fc2.weight", "distcp"),
-        ("dense-te", "dist-dp-reshardable-tp2pp2", "decoder.layers.1.mlp.linear_fc2.weight", "distcp"),
-        ("dist", "dist-dp-reshardable-tp2pp2", "optimizer.master.decoder.layers.3.self_attention.linear_qkv.weight", "distcp"),
-    ],
+    tiered(
+        [
+            ("mla", "mla-tp2", "decoder.layers.1.self_attention.linear_q_up_proj.weight", "mp_rank_01"),
+            ("mla", "mla-tp2", "decoder.layers.0.self_attention.linear_kv_down_proj.weight", "mp_rank_01"),
+            ("dense", "dense-uneven", "decoder.layers.3.mlp.linear_fc2.weight", "mp_rank_00_001"),
+            ("dense", "dense-tp2pp2", "decoder.layers.2.mlp.linear_fc1.weight", "mp_rank_01_001"),
+            ("moe", "moe-ep2", "decoder.layers.1.mlp.experts.local_experts.3.linear_fc1.weight", "mp_rank_00_001"),
+            ("moe", "moe-grouped-ep2", "decoder.layers.0.mlp.experts.local_experts.2.linear_fc2.weight", "mp_rank_00_001"),
+            ("moe-tied", "moe-tp2ep2etp1", "decoder.layers.0.self_attention.linear_qkv.weight", "mp_rank_01_001"),
+            ("dense", "sharded-pp2vpp2", "optimizer.exp_avg_sq.decoder.layers.3.mlp.linear_fc2.bias", "mp_rank_00_001"),
+            ("dense", "dist-tp2pp2", "decoder.layers.1.mlp.linear_fc2.weight", "distcp"),
+            ("dense-te", "dist-dp-reshardable-tp2pp2", "decoder.layers.1.mlp.linear_fc2.weight", "distcp"),
+            ("dist", "dist-dp-reshardable-tp2pp2", "optimizer.master.decoder.layers.3.self_attention.linear_qkv.weight", "distcp"),
+        ]
+    ),
 )
 def test_one_flipped_bit_is_the_only_difference(
     megatron_checkpoints: Path, copy: Copy, reference: str, case: str, name: str, within: str

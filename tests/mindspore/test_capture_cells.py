@@ -34,6 +34,7 @@ class Residual(nn.Cell):  # type: ignore[misc]
         return mint.matmul(z, h) + z * z
 
 
+@pytest.mark.fast_cells("mix")
 @pytest.mark.parametrize("level", LEVELS)
 def test_fan_out_residuals_and_shared_weights_have_the_same_bits(level: str) -> None:
     """Loss and all gradients are the same bits with a capture as without, also where gradients of many consumers are added up."""
@@ -366,6 +367,7 @@ def test_data_mode_chooses_sections() -> None:
     assert all(".forward." in n for n in forward)
 
 
+@pytest.mark.fast_cells("mix")
 @pytest.mark.parametrize("level", ["L0", "mix"])
 def test_operators_around_cells_where_the_graph_is_not_shown(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """MindSpore before 2.10 does not show its backward graph: Cells have their gradients all the same, and the training its bits."""

@@ -44,8 +44,18 @@ def _both(tensor: Any, monkeypatch: pytest.MonkeyPatch, **wants: Any) -> tuple[n
     return found[0], found[1]
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("shape", [(), (3, 5), (2500,), (0, 3)])
+SHAPES = [(), (3, 5), (2500,), (0, 3)]
+"""Each type in the fast tier with one of them in turn."""
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        pytest.param(shape, dtype, marks=[pytest.mark.slow] if (i + j) % len(SHAPES) else [])
+        for i, shape in enumerate(SHAPES)
+        for j, dtype in enumerate(TYPES)
+    ],
+)
 def test_operators_give_the_rows_of_the_kernel(monkeypatch: pytest.MonkeyPatch, dtype: str, shape: tuple[int, ...]) -> None:
     """Every word, in one pass and in several, with NaN and Inf, moments and a limit; sums to rounding."""
     values = np.random.default_rng(1).standard_normal(shape) * 50

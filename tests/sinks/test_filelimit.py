@@ -49,6 +49,7 @@ def write(root: Path, limit: int, *names: str, alert: int = -1) -> MemorySink:
     return memory
 
 
+@pytest.mark.fast_cells("csv")  # the others share the bound with it in the next test
 @pytest.mark.parametrize("name", ["csv", "jsonl", "sqlite"])
 def test_a_long_run_stays_within_the_bound(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     """The first steps are whole, the last ones are there more seldom, scalars of all; said once in the log, by the files to their

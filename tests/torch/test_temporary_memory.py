@@ -105,7 +105,14 @@ def test_statistics(layout: str, want: int) -> None:
     same(rows_of(1, lambda take: reduce_device(tensor, take[0], want), tensor, want)[0], expected[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64, torch.complex64, torch.complex128, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bfloat16,
+        torch.complex64,
+        *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.int64, torch.complex128, torch.uint8)),
+    ],
+)
 def test_types(dtype: torch.dtype) -> None:
     """Types that are cast to wider ones, and wide ones."""
     for tensor in (tensor_of("transposed", dtype), tensor_of("columns", dtype)):
