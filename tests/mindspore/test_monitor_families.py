@@ -119,6 +119,7 @@ def test_activations(run: Any) -> None:
     assert gradients["second.output"] == pytest.approx(gradients[".output"])
 
 
+@pytest.mark.fast_cells("nn.Adam", "nn.SGD", "experimental.AdamW")
 @pytest.mark.parametrize("kind", ["nn.Adam", "nn.Momentum", "nn.SGD", "nn.Adagrad", "experimental.AdamW", "experimental.SGD"])
 def test_update_of_a_known_optimizer(kind: str) -> None:
     """The update of an optimizer is what the weights have moved by, over the learning rate."""
