@@ -79,6 +79,7 @@ def _train(argv: str, path: str, plant: Plant | None, level: str, steps: int) ->
         _fill(unwrapped(chunk), a)
     if plant is not None:
         plant([unwrapped(chunk) for chunk in chunks])
+    optimizer.reload_model_params()  # the optimizer of 16 bit weights has copies of those that the model was made with
     train_gpt.train(a, chunks, optimizer)
     observer.close()
 
