@@ -13,8 +13,11 @@ from msprobe_engine.formats.dump.dump_table import INPUT
 NEAR = 1e-3
 """Largest and smallest element and norm of two tensors that are the same but for round-off, in parts of the largest of them."""
 
-ROUNDED = 2e-2
+ROUNDED = 0.1
 """Likewise of tensors with few bits, where others are much further apart."""
+
+_MUCH = 8.0
+"""So many times nearer two pairs of calls are when their partners are changed."""
 
 
 def part_strangers(pairs: CallPairs) -> None:
@@ -80,6 +83,7 @@ def match_by_numbers(pairs: CallPairs) -> None:
     """Two calls that take in other numbers, from calls that do not belong together (or from none that is known: a compiled block), may
     each be another one of several of their kind. Where one of those, alone on its side, takes in the numbers that the partner does, it
     is the partner's."""
+    _swap_crossed(pairs)
     free = _alone(pairs, pairs.target, pairs.found, 0), _alone(pairs, pairs.golden, pairs.used, 1)
     if not any(free):
         return
@@ -98,6 +102,35 @@ def match_by_numbers(pairs: CallPairs) -> None:
         if len(others) == 1:
             _change_partner(pairs, others[0], j)
             mine[mine.index(others[0])] = i
+    for key, some in free[0].items():
+        for i in some:
+            theirs = [j for j in free[1].get(key, ()) if j not in pairs.used and _distance(pairs, i, j) <= NEAR]
+            if i not in pairs.found and len(theirs) == 1:
+                _change_partner(pairs, i, theirs[0])
+
+
+def _swap_crossed(pairs: CallPairs) -> None:
+    """Two calls of a kind that were matched crosswise: one of them takes in what a call gives out on one side only."""
+    odd: dict[Hashable, list[int]] = {}
+    for i, j in pairs.found.items():
+        kind = pairs.target.kinds[i]
+        if len(kind) == 3 and kind[0] == "forward" and _from_others(pairs, i, j) and _distance(pairs, i, j) > NEAR:
+            odd.setdefault((kind, pairs.forms[0][i]), []).append(i)
+    for some in odd.values():
+        for at, i in enumerate(some):
+            j = pairs.found[i]
+            for k in some[at + 1 :]:
+                crossed = max(_distance(pairs, i, pairs.found[k]), _distance(pairs, k, j))
+                if crossed <= min(ROUNDED, _distance(pairs, i, j) / _MUCH, _distance(pairs, k, pairs.found[k]) / _MUCH):
+                    pairs.found[i], pairs.found[k] = pairs.found[k], j
+                    break
+
+
+def _from_others(pairs: CallPairs, i: int, j: int) -> bool:
+    """Something that two calls take in was given by a call on one side, and by none, or by another one, on the other."""
+    mine, theirs = _taken(pairs.target, i), _taken(pairs.golden, j)
+    sources = ((pairs.target.producers.get(x), pairs.golden.producers.get(y)) for x, y in zip(mine, theirs))
+    return any((a is None) != (b is None) or (a is not None and pairs.found.get(a) != b) for a, b in sources)
 
 
 def _alone(pairs: CallPairs, tree: Tree, matched: Collection[int], which: int) -> dict[Hashable, list[int]]:

@@ -143,8 +143,9 @@ class Matcher(CallPairs):
             elif level == 1:
                 key = (level, tree.relative(op, tree.parents[op]), forms[op])
             else:
+                update = op > tree.last_backward  # a weight has the numbers of what it was cast to on the way forward
                 sources = tuple(
-                    "" if source is None else tree.kinds[source][-1]
+                    "" if source is None or (update and source < tree.first_backward) else tree.kinds[source][-1]
                     for source in (tree.producers.get(row) for row in tree.side.rows(op) if tree.side.role[row] == INPUT)
                 )
                 key = (level, tree.relative(op, tree.parents[op]), forms[op], sources)

@@ -99,7 +99,7 @@ def say_one_sided(found: Divergence) -> bool:
             continue
         sides = walker.side, walker.golden.side
         alone = missing_statistics.alone(*sides, walker.structure.pairs, walker.rows)
-        given, unpaired = left_out.given_by_one_side(walker, alone)
+        given, unpaired = left_out.given_by_one_side(walker, left_out.without_effect(walker, alone))
         one_sided = walker.measured.one_sided & ~given[:, None]
         for sentence in missing_statistics.sentences(*sides, one_sided, *unpaired):
             said = True

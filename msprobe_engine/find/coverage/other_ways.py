@@ -10,6 +10,7 @@ from msprobe_engine.align.parameters.prefixes import bare
 from msprobe_engine.core import names
 from msprobe_engine.core.operator_traits import is_product, of_reducer
 from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT
 
 _WITHOUT_EFFECT = frozenset(("zero_", "detach_", "requires_grad_", "record_stream_"))
 """Calls in place that change no number that a training goes on with: gradients are set to zero in place of being given up."""
@@ -49,9 +50,19 @@ def change_something(tree: Tree, records: Iterable[int], replaced: bool) -> bool
         tree, records: the calls of the side that has them.
         replaced: the other side has some alone as well.
     """
-    calls = [op for op in records if len(tree.kinds[op]) == 3]
+    calls = [op for op in records if len(tree.kinds[op]) == 3 and not _hands_on_all(tree, op)]
     products = not replaced and any(is_product(tree.kinds[op][-1]) for op in calls)
     return products or any(names.is_collective(tree.side.ops[op]) or _changes(tree.kinds[op][-1]) for op in calls)
+
+
+def _hands_on_all(tree: Tree, op: int) -> bool:
+    """A dropout of nothing: it gives the numbers that it takes in."""
+    side = tree.side
+    if "drop" not in tree.kinds[op][-1]:
+        return False
+    taken = [side.stats[row].tobytes() for row in side.rows(op) if side.role[row] == INPUT and isinstance(side.shape[row], list)]
+    given = [side.stats[row].tobytes() for row in side.rows(op) if side.role[row] == OUTPUT]
+    return bool(given) and taken[: len(given)] == given
 
 
 def _changes(api: str) -> bool:

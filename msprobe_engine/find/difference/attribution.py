@@ -62,7 +62,11 @@ def unmatched(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
     for row in (origin.row,) if origin.kind == TAKEN else walker.side.rows(origin.op):
         source = target.producers.get(row) if walker.side.role[row] == INPUT else None
         if source is not None and source in walker.extra and not _of_layout(walker, row, source):
-            origin.op, origin.partner, origin.kind = _first_extra(walker, _forward(walker, source), origin), -1, EXTRA
+            if (forward := _forward(walker, source)) in walker.finished:  # what it does is right; what came back to it is not
+                blamed = _forward(walker, _first_extra(walker, source, origin))
+            else:
+                blamed = _first_extra(walker, forward, origin)
+            origin.op, origin.partner, origin.kind = blamed, -1, EXTRA
             return
     if origin.kind == RESULT:
         _rearranged(walker, origin)
@@ -163,6 +167,11 @@ def _rearranged(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
         if source in walker.extra or not walker.is_off(source):
             further = far + 1 if _hands_on(walker, source) else _FAR + 1
             todo += [(r, max(far, further)) for r in walker.side.rows(source) if walker.side.role[r] == INPUT]
+
+
+def changes_places(walker: DifferenceWalk, op: int) -> bool:
+    """A call that is there to change the order of elements: another argument gives another order, which statistics do not show."""
+    return _api(walker.side, op) in _SHUFFLES
 
 
 def _hands_on(walker: DifferenceWalk, op: int) -> bool:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
 
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS
 from msprobe_engine.measure import distances, roundoff
+from msprobe_engine.measure.distances import Floats
 
 MOST = 6
 """Calls of one side only that are looked through for what went into them."""
+
+_ROUNDINGS = 8.0
+"""Units by which two ways to one number may differ."""
 
 
 def coarsest(tree: Tree, row: int, alone: Collection[int], depth: int = 0) -> float:
@@ -33,3 +39,33 @@ def coarsest(tree: Tree, row: int, alone: Collection[int], depth: int = 0) -> fl
         elif side.role[other] in (INPUT, PARAMETERS) and unit > 0 and distances.elements(side.shape[other]) <= size:
             found = max(found, coarsest(tree, other, alone, depth + 1) if op in alone and depth < MOST else 0.0)
     return found
+
+
+def leads_to(tree: Tree, users: Mapping[int, Sequence[int]], op: int, alone: Collection[int], numbers: Floats) -> set[int]:
+    """The calls that make these numbers of what a record gives, where this side alone makes all that take it in; else none.
+
+    Args:
+        tree, users: the side, and record -> records that take in what it gave out.
+        op: the record.
+        alone: records of this side without a partner.
+        numbers: float64 (4,), Max, Min, Mean, Norm of a tensor.
+    """
+    side, wave, seen = tree.side, [op], {op}
+    for depth in range(MOST):
+        wave = [user for one in wave for user in users.get(one, ()) if user not in seen and len(tree.kinds[user]) == 3]
+        if not wave or (not depth and any(user not in alone for user in wave)):
+            return set()
+        wave = [user for user in wave if user in alone]
+        seen.update(wave)
+        for user in wave:
+            for row in side.rows(user):
+                if side.role[row] == OUTPUT and near(side.stats[row], numbers, roundoff.eps(side.dtype[row])):
+                    return seen
+    return set()
+
+
+def near(mine: Floats, theirs: Floats, unit: float) -> bool:
+    """Two rows of statistics are those of one tensor, computed in two ways with this unit."""
+    with np.errstate(invalid="ignore"):
+        scale = np.maximum(np.abs(mine), np.abs(theirs)).max()
+        return bool(scale > 0 and (np.abs(mine - theirs) <= _ROUNDINGS * unit * scale).all())

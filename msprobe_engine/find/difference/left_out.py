@@ -10,7 +10,8 @@ import numpy.typing as npt
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.operator_traits import HANDS_ON, MOVES, of_reducer
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT
+from msprobe_engine.find.difference import bridges
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
 from msprobe_engine.measure import distances, roundoff
 
 if TYPE_CHECKING:
@@ -20,6 +21,12 @@ Bools = npt.NDArray[np.bool_]
 NULL = str(type(None))
 _DEEPEST = 8
 """So many parts of parts are looked through."""
+
+HIDDEN = -9e3
+"""Scores of at most this are those that a mask hides: in float16 it is about -1e4."""
+
+_VISIBLE = 0.05
+"""The largest visible scores of two runs are this near, in parts of them; a softmax that is given others says so."""
 
 _PARTS = frozenset(("narrow", "view", "view_as", "reshape", "__getitem__", "split", "chunk", "unbind", "as_strided"))
 """Calls that give a part of a tensor, or another form of it, in the same memory."""
@@ -35,6 +42,21 @@ def results_of_one_side(walker: DifferenceWalk) -> None:
             continue
         if isinstance(side.shape[row], list) != isinstance(golden.shape[other], list):
             m.distance[at], m.known[at] = 0.0, False
+
+
+def without_effect(walker: DifferenceWalk, alone: tuple[list[int], list[int]]) -> tuple[list[int], list[int]]:
+    """Rows without a partner, but for arguments of calls whose results are the same, or stand for different numbers: what one side says
+    by an argument the other one says by its default, or in another call."""
+
+    def tells(side: DumpTable, row: int, op: int) -> bool:
+        if row not in side.values or side.role[row] != INPUT:
+            return True
+        given = [at for at in walker.span_of(op) if walker.side.role[walker.rows[at][0]] == OUTPUT]
+        return not given or bool(walker.measured.distance[given].any())
+
+    mine, theirs = alone
+    left = [row for row in mine if tells(walker.side, row, walker.side.op[row])]
+    return left, [row for row in theirs if tells(walker.golden.side, row, walker.back.get(walker.golden.side.op[row], -1))]
 
 
 def given_by_one_side(walker: DifferenceWalk, alone: tuple[list[int], list[int]]) -> tuple[Bools, tuple[list[int], list[int]]]:
@@ -73,6 +95,47 @@ def buckets(walker: DifferenceWalk) -> None:
             row = walker.rows[at][0]
             if m.shape[at] or not (roundoff.eps(side.dtype[row]) or m.argument[at]):
                 m.distance[at], m.known[at], m.shape[at] = 0.0, False, False
+
+
+def masks_of_scores(walker: DifferenceWalk) -> None:
+    """Scores of which a mask has hidden some, by minus infinity on one side and by a large negative number on the other: the statistics
+    are those of the mask, and the softmax behind them tells."""
+    side, golden, m = walker.side, walker.golden.side, walker.measured
+    for at in np.flatnonzero(m.distance > 0).tolist():
+        row, other = walker.rows[at]
+        (top, low, _, _), (high, deep, _, _) = side.stats[row], golden.stats[other]
+        if not (low <= HIDDEN and deep <= HIDDEN and low != deep) or m.argument[at] or row in side.nans or other in golden.nans:
+            continue
+        if abs(top - high) <= _VISIBLE * max(abs(top), abs(high)):
+            m.distance[at], m.known[at], m.bad_target[at], m.bad_golden[at] = 0.0, False, False, False
+
+
+def finished_by_other_calls(walker: DifferenceWalk) -> None:
+    """Where calls of one side alone make of a result what the other side's call gives by itself (a sum, divided afterwards, and a mean),
+    the results stand for different numbers, and so do the gradients that come back to them."""
+    m = walker.measured
+    for at in np.flatnonzero(m.distance > 0).tolist():
+        row, other = walker.rows[at]
+        op = walker.side.op[row]
+        if walker.side.role[row] != OUTPUT or len(walker.target.kinds[op]) != 3 or walker.target.kinds[op][0] != "forward":
+            continue
+        if bridges.near(walker.side.stats[row], walker.golden.side.stats[other], roundoff.eps(walker.side.dtype[row])):
+            continue  # they stand for the same number
+        finished = [
+            bridges.leads_to(tree, users, here, alone, wanted.stats[there])
+            for tree, users, here, alone, wanted, there in (
+                (walker.target, walker.users[0], op, walker.extra, walker.golden.side, other),
+                (walker.golden, walker.users[1], walker.golden.side.op[other], walker.missing, walker.side, row),
+            )
+        ]
+        if not any(finished):
+            continue
+        walker.finished |= finished[0]
+        m.distance[at], m.known[at] = 0.0, False
+        twin = walker.target.twin(op)
+        for behind in range(0) if twin is None else walker.span_of(twin):
+            if walker.side.role[walker.rows[behind][0]] == INPUT:
+                m.distance[behind], m.known[behind] = 0.0, False
 
 
 def shares_of_gradients(walker: DifferenceWalk) -> None:

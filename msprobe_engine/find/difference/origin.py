@@ -10,6 +10,7 @@ UNSUMMED = "unsummed part"
 CHANGED = "changed afterwards"
 INSIDE = "made inside"
 GRADLESS = "no gradient"
+DEFAULT = "argument of one side"
 DTYPE, SHAPE, GRAD_FLAG, GROUP, REDUCTION = "dtype", "shape", "requires_grad", "group", "reduction"
 """What a record says beside numbers (`call_facts`), as `ARGUMENT` does."""
 
@@ -24,7 +25,8 @@ class DifferenceOrigin:
         kind: `RESULT`, `TAKEN`, `PARAMETER`, `GRADIENT`, `ARGUMENT`, `NONFINITE`, `EXTRA`, `MISSING`, `UNUSED`
             (a call whose result is right, and is not what goes on), `CHANGED` (its result is right, and comes out different where
             it is taken in: something that no record has lies between), `INSIDE` (a module whose own code makes what a module in it takes
-            in) or `GRADLESS` (a tensor that requires a gradient on one side only).
+            in), `GRADLESS` (a tensor that requires a gradient on one side only) or
+            `DEFAULT` (an argument that one side gives and the other leaves to its default).
         row, other: the row that shows it, on both sides (-1: none).
         distance: of that row.
         inside: largest distance of what went in.

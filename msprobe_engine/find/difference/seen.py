@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.find.difference import left_out
 from msprobe_engine.measure import distances, factorize, roundoff
 
 if TYPE_CHECKING:
@@ -37,9 +38,11 @@ class Seen:
             exact = m.distance == 0
             # an infinity (of a mask) leaves nothing but the extremes: what is finite of them says how large the elements are
             blind = ~np.isfinite(size) & np.isfinite(m.distance)
-            finite = np.where(np.isfinite(b[:, :2]), np.abs(b[:, :2]), 0.0).max(1)
+            hidden = ~m.known & (np.maximum(a[:, 1], b[:, 1]) <= left_out.HIDDEN)
+            blind |= hidden
+            finite = np.where(np.isfinite(b[:, :2]) & (b[:, :2] > left_out.HIDDEN), np.abs(b[:, :2]), 0.0).max(1)
             rms, size, top = np.where(blind, finite, rms), np.where(blind, finite, size), np.where(blind, finite, top)
-            self.blank = (~np.isfinite(b[:, 3]) & ~np.isfinite(b[:, :2]).any(1) & ~m.known).tolist()
+            self.blank = ((~np.isfinite(b[:, 3]) & ~np.isfinite(b[:, :2]).any(1) & ~m.known) | hidden).tolist()
             self.norm = _numbers(np.where(blind, 0.0, np.abs(np.abs(a[:, 3]) - size) / size), exact)
             self.mean = _numbers(np.where(blind, 0.0, np.abs(a[:, 2] - b[:, 2]) / rms), exact)
             element = np.abs(a[:, :2] - b[:, :2]).max(1) / top  # of a mask, where one covers some

@@ -27,11 +27,12 @@ from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.operator_traits import PARAMETERS_OF, UNINITIALISED
-from msprobe_engine.find.difference import attribution, bookkeeping, harmless, left_out
+from msprobe_engine.find.difference import attribution, bookkeeping, harmless, left_out, lone_arguments
 from msprobe_engine.find.difference.carried_noise import CarriedNoise
+from msprobe_engine.find.difference.lone_arguments import LoneArgument
 from msprobe_engine.find.difference.optimizer import cancelling_gradients
 from msprobe_engine.find.difference.optimizer.cancelling_gradients import Cancelled
-from msprobe_engine.find.difference.origin import ARGUMENT, GRADIENT, NONFINITE, PARAMETER, RESULT, TAKEN, DifferenceOrigin
+from msprobe_engine.find.difference.origin import ARGUMENT, DEFAULT, GRADIENT, NONFINITE, PARAMETER, RESULT, TAKEN, DifferenceOrigin
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import distances, factorize, roundoff, saved_tensors
 from msprobe_engine.measure.distances import Floats
@@ -78,6 +79,7 @@ class DifferenceWalk:
         other_update: the parameters were moved by other calls in the step before.
         updated: numbers of what the update of the step before gave out -> its noise.
         one_program: both sides are of one framework and of one layout, so that the same bits make the same bits.
+        finished: records of the target that make of a result what a single call of the golden side gives.
         foreign: record of the target -> largest distance of what other ranks put into the same collective.
     """
 
@@ -87,6 +89,7 @@ class DifferenceWalk:
     def __init__(self, target: Tree, golden: Tree, structure: Structure, measured: Mapping[tuple[int, int], Figures] | None = None) -> None:
         self.target, self.golden, self.structure = target, golden, structure
         self.foreign: dict[int, float] = {}
+        self.finished: set[int] = set()
         self.updated: dict[bytes, Noise] = {}
         self.one_program = not crossed(target.side, golden.side)
         side: DumpTable = target.side
@@ -103,6 +106,9 @@ class DifferenceWalk:
         left_out.results_of_one_side(self)
         left_out.buckets(self)
         left_out.shares_of_gradients(self)
+        if self.extra or self.missing:
+            left_out.masks_of_scores(self)
+            left_out.finished_by_other_calls(self)
         left_out.unwritten_memory(self)
         self.cancelled = cancelling_gradients.detect_cancelling(self)
 
@@ -161,6 +167,11 @@ class DifferenceWalk:
         return found
 
     @cached_property
+    def lone_arguments(self) -> dict[int, LoneArgument]:
+        """Record of the target -> an argument of its call that one side alone gives."""
+        return lone_arguments.lone_arguments(self) if self.one_layout else {}
+
+    @cached_property
     def users(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
         """Of the target and of the golden side: record -> records that take in what it gave out."""
         found: tuple[dict[int, list[int]], dict[int, list[int]]] = {}, {}
@@ -215,9 +226,9 @@ class DifferenceWalk:
         parents = self.target.parents
         for at in self.order[records.counts[self.order]].tolist():
             carried.look(at)
-            if not moved[at]:
-                continue
             op, other = self.structure.pairs[at]
+            if not moved[at] and not (records.argument[at] >= 0 and attribution.changes_places(self, op)):
+                continue
             origin = self._look(op, other, at, records, made, not found.origins)
             used = origin is None or origin.kind not in (RESULT, ARGUMENT, TAKEN) or not attribution.for_own_use(self, op, other)
             if origin is not None and (origin.aside or not used):
@@ -411,9 +422,11 @@ class DifferenceWalk:
                 return self._origin(op, other, ARGUMENT, argument, 0.0, worst_in)
             return self._origin(op, other, kind, worst_in, 0.0)
         same_bits_in = self.one_program and not inside and float(records.outer[at]) > 0
-        by_argument = comes_off or same_bits_in
+        by_argument = comes_off or same_bits_in or (argument >= 0 and attribution.changes_places(self, op))
         if argument >= 0 and by_argument:
             return self._origin(op, other, ARGUMENT, argument, float(records.inner[at]), worst_out)
+        if same_bits_in and op in self.lone_arguments:
+            return self._origin(op, other, DEFAULT, int(records.worst_out[at]), 0.0)
         if comes_off and not np.isinf(inside):
             if left_out.hands_on(self, op) and records.inner[at] >= self.measured.distance[worst_out]:
                 return left  # what went in comes out
