@@ -16,6 +16,9 @@ NEAR = 1e-3
 ROUNDED = 0.1
 """Likewise of tensors with few bits, where others are much further apart."""
 
+_ALIKE, _FIRST = 2e-2, 32
+"""Of so many first calls three in four take in numbers that are as near as this, where two runs are of one batch."""
+
 _MUCH = 8.0
 """So many times nearer two pairs of calls are when their partners are changed."""
 
@@ -83,7 +86,9 @@ def match_by_numbers(pairs: CallPairs) -> None:
     """Two calls that take in other numbers, from calls that do not belong together (or from none that is known: a compiled block), may
     each be another one of several of their kind. Where one of those, alone on its side, takes in the numbers that the partner does, it
     is the partner's."""
-    _swap_crossed(pairs)
+    alike = _take_alike(pairs)
+    if alike:
+        _swap_crossed(pairs)
     free = _alone(pairs, pairs.target, pairs.found, 0), _alone(pairs, pairs.golden, pairs.used, 1)
     if not any(free):
         return
@@ -93,18 +98,18 @@ def match_by_numbers(pairs: CallPairs) -> None:
         mine, theirs = free[0].get(key, []), free[1].get(key, [])
         if pairs.found.get(i) != j or not (mine or theirs) or _from_partners(pairs, i, j) or _distance(pairs, i, j) <= NEAR:
             continue
-        better = [other for other in theirs if _is_nearer(pairs, (i, other), (i, j))]
+        better = [other for other in theirs if _is_nearer(pairs, (i, other), (i, j), alike)]
         if len(better) == 1:
             _change_partner(pairs, i, better[0])
             theirs[theirs.index(better[0])] = j
             continue
-        others = [other for other in mine if _is_nearer(pairs, (other, j), (i, j))]
+        others = [other for other in mine if _is_nearer(pairs, (other, j), (i, j), alike)]
         if len(others) == 1:
             _change_partner(pairs, others[0], j)
             mine[mine.index(others[0])] = i
-    for key, some in free[0].items():
+    for form, some in free[0].items():
         for i in some:
-            theirs = [j for j in free[1].get(key, ()) if j not in pairs.used and _distance(pairs, i, j) <= NEAR]
+            theirs = [j for j in free[1].get(form, ()) if j not in pairs.used and _distance(pairs, i, j) <= NEAR]
             if i not in pairs.found and len(theirs) == 1:
                 _change_partner(pairs, i, theirs[0])
 
@@ -149,9 +154,22 @@ def _from_partners(pairs: CallPairs, i: int, j: int) -> bool:
     return all(a is not None and pairs.found.get(a) == b for a, b in sources)
 
 
-def _is_nearer(pairs: CallPairs, pair: tuple[int, int], than: tuple[int, int]) -> bool:
+def _is_nearer(pairs: CallPairs, pair: tuple[int, int], than: tuple[int, int], alike: bool) -> bool:
+    """One pair takes in the same numbers; or, of runs that take in alike numbers everywhere, much nearer ones than another pair."""
     distance = _distance(pairs, *pair)
-    return distance <= NEAR or distance <= min(ROUNDED, _distance(pairs, *than) / 4)
+    return distance <= NEAR or (alike and distance <= min(ROUNDED, _distance(pairs, *than) / 4))
+
+
+def _take_alike(pairs: CallPairs) -> bool:
+    """The first calls take in alike numbers: the runs are of one layout, and of one batch."""
+    found: list[bool] = []
+    for i, j in sorted(pairs.found.items()):
+        kind = pairs.target.kinds[i]
+        if len(kind) == 3 and kind[0] == "forward" and _taken(pairs.target, i):
+            found.append(_distance(pairs, i, j) <= _ALIKE)
+            if len(found) == _FIRST:
+                break
+    return 4 * sum(found) >= 3 * len(found)
 
 
 def _change_partner(pairs: CallPairs, i: int, j: int) -> None:
