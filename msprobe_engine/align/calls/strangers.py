@@ -16,9 +16,6 @@ NEAR = 1e-3
 ROUNDED = 0.1
 """Likewise of tensors with few bits, where others are much further apart."""
 
-_ALIKE, _FIRST = 2e-2, 32
-"""Of so many first calls three in four take in numbers that are as near as this, where two runs are of one batch."""
-
 _MUCH = 8.0
 """So many times nearer two pairs of calls are when their partners are changed."""
 
@@ -82,12 +79,15 @@ def _beside_strangers(pairs: CallPairs, i: int, j: int) -> bool:
     return False
 
 
-def match_by_numbers(pairs: CallPairs) -> None:
+def match_by_numbers(pairs: CallPairs, one_batch: bool) -> None:
     """Two calls that take in other numbers, from calls that do not belong together (or from none that is known: a compiled block), may
     each be another one of several of their kind. Where one of those, alone on its side, takes in the numbers that the partner does, it
-    is the partner's."""
-    alike = _take_alike(pairs)
-    if alike:
+    is the partner's.
+
+    Args:
+        one_batch: the sides are whole runs; the numbers of pieces of two layouts are those of different parts of the batch.
+    """
+    if one_batch:
         _swap_crossed(pairs)
     free = _alone(pairs, pairs.target, pairs.found, 0), _alone(pairs, pairs.golden, pairs.used, 1)
     if not any(free):
@@ -98,16 +98,16 @@ def match_by_numbers(pairs: CallPairs) -> None:
         mine, theirs = free[0].get(key, []), free[1].get(key, [])
         if pairs.found.get(i) != j or not (mine or theirs) or _from_partners(pairs, i, j) or _distance(pairs, i, j) <= NEAR:
             continue
-        better = [other for other in theirs if _is_nearer(pairs, (i, other), (i, j), alike)]
+        better = [other for other in theirs if _is_nearer(pairs, (i, other), (i, j), one_batch)]
         if len(better) == 1:
             _change_partner(pairs, i, better[0])
             theirs[theirs.index(better[0])] = j
             continue
-        others = [other for other in mine if _is_nearer(pairs, (other, j), (i, j), alike)]
+        others = [other for other in mine if one_batch and _is_nearer(pairs, (other, j), (i, j), one_batch)]
         if len(others) == 1:
             _change_partner(pairs, others[0], j)
             mine[mine.index(others[0])] = i
-    for form, some in free[0].items():
+    for form, some in free[0].items() if one_batch else ():
         for i in some:
             theirs = [j for j in free[1].get(form, ()) if j not in pairs.used and _distance(pairs, i, j) <= NEAR]
             if i not in pairs.found and len(theirs) == 1:
@@ -154,22 +154,10 @@ def _from_partners(pairs: CallPairs, i: int, j: int) -> bool:
     return all(a is not None and pairs.found.get(a) == b for a, b in sources)
 
 
-def _is_nearer(pairs: CallPairs, pair: tuple[int, int], than: tuple[int, int], alike: bool) -> bool:
-    """One pair takes in the same numbers; or, of runs that take in alike numbers everywhere, much nearer ones than another pair."""
+def _is_nearer(pairs: CallPairs, pair: tuple[int, int], than: tuple[int, int], one_batch: bool) -> bool:
+    """One pair takes in the same numbers; or, of one batch, much nearer ones than another pair."""
     distance = _distance(pairs, *pair)
-    return distance <= NEAR or (alike and distance <= min(ROUNDED, _distance(pairs, *than) / 4))
-
-
-def _take_alike(pairs: CallPairs) -> bool:
-    """The first calls take in alike numbers: the runs are of one layout, and of one batch."""
-    found: list[bool] = []
-    for i, j in sorted(pairs.found.items()):
-        kind = pairs.target.kinds[i]
-        if len(kind) == 3 and kind[0] == "forward" and _taken(pairs.target, i):
-            found.append(_distance(pairs, i, j) <= _ALIKE)
-            if len(found) == _FIRST:
-                break
-    return 4 * sum(found) >= 3 * len(found)
+    return distance <= NEAR or (one_batch and distance <= min(ROUNDED, _distance(pairs, *than) / 4))
 
 
 def _change_partner(pairs: CallPairs, i: int, j: int) -> None:

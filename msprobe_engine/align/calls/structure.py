@@ -62,10 +62,13 @@ class Matcher(CallPairs):
         one_recorder = not dump_dialects.differ(target.side, golden.side)  # else one of them may not say what is a recomputation
         self._repeats = tuple(tree.recomputed if one_recorder else frozenset[int]() for tree in (target, golden))
 
-    def run(self) -> Structure:
+    def run(self, one_batch: bool = True) -> Structure:
         """Match level by level; then see to it that backward calls follow their forward calls, and match what that leaves over.
 
         What is left then is matched by name, and parameter gradients by the modules they belong to.
+
+        Args:
+            one_batch: the sides are of whole runs, not pieces of two layouts, which have different parts of the batch.
         """
         self._trees()
         if self._twins():
@@ -75,7 +78,7 @@ class Matcher(CallPairs):
         self._by_name()
         strangers.part_strangers(self)
         strangers.part_other_forms(self)
-        strangers.match_by_numbers(self)
+        strangers.match_by_numbers(self, one_batch)
         self._additions()
         renamed = self._renamed()
         self._gradients(renamed)

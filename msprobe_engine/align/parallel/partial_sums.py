@@ -45,7 +45,7 @@ class PartialSumTracker:
         self._several = max(self._a.micro, self._b.micro) > 1
         self._running: set[bytes] = set()
         self._owned = parameter_owner.owners(self._a.tree)
-        matched = parameter_owner.rematched(Matcher(self._a.tree, self._b.tree).run(), self._a.tree, self._b.tree)
+        matched = parameter_owner.rematched(Matcher(self._a.tree, self._b.tree).run(one_batch=False), self._a.tree, self._b.tree)
         self._structure = expected_differences.without_collectives(matched, self._a.tree, self._b.tree, self._owned)
         self._producers, self._golden_producers = Tree(first).producers, Tree(second).producers
         self._golden_extra = set(self._structure.only_golden)
