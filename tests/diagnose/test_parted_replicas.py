@@ -77,7 +77,7 @@ def parted(root: Path, places: dict[int, dict[str, Any]], gradient: str = "2.5")
         ({0: {"tp": 0}, 1: {"tp": 1}}, "2.5", "none"),
         ({0: {"pp": 0}, 1: {"pp": 1}}, "2.5", "none"),
         ({0: {"ep": 0}, 1: {"ep": 1}}, "2.5", "none"),
-        ({0: {}, 1: {}}, "2.25", "none"),
+        ({0: {"tp": 0}, 1: {"tp": 1}}, "2.25", "none"),
     ],
 )
 def test_who_holds_copies(tmp_path: Path, places: dict[int, dict[str, Any]], gradient: str, finding: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from msprobe_engine.find import findings, single_run
 from msprobe_engine.find.run import diagnose
-from msprobe_engine.formats.dump import stream
+from msprobe_engine.formats.dump import replicas, stream
 from msprobe_engine.report.table.api import compare_dumps
 
 
@@ -63,13 +64,16 @@ def test_a_run_alone_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """The search for NaN and the checks across ranks share one reading of each dump.json."""
     target = _run(tmp_path / "target", ranks=2)
     read: list[str] = []
-    real = stream.open_records
 
-    def counted(path: Path) -> Any:
-        read.append(f"{path.parent.name}/{path.name}")
-        return real(path)
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def reads(path: Path, *args: Any) -> Any:
+            read.extend([f"{path.parent.name}/{path.name}"] if path.name == "dump.json" else [])
+            return real(path, *args)
 
-    monkeypatch.setattr("msprobe_engine.formats.dump.dump_table.open_records", counted)
+        return reads
+
+    monkeypatch.setattr("msprobe_engine.formats.dump.dump_table.open_records", counted(stream.open_records))
+    monkeypatch.setattr("msprobe_engine.formats.dump.replicas.read_input", counted(replicas.read_input))
     found = diagnose(target)
     assert found.finding == findings.NONE
     assert found.looked_at["collectives"] == 0

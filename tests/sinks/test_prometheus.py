@@ -133,7 +133,7 @@ def test_what_cannot_start(sinks: Callable[..., PrometheusSink], settings: dict[
 def test_missing_package(sinks: Callable[..., PrometheusSink], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the package the error holds the pip command."""
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(MissingExtraError, match=r"msprobe\[prometheus\]"):
+    with pytest.raises(MissingExtraError, match=r"msprobe-integrations\[prometheus\]"):
         sinks()
 
 
