@@ -17,7 +17,7 @@ from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.core.dtypes import is_bool
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.collectives.links import group_of, reduction_of
-from msprobe_engine.find.difference import explain
+from msprobe_engine.find.difference import bookkeeping, explain
 from msprobe_engine.find.difference.origin import ARGUMENT, DTYPE, GRAD_FLAG, GROUP, REDUCTION, SHAPE, DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
@@ -36,7 +36,8 @@ def differing(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
     if crossed(walker.side, walker.golden.side):
         return []
     said = [*_of_rows(walker), *_of_collectives(walker)] if walker.one_layout else _numbers(walker)
-    found = sorted(said, key=lambda item: item[0].op)
+    buckets = {op: bookkeeping.comes_to_nothing(walker, op) for op in {origin.op for origin, _ in said if origin.kind in (ARGUMENT, SHAPE)}}
+    found = sorted((item for item in said if not buckets.get(item[0].op)), key=lambda item: item[0].op)
     put = [
         dataclasses.replace(explain.suspect(step, rank, origin, walker), why=why, distance=None, limit=None)
         for origin, why in found[:_MOST]

@@ -248,9 +248,10 @@ class DifferenceWalk:
                 made[parent] = max(made[parent], inside)
                 parent = parents[parent]
         found.end = carried.end
-        found.origins = [
-            one for one in found.origins if one.kind not in (TAKEN, RESULT, ARGUMENT) or not bookkeeping.comes_to_nothing(self, one.op)
-        ]
+        found.origins, found.aside = (
+            [one for one in some if one.kind not in (TAKEN, RESULT, ARGUMENT) or not bookkeeping.comes_to_nothing(self, one.op)]
+            for some in (found.origins, found.aside)
+        )
         for origin in found.origins:
             self.blame_unmatched(origin)
         return found
