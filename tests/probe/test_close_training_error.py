@@ -22,7 +22,7 @@ def test_close_ends_everything_before_it_gives_the_error_on(tmp_path: Path) -> N
     ended: list[str] = []
     probe.parameters.remove = fails  # type: ignore[method-assign]
     close = probe.session.close
-    probe.session.close = lambda: (ended.append("session"), close())  # type: ignore[method-assign,func-returns-value,assignment]
+    probe.session.close = lambda **told: (ended.append("session"), close(**told))  # type: ignore[method-assign,func-returns-value,assignment]
     with pytest.raises(RuntimeError) as caught:
         probe.close()
     assert caught.value is error
