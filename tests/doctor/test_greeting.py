@@ -75,7 +75,6 @@ def test_another_distribution_of_our_name(site: Path, name: str, script: str) ->
 def test_the_former_name_of_this_tool(site: Path) -> None:
     """It shares all files with what is installed now: said only where both are there."""
     install(site, "msprobe", "0.0.9", greeting.COMMAND)
-    assert find_conflicts() == []
     install(site, "msprobe-integrations", "0.1.0", greeting.COMMAND)
     (sentence,) = find_conflicts()
     assert sentence.startswith("msprobe 0.0.9 is an earlier version of this tool under its former name: run 'pip uninstall msprobe'")

@@ -333,7 +333,7 @@ class IncidentSettings:
 class OnAlertSettings:
     """What is done, once, when an incident begins. Nothing by default."""
 
-    command: str = _rule("", "program and arguments, run without a shell; the facts are in MSPROBE_ALERT_RULE, _STEP, _RANK, _MESSAGE, ...")
+    command: str = _rule("", "program and arguments, run without a shell; the facts are in its environment (see the page on alerts)")
     webhook: str = _rule("", "http(s) address that gets the facts as a JSON object, with a line in `text` (Slack, Feishu, ...)")
 
 

@@ -25,7 +25,8 @@ def comes_to_nothing(walker: DifferenceWalk, op: int) -> bool:
     """A copy or a buffer of gradients, of which everything that computes with it, or the update as a whole, is the same on both sides."""
     if of_reducer(walker.side.ops[op]) and gives_the_same(walker, op):
         return True  # what each rank puts in may have been summed with some of the others before
-    if not _is_copy(walker, op):
+    scales = walker.target.kinds[op][-1] in SCALINGS  # the decay of a weight is no copy, whether it could be compared or not
+    if not _is_copy(walker, op) or (scales and not any(walker.measured.shape[at] for at in walker.span_of(op))):
         return False
     users = list(_that_compute(walker, op))
     if users:

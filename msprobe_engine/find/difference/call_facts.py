@@ -35,7 +35,7 @@ def differing(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
     none. Of two layouts only numbers that are no sizes (a learning rate): all else may be each layout's own."""
     if crossed(walker.side, walker.golden.side):
         return []
-    said = [*_of_rows(walker), *_of_collectives(walker)] if walker.one_layout else _numbers(walker)
+    said = [*_of_rows(walker), *_of_collectives(walker)] if walker.one_layout else [*_numbers(walker)]
     buckets = {op: bookkeeping.comes_to_nothing(walker, op) for op in {origin.op for origin, _ in said if origin.kind in (ARGUMENT, SHAPE)}}
     found = sorted((item for item in said if not buckets.get(item[0].op)), key=lambda item: item[0].op)
     put = [

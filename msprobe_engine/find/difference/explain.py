@@ -96,8 +96,11 @@ def why(origin: DifferenceOrigin, walker: DifferenceWalk, step: int) -> Sentence
         x, y = side.values.get(origin.row), golden.values.get(origin.other)
         return Sentence("called with {0} = {1}, the golden side with {2}; the result differs by {3}", place, repr(x), repr(y), size)
     if origin.kind == origins.DEFAULT and (lone := walker.lone_arguments.get(origin.op)) is not None:
-        template = "only this run is called with {0} = {1}" if lone.here else "only the golden side is called with {0} = {1}"
-        return Sentence("{0}; the result differs by {1}", Sentence(template, lone.place, repr(lone.value)), size)
+        if lone.here:
+            said = Sentence("only this run is called with {0} = {1}", lone.place, repr(lone.value))
+        else:
+            said = Sentence("only the golden side is called with {0} = {1}", lone.place, repr(lone.value))
+        return Sentence("{0}; the result differs by {1}", said, size)
     if origin.kind == origins.GRADLESS:
         here, there = Sentence("this run"), Sentence("the golden side")
         with_it, without = (here, there) if side.requires_grad[origin.row] else (there, here)

@@ -18,7 +18,9 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from msprobe_engine.core.io.regular_files import FILE_MODE, NEW_FILE
 from msprobe_engine.core.log import get_logger, one_line
+from msprobe_engine.core.process.variables import PREFIX
 from msprobe_engine.core.settings.schema import OnAlertSettings
 from msprobe_engine.probe.incident.event import Event
 
@@ -33,7 +35,7 @@ def act_once(settings: OnAlertSettings, event: Event, directory: Path) -> thread
     if not settings.command and not settings.webhook:
         return None
     try:
-        os.close(os.open(directory / CLAIM, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640))
+        os.close(os.open(directory / CLAIM, NEW_FILE, FILE_MODE))
     except FileExistsError:
         return None
     thread = threading.Thread(target=_act, args=(settings, event, directory), name="msprobe-on-alert", daemon=True)
@@ -60,7 +62,7 @@ def _act(settings: OnAlertSettings, event: Event, directory: Path) -> None:
 def _start(command: str, facts: Mapping[str, object]) -> subprocess.Popen[bytes] | None:
     """Start the command with the facts in its environment. No shell: texts of the training are no commands."""
     environment = {**os.environ, "MSPROBE_AUTOLOAD": "0"}  # it is no training
-    environment |= {f"MSPROBE_ALERT_{name.upper()}": str(value).replace("\0", "") for name, value in facts.items()}
+    environment |= {f"{PREFIX}ALERT_{name.upper()}": str(value).replace("\0", "") for name, value in facts.items()}
     try:
         return subprocess.Popen(shlex.split(command), env=environment, stdin=subprocess.DEVNULL)
     except (OSError, ValueError) as error:
