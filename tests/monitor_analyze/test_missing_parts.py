@@ -201,9 +201,6 @@ def test_trends_of_ranks_that_are_asked_for(tmp_path: Path, capfd: pytest.Captur
     assert "no files of" not in capfd.readouterr().out
 
 
-PARTLY = "No difference in what could be compared; 1 warning says what could not."
-
-
 @pytest.mark.parametrize(
     ("target", "golden", "headline", "tone"),
     [
@@ -214,7 +211,12 @@ PARTLY = "No difference in what could be compared; 1 warning says what could not
             "No difference in what could be compared; 1 warning says what could not.",
             "warn",
         ),
-        ({"ranks": {0: range(6)}}, {"ranks": WHOLE}, PARTLY, "warn"),
+        (
+            {"ranks": {0: range(6)}},
+            {"ranks": WHOLE},
+            "No difference in what could be compared; 2 warnings say what could not.",  # a rank, and the loss
+            "warn",
+        ),
         ({"ranks": {0: range(3)}, "world": 2}, None, "; 1 warning says what could not be looked at.", "warn"),
     ],
 )
