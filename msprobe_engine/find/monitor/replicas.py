@@ -17,13 +17,12 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.collectives.replicas import Odd, Row, differing, is_equal, odd_ones
 from msprobe_engine.find.monitor.number_pairs import COMPARED
 from msprobe_engine.formats.monitor.reader import Run
-from msprobe_engine.formats.monitor.series import Key, Series
+from msprobe_engine.formats.monitor.series import Key, Series, steps_of
 
 BEFORE, AFTER, GRADIENT = "param_origin", "param_updated", "grad_reduced"
 _COPIED = ("dp", "cp", "rank", "local_rank", "node")
 """Coordinates of `rank_info` in which copies may differ; all others cut the model."""
 _SAME_UPDATE = Sentence("before the update it was the same on these ranks, and so was its reduced gradient")
-
 _SAME_BEFORE = Sentence("in all steps before it was the same on these ranks")
 
 
@@ -81,20 +80,36 @@ def _parted_gradients(run: Run, groups: Sequence[tuple[int, ...]]) -> list[Odd]:
     Those of parts differ from the beginning, and so do those of replicas that are averaged now and then."""
     for group in (group for group in groups if len(group) > 1):
         tables = {rank: _columns(run, rank, GRADIENT) for rank in group}
-        steps = sorted(
-            {step for columns in tables.values() for column in columns[:1] for one in column.values() for step in one.steps.tolist()}
-        )
+        unequal = _unequal(list(tables.values()))
+        if not unequal:
+            continue
+        steps = steps_of(one for columns in tables.values() for column in columns[:1] for one in column.values()).tolist()
         alike: set[str] = set()
         for step in steps:
-            rows = {rank: _rows(run, rank, GRADIENT, step) for rank in group}
+            rows = {rank: _rows(columns, step) for rank, columns in tables.items()}
             names = [name for name in rows[group[0]] if all(name in rows[rank] and any(rows[rank][name]) for rank in group)]
-            held = {name: {rank: rows[rank][name] for rank in group} for name in names}
+            held = {name: {rank: rows[rank][name] for rank in group} for name in names if name in unequal}
             other = {name: found for name, found in held.items() if name in alike and not is_equal(found.values())}
             if other:
                 return differing(step, other, _SAME_BEFORE)
             if step == steps[0]:
                 alike = {name for name, found in held.items() if is_equal(found.values())}
+                if not alike:
+                    break
     return []
+
+
+def _unequal(tables: Sequence[Sequence[Mapping[Key, Series]]]) -> set[str]:
+    """Names whose numbers are not the same on all ranks in all steps; of all others no step needs a look."""
+    first, *others = tables
+    if any(len(columns) != len(first) for columns in others):
+        return {key.name for columns in tables for column in columns for key in column}
+    pairs = [pair for columns in others for pair in zip(first, columns)]
+    return {key.name for mine, its in pairs for key in mine.keys() | its.keys() if not _is_same(mine.get(key), its.get(key))}
+
+
+def _is_same(one: Series | None, other: Series | None) -> bool:
+    return one is not None and other is not None and all(map(np.array_equal, one, other))
 
 
 def _parameters(run: Run) -> dict[int, dict[str, dict[int, Row]]]:
@@ -118,7 +133,7 @@ def _updated_alike(run: Run, step: int, differ: Sequence[tuple[tuple[int, ...], 
         differ: ranks at the same place of the model, and the parameter.
     """
     ranks = sorted({rank for group, _ in differ for rank in group})
-    before, after, gradient = ({rank: _rows(run, rank, family, step) for rank in ranks} for family in (BEFORE, AFTER, GRADIENT))
+    before, after, gradient = ({rank: _rows(_columns(run, rank, family), step) for rank in ranks} for family in (BEFORE, AFTER, GRADIENT))
     copies: dict[str, dict[int, Row]] = {}
     for group, name in differ:
         rows = {rank: after[rank][name] for rank in group if name in after[rank]}
@@ -130,7 +145,7 @@ def _updated_alike(run: Run, step: int, differ: Sequence[tuple[tuple[int, ...], 
 
 def _began_alike(run: Run, step: int, differ: Sequence[tuple[tuple[int, ...], str]]) -> bool:
     """Were these parameters the same before the update of a step?"""
-    before = {rank: _rows(run, rank, BEFORE, step) for rank in sorted({rank for group, _ in differ for rank in group})}
+    before = {rank: _rows(_columns(run, rank, BEFORE), step) for rank in sorted({rank for group, _ in differ for rank in group})}
     return all(
         is_equal(before[rank].get(name, ()) for rank in group) and any(before[rank].get(name) for rank in group) for group, name in differ
     )
@@ -141,10 +156,9 @@ def _are_known(before: Row, gradient: Row) -> bool:
     return bool(before) and any(gradient) and all(map(math.isfinite, (*before, *gradient)))
 
 
-def _rows(run: Run, rank: int, family: str, step: int) -> dict[str, Row]:
+def _rows(columns: Sequence[Mapping[Key, Series]], step: int) -> dict[str, Row]:
     """Parameter -> its numbers in one step, of all phases and chunks that have that name."""
     out: dict[str, Row] = {}
-    columns = _columns(run, rank, family)
     for key in columns[0] if columns else ():
         row = tuple(value for column in columns if key in column for value in _value(column, key, step))
         out[key.name] = (*out.get(key.name, ()), *row)
