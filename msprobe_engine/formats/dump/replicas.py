@@ -100,13 +100,8 @@ class ReplicaReader:
             return None
         places = sorted(match.span(match.lastindex or 0) for pattern in _PLACES for match in pattern.finditer(body))
         key = hashlib.sha256(b"".join([hashlib.sha256(text).digest() for text in beside]) + _program(header))
-        end, found = 0, []
-        for number, (start, stop) in enumerate(places):
-            key.update(body[end:start])
-            key.update(_mark(number, body[start : start + 1]))
-            found.append(self._word(body[start:stop]))
-            end = stop
-        key.update(body[end:])
+        for piece in _marked(body, places):
+            key.update(piece)
         digest = key.digest()
         if digest not in self._templates:
             self._templates[digest] = self._template(path, head, body, places)
@@ -115,6 +110,7 @@ class ReplicaReader:
             return None
         if template.finite and not any(word in head for word in NOT_FINITE):
             self.finite.add(path)
+        found = [self._word(body[start:stop]) for start, stop in places]
         return self._made(template, path, header, self._ranks.setdefault(tuple(map(id, found)), tuple(found)))
 
     def _word(self, text: bytes) -> Any:
@@ -124,14 +120,10 @@ class ReplicaReader:
         return known
 
     def _template(self, path: Path, head: bytes, body: bytes, places: Sequence[tuple[int, int]]) -> _Template | None:
-        marked, end = [], 0
-        for number, (start, stop) in enumerate(places):
-            marked += [body[end:start], _mark(number, body[start : start + 1])]
-            end = stop
         table = DumpTable(path)
         try:
             with guard_reading(path, "a dump"), collection_paused():
-                records = records_of(path, head, b"".join([*marked, body[end:]]))
+                records = records_of(path, head, b"".join(_marked(body, places)))
                 keys = len(records.header)
                 damaged = fill(table, records).left_out or records.repeated or len(set(table.ops)) < len(table.ops)
         except DumpFormatError:
@@ -184,6 +176,16 @@ def _program(header: Mapping[str, Any]) -> bytes:
     place = parallel.pop("rank", None)
     stage = place.get("pp") if isinstance(place, dict) else None
     return repr({**header, "rank": None, "parallel": (parallel, stage)}).encode(errors="surrogatepass")
+
+
+def _marked(body: bytes, places: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+    """The pieces of a text in which each place bears its mark."""
+    end = 0
+    for number, (start, stop) in enumerate(places):
+        yield body[end:start]
+        yield _mark(number, body[start : start + 1])
+        end = stop
+    yield body[end:]
 
 
 def _mark(number: int, first: bytes) -> bytes:
