@@ -122,17 +122,16 @@ def match_traces(traces: Mapping[int, Trace]) -> Links:
     overwritten: dict[int, list[int]] = {}
     for rank, index in found.overwritten:
         overwritten.setdefault(rank, []).append(index)
-    known: dict[tuple[int, ...], list[Call]] = {}  # calls that several ranks share, and what is overwritten -> calls
-    kept = [trace.calls for trace in traces.values()]  # so that no other list gets the id of one
+    # Calls that several ranks share, by their id, and what is overwritten -> the calls, which keep the id, and those without these inputs.
+    known: dict[tuple[int, ...], tuple[list[Call], list[Call]]] = {}
     for rank, places in overwritten.items():
         calls = traces[rank].calls
         key = (id(calls), *sorted(places))
         if key not in known:
-            known[key] = list(calls)
+            known[key] = calls, list(calls)
             for index in places:
-                known[key][index] = replace(calls[index], ins=(), in_flags=0)
-        traces[rank].calls = known[key]
-    del kept
+                known[key][1][index] = replace(calls[index], ins=(), in_flags=0)
+        traces[rank].calls = known[key][1]
     return found
 
 
