@@ -97,6 +97,22 @@ def test_a_damaged_part_is_said(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.usefixtures("run")
+def test_a_row_without_a_step_is_said(tmp_path: Path) -> None:
+    """It is of no step, and all others are read."""
+    import pyarrow
+    import pyarrow.parquet
+
+    first = sorted((tmp_path / "parquet").glob("*.parquet"))[0]
+    part = pyarrow.parquet.read_table(first)
+    steps = [None if step == 1 else step for step in part.column("step").to_pylist()]
+    column = part.column_names.index("step")
+    pyarrow.parquet.write_table(part.set_column(column, part.schema.field(column), pyarrow.array(steps, pyarrow.int64())), first)
+    again = open_run(tmp_path)
+    assert again.scalars(0)["loss"].steps.tolist() == [0, 2, 3, 4]
+    assert {text.partition(".parquet: ")[2]: n for text, n in again.problems.items()} == {"row without a step: left out": 3}
+
+
 def test_another_run_in_the_same_place(tmp_path: Path) -> None:
     """A launch that begins anew is another run; it alone is read, and the other is named. One that goes on is the same run."""
     for steps in (range(3, 7), range(5, 9)):

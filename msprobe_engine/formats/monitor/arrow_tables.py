@@ -42,6 +42,7 @@ def arrow() -> Any:
     """
     try:
         import pyarrow
+        import pyarrow.compute
         import pyarrow.parquet
     except ImportError:
         raise MissingExtraError("pyarrow", "parquet", "a table of a monitor as Parquet or Arrow") from None
@@ -110,26 +111,25 @@ class ParquetSource:
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.problems: dict[str, Counter[str]] = {}
-        found: dict[int, list[tuple[float, int, Path, Any]]] = {}
+        found: dict[int, list[tuple[tuple[float, int], Path, Any, Launch]]] = {}
         for path in files:
             part = self._open(path)
             if part is not None:
                 info = _json(part, RUN)
-                began = info.get("started_unix")
-                first = min(part.column("step").to_pylist(), default=0)
-                rank = whole(info.get("rank"))
-                order = (float(began) if isinstance(began, (int, float)) else 0.0, whole(first) or 0, path, part)
-                found.setdefault(rank if rank is not None else -1, []).append(order)
+                began, rank = info.get("started_unix"), whole(info.get("rank"))
+                first = arrow().compute.min(part.column("step")).as_py()
+                order = float(began) if isinstance(began, (int, float)) else 0.0, whole(first) or 0
+                found.setdefault(rank if rank is not None else -1, []).append((order, path, part, launch_of(info)))
         self._parts: dict[int, list[tuple[Path, Any]]] = {}
         self._others: dict[int, list[Launch]] = {}
         for rank, parts in found.items():
-            parts.sort(key=lambda one: one[:2])
-            launches = list({launch.key: launch for *_, part in parts for launch in (launch_of(_json(part, RUN)),)}.values())
+            parts.sort(key=lambda one: one[0])
+            launches = list({launch.key: launch for *_, launch in parts}.values())
             self._others[rank] = of_other_runs(launches)
             left = {launch.key for launch in self._others[rank]}
-            self._parts[rank] = [(path, part) for *_, path, part in parts if launch_of(_json(part, RUN)).key not in left]
+            self._parts[rank] = [(path, part) for _, path, part, launch in parts if launch.key not in left]
             for other in self._others[rank]:
-                self._note(parts[-1][2], said(other, launches[-1]))
+                self._note(parts[-1][1], said(other, launches[-1]))
 
     def _open(self, path: Path) -> Any:
         pa = arrow()
@@ -141,10 +141,14 @@ class ParquetSource:
             return None
         if not usable:
             self._note(path, _WHAT)
-        return part if usable else None
+            return None
+        if without := part.column("step").null_count:
+            self._note(path, "row without a step: left out", without)
+            part = part.filter(pa.compute.is_valid(part.column("step")))
+        return part
 
-    def _note(self, path: Path, what: str) -> None:
-        self.problems.setdefault(str(path), Counter())[what] += 1
+    def _note(self, path: Path, what: str, times: int = 1) -> None:
+        self.problems.setdefault(str(path), Counter())[what] += times
 
     def ranks(self) -> list[int]:
         return sorted(self._parts)
@@ -170,7 +174,7 @@ class ParquetSource:
             keys = [checked_key(*key) for key in zip(*(rows.column(name).to_pylist() for name in _KEY))]
             ids = np.array([-1 if key is None else builder.keys[key] for key in keys], np.int64)
             if wrong := int((ids < 0).sum()):
-                self.problems.setdefault(str(path), Counter())["row without a name: left out"] += wrong
+                self._note(path, "row without a name: left out", wrong)
             for key, shape, dtype in zip(keys, rows.column("shape").to_pylist(), rows.column("dtype").to_pylist()):
                 if key is not None and shape is not None and dtype is not None:
                     builder.add_kind(key, str(shape), str(dtype))
@@ -192,22 +196,20 @@ class ParquetSource:
     def alerts(self, rank: int) -> list[dict[str, Any]]:
         out = []
         for path, part in self._parts.get(rank, []):
-            problems = self.problems.setdefault(str(path), Counter())
-            alerts = _json(part, ALERTS).get("alerts")
-            out += [found for alert in alerts or [] if (found := checked_alert(alert, problems)) is not None] if alerts else []
-            if not problems:
-                del self.problems[str(path)]
+            problems: Counter[str] = Counter()
+            alerts = _json(part, ALERTS).get("alerts") or []
+            out += [found for alert in alerts if (found := checked_alert(alert, problems)) is not None]
+            for what, times in problems.items():
+                self._note(path, what, times)
         return out
 
 
 def _rows(part: Any, family: str) -> Any:
-    import pyarrow.compute
-
-    return part.filter(pyarrow.compute.equal(part.column("family"), family))
+    return part.filter(arrow().compute.equal(part.column("family"), family))
 
 
 def _integers(column: Any) -> Any:
-    return column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64) if len(column) else np.empty(0, np.int64)
+    return column.to_numpy(zero_copy_only=False).astype(np.int64) if len(column) else np.empty(0, np.int64)
 
 
 def _numbers(rows: Any) -> dict[str, Any]:
