@@ -48,6 +48,10 @@ class Fault:
     golden: Plant = nothing
     """What the golden run is changed by, where the fault is in the order of things."""
 
+    @property
+    def has_golden(self) -> bool:
+        return not self.alone
+
 
 @dataclass(frozen=True)
 class Healthy:
@@ -58,7 +62,11 @@ class Healthy:
     other: Setting | None
     plant: Plant = nothing
     levels: tuple[str, ...] = ("mix",)
-    golden_plant: Plant = nothing
+    golden: Plant = nothing
+
+    @property
+    def has_golden(self) -> bool:
+        return self.other is not None
 
 
 Case = Fault | Healthy

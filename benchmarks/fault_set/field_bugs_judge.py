@@ -72,20 +72,15 @@ def ask(case: Case | Beside, level: str, runs: Path) -> Answer:
     if isinstance(case, Beside):
         begin = time.perf_counter()
         code, text = field_bugs_beside.ask(case, where)
-        right, head = code in case.codes, " ".join(text.splitlines()[:10])
-        score = (
-            ("right" if right else "ACCUSED") if case.healthy else "named first" if right and re.search(case.truth, head) else "other place"
-        )
-        return Answer(code, text, "MISSED" if code == 0 and not case.healthy else score, time.perf_counter() - begin)
+        return Answer(code, text, judged_beside(case, code, text), time.perf_counter() - begin)
     if case.setting.family == "megatron":
         code, text, found, seconds = field_bugs_megatron.ask(case, level, runs, where)
         return Answer(code, text, judged(case, level, code, text, found, modules_of(case, runs) if level == "L1" else {}), seconds)
     watched = level in field_bugs_watched_run.PRESETS
     kind = "monitor" if watched or level == "monitor" else "dump"
     golden = None
-    if case.other is not None if isinstance(case, Healthy) else not case.alone:
-        plant = case.golden_plant if isinstance(case, Healthy) else case.golden
-        golden = golden_of(case.setting, level, runs, plant, case.name) / kind
+    if case.has_golden:
+        golden = golden_of(case.setting, level, runs, case.golden, case.name) / kind
     if watched:
         field_bugs_watched_run.made(where, case.name, level, "run")
     else:
@@ -135,6 +130,16 @@ def judged(case: Case, level: str, code: int, text: str, found: dict[str, Any], 
     if re.search(truth, words[0]) and (case.step < 0 or step is None or step == case.step):
         return "named first"
     return "first three" if any(re.search(truth, word) for word in words[1:]) else "other place"
+
+
+def judged_beside(case: Beside, code: int, text: str) -> str:
+    """One of `SCORES`."""
+    right = code in case.codes
+    if case.healthy:
+        return "right" if right else "ACCUSED"
+    if code == 0:
+        return "MISSED"
+    return "named first" if right and re.search(case.truth, " ".join(text.splitlines()[:10])) else "other place"
 
 
 def row(case: Case | Beside, level: str, answer: Answer) -> str:

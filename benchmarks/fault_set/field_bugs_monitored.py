@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from field_bugs_case import Fault, Plant, when_ready
+from field_bugs_case import Fault, Plant, in_model, setting_of_model, when_ready
+from field_bugs_in_data import before_step
+from field_bugs_in_updates import optimizer_of, states_lost
 from field_bugs_training import Batch, Program, Setting
-from field_bugs_watched import BOTH, at
+from field_bugs_watched import BOTH
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,13 +20,6 @@ DDP = replace(AMP, ranks=2, wrap="ddp")
 FSDP = replace(AMP, ranks=2, wrap="fsdp")
 MOE = replace(AMP, changes=(("experts", 4),))
 LLAMA = replace(AMP, family="llama")
-
-
-def optimizer_of(**changes: Any) -> Plant:
-    def plant(p: Program) -> None:
-        p.setting = replace(p.setting, optimizer=tuple(changes.items()))
-
-    return plant
 
 
 def setting_of(**changes: Any) -> Plant:
@@ -58,10 +53,6 @@ def one_not_reduced(p: Program) -> None:
 def other_order(p: Program) -> None:
     own = p.rows_of
     p.rows_of = lambda step: own(step if step < 9 else step ^ 1)  # type: ignore[method-assign]
-
-
-def state_lost(p: Program) -> None:
-    p.optimizer.state.clear()
 
 
 def group_rate(p: Program) -> None:
@@ -139,8 +130,8 @@ CASES = (
     pair("learning rate 2 % off", AMP, optimizer_of(lr=1.02e-3), r"learning|\blr\b|update", "config", 0),
     pair("learning rate 2 % off, bf16", BF16, optimizer_of(lr=1.02e-3), r"learning|\blr\b|update", "config", 0),
     pair("clipping off", replace(AMP, clip=0.2), setting_of(clip=0.0), r"clip|grad|update|exp_avg", "config"),
-    pair("one layer drawn anew", AMP, lambda p: p.change_model.append(other_init), r"layers\.1\.mlp\.up", "seed per layer", 0),
-    pair("one layer drawn anew, bf16", BF16, lambda p: p.change_model.append(other_init), r"layers\.1\.mlp\.up", "seed per layer", 0),
+    pair("one layer drawn anew", AMP, in_model(other_init), r"layers\.1\.mlp\.up", "seed per layer", 0),
+    pair("one layer drawn anew, bf16", BF16, in_model(other_init), r"layers\.1\.mlp\.up", "seed per layer", 0),
     pair("one parameter not reduced", DDP, when_ready(one_not_reduced), r"layers\.0\.mlp\.gate", "ignored by ddp", 5, ("monitor",)),
     pair(
         "one parameter not reduced, watched",
@@ -151,22 +142,28 @@ CASES = (
         -1,
         ("watch",),
     ),
-    pair("dropout on", AMP, lambda p: p.configure.append(lambda c: c.update(dropout=0.1)), r"layers\.0\.|drop|loss|attention", "config", 0),
+    pair("dropout on", AMP, setting_of_model(dropout=0.1), r"layers\.0\.|drop|loss|attention", "config", 0),
     pair(
         "other order of data", AMP, when_ready(other_order), r"data|embedding|batch|loss|sample|input_0", "sampler", 9, ("monitor", "watch")
     ),
-    pair("optimizer state lost", AMP, at(8, state_lost), UPDATE, "resumed from weights only", 8, ("monitor",)),
+    pair("optimizer state lost", AMP, before_step(8, states_lost), UPDATE, "resumed from weights only", 8, ("monitor",)),
     pair(
-        "optimizer state lost, watched", AMP, at(8, state_lost), r"loss|grad|optimizer|update", "resumed from weights only", -1, ("watch",)
+        "optimizer state lost, watched",
+        AMP,
+        before_step(8, states_lost),
+        r"loss|grad|optimizer|update",
+        "resumed from weights only",
+        -1,
+        ("watch",),
     ),
-    pair("optimizer state of one weight lost", AMP, at(8, forgotten), r"layers\.1\.mlp\.down", "resumed", 8, ("monitor",)),
+    pair("optimizer state of one weight lost", AMP, before_step(8, forgotten), r"layers\.1\.mlp\.down", "resumed", 8, ("monitor",)),
     pair("learning rate of a group", AMP, when_ready(group_rate), r"learning|norm|bias|\blr\b|update", "config", 0),
     pair("schedule one step late", replace(AMP, warmup=6), late_schedule, r"learning|\blr\b", "off by one", 1),
     pair("smoothed labels", BF16, when_ready(smoothed), r"loss|head|actv_grad/\.output", "config", 0),
     pair(
         "gradients of one weight x1.5",
         AMP,
-        at(7, gradient_of("layers.1.attention.k.weight", 1.5)),
+        before_step(7, gradient_of("layers.1.attention.k.weight", 1.5)),
         r"layers\.1\.attention\.k",
         "custom backward",
         7,
@@ -175,7 +172,7 @@ CASES = (
     pair(
         "gradients of one weight x1.5, bf16",
         BF16,
-        at(7, gradient_of("layers.1.attention.k.weight", 1.5)),
+        before_step(7, gradient_of("layers.1.attention.k.weight", 1.5)),
         r"layers\.1\.attention\.k",
         "custom backward",
         7,
@@ -186,7 +183,7 @@ CASES = (
     pair(
         "a branch x1.05, bf16",
         BF16,
-        lambda p: p.change_model.append(branch("layers.0.mlp.down", 1.05)),
+        in_model(branch("layers.0.mlp.down", 1.05)),
         r"layers\.0\.mlp",
         "scale",
         0,

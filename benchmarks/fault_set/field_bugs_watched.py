@@ -8,8 +8,10 @@ from typing import Any
 
 import field_bugs_models as models
 import torch
-import torch.distributed as dist
-from field_bugs_case import Fault, Plant, stuck, when_ready
+from field_bugs_case import Fault, Plant, in_model, nothing, stuck, when_ready
+from field_bugs_in_data import before_step, micro_batches_alike
+from field_bugs_in_ranks import never_synchronised
+from field_bugs_in_updates import not_zeroed, optimizer_of
 from field_bugs_training import Batch, Program, Setting
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,22 +27,6 @@ FSDP = replace(AMP, ranks=2, wrap="fsdp")
 LLAMA = replace(AMP, family="llama")
 TRAINER = replace(LLAMA, form="trainer", dtype="fp32")
 WATCH, BOTH, NAN = ("watch",), ("watch", "monitor"), ("watch", "nan")
-
-
-def at(number: int, change: Callable[[Program], None]) -> Plant:
-    """A change just before a step."""
-
-    def plant(p: Program) -> None:
-        own = p.step
-
-        def step(step: int) -> Tensor:
-            if step == number:
-                change(p)
-            return own(step)
-
-        p.step = step  # type: ignore[method-assign]
-
-    return when_ready(plant)
 
 
 def data(change: Callable[[int, Batch], Batch]) -> Plant:
@@ -142,12 +128,8 @@ def empty_micro_batch(p: Program) -> None:
             found[1]["labels"] = torch.full_like(found[1]["labels"], -100)
         return found
 
-    def loss(batch: Batch, _tokens: Tensor) -> Tensor:
-        with p.precision():
-            logits, _ = p.logits(batch)
-        return p.criterion(logits, batch["labels"]) / (batch["labels"] != -100).sum() / p.setting.micro
-
-    p.batches, p.loss = batches, loss  # type: ignore[method-assign]
+    micro_batches_alike(p)
+    p.batches = batches  # type: ignore[method-assign]
 
 
 def root_of_variance(call: int, out: Tensor) -> Tensor:
@@ -158,10 +140,6 @@ def root_of_variance(call: int, out: Tensor) -> Tensor:
 
 def root_of_negative(call: int, out: Tensor) -> Tensor:
     return out + 0.01 * (out.float() + (10.0 if call != 21 else 0.0)).pow(0.5).to(out.dtype)
-
-
-def no_eps(p: Program) -> None:
-    p.setting = replace(p.setting, optimizer=(("eps", 0.0),))
 
 
 def on_rank(rank: int, change: Plant) -> Plant:
@@ -259,19 +237,8 @@ def flipped_state(p: Program) -> None:
     state.view(torch.int32)[99] ^= 1 << 30
 
 
-def not_synchronised(p: Program) -> None:
-    p.net.require_backward_grad_sync = False
-    import contextlib
-
-    p.synchronised = lambda micro: p.net.no_sync() if micro >= 0 else contextlib.nullcontext()  # type: ignore[method-assign]
-
-
 def all_dropped(p: Program) -> None:
     p.model.layers[0].drop2.p = 1.0
-
-
-def never_zeroed(p: Program) -> None:
-    p.optimizer.zero_grad = lambda set_to_none=True: None
 
 
 def loss_in_other_units(p: Program) -> None:
@@ -296,9 +263,6 @@ def lost_rank(p: Program) -> None:
 
 
 def scaled_twice(p: Program) -> None:
-    own = p.net.parameters
-    _ = own
-    dist.barrier() if p.setting.ranks > 1 else None
     for q in p.model.layers[1].mlp.parameters():
         q.register_hook(lambda grad: grad * 64)
 
@@ -389,7 +353,7 @@ CASES = (
     alone(
         "optimizer without eps",
         AMP,
-        no_eps,
+        optimizer_of(eps=0.0),
         r"embedding|exp_avg|update|optimizer|param",
         "0/0 in Adam",
         ("watch", "nan", "monitor"),
@@ -399,7 +363,7 @@ CASES = (
     alone(
         "learning rate of 1",
         replace(BF16, lr=1.0),
-        when_ready(lambda p: None),
+        nothing,
         r"loss|learning|update|ratio",
         "learning rate x1000 from the start",
     ),
@@ -422,14 +386,19 @@ CASES = (
         BOTH,
     ),
     alone(
-        "a parameter leaves the optimizer", AMP, at(25, leaves_optimizer), r"layers\.1\.attention\.v", "parameter groups made again", BOTH
+        "a parameter leaves the optimizer",
+        AMP,
+        before_step(25, leaves_optimizer),
+        r"layers\.1\.attention\.v",
+        "parameter groups made again",
+        BOTH,
     ),
-    alone("a weight without gradient", AMP, lambda p: p.change_model.append(unused), r"adapter", "a module that is never called", BOTH),
-    alone("a layer frozen on the way", AMP, at(20, freeze), r"layers\.0\.", "a schedule of freezing, off by one", BOTH),
+    alone("a weight without gradient", AMP, in_model(unused), r"adapter", "a module that is never called", BOTH),
+    alone("a layer frozen on the way", AMP, before_step(20, freeze), r"layers\.0\.", "a schedule of freezing, off by one", BOTH),
     alone(
         "a matrix x100",
         AMP,
-        at(35, blown("layers.0.attention.v.weight", 100.0)),
+        before_step(35, blown("layers.0.attention.v.weight", 100.0)),
         r"layers\.0\.attention\.v",
         "bad restore",
         ("monitor",),
@@ -438,25 +407,31 @@ CASES = (
     alone(
         "a matrix x100, watched",
         AMP,
-        at(35, blown("layers.0.attention.v.weight", 100.0)),
+        before_step(35, blown("layers.0.attention.v.weight", 100.0)),
         r"loss|layers\.0\.attention",
         "bad restore",
         WATCH,
     ),
-    alone("one rank drifts", DDP, on_rank(1, at(20, drifts)), r"layers\.1\.mlp\.up|rank 1", "silent data corruption", BOTH),
+    alone("one rank drifts", DDP, on_rank(1, before_step(20, drifts)), r"layers\.1\.mlp\.up|rank 1", "silent data corruption", BOTH),
     alone("the same batch again and again", AMP, when_ready(same_batch), r"data|batch|sample", "a loader that is made again", BOTH),
     alone("bad samples", AMP, data(bad_samples), r"loss", "a broken shard of data", BOTH, 30),
-    alone("an expert dies", MOE, at(20, router_collapse), r"experts\.2", "router collapse", BOTH),
+    alone("an expert dies", MOE, before_step(20, router_collapse), r"experts\.2", "router collapse", BOTH),
     alone(
-        "a bit of a weight", AMP, at(30, flipped_weight), r"layers\.0\.mlp\.up|layers\.0\.mlp", "silent data corruption", ("monitor",), 30
+        "a bit of a weight",
+        AMP,
+        before_step(30, flipped_weight),
+        r"layers\.0\.mlp\.up|layers\.0\.mlp",
+        "silent data corruption",
+        ("monitor",),
+        30,
     ),
-    alone("a bit of a moment", AMP, at(30, flipped_state), r"layers\.1\.attention\.q", "silent data corruption", ("monitor",), 30),
-    alone("gradients not synchronised any more", DDP, at(20, not_synchronised), r"rank|replica", "no_sync left on", BOTH),
-    alone("a branch dropped", AMP, at(20, all_dropped), r"layers\.0\.(mlp|drop2)", "schedule of dropout", BOTH),
-    alone("gradients not zeroed any more", AMP, at(20, never_zeroed), r"grad", "zero_grad behind a condition", BOTH),
-    alone("loss in other units", AMP, at(25, loss_in_other_units), r"loss|grad", "mean of means", BOTH, 25),
+    alone("a bit of a moment", AMP, before_step(30, flipped_state), r"layers\.1\.attention\.q", "silent data corruption", ("monitor",), 30),
+    alone("gradients not synchronised any more", DDP, before_step(20, never_synchronised), r"rank|replica", "no_sync left on", BOTH),
+    alone("a branch dropped", AMP, before_step(20, all_dropped), r"layers\.0\.(mlp|drop2)", "schedule of dropout", BOTH),
+    alone("gradients not zeroed any more", AMP, before_step(20, not_zeroed), r"grad", "zero_grad behind a condition", BOTH),
+    alone("loss in other units", AMP, before_step(25, loss_in_other_units), r"loss|grad", "mean of means", BOTH, 25),
     alone("trainer: no label in a batch", TRAINER, data(labels_of_nothing), r"loss|NaN", "logging_nan_inf_filter hides it", WATCH, 30),
-    alone("trainer: learning rate of 1", replace(TRAINER, lr=1.0), when_ready(lambda p: None), r"loss|learning|grad", "config", WATCH),
-    alone("a rank without labels", DDP, on_rank(1, at(20, lost_rank)), r"rank 1", "a loader at its end", BOTH),
-    alone("gradients of a layer x64", AMP, at(25, scaled_twice), r"layers\.1\.mlp", "scaled twice", BOTH),
+    alone("trainer: learning rate of 1", replace(TRAINER, lr=1.0), nothing, r"loss|learning|grad", "config", WATCH),
+    alone("a rank without labels", DDP, on_rank(1, before_step(20, lost_rank)), r"rank 1", "a loader at its end", BOTH),
+    alone("gradients of a layer x64", AMP, before_step(25, scaled_twice), r"layers\.1\.mlp", "scaled twice", BOTH),
 )

@@ -11,7 +11,8 @@ from typing import Any
 
 import field_bugs_models as models
 import torch
-from field_bugs_case import Healthy, Plant, nothing, when_ready
+from field_bugs_case import Healthy, Plant, in_model, nothing, other_function, when_ready
+from field_bugs_in_data import before_step
 from field_bugs_training import Batch, Program, Setting
 from field_bugs_watched import (
     AMP,
@@ -25,7 +26,6 @@ from field_bugs_watched import (
     MOE,
     TRAINER,
     WATCH,
-    at,
     data,
     decays,
     minus_infinity,
@@ -74,10 +74,6 @@ def idle_once(p: Program) -> None:
             return found * torch.tensor([1.0, 1e-9, 1.0, 1.0]) if count[0] == 26 else found
 
         layer.mlp.probabilities = probabilities
-
-
-def infinite_masks(p: Program) -> None:
-    models.attend = minus_infinity  # type: ignore[assignment]
 
 
 def large_scale(p: Program) -> None:
@@ -155,13 +151,13 @@ CASES = (
     one("four micro batches", replace(AMP, micro=4)),
     one("dropout", replace(BF16, changes=(("dropout", 0.2),)), levels=WATCH),
     one("dropout, amp", replace(AMP, changes=(("dropout", 0.2),))),
-    one("resumed", AMP, at(30, resumed)),
+    one("resumed", AMP, before_step(30, resumed)),
     one("an expert idle once", MOE, when_ready(idle_once), ("watch", "monitor", "nan")),
-    one("masks of -inf", replace(EAGER, dtype="amp"), when_ready(infinite_masks), ("watch", "nan", "monitor")),
+    one("masks of -inf", replace(EAGER, dtype="amp"), other_function("attend", minus_infinity), ("watch", "nan", "monitor")),
     one("first steps skipped by the scaler", FP16, when_ready(large_scale), ("watch", "nan", "monitor")),
     one("one hard batch", AMP, data(hard_batch)),
     one("rows of an embedding without gradient", AMP, when_ready(sparse_rows)),
-    one("adapters over a frozen base", AMP, lambda p: p.change_model.append(adapters)),
+    one("adapters over a frozen base", AMP, in_model(adapters)),
     one("restarts of the learning rate", AMP, rate_of(restarts)),
     one("a growing batch", AMP, when_ready(growing_batch)),
     one("plain sgd", replace(AMP, dtype="fp32"), plain_sgd),

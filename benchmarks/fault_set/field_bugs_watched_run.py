@@ -8,9 +8,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-PRESETS = {"watch": "watch", "nan": "nan"}
+if TYPE_CHECKING:
+    from field_bugs_case import Case, Plant
+    from field_bugs_training import Setting
+
+PRESETS = ("watch", "nan")
 """Levels that are presets of ``msprobe run``."""
 
 
@@ -20,17 +24,14 @@ def made(where: Path, name: str, level: str, role: str) -> None:
     Raises:
         RuntimeError: the training failed.
     """
-    from field_bugs_list import FAULTS, HEALTHY
-
     if (where / "done").exists():
         return
-    case = next(case for case in (*FAULTS, *HEALTHY) if case.name == name)
+    ranks = _side(name, role)[0].ranks
     shutil.rmtree(where, ignore_errors=True)
     where.mkdir(parents=True)
     tools = Path(sys.executable).parent
-    ranks = case.setting.ranks if role == "golden" or not case.other else case.other.ranks
     start = [sys.executable] if ranks == 1 else [str(tools / "torchrun"), "--standalone", f"--nproc_per_node={ranks}"]
-    command = [str(tools / "msprobe"), "run", "--preset", PRESETS[level], "--output-dir", str(where / "monitor"), "--"]
+    command = [str(tools / "msprobe"), "run", "--preset", level, "--output-dir", str(where / "monitor"), "--"]
     with (where / "log.txt").open("w") as log:
         done = subprocess.run([*command, *start, __file__, name, role, str(where)], stdout=log, stderr=log, check=False, timeout=280)
     if done.returncode:
@@ -38,16 +39,20 @@ def made(where: Path, name: str, level: str, role: str) -> None:
     (where / "done").touch()
 
 
+def _side(name: str, role: str) -> tuple[Setting, Plant]:
+    from field_bugs_list import FAULTS, HEALTHY
+
+    cases: tuple[Case, ...] = (*FAULTS, *HEALTHY)
+    case = next(case for case in cases if case.name == name)
+    return (case.setting, case.golden) if role == "golden" else (case.other or case.setting, case.plant)
+
+
 def _train(name: str, role: str, where: Path) -> None:
     import torch
     import torch.distributed as dist
-    from field_bugs_case import Healthy
-    from field_bugs_list import FAULTS, HEALTHY
     from field_bugs_training import Program
 
-    case: Any = next(case for case in (*FAULTS, *HEALTHY) if case.name == name)
-    golden_plant = case.golden_plant if isinstance(case, Healthy) else case.golden
-    setting, plant = (case.setting, golden_plant) if role == "golden" else (case.other or case.setting, case.plant)
+    setting, plant = _side(name, role)
     torch.set_num_threads(1)
     rank = int(os.environ.get("RANK", "0"))
     if setting.ranks > 1:
