@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 
@@ -93,13 +93,11 @@ class _Comparison:
         masked = self.bench.masked | self.cmp.masked
         self.out.unknown = {name for name, says_so in masked.items() if not says_so}
         if masked:
-            names = ", ".join(sorted(masked)[:_MOST_NAMES]) + (", ..." if len(masked) > _MOST_NAMES else "")
-            self.out.notes.append(f"settings that are masked, and so were not compared: {len(masked)} ({names})")
+            self.out.notes.append(f"settings that are masked, and so were not compared: {len(masked)} ({_few(sorted(masked))})")
         if self.assumed:
-            names = ", ".join(self.assumed[:_MOST_NAMES]) + (", ..." if len(self.assumed) > _MOST_NAMES else "")
             self.out.notes.append(
-                f"set on one side alone, to what every framework that knows the name takes without it, so taken as equal: {names}; which "
-                "framework it is, neither pack says"
+                "set on one side alone, to what every framework that knows the name takes without it, so taken as equal: "
+                f"{_few(self.assumed)}; which framework it is, neither pack says"
             )
         if self.lost:
             self.out.notes.append(f"{self.lost} settings of {self.file} are null in a pack of the existing tool, which cannot hold them")
@@ -396,6 +394,10 @@ class _Comparison:
             self.reported.add(term.name)
         common = "" if term is None else term.name
         self.out.differences.append(Difference(SETTINGS, a, b, x, y, severity, why, common, matched, self.file, where=place))
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
 
 
 def _places(a: Setting, b: Setting) -> str:

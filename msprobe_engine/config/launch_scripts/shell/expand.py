@@ -119,8 +119,7 @@ class Expander(Parameters):
 
     def _split(self, segments: list[Segment], state: State) -> list[Text]:
         """Fields of the segments, by ``IFS``."""
-        variable = state.lookup("IFS")
-        value = variable.value() if variable is not None else None
+        value = state.value_of("IFS")
         separators = (known(value) or "") if value is not None else WHITESPACE
         fields: list[Text] = []
         current: list[Piece] | None = None

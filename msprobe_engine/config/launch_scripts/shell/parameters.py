@@ -227,8 +227,7 @@ class Parameters:
 
     def joint(self, state: State, at: Place) -> Piece:
         """What ``"$*"`` puts between elements: the first character of ``IFS``, a space where it is not set."""
-        variable = state.lookup("IFS")
-        value = variable.value() if variable is not None else None
+        value = state.value_of("IFS")
         separators = " " if value is None else known(value)
         return Unknown("IFS", "is not known, and joins the elements", at) if separators is None else Known(separators[:1], at)
 

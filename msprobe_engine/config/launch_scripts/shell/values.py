@@ -142,6 +142,11 @@ class State:
                 return scope[name]
         return None
 
+    def value_of(self, name: str) -> Text | None:
+        """What the script gives ``$NAME``; None where it is not set."""
+        variable = self.lookup(name)
+        return None if variable is None else variable.value()
+
     def is_set_in_script(self, name: str) -> bool:
         """The script says something of it, be it ``unset``."""
         return any(name in scope for scope in self.scopes)

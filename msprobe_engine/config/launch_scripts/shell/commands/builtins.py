@@ -176,7 +176,7 @@ def _getopts(call: Call) -> Status:
         return False
     given = call.fields[3:] or list(state.positional or ())
     options, name = (known(field) for field in call.fields[1:3]) if len(call.fields) > 2 else (None, None)
-    at, within = (_number_of(state, variable, default) for variable, default in (("OPTIND", 1), (_WITHIN, 1)))
+    at, within = (_number_of(state, variable) for variable in ("OPTIND", _WITHIN))
     word = known(given[at - 1]) if at is not None and 0 < at <= len(given) else ""
     if options is None or not name or at is None or within is None or word is None:
         for variable in ("OPTARG", "OPTIND", *([name] if name else [])):
@@ -201,11 +201,10 @@ def _getopts(call: Call) -> Status:
 _WITHIN = "OPTIND within a word"
 
 
-def _number_of(state: State, name: str, default: int) -> int | None:
-    """A number that a variable holds; None where that is not known."""
-    variable = state.lookup(name)
-    value = variable.value() if variable is not None else None
-    text = str(default) if value is None else known(value)
+def _number_of(state: State, name: str) -> int | None:
+    """A number that a variable holds, 1 where it is not set; None where that is not known."""
+    value = state.value_of(name)
+    text = "1" if value is None else known(value)
     return int(text) if text is not None and text.isdigit() and len(text) < 8 else None
 
 
