@@ -72,6 +72,12 @@ class Distances:
     one_sided: Bools
     elements: Bools
 
+    def leave_out(self, at: int | Sequence[int], nonfinite: bool = False) -> None:
+        """Take pairs for such as cannot be compared; `nonfinite`: whether they hold NaN or Inf is not asked, either."""
+        self.distance[at], self.known[at] = 0.0, False
+        if nonfinite:
+            self.bad_target[at], self.bad_golden[at] = False, False
+
 
 def distances(target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, int]] | factorize.Integers) -> Distances:
     """Measure pairs of rows (row of the target, row of the golden side); int64 (n, 2) or a sequence of pairs."""

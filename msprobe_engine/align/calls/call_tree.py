@@ -143,14 +143,18 @@ class Tree:
         """Calls that the backward pass makes again."""
         return frozenset(op for op, tags in self.side.tags.items() if tags.get("is_recompute"))
 
+    def tensors_in(self, op: int) -> list[int]:
+        """Rows of the tensors that a record takes in."""
+        side = self.side
+        return [row for row in side.rows(op) if side.role[row] == INPUT and isinstance(side.shape[row], list)]
+
     @cached_property
     def made_again(self) -> frozenset[int]:
         """Calls that the backward pass makes a second time, of the same numbers: the first time they may need no gradients."""
         side = self.side
 
         def numbers(op: int) -> Hashable:
-            rows = (row for row in side.rows(op) if side.role[row] == INPUT and isinstance(side.shape[row], list))
-            return (self.kinds[op], *(side.stats[row].tobytes() for row in rows))
+            return (self.kinds[op], *(side.stats[row].tobytes() for row in self.tensors_in(op)))
 
         again, kinds = {numbers(op) for op in self.recomputed}, {self.kinds[op] for op in self.recomputed}
         first = (op for op in range(len(self.kinds)) if op not in self.recomputed and self.kinds[op] in kinds)
@@ -283,6 +287,11 @@ class Tree:
         while op != ROOT:
             yield op
             op = self.parents[op]
+
+
+def calls_function(kind: Kind) -> bool:
+    """A forward call of a function, not of a module."""
+    return len(kind) == 3 and kind[0] == "forward"
 
 
 def _kind(name: str) -> Kind:

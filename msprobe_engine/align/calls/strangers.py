@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 
 import numpy as np
 
 from msprobe_engine.align.calls.call_pairs import CallPairs
-from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.calls.call_tree import Tree, calls_function
 from msprobe_engine.formats.dump.dump_table import INPUT
 
 NEAR = 1e-3
@@ -27,7 +27,7 @@ def part_strangers(pairs: CallPairs) -> None:
     mine, theirs = pairs.target.side, pairs.golden.side
     back = {j: i for i, j in pairs.found.items()}
     for i, j in list(pairs.found.items()):
-        if first[i] == second[j] or len(pairs.target.kinds[i]) != 3 or pairs.target.kinds[i][0] != "forward":
+        if first[i] == second[j] or not calls_function(pairs.target.kinds[i]):
             continue
         rows = [(x, y) for x, y in zip(mine.rows(i), theirs.rows(j)) if mine.role[x] == theirs.role[y] == INPUT]
         shapes = [(mine.shape[x], theirs.shape[y]) for x, y in rows]
@@ -53,8 +53,7 @@ def part_other_forms(pairs: CallPairs) -> None:
         (i, j)
         for i, j in pairs.found.items()
         if first[i] != second[j]
-        and len(pairs.target.kinds[i]) == 3
-        and pairs.target.kinds[i][0] == "forward"
+        and calls_function(pairs.target.kinds[i])
         and _sizes(pairs.target.shapes(i).outputs) != _sizes(pairs.golden.shapes(j).outputs)
     ]
     while odd:
@@ -68,7 +67,7 @@ def part_other_forms(pairs: CallPairs) -> None:
 def _beside_strangers(pairs: CallPairs, i: int, j: int) -> bool:
     """A tensor of another shape that one of two calls takes in was given by a call without a partner."""
     mine, theirs = pairs.target.side, pairs.golden.side
-    taken, others = _taken(pairs.target, i), _taken(pairs.golden, j)
+    taken, others = pairs.target.tensors_in(i), pairs.golden.tensors_in(j)
     if len(taken) != len(others):  # one of many is missing
         return False
     for x, y in zip(taken, others):
@@ -119,7 +118,7 @@ def _swap_crossed(pairs: CallPairs) -> None:
     odd: dict[Hashable, list[int]] = {}
     for i, j in pairs.found.items():
         kind = pairs.target.kinds[i]
-        if len(kind) == 3 and kind[0] == "forward" and _from_others(pairs, i, j) and _distance(pairs, i, j) > NEAR:
+        if calls_function(kind) and _from_others(pairs, i, j) and _distance(pairs, i, j) > NEAR:
             odd.setdefault((kind, pairs.forms[0][i]), []).append(i)
     for some in odd.values():
         for at, i in enumerate(some):
@@ -133,25 +132,27 @@ def _swap_crossed(pairs: CallPairs) -> None:
 
 def _from_others(pairs: CallPairs, i: int, j: int) -> bool:
     """Something that two calls take in was given by a call on one side, and by none, or by another one, on the other."""
-    mine, theirs = _taken(pairs.target, i), _taken(pairs.golden, j)
-    sources = ((pairs.target.producers.get(x), pairs.golden.producers.get(y)) for x, y in zip(mine, theirs))
-    return any((a is None) != (b is None) or (a is not None and pairs.found.get(a) != b) for a, b in sources)
+    return any((a is None) != (b is None) or (a is not None and pairs.found.get(a) != b) for a, b in _sources(pairs, i, j))
+
+
+def _sources(pairs: CallPairs, i: int, j: int) -> Iterator[tuple[int | None, int | None]]:
+    """The calls that gave out what two calls take in, place by place."""
+    for x, y in zip(pairs.target.tensors_in(i), pairs.golden.tensors_in(j)):
+        yield pairs.target.producers.get(x), pairs.golden.producers.get(y)
 
 
 def _alone(pairs: CallPairs, tree: Tree, matched: Collection[int], which: int) -> dict[Hashable, list[int]]:
     """Forward calls of functions without a partner, by kind and shapes."""
     found: dict[Hashable, list[int]] = {}
     for op, kind in enumerate(tree.kinds):
-        if op not in matched and len(kind) == 3 and kind[0] == "forward":
+        if op not in matched and calls_function(kind):
             found.setdefault((kind, pairs.forms[which][op]), []).append(op)
     return found
 
 
 def _from_partners(pairs: CallPairs, i: int, j: int) -> bool:
     """What two calls take in was given by calls that belong together, or is compared with nothing."""
-    mine, theirs = _taken(pairs.target, i), _taken(pairs.golden, j)
-    sources = [(pairs.target.producers.get(x), pairs.golden.producers.get(y)) for x, y in zip(mine, theirs)]
-    return all(a is not None and pairs.found.get(a) == b for a, b in sources)
+    return all(a is not None and pairs.found.get(a) == b for a, b in _sources(pairs, i, j))
 
 
 def _is_nearer(pairs: CallPairs, pair: tuple[int, int], than: tuple[int, int], one_batch: bool) -> bool:
@@ -176,15 +177,10 @@ def _change_partner(pairs: CallPairs, i: int, j: int) -> None:
         pairs.pair(op, other)
 
 
-def _taken(tree: Tree, op: int) -> list[int]:
-    """Rows of the tensors that a call takes in."""
-    return [row for row in tree.side.rows(op) if tree.side.role[row] == INPUT and isinstance(tree.side.shape[row], list)]
-
-
 def _distance(pairs: CallPairs, i: int, j: int) -> float:
     """How far the extremes and norms of what two calls take in are apart, in parts of the largest of them; inf where they take in
     other numbers of tensors."""
-    mine, theirs = _taken(pairs.target, i), _taken(pairs.golden, j)
+    mine, theirs = pairs.target.tensors_in(i), pairs.golden.tensors_in(j)
     if len(mine) != len(theirs) or not mine:
         return np.inf
     a, b = pairs.target.side.stats[mine][:, [0, 1, 3]], pairs.golden.side.stats[theirs][:, [0, 1, 3]]

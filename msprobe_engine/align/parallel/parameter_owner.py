@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from msprobe_engine.align.calls.call_tree import Kind, Tree
+from msprobe_engine.align.calls.call_tree import Kind, Tree, calls_function
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.core.operator_traits import PARAMETERS_OF
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
@@ -48,8 +48,7 @@ def owners(tree: Tree, users: Mapping[int, str] | None = None) -> dict[int, Owne
                 if _is_of_parameter(side, row, kind, place) and (one := mark(side, row)) is not None:
                     user = (users[op], place)
                     known[one] = user if known.get(one, user) == user else None
-    begin = next((op for op, kind in enumerate(tree.kinds) if kind[0] == "backward"), len(side.ops))
-    calls = [(op, marks) for op in range(begin, len(side.ops)) if _is_update(tree, op) and (marks := _marks(side, op))]
+    calls = [(op, marks) for op in range(tree.first_backward, len(side.ops)) if _is_update(tree, op) and (marks := _marks(side, op))]
     found: dict[int, Owner] = {}
     for way in (calls, reversed(calls), calls):  # the call that takes in the parameter itself is often the last one
         for op, marks in way:
@@ -92,7 +91,7 @@ def _hand_on(side: DumpTable, op: int, known: dict[Mark, Owner | None]) -> bool:
 def _is_update(tree: Tree, op: int) -> bool:
     """A call of a function that no module makes, or that writes in place."""
     kind = tree.kinds[op]
-    if len(kind) != 3 or kind[0] != "forward" or kind[1] == "Distributed":
+    if not calls_function(kind) or kind[1] == "Distributed":
         return False
     return _in_place(kind[2]) or not any(len(tree.kinds[above]) == 4 for above in tree.above(op))
 

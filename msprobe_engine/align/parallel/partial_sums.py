@@ -58,7 +58,7 @@ class PartialSumTracker:
         self._here, self._there = placements.Placements(self._a.tree), placements.Placements(self._b.tree)
         self._partners = dict(self._rows)
         self._twins = placements.twins(self._a.tree)
-        self._first_backward = next((op for op, kind in enumerate(self._a.tree.kinds) if kind[0] == "backward"), len(first.ops))
+        self._first_backward = self._a.tree.first_backward
         self._last_backward = last_backward(self._a.tree)
         told = pipeline_schedule.segments(self._a.tree, pipeline_schedule.whole) if self._a.tree.has_modules else None
         self._passes = told if told and pipeline_schedule.count(told) > 1 else None
@@ -92,9 +92,10 @@ class PartialSumTracker:
             call, self._next = self._next, self._next + 1
             if not IN_PLACE.fullmatch(side.ops[call].split(".")[1]) or self._a.tree.kinds[call][0] != "forward":
                 continue
-            row = next((row for row in side.rows(call) if side.role[row] == INPUT and isinstance(side.shape[row], list)), -1)
-            if row < 0:
+            taken = self._a.tree.tensors_in(call)
+            if not taken:
                 continue
+            row = taken[0]
             pieces = self._a.members(row, False)[0]
             if pieces.tobytes() in self._parts or self._mark(row, pieces) in self._lost or self._takes_running(call):
                 self._written[self._kind(row)] = self._parts.get(pieces.tobytes())

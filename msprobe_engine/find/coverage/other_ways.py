@@ -60,7 +60,7 @@ def _hands_on_all(tree: Tree, op: int) -> bool:
     side = tree.side
     if "drop" not in tree.kinds[op][-1]:
         return False
-    taken = [side.stats[row].tobytes() for row in side.rows(op) if side.role[row] == INPUT and isinstance(side.shape[row], list)]
+    taken = [side.stats[row].tobytes() for row in tree.tensors_in(op)]
     given = [side.stats[row].tobytes() for row in side.rows(op) if side.role[row] == OUTPUT]
     return bool(given) and taken[: len(given)] == given
 

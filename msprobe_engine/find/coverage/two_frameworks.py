@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from msprobe_engine.align.calls.call_tree import calls_function
 from msprobe_engine.align.frameworks.canonical import Terms
 from msprobe_engine.align.frameworks.common_terms import CommonSide, several
 from msprobe_engine.align.mapping.api import function_of
@@ -74,7 +75,7 @@ def _alike(walker: DifferenceWalk) -> Iterator[tuple[str, str]]:
 
 def _is_function(terms: Terms, op: int) -> bool:
     kind = terms.tree.kinds[op]
-    return len(kind) == 3 and kind[0] == "forward" and "." not in kind[1]  # a mapping has no name for operators that Cells hold
+    return calls_function(kind) and "." not in kind[1]  # a mapping has no name for operators that Cells hold
 
 
 def _in_common(one: str, two: str) -> float:

@@ -265,7 +265,7 @@ def for_own_use(walker: DifferenceWalk, op: int, other: int) -> bool:
     api = _api(walker.side, op) if op >= 0 and other >= 0 else None
     if api is None:
         return False
-    made = not any(walker.side.role[row] == INPUT and isinstance(walker.side.shape[row], list) for row in walker.side.rows(op))
+    made = not walker.target.tensors_in(op)
     if not made and api not in _VIEWS | _IN_ORDER:
         return False
     mine, theirs = walker.users[0].get(op, ()), walker.users[1].get(other, ())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from msprobe_engine.align.calls.call_tree import calls_function
 from msprobe_engine.core.names import is_collective
 from msprobe_engine.core.operator_traits import MOVES, SCALINGS, of_reducer
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT
@@ -40,7 +41,7 @@ def _is_copy(walker: DifferenceWalk, op: int) -> bool:
     """A call that moves elements, or scales or sums a buffer that the other side has not got in this size, and that no module makes."""
     tree = walker.target
     kind = tree.kinds[op]
-    if len(kind) != 3 or kind[0] != "forward" or op < tree.first_backward:
+    if not calls_function(kind) or op < tree.first_backward:
         return False
     if any(len(tree.kinds[one]) == 4 and tree.kinds[one][0] == "forward" for one in tree.above(op)):
         return False

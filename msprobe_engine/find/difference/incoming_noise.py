@@ -147,25 +147,36 @@ class IncomingNoise(NoiseNotes):
     def _came_through(self, pair: int) -> float:
         """Half a unit that the elements of an input were rounded to on their way: of the coarsest dtype that they came through, on both
         sides where both tell."""
+        known = self._units.get(pair)
+        if known is None:
+            known = self._units[pair] = max(self.seen.unit[pair], self._coarsest_before(pair))
+        return known
+
+    def _coarsest_before(self, pair: int) -> float:
         walker = self._walker
         row, other = walker.rows[pair]
-        unit: float = self.seen.unit[pair]
         mine, theirs = walker.target.producers.get(row), walker.golden.producers.get(other)
         if mine is not None and mine not in walker.extra:
-            return max(unit, self._coarse.get(self._row_of(mine, row), 0.0)) if self._coarse else unit
+            return self._coarse.get(self._row_of(mine, row), 0.0) if self._coarse else 0.0
         told = [
             bridges.coarsest(tree, at, alone) / 2
             for tree, at, alone, op in ((walker.target, row, walker.extra, mine), (walker.golden, other, walker.missing, theirs))
             if op is not None
         ]
-        return max(unit, min(told, default=0.0))
+        return min(told, default=0.0)
 
     def _row_of(self, op: int, row: int) -> int:
         """The output of a record whose numbers a row has; where none has exactly them, one that has none any more, or the first."""
-        side = self._walker.side
+        found = self._sources.get(row)
+        if found is None:
+            found = self._sources[row] = self._find_row_of(op, row)
+        return found
+
+    def _find_row_of(self, op: int, row: int) -> int:
+        side, numbers = self._walker.side, self._walker.side.stats[row].tobytes()
         given = [other for other in side.rows(op) if side.role[other] == OUTPUT]
         for other in given:
-            if side.stats[other].tobytes() == side.stats[row].tobytes():
+            if side.stats[other].tobytes() == numbers:
                 return other
         return next((other for other in given if side.shape[other] is None), given[0] if given else -1)
 

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.calls.call_tree import Tree, calls_function
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.operator_traits import HANDS_ON, MOVES, of_reducer
 from msprobe_engine.find.difference import bridges
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
-from msprobe_engine.measure import distances, roundoff
+from msprobe_engine.measure import distances, factorize, roundoff
 
 if TYPE_CHECKING:
     from msprobe_engine.find.difference.walk import DifferenceWalk
 
 Bools = npt.NDArray[np.bool_]
-NULL = str(type(None))
+_NULL = str(type(None))
 _DEEPEST = 8
 """So many parts of parts are looked through."""
 
@@ -35,13 +35,18 @@ _PARTS = frozenset(("narrow", "view", "view_as", "reshape", "__getitem__", "spli
 def results_of_one_side(walker: DifferenceWalk) -> None:
     """A result that one side has none of (the weights of an attention that a fused one does not give) is not compared in a forward
     call: who uses it will be off. In the backward pass it is a gradient that is missing."""
-    side, golden, m = walker.side, walker.golden.side, walker.measured
+    m = walker.measured
     for at in np.flatnonzero(np.isinf(m.distance)).tolist():
-        row, other = walker.rows[at]
-        if side.role[row] != OUTPUT or walker.target.kinds[side.op[row]][0] != "forward":
-            continue
-        if isinstance(side.shape[row], list) != isinstance(golden.shape[other], list):
-            m.distance[at], m.known[at] = 0.0, False
+        if _is_result_of_one_side(walker, at):
+            m.leave_out(at)
+
+
+def _is_result_of_one_side(walker: DifferenceWalk, at: int) -> bool:
+    """One side has a tensor for a result of a forward call, and the other has none."""
+    row, other = walker.rows[at]
+    if walker.side.role[row] != OUTPUT or walker.target.kinds[walker.side.op[row]][0] != "forward":
+        return False
+    return isinstance(walker.side.shape[row], list) != isinstance(walker.golden.side.shape[other], list)
 
 
 def without_effect(walker: DifferenceWalk, alone: tuple[list[int], list[int]]) -> tuple[list[int], list[int]]:
@@ -72,13 +77,12 @@ def given_by_one_side(walker: DifferenceWalk, alone: tuple[list[int], list[int]]
     given = np.zeros(len(walker.rows), bool)
     without: tuple[set[str], set[str]] = set(), set()  # gradients of what the other side does not give
     for at, (row, other) in enumerate(walker.rows):
-        here, there = isinstance(walker.side.shape[row], list), isinstance(walker.golden.side.shape[other], list)
-        if here == there or walker.side.role[row] != OUTPUT or walker.target.kinds[walker.side.op[row]][0] != "forward":
+        if not _is_result_of_one_side(walker, at):
             continue
-        absent, lost = (walker.golden.side, other) if here else (walker.side, row)
-        if absent.values.get(lost) is None and absent.dtype[lost] in (None, NULL):
+        here = isinstance(walker.side.shape[row], list)
+        (side, full), (absent, lost) = ((walker.side, row), (walker.golden.side, other))[:: 1 if here else -1]
+        if absent.values.get(lost) is None and absent.dtype[lost] in (None, _NULL):
             given[at] = True
-            side, full = (walker.side, row) if here else (walker.golden.side, other)
             without[not here].add(forward_twin(side.name[full].replace(".output", ".gradient")))
     left = [
         [row for row in rows if forward_twin(side.name[row]).replace(".input", ".gradient") not in names]
@@ -94,20 +98,22 @@ def buckets(walker: DifferenceWalk) -> None:
         for at in walker.span_of(op) if of_reducer(side.ops[op]) else ():
             row = walker.rows[at][0]
             if m.shape[at] or not (roundoff.eps(side.dtype[row]) or m.argument[at]):
-                m.distance[at], m.known[at], m.shape[at] = 0.0, False, False
+                m.leave_out(at)
+                m.shape[at] = False
 
 
 def masks_of_scores(walker: DifferenceWalk) -> None:
     """Scores of which a mask has hidden some, by minus infinity on one side and by a large negative number on the other: the statistics
     are those of the mask, and the softmax behind them tells."""
     side, golden, m = walker.side, walker.golden.side, walker.measured
-    for at in np.flatnonzero(m.distance > 0).tolist():
+    left, right = factorize.columns(walker.rows)
+    (top, low), (high, deep) = side.stats[left, :2].T, golden.stats[right, :2].T
+    masked = (m.distance > 0) & (low <= HIDDEN) & (deep <= HIDDEN) & (low != deep) & ~m.argument
+    for at in np.flatnonzero(masked).tolist():
         row, other = walker.rows[at]
-        (top, low, _, _), (high, deep, _, _) = side.stats[row], golden.stats[other]
-        if not (low <= HIDDEN and deep <= HIDDEN and low != deep) or m.argument[at] or row in side.nans or other in golden.nans:
-            continue
-        if abs(top - high) <= _VISIBLE * max(abs(top), abs(high)):
-            m.distance[at], m.known[at], m.bad_target[at], m.bad_golden[at] = 0.0, False, False, False
+        near = abs(top[at] - high[at]) <= _VISIBLE * max(abs(top[at]), abs(high[at]))
+        if near and row not in side.nans and other not in golden.nans:
+            m.leave_out(at, nonfinite=True)
 
 
 def finished_by_other_calls(walker: DifferenceWalk) -> None:
@@ -117,7 +123,7 @@ def finished_by_other_calls(walker: DifferenceWalk) -> None:
     for at in np.flatnonzero(m.distance > 0).tolist():
         row, other = walker.rows[at]
         op = walker.side.op[row]
-        if walker.side.role[row] != OUTPUT or len(walker.target.kinds[op]) != 3 or walker.target.kinds[op][0] != "forward":
+        if walker.side.role[row] != OUTPUT or not calls_function(walker.target.kinds[op]):
             continue
         if op > walker.target.last_backward:  # what an update gives goes into copies in another dtype
             continue
@@ -133,11 +139,10 @@ def finished_by_other_calls(walker: DifferenceWalk) -> None:
         if not any(finished):
             continue
         walker.finished |= finished[0]
-        m.distance[at], m.known[at] = 0.0, False
-        twin = walker.target.twin(op)
-        for behind in range(0) if twin is None else walker.span_of(twin):
+        m.leave_out(at)
+        for behind in walker.span_of_twin(op):
             if walker.side.role[walker.rows[behind][0]] == INPUT:
-                m.distance[behind], m.known[behind] = 0.0, False
+                m.leave_out(behind)
 
 
 def shares_of_gradients(walker: DifferenceWalk) -> None:
@@ -149,18 +154,16 @@ def shares_of_gradients(walker: DifferenceWalk) -> None:
         calls, others = mine.get(op), theirs.get(other)
         if calls is None or others is None or len(calls) == len(others):
             continue
-        twin = walker.target.twin(op)
-        span = range(0) if twin is None else walker.span_of(twin)
-        m.distance[span], m.known[span], m.bad_target[span], m.bad_golden[span] = 0.0, False, False, False
+        m.leave_out(walker.span_of_twin(op), nonfinite=True)
 
 
 def _calls_of_one_tensor(tree: Tree) -> dict[int, list[int]]:
     """Record of a forward call of a function -> all calls of that function of the same tensors."""
     side, groups = tree.side, dict[tuple[object, ...], list[int]]()
     for op, kind in enumerate(tree.kinds):
-        if len(kind) != 3 or kind[0] != "forward":
+        if not calls_function(kind):
             continue
-        taken = [row for row in side.rows(op) if side.role[row] == INPUT and isinstance(side.shape[row], list)]
+        taken = tree.tensors_in(op)
         sources = [tree.producers.get(row) for row in taken]
         if taken and None not in sources:
             groups.setdefault((kind, *sources, *(side.stats[row].tobytes() for row in taken)), []).append(op)
@@ -177,7 +180,7 @@ def unwritten_memory(walker: DifferenceWalk) -> None:
     last = max(op[walker.rows[at][0]] for at in bad)
     behind = (at for at, (row, _) in enumerate(walker.rows) if op[row] > last and m.known[at] and walker.side.role[row] == OUTPUT)
     if any(not hands_on(walker, op[walker.rows[at][0]]) for at in behind):
-        m.distance[bad], m.known[bad], m.bad_target[bad], m.bad_golden[bad] = 0.0, False, False, False
+        m.leave_out(bad, nonfinite=True)
 
 
 def is_written_over(walker: DifferenceWalk, op: int, depth: int = 0) -> bool:
@@ -204,12 +207,12 @@ def gives_less(walker: DifferenceWalk, op: int) -> bool:
 
 def hands_on(walker: DifferenceWalk, op: int) -> bool:
     kind = walker.target.kinds[op]
-    return len(kind) == 3 and kind[0] == "forward" and (kind[2] in MOVES or kind[2] in HANDS_ON)
+    return calls_function(kind) and (kind[2] in MOVES or kind[2] in HANDS_ON)
 
 
 def gives_part(walker: DifferenceWalk, op: int) -> bool:
     kind = walker.target.kinds[op]
-    return len(kind) == 3 and kind[0] == "forward" and kind[2] in _PARTS
+    return calls_function(kind) and kind[2] in _PARTS
 
 
 def _first_input(walker: DifferenceWalk, user: int, source: int) -> bool:

@@ -73,6 +73,8 @@ class NoiseNotes:
         self._notes: dict[int, Noise] = {}
         self._clean: dict[int, Noise] = {}
         self._coarse: dict[int, float] = {}  # row given out -> half a unit that its elements were rounded to on the way, where it is more
+        self._sources: dict[int, int] = {}  # row taken in -> row given out that it has the numbers of
+        self._units: dict[int, float] = {}  # pair of rows taken in -> half a unit that its elements came through
         self._role = walker.side.role
         before = (start,) if start else ()
         self._recent, self._recent_clean = RecentNoise(*before), RecentNoise(*before)
@@ -95,6 +97,7 @@ class NoiseNotes:
     def forget(self) -> None:
         """Let go of what is found again when it is asked for."""
         self._seen = None
+        self._sources, self._units = {}, {}
         for name in ("_paired", "_kept"):
             self.__dict__.pop(name, None)
 

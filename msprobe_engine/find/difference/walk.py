@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.align.calls.alignment import crossed
-from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.calls.call_tree import Tree, calls_function
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.operator_traits import PARAMETERS_OF, UNINITIALISED
@@ -136,7 +136,7 @@ class DifferenceWalk:
         """Numbers of a tensor -> rows of it that functions of the target only gave out, in order."""
         found: dict[bytes, list[int]] = {}
         for op in sorted(self.extra):
-            if len(self.target.kinds[op]) == 3 and self.target.kinds[op][0] == "forward":
+            if calls_function(self.target.kinds[op]):
                 for row in self.side.rows(op):
                     if self.side.role[row] == OUTPUT:
                         found.setdefault(self.side.stats[row].tobytes(), []).append(row)
@@ -194,6 +194,11 @@ class DifferenceWalk:
         """Positions of a record's pairs of rows; empty when nothing matches it."""
         at = self._position.get(op)
         return range(0) if at is None else range(self.starts[at], self.starts[at + 1])
+
+    def span_of_twin(self, op: int) -> range:
+        """`span_of` of the backward call of a forward call."""
+        twin = self.target.twin(op)
+        return range(0) if twin is None else self.span_of(twin)
 
     def position(self, op: int) -> int:
         """Position of a record among the pairs of records; -1 when nothing matches it."""
@@ -342,7 +347,7 @@ class DifferenceWalk:
         if not self._parameters:  # no calls of modules, which would say so
             kind = self.target.kinds[self.side.op[row]]
             place = self.side.name[row].rpartition(".input.")[2]
-            return len(kind) == 3 and kind[0] == "forward" and place in PARAMETERS_OF.get(kind[2], ())
+            return calls_function(kind) and place in PARAMETERS_OF.get(kind[2], ())
         at = self.pair_of(row)
         return at >= 0 and self.golden.side.stats[self.rows[at][1]].tobytes() in self._parameters
 

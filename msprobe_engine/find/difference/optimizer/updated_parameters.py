@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.calls.call_tree import Tree, calls_function
 from msprobe_engine.align.parallel.parameter_owner import Owner, owners
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.findings import Suspect
@@ -45,6 +45,6 @@ def _calls(tree: Tree, op: int, row: int) -> list[int]:
 
 def _in_update(tree: Tree, op: int) -> bool:
     """A call of a function that no module makes; `owners` knows those behind the first call of a backward pass."""
-    if op < 0 or len(tree.kinds[op]) != 3 or tree.kinds[op][0] != "forward" or tree.kinds[op][1] == "Distributed":
+    if op < 0 or not calls_function(tree.kinds[op]) or tree.kinds[op][1] == "Distributed":
         return False
     return not any(len(tree.kinds[above]) == 4 for above in tree.above(op))
