@@ -10,9 +10,9 @@ from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.align.parallel.outcome import GlobalTensors
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.find.difference import suspects
-from msprobe_engine.find.difference.calibration import Floats
 from msprobe_engine.find.difference.divergence import Divergence, diverge, settle_origins
 from msprobe_engine.find.difference.layouts import diverge_whole
+from msprobe_engine.find.difference.noise.calibration import Floats
 from msprobe_engine.find.difference.rank_walk import RankWalk, walk_rank
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
@@ -41,7 +41,7 @@ def find_in_rank(begun: RankWalk, step: int, rank: int, moved: Floats | None = N
     Args:
         begun: its walk.
         step, rank: for what is said.
-        moved: float64 (rows of the golden side), what round-off moves each row (`find.difference.calibration`); None: dtypes tell.
+        moved: float64 (rows of the golden side), what round-off moves each row (`find.difference.noise.calibration`); None: dtypes tell.
     """
     target, golden = begun.sides
     before = _before(target, golden, rank) if crossed(target, golden) and moved is None else None

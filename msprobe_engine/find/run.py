@@ -20,8 +20,8 @@ from msprobe_engine.find.collectives.rank_checks import RankChecks
 from msprobe_engine.find.coverage import one_sided_calls, other_ways, renames, two_frameworks
 from msprobe_engine.find.coverage.common_records import are_unrelated, count_not_compared, restrict_to_common, say_one_sided
 from msprobe_engine.find.difference import call_facts, evidence, explain, first_difference, layouts, suspects
-from msprobe_engine.find.difference.calibration import Floats, of_ranks
 from msprobe_engine.find.difference.divergence import Divergence, diverge
+from msprobe_engine.find.difference.noise.calibration import Floats, of_ranks
 from msprobe_engine.find.difference.optimizer.updated_parameters import name_parameters
 from msprobe_engine.find.difference.optimizer.updates import note_update
 from msprobe_engine.find.difference.origin import ARGUMENT

@@ -10,8 +10,8 @@ from msprobe_engine.align.parallel.micro_batches import subset
 from msprobe_engine.core import names
 from msprobe_engine.core.names import is_collective
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.difference import left_out
 from msprobe_engine.find.difference.divergence import Divergence
+from msprobe_engine.find.difference.harmless import left_out
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.formats.dump.dump_table import DumpTable

@@ -9,8 +9,8 @@ from msprobe_engine.core.operator_traits import of_reducer
 from msprobe_engine.core.text.ranges import few_ranges, ranges_of
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.coverage import other_ways, renames, two_frameworks
-from msprobe_engine.find.difference import output_arity
 from msprobe_engine.find.difference.divergence import Divergence
+from msprobe_engine.find.difference.harmless import output_arity
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.measure import dump_dialects

@@ -17,7 +17,8 @@ from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.core.dtypes import is_bool
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.collectives.links import group_of, reduction_of
-from msprobe_engine.find.difference import bookkeeping, explain
+from msprobe_engine.find.difference import explain
+from msprobe_engine.find.difference.harmless import bookkeeping
 from msprobe_engine.find.difference.origin import ARGUMENT, DTYPE, GRAD_FLAG, GROUP, REDUCTION, SHAPE, DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect

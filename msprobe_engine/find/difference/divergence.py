@@ -12,8 +12,9 @@ from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.align.frameworks.common_terms import in_common
 from msprobe_engine.align.parallel.outcome import GlobalTensors
 from msprobe_engine.find.collectives.links import Links
-from msprobe_engine.find.difference import accumulated_gradients, cross_rank
-from msprobe_engine.find.difference.calibration import Floats
+from msprobe_engine.find.difference import cross_rank
+from msprobe_engine.find.difference.harmless import accumulated_gradients
+from msprobe_engine.find.difference.noise.calibration import Floats
 from msprobe_engine.find.difference.origin import GRADIENT, RESULT, DifferenceOrigin
 from msprobe_engine.find.difference.rank_walk import RankWalk, reuse_walk
 from msprobe_engine.find.difference.replica_walks import ReplicaWalks, give_foreign
@@ -83,7 +84,7 @@ def diverge(
     Args:
         target, golden: the ranks of one step.
         before: what the step before came to.
-        moved: rank -> what each row of the golden side moves by round-off (`find.difference.calibration`); absent: dtypes tell.
+        moved: rank -> what each row of the golden side moves by round-off (`find.difference.noise.calibration`); absent: dtypes tell.
         begun: rank -> what has been done of it.
     """
     found = Divergence(noise=before.noise if before else 0.0)

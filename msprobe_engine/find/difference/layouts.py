@@ -11,8 +11,8 @@ from msprobe_engine.align.parallel.outcome import AGREES, PART, GlobalTensors
 from msprobe_engine.align.parallel.unshard import Unsharder
 from msprobe_engine.align.parameters.prefixes import bare
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.difference.calibration import Floats
 from msprobe_engine.find.difference.divergence import Divergence, settle_origins
+from msprobe_engine.find.difference.noise.calibration import Floats
 from msprobe_engine.find.difference.origin import EXTRA, RESULT, TAKEN, UNSUMMED, DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk, Walk
 from msprobe_engine.formats.dump.completeness import was_cut_off

@@ -33,7 +33,7 @@ class DifferenceOrigin:
         limit: what would have been round-off.
         times: how many times what round-off may do the number that is most off differs.
         noise: the difference looks like rounding: elements move at random, the norm hardly moves.
-        aside: no place where a difference begins; what comes out is the same (`find.difference.harmless`).
+        aside: no place where a difference begins; what comes out is the same (`find.difference.harmless.same_result`).
     """
 
     op: int

@@ -10,7 +10,7 @@ is not:
 * it was called with another argument.
 
 What lies behind an origin differs because of it, and is not one. What round-off amounts to on its way
-through a network is carried along (`carried_noise`).
+through a network is carried along (`noise.carried`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from msprobe_engine.align.calls.call_tree import Tree, calls_function
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.operator_traits import PARAMETERS_OF, UNINITIALISED
-from msprobe_engine.find.difference import attribution, bookkeeping, harmless, left_out, lone_arguments
-from msprobe_engine.find.difference.carried_noise import CarriedNoise
+from msprobe_engine.find.difference import attribution, lone_arguments
+from msprobe_engine.find.difference.harmless import bookkeeping, left_out, same_result
 from msprobe_engine.find.difference.lone_arguments import LoneArgument
+from msprobe_engine.find.difference.noise.carried import CarriedNoise
 from msprobe_engine.find.difference.optimizer import cancelling_gradients
 from msprobe_engine.find.difference.optimizer.cancelling_gradients import Cancelled
 from msprobe_engine.find.difference.origin import ARGUMENT, DEFAULT, GRADIENT, NONFINITE, PARAMETER, RESULT, TAKEN, DifferenceOrigin
@@ -417,8 +418,8 @@ class DifferenceWalk:
         comes_off = worst_out >= 0 and ratio[worst_out] > 1
         off = clean and worst_in >= 0 and ratio[worst_in] > 1
         off = off and not (part and left_out.gives_less(self, op) and not self.is_off(op))  # the rest of a buffer goes nowhere
-        if off and harmless.for_nothing(self, op, worst_in, bool(records.known[at]), self.is_off(op)):
-            if (worst := harmless.worst(self, op)) >= 0:
+        if off and same_result.for_nothing(self, op, worst_in, bool(records.known[at]), self.is_off(op)):
+            if (worst := same_result.worst(self, op)) >= 0:
                 left = self._origin(op, other, TAKEN, worst, 0.0)
                 left.aside = True
         elif off:

@@ -14,7 +14,7 @@ from msprobe_engine.align.sources import Sources, Task, add_calibration, pair_pa
 from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError, UsageError
 from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.process.garbage_collection import collection_paused
-from msprobe_engine.find.difference.calibration import Floats, movements
+from msprobe_engine.find.difference.noise.calibration import Floats, movements
 from msprobe_engine.find.difference.rank_walk import RankWalk
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side

@@ -170,7 +170,7 @@ def _blocks(
 ) -> tuple[Iterator[Block], RankWalk | None]:
     """Blocks of the table, and the walk that its verdicts are of."""
     from msprobe_engine.align.calls.match import match
-    from msprobe_engine.find.difference.calibration import movements
+    from msprobe_engine.find.difference.noise.calibration import movements
     from msprobe_engine.find.rank_findings import find_in_rank
     from msprobe_engine.report.table.pairs import compare_pair, measure_tensors
 

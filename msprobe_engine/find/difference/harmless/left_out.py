@@ -10,7 +10,7 @@ import numpy.typing as npt
 from msprobe_engine.align.calls.call_tree import Tree, calls_function
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.operator_traits import HANDS_ON, MOVES, of_reducer
-from msprobe_engine.find.difference import bridges
+from msprobe_engine.find.difference.harmless import bridges
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
 from msprobe_engine.measure import distances, factorize, roundoff
 

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from msprobe_engine.core import operator_traits as traits
-from msprobe_engine.find.difference.incoming_noise import IncomingNoise
-from msprobe_engine.find.difference.noise_notes import grown, hands_on, largest
+from msprobe_engine.find.difference.noise.incoming import IncomingNoise
+from msprobe_engine.find.difference.noise.notes import grown, hands_on, largest
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD
 from msprobe_engine.measure import propagation, roundoff
 from msprobe_engine.measure.propagation import NONE, Carried, Noise, Operand, Result

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from msprobe_engine.core.operator_traits import of_reducer
-from msprobe_engine.find.difference import bookkeeping
+from msprobe_engine.find.difference.harmless import bookkeeping
 from msprobe_engine.find.difference.origin import GRADIENT, DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk, Walk
 from msprobe_engine.formats.dump.dump_table import PARAMETERS_GRAD

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.find.difference import left_out
+from msprobe_engine.find.difference.harmless import left_out
 from msprobe_engine.measure import distances, factorize, roundoff
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msprobe_engine.core import operator_traits as traits
-from msprobe_engine.find.difference.seen import Seen
+from msprobe_engine.find.difference.noise.seen import Seen
 from msprobe_engine.formats.dump.dump_table import OUTPUT
 from msprobe_engine.measure import factorize, propagation, roundoff
 from msprobe_engine.measure.propagation import NONE, Noise
@@ -57,7 +57,7 @@ class NoiseNotes:
         products: noise of products with fewer bits of mantissa; 0 where there is none.
 
     Attributes:
-        ratio, alone: one per pair of rows, see `carried_noise`.
+        ratio, alone: one per pair of rows, see `noise.carried`.
         judged: one per pair of rows: noise is small enough to tell a fault from it.
         explained: pairs of rows that are arguments, numbers that differ by round-off.
         quiet: all rows so far were the same to the last bit.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 
 from msprobe_engine.core import operator_traits as traits
-from msprobe_engine.find.difference import bridges
-from msprobe_engine.find.difference.noise_notes import NoiseNotes, grown, largest
+from msprobe_engine.find.difference.harmless import bridges
+from msprobe_engine.find.difference.noise.notes import NoiseNotes, grown, largest
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS
 from msprobe_engine.measure import propagation, roundoff
 from msprobe_engine.measure.propagation import NONE, Noise, Operand
