@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from msprobe_engine.core import names
+from msprobe_engine.core.operator_traits import PARAMETERS_OF
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import factorize
 from msprobe_engine.measure.comparable_dtypes import plain
@@ -147,6 +148,12 @@ class Tree:
         """Rows of the tensors that a record takes in."""
         side = self.side
         return [row for row in side.rows(op) if side.role[row] == INPUT and isinstance(side.shape[row], list)]
+
+    def takes_parameter(self, row: int) -> bool:
+        """A row is a parameter that a function takes in, where no calls of modules say so."""
+        side, kind = self.side, self.kinds[self.side.op[row]]
+        place = side.name[row].rpartition(".input.")[2]
+        return bool(side.requires_grad[row]) and calls_function(kind) and place in PARAMETERS_OF.get(kind[2], ())
 
     @cached_property
     def made_again(self) -> frozenset[int]:

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 
 from msprobe_engine.align.calls.call_tree import Kind, Tree, calls_function
 from msprobe_engine.align.calls.structure import Structure
-from msprobe_engine.core.operator_traits import PARAMETERS_OF
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 
 Owner = tuple[str, str]
@@ -41,13 +40,12 @@ def owners(tree: Tree, users: Mapping[int, str] | None = None) -> dict[int, Owne
     known: dict[Mark, Owner | None] = {}
     for op, kind in enumerate(tree.kinds):
         if len(kind) == 4:
-            _named(side, op, kind[2], known)
+            _named(side, op, kind, known)
         elif users and op in users:
             for row in side.rows(op):
                 place = side.name[row][len(side.ops[op]) + 1 :]
-                if _is_of_parameter(side, row, kind, place) and (one := mark(side, row)) is not None:
-                    user = (users[op], place)
-                    known[one] = user if known.get(one, user) == user else None
+                if place.startswith("output.") if kind[0] == "backward" else tree.takes_parameter(row):
+                    _know(known, mark(side, row), (users[op], place))
     calls = [(op, marks) for op in range(tree.first_backward, len(side.ops)) if _is_update(tree, op) and (marks := _marks(side, op))]
     found: dict[int, Owner] = {}
     for way in (calls, reversed(calls), calls):  # the call that takes in the parameter itself is often the last one
@@ -61,13 +59,6 @@ def owners(tree: Tree, users: Mapping[int, str] | None = None) -> dict[int, Owne
                 shapes = {one[1] for one in marks if known.get(one) == owner}
                 known.update((one, owner) for one in marks if one not in known and one[1] in shapes)
     return found
-
-
-def _is_of_parameter(side: DumpTable, row: int, kind: Kind, place: str) -> bool:
-    """A parameter that a function takes in, or a gradient that may be one's."""
-    if kind[0] == "backward":
-        return place.startswith("output.")
-    return bool(side.requires_grad[row]) and place.removeprefix("input.") in PARAMETERS_OF.get(kind[2], ())
 
 
 def _hand_on(side: DumpTable, op: int, known: dict[Mark, Owner | None]) -> bool:
@@ -100,13 +91,22 @@ def _marks(side: DumpTable, op: int) -> list[Mark]:
     return [one for one in (mark(side, row) for row in side.rows(op)) if one is not None]
 
 
-def _named(side: DumpTable, op: int, path: str, known: dict[Mark, Owner | None]) -> None:
-    """What the record of a module shows by name. Equal tensors of two parameters tell nothing."""
-    start = len(side.ops[op]) + 1
+def owner_of(side: DumpTable, row: int, kind: Kind) -> Owner:
+    """The parameter that a row of a module's record is of, or the gradient of; `kind`: of the record."""
+    return kind[2], side.name[row][len(side.ops[side.op[row]]) + 1 :].removeprefix("parameters.")
+
+
+def _named(side: DumpTable, op: int, kind: Kind, known: dict[Mark, Owner | None]) -> None:
+    """What the record of a module shows by name."""
     for row in side.rows(op):
-        if side.role[row] in (PARAMETERS, PARAMETERS_GRAD) and (one := mark(side, row)) is not None:
-            owner = (path, side.name[row][start:].removeprefix("parameters."))
-            known[one] = owner if known.get(one, owner) == owner else None
+        if side.role[row] in (PARAMETERS, PARAMETERS_GRAD):
+            _know(known, mark(side, row), owner_of(side, row, kind))
+
+
+def _know(known: dict[Mark, Owner | None], one: Mark | None, owner: Owner) -> None:
+    """Equal tensors of two parameters tell nothing."""
+    if one is not None:
+        known[one] = owner if known.get(one, owner) == owner else None
 
 
 def _in_place(call: str) -> bool:
@@ -163,10 +163,10 @@ def in_other_order(structure: Structure, target: Tree, golden: Tree) -> Structur
     """The same, where both sides have calls of the update alone: their optimizers go through the parameters in other orders."""
     behind = target.last_backward, golden.last_backward
     alone = [
-        Counter(tree.kinds[op] for op in ops if op > last)
+        {tree.kinds[op] for op in ops if op > last}
         for tree, ops, last in zip((target, golden), (structure.only_target, structure.only_golden), behind)
     ]
-    if not alone[0] or alone[0].keys() != alone[1].keys():
+    if not alone[0] or alone[0] != alone[1]:
         return structure
     mine = {} if target.has_modules else {i: target.side.ops[i] for i, _ in structure.pairs if i <= behind[0]}
     theirs = {j: mine[i] for i, j in structure.pairs if i in mine}

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msprobe_engine.align.parallel.parameter_owner import Mark
+from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.parallel.parameter_owner import Mark, Owner, owner_of
 from msprobe_engine.align.parallel.parameter_owner import mark as known_by
-from msprobe_engine.core import names
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 
 SHARE = "share"
@@ -37,23 +37,16 @@ def mark(side: DumpTable, ranks: set[int]) -> None:
 def _by_weights(side: DumpTable) -> None:
     """Where calls of collectives were not recorded: matrices with the same numbers in modules of two stages are one weight, and the
     gradients of each are its share."""
-    stages: dict[tuple[tuple[int, ...], bytes], set[int]] = {}
-    holders: dict[tuple[tuple[int, ...], bytes], set[str]] = {}
-    for row in range(len(side)):
-        shape = side.shape[row]
-        if side.role[row] == PARAMETERS and isinstance(shape, list) and len(shape) > 1:
-            key = tuple(shape), side.stats[row].tobytes()
-            stages.setdefault(key, set()).add(_rank(side, side.op[row]))
-            holders.setdefault(key, set()).add(_place(side, row))
-    shared = {place for key, places in holders.items() if len(stages[key]) > 1 for place in places}
-    _note(side, (row for row in range(len(side)) if shared and side.role[row] == PARAMETERS_GRAD and _place(side, row) in shared))
-
-
-def _place(side: DumpTable, row: int) -> str:
-    """Path of a module and name of its parameter."""
-    parsed = names.parse(side.ops[side.op[row]])
-    path = parsed.path if isinstance(parsed, (names.ModuleName, names.ParametersGradName)) else ""
-    return f"{path}.{side.name[row].removeprefix(side.ops[side.op[row]]).lstrip('.').removeprefix('parameters.').partition('.')[0]}"
+    stages: dict[Mark, set[int]] = {}
+    holders: dict[Mark, set[Owner]] = {}
+    kinds = Tree(side).kinds
+    for row, shape in enumerate(side.shape):
+        if side.role[row] == PARAMETERS and isinstance(shape, list) and len(shape) > 1 and (known := known_by(side, row)) is not None:
+            stages.setdefault(known, set()).add(_rank(side, side.op[row]))
+            holders.setdefault(known, set()).add(owner_of(side, row, kinds[side.op[row]]))
+    shared = {owner for known, owners in holders.items() if len(stages[known]) > 1 for owner in owners}
+    gradients = (row for row in range(len(side)) if shared and side.role[row] == PARAMETERS_GRAD)
+    _note(side, (row for row in gradients if owner_of(side, row, kinds[side.op[row]]) in shared))
 
 
 def _over_stages(side: DumpTable, op: int, ranks: set[int]) -> bool:

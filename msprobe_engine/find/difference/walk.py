@@ -26,7 +26,7 @@ from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.align.calls.call_tree import Tree, calls_function
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.core.names import forward_twin
-from msprobe_engine.core.operator_traits import PARAMETERS_OF, UNINITIALISED
+from msprobe_engine.core.operator_traits import UNINITIALISED
 from msprobe_engine.find.difference import attribution, lone_arguments
 from msprobe_engine.find.difference.harmless import bookkeeping, left_out, same_result
 from msprobe_engine.find.difference.lone_arguments import LoneArgument
@@ -346,9 +346,7 @@ class DifferenceWalk:
         if not self.side.requires_grad[row] or not isinstance(self.side.shape[row], list):
             return False
         if not self._parameters:  # no calls of modules, which would say so
-            kind = self.target.kinds[self.side.op[row]]
-            place = self.side.name[row].rpartition(".input.")[2]
-            return calls_function(kind) and place in PARAMETERS_OF.get(kind[2], ())
+            return self.target.takes_parameter(row)
         at = self.pair_of(row)
         return at >= 0 and self.golden.side.stats[self.rows[at][1]].tobytes() in self._parameters
 
