@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.parameters.prefixes import bare
 from msprobe_engine.core import names
-from msprobe_engine.core.operator_traits import SCALINGS, is_product, of_reducer
+from msprobe_engine.core.operator_traits import is_product, of_reducer
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT
+from msprobe_engine.formats.dump.dump_table import OUTPUT
 
 _WITHOUT_EFFECT = frozenset(("zero_", "detach_", "requires_grad_", "record_stream_"))
 """Calls in place that change no number that a training goes on with: gradients are set to zero in place of being given up."""
@@ -50,7 +50,7 @@ def change_something(tree: Tree, records: Iterable[int], replaced: bool) -> bool
         tree, records: the calls of the side that has them.
         replaced: the other side has some alone as well.
     """
-    calls = [op for op in records if len(tree.kinds[op]) == 3 and not (_hands_on_all(tree, op) or _scales_bucket(tree, op))]
+    calls = [op for op in records if len(tree.kinds[op]) == 3 and not _hands_on_all(tree, op)]
     products = not replaced and any(is_product(tree.kinds[op][-1]) for op in calls)
     return products or any(names.is_collective(tree.side.ops[op]) or _changes(tree.kinds[op][-1]) for op in calls)
 
@@ -63,14 +63,6 @@ def _hands_on_all(tree: Tree, op: int) -> bool:
     taken = [side.stats[row].tobytes() for row in tree.tensors_in(op)]
     given = [side.stats[row].tobytes() for row in side.rows(op) if side.role[row] == OUTPUT]
     return bool(given) and taken[: len(given)] == given
-
-
-def _scales_bucket(tree: Tree, op: int) -> bool:
-    """A flat buffer of gradients that is divided before or after it is summed: how many there are is no number of the training."""
-    if op < tree.first_backward or tree.kinds[op][-1] not in SCALINGS or any(len(tree.kinds[one]) == 4 for one in tree.above(op)):
-        return False
-    shapes = [tree.side.shape[row] for row in tree.side.rows(op) if tree.side.role[row] == INPUT]
-    return bool(shapes) and isinstance(shapes[0], list) and len(shapes[0]) == 1
 
 
 def _changes(api: str) -> bool:
