@@ -16,9 +16,6 @@ NEAR = 1e-3
 ROUNDED = 0.1
 """Likewise of tensors with few bits, where others are much further apart."""
 
-_MUCH = 8.0
-"""So many times nearer two pairs of calls are when their partners are changed."""
-
 
 def part_strangers(pairs: CallPairs) -> None:
     """A call of a function that takes in tensors of other shapes only, from calls that do not belong together, is another call: both
@@ -86,8 +83,6 @@ def match_by_numbers(pairs: CallPairs, one_batch: bool) -> None:
     Args:
         one_batch: the sides are whole runs; the numbers of pieces of two layouts are those of different parts of the batch.
     """
-    if one_batch:
-        _swap_crossed(pairs)
     free = _alone(pairs, pairs.target, pairs.found, 0), _alone(pairs, pairs.golden, pairs.used, 1)
     if not any(free):
         return
@@ -106,33 +101,6 @@ def match_by_numbers(pairs: CallPairs, one_batch: bool) -> None:
         if len(others) == 1:
             _change_partner(pairs, others[0], j)
             mine[mine.index(others[0])] = i
-    for form, some in free[0].items() if one_batch else ():
-        for i in some:
-            theirs = [j for j in free[1].get(form, ()) if j not in pairs.used and _distance(pairs, i, j) <= NEAR]
-            if i not in pairs.found and len(theirs) == 1:
-                _change_partner(pairs, i, theirs[0])
-
-
-def _swap_crossed(pairs: CallPairs) -> None:
-    """Two calls of a kind that were matched crosswise: one of them takes in what a call gives out on one side only."""
-    odd: dict[Hashable, list[int]] = {}
-    for i, j in pairs.found.items():
-        kind = pairs.target.kinds[i]
-        if calls_function(kind) and _from_others(pairs, i, j) and _distance(pairs, i, j) > NEAR:
-            odd.setdefault((kind, pairs.forms[0][i]), []).append(i)
-    for some in odd.values():
-        for at, i in enumerate(some):
-            j = pairs.found[i]
-            for k in some[at + 1 :]:
-                crossed = max(_distance(pairs, i, pairs.found[k]), _distance(pairs, k, j))
-                if crossed <= min(ROUNDED, _distance(pairs, i, j) / _MUCH, _distance(pairs, k, pairs.found[k]) / _MUCH):
-                    pairs.found[i], pairs.found[k] = pairs.found[k], j
-                    break
-
-
-def _from_others(pairs: CallPairs, i: int, j: int) -> bool:
-    """Something that two calls take in was given by a call on one side, and by none, or by another one, on the other."""
-    return any((a is None) != (b is None) or (a is not None and pairs.found.get(a) != b) for a, b in _sources(pairs, i, j))
 
 
 def _sources(pairs: CallPairs, i: int, j: int) -> Iterator[tuple[int | None, int | None]]:
