@@ -22,25 +22,6 @@
 #define CRC_POLYNOMIAL 0xEDB88320u
 
 static uint32_t crc_table[8][256];
-static uint32_t crc_shift[64]; /* x^(8 * 2^k) mod P */
-
-/* a * b mod P; the highest power of x is the lowest bit. */
-static uint32_t crc_times(uint32_t a, uint32_t b) {
-    uint32_t product = 0;
-    for (uint32_t bit = 0x80000000u; bit; bit >>= 1) {
-        if (a & bit) product ^= b;
-        b = b & 1 ? (b >> 1) ^ CRC_POLYNOMIAL : b >> 1;
-    }
-    return product;
-}
-
-/* The CRC of two pieces of memory one after the other, from the CRC of each and the length of the second. */
-static uint32_t crc_combine(uint32_t first, uint32_t second, uint64_t bytes) {
-    uint32_t shift = 0x80000000u; /* 1 */
-    for (int k = 0; bytes; k++, bytes >>= 1)
-        if (bytes & 1) shift = crc_times(crc_shift[k], shift);
-    return crc_times(shift, first) ^ second;
-}
 
 static uint32_t crc_by_tables(uint32_t state, const uint8_t *p, size_t n) {
     for (; n >= 8; p += 8, n -= 8) {
@@ -164,8 +145,6 @@ static void crc_setup(void) {
     }
     for (uint32_t i = 0; i < 256; i++)
         for (int k = 1; k < 8; k++) crc_table[k][i] = crc_table[k - 1][i] >> 8 ^ crc_table[0][crc_table[k - 1][i] & 255];
-    crc_shift[0] = 0x00800000u; /* x^8 */
-    for (int k = 1; k < 64; k++) crc_shift[k] = crc_times(crc_shift[k - 1], crc_shift[k - 1]);
 }
 
 #endif

@@ -13,7 +13,6 @@
 #include <Python.h>
 
 #include <math.h>
-#include <pthread.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -33,12 +32,10 @@ static const unsigned char ALIGNED[CODES] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8,
 #define BLOCK 1024
 #define CHUNK_MAX 4096
 #define GIL_BYTES (64 * 1024)
-#define SPLIT_BYTES (1024 * 1024)
-#define MAX_THREADS 64
 #define MAX_DIMS 16
 
-/* What a caller wants besides the statistics; ONLY: instead of them. */
-enum { WANT_DIGEST = 1, ONLY = 2, WANT_CRC = 4, WANT_XOR = 8, WANT_MOMENTS = 16, WANT_BELOW = 32, WANT_EPS = 64 };
+/* What a caller wants besides the statistics. */
+enum { WANT_DIGEST = 1, WANT_CRC = 4, WANT_XOR = 8, WANT_MOMENTS = 16, WANT_BELOW = 32, WANT_EPS = 64 };
 enum { HAS_DIGEST = 1, HAS_INTEGERS = 2, WRITTEN = 4, HAS_CRC = 8, HAS_XOR = 16, HAS_MOMENTS = 32, HAS_BELOW = 64, HAS_EPS = 128 };
 /* Above LIMIT_SHIFT `want` has the slot of the limit for BELOW. */
 #define LIMIT_SHIFT 8
@@ -112,26 +109,6 @@ static inline uint64_t to_place(uint64_t words, uint64_t at) {
     return turn ? words << turn | words >> (64 - turn) : words;
 }
 
-static void acc_merge(Acc *a, const Acc *b) {
-    a->nan += b->nan;
-    a->pinf += b->pinf;
-    a->ninf += b->ninf;
-    a->zero += b->zero;
-    a->digest += b->digest;
-    a->crc = ~crc_combine(~a->crc, ~b->crc, b->bytes);
-    a->words ^= to_place(b->words, a->bytes);
-    a->bytes += b->bytes;
-    if (b->mn < a->mn) a->mn = b->mn;
-    if (b->mx > a->mx) a->mx = b->mx;
-    if (b->imin < a->imin) a->imin = b->imin;
-    if (b->imax > a->imax) a->imax = b->imax;
-    a->sum += b->sum;
-    a->sq += b->sq;
-    a->cubes += b->cubes;
-    a->fourths += b->fourths;
-    a->below += b->below;
-}
-
 /* Any element type as float64, NaN and Inf told apart by bits (independent of the flush-to-zero mode of the thread). */
 static inline void add_f64(Acc *a, double v) {
     uint64_t u;
@@ -203,89 +180,6 @@ typedef void (*pair_fn)(const Pair *, Acc *, int);
 static run_fn run = run_portable, histogram = histogram_portable;
 static pair_fn pair = pair_portable;
 static const char *isa_name = "portable";
-
-/* ---- threads ---------------------------------------------------------------------------------------------------------- */
-typedef struct {
-    const uint8_t *p;
-    size_t n;
-    int code, want;
-    uint64_t index0;
-    Acc acc;
-} Job;
-
-/* One batch of jobs at a time; workers sleep between batches. A child process has no workers: its pool starts empty. */
-static struct {
-    pthread_mutex_t owner, lock;
-    pthread_cond_t wake, done;
-    int wanted, alive, next, njobs, left;
-    Job jobs[MAX_THREADS];
-} pool = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER, 1, 0, 0, 0, 0, {{0}}};
-
-static void pool_in_child(void) {
-    pthread_mutex_init(&pool.owner, NULL);
-    pthread_mutex_init(&pool.lock, NULL);
-    pthread_cond_init(&pool.wake, NULL);
-    pthread_cond_init(&pool.done, NULL);
-    pool.alive = pool.next = pool.njobs = pool.left = 0;
-}
-
-/* Takes jobs until none is left; the lock is held on entry and on return. */
-static void pool_work(void) {
-    while (pool.next < pool.njobs) {
-        Job *job = &pool.jobs[pool.next++];
-        pthread_mutex_unlock(&pool.lock);
-        run(job->p, job->n, job->code, &job->acc, job->want, job->index0);
-        pthread_mutex_lock(&pool.lock);
-        if (--pool.left == 0) pthread_cond_signal(&pool.done);
-    }
-}
-
-static void *pool_main(void *unused) {
-    (void)unused;
-    pthread_mutex_lock(&pool.lock);
-    for (;;) {
-        pool_work();
-        pthread_cond_wait(&pool.wake, &pool.lock);
-    }
-    return NULL;
-}
-
-static void run_split(const uint8_t *p, size_t n, int code, Acc *a, int want, uint64_t index0) {
-    size_t bytes = n * ITEM[code];
-    int parts = pool.wanted;
-    if (parts > (int)(bytes / (SPLIT_BYTES / 2))) parts = (int)(bytes / (SPLIT_BYTES / 2));
-    if (parts < 2 || pthread_mutex_trylock(&pool.owner) != 0) { /* one thread only, or another tensor is using the pool */
-        run(p, n, code, a, want, index0);
-        return;
-    }
-    pthread_mutex_lock(&pool.lock);
-    while (pool.alive < parts - 1) {
-        pthread_t thread;
-        if (pthread_create(&thread, NULL, pool_main, NULL) != 0) break;
-        pthread_detach(thread);
-        pool.alive++;
-    }
-    size_t each = (n / (size_t)parts + CHUNK_MAX - 1) / CHUNK_MAX * CHUNK_MAX;
-    int made = 0;
-    for (size_t at = 0; at < n; at += each) {
-        Job *job = &pool.jobs[made++];
-        job->p = p + at * ITEM[code];
-        job->n = n - at < each ? n - at : each;
-        job->code = code;
-        job->want = want;
-        job->index0 = index0 + at;
-        acc_init(&job->acc);
-    }
-    pool.next = 0;
-    pool.njobs = pool.left = made;
-    pthread_cond_broadcast(&pool.wake);
-    pool_work();
-    while (pool.left) pthread_cond_wait(&pool.done, &pool.lock);
-    pool.njobs = pool.next = 0;
-    for (int i = 0; i < made; i++) acc_merge(a, &pool.jobs[i].acc);
-    pthread_mutex_unlock(&pool.lock);
-    pthread_mutex_unlock(&pool.owner);
-}
 
 /* ---- layouts ---------------------------------------------------------------------------------------------------------- */
 /* Dimensions from outer to inner, none of length 1, neighbours joined where memory allows. */
@@ -410,13 +304,9 @@ static PyObject *py_reduce(PyObject *self, PyObject *const *args, Py_ssize_t nar
     }
     Acc a;
     acc_init(&a);
-    size_t bytes = (size_t)n * ITEM[code];
-    if (bytes > GIL_BYTES) {
+    if ((size_t)n * ITEM[code] > GIL_BYTES) {
         Py_BEGIN_ALLOW_THREADS
-        if (bytes > SPLIT_BYTES && pool.wanted > 1)
-            run_split(p, (size_t)n, (int)code, &a, want, index0);
-        else
-            run(p, (size_t)n, (int)code, &a, want, index0);
+        run(p, (size_t)n, (int)code, &a, want, index0);
         Py_END_ALLOW_THREADS
     } else
         run(p, (size_t)n, (int)code, &a, want, index0);
@@ -492,33 +382,6 @@ static PyObject *py_reduce_strided(PyObject *self, PyObject *const *args, Py_ssi
     Py_RETURN_NONE;
 }
 
-/* digest_runs(ptr, numel, dtype_code, first, length, stride): element i has global index first + i / length * stride + i % length */
-static PyObject *py_digest_runs(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-    (void)self;
-    if (nargs != 6) {
-        PyErr_Format(PyExc_TypeError, "_rowstats.digest_runs takes 6 arguments (ptr, numel, dtype_code, first, length, stride), got %zd", nargs);
-        return NULL;
-    }
-    const uint8_t *p = PyLong_AsVoidPtr(args[0]);
-    Py_ssize_t n = PyLong_AsSsize_t(args[1]);
-    long code = PyLong_AsLong(args[2]);
-    uint64_t first = PyLong_AsUnsignedLongLong(args[3]);
-    Py_ssize_t length = PyLong_AsSsize_t(args[4]);
-    uint64_t stride = PyLong_AsUnsignedLongLong(args[5]);
-    if (PyErr_Occurred() || bad_code(code)) return NULL;
-    if (n < 0 || (n > 0 && (p == NULL || length <= 0))) {
-        PyErr_SetString(PyExc_ValueError, "_rowstats.digest_runs: null pointer, negative numel or empty runs");
-        return NULL;
-    }
-    Acc a;
-    acc_init(&a);
-    Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t at = 0; at < n; at += length, first += stride)
-        run(p + at * ITEM[code], (size_t)(n - at < length ? n - at : length), (int)code, &a, ONLY | WANT_DIGEST, first);
-    Py_END_ALLOW_THREADS
-    return PyLong_FromUnsignedLongLong(a.digest);
-}
-
 /* crc32(ptr, bytes, value): as zlib.crc32(memory, value) */
 static PyObject *py_crc32(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     (void)self;
@@ -576,18 +439,6 @@ static PyObject *py_sample(PyObject *self, PyObject *const *args, Py_ssize_t nar
 
 #include "_pairs_calls.h"
 
-static PyObject *py_set_threads(PyObject *self, PyObject *arg) {
-    (void)self;
-    long n = PyLong_AsLong(arg);
-    if (PyErr_Occurred()) return NULL;
-    if (n < 1 || n > MAX_THREADS) {
-        PyErr_Format(PyExc_ValueError, "_rowstats.set_threads: %ld is outside 1 to %d", n, MAX_THREADS);
-        return NULL;
-    }
-    pool.wanted = (int)n;
-    Py_RETURN_NONE;
-}
-
 #define CHOOSE(isa) (run = run_##isa, histogram = histogram_##isa, pair = pair_##isa, isa_name = #isa)
 
 /* set_isa(name) chooses the instruction set (for tests and benchmarks); returns the one in use. */
@@ -629,13 +480,11 @@ static float fp8(int kind, int b) {
 static PyMethodDef METHODS[] = {
     {"reduce", (PyCFunction)(void (*)(void))py_reduce, METH_FASTCALL, "reduce(ptr, numel, dtype_code, out_ptr, want, index0): write the row of contiguous memory."},
     {"reduce_strided", (PyCFunction)(void (*)(void))py_reduce_strided, METH_FASTCALL, "reduce_strided(ptr, shape, strides, dtype_code, out_ptr, want, index0): the same for any strides (in elements)."},
-    {"digest_runs", (PyCFunction)(void (*)(void))py_digest_runs, METH_FASTCALL, "digest_runs(ptr, numel, dtype_code, first, length, stride) -> int: digest of a shard with global indices."},
     {"crc32", (PyCFunction)(void (*)(void))py_crc32, METH_FASTCALL, "crc32(ptr, bytes, value) -> int: CRC-32 as zlib's, going on from value."},
     {"sample", (PyCFunction)(void (*)(void))py_sample, METH_FASTCALL, "sample(ptr, bytes) -> int: made of a few words of memory, to tell whether it was written to."},
     {"reduce_pair", (PyCFunction)(void (*)(void))py_reduce_pair, METH_FASTCALL, "reduce_pair(op, a, code_a, b, code_b, numel, out_ptr, want, c0, c1, c2): write the row of values made of two tensors."},
     {"histogram", (PyCFunction)(void (*)(void))py_histogram, METH_FASTCALL, "histogram(ptr, shape, strides, dtype_code, kind, out_ptr): add to 64 counters."},
     {"set_limit", (PyCFunction)(void (*)(void))py_set_limit, METH_FASTCALL, "set_limit(slot, limit): a limit that `want` may name."},
-    {"set_threads", py_set_threads, METH_O, "set_threads(n): split tensors over 1 MiB into up to n parts."},
     {"set_isa", py_set_isa, METH_O, "set_isa('avx512' | 'avx2' | 'portable') -> the one in use."},
     {NULL, NULL, 0, NULL}};
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_rowstats", "Statistics rows of host memory.", -1, METHODS, NULL, NULL, NULL, NULL};
@@ -651,8 +500,6 @@ PyMODINIT_FUNC PyInit__rowstats(void) {
     Py_XDECREF(best);
     if (used == NULL) return NULL;
     Py_DECREF(used);
-    static int registered = 0;
-    if (!registered) registered = pthread_atfork(NULL, NULL, pool_in_child) == 0;
     return PyModule_Create(&MODULE);
 }
 
@@ -1080,7 +927,7 @@ static void K(run)(const uint8_t *p, size_t n, int code, Acc *a, int want, uint6
     }
     for (size_t m; n; n -= m, p += m * (size_t)item, index0 += m) {
         m = K(chunk)(n, item, index0);
-        if (!(want & ONLY)) K(statistics)(p, m, code, a, want);
+        K(statistics)(p, m, code, a, want);
         if (want & WANT_DIGEST) a->digest += K(digest)(p, m, item, index0);
         if (want & (WANT_CRC | WANT_XOR)) K(checksums)(p, m * (size_t)item, a, want);
     }

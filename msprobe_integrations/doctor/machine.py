@@ -19,7 +19,7 @@ from msprobe_engine.core.process.cores import usable_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 _SOURCES = ("msprobe_engine/native/_*.c", "msprobe_integrations/common/_*.c")
-_FLAGS = ("-O3", "-std=gnu11", "-pthread", "-shared", "-fPIC")
+_FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC")
 
 
 def describe(wanted: str) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import zlib
 
 import numpy as np
@@ -94,32 +93,6 @@ def test_strided_memory_in_logical_order(shape: list[int], name: str, data: st.D
     host_kernel.reduce_strided(view.ctypes.data, view.shape, strides, code, out.ctypes.data, BOTH, 0)
     packed = np.ascontiguousarray(view).tobytes()
     assert checksums(out) == (zlib.crc32(packed), xor_of(packed))
-
-
-@needs_kernel
-@pytest.mark.parametrize("name", ["float32", "complex128"])
-def test_several_threads(name: str) -> None:
-    """Parts that kernel threads take are put together in order, while other Python threads do the same."""
-    code, n = host_kernel.CODES[name], 2_999_001 // host_kernel.ITEMSIZE[host_kernel.CODES[name]]
-    raw = BYTES[: n * host_kernel.ITEMSIZE[code]]
-    found: list[tuple[int | None, int | None]] = []
-
-    def work() -> None:
-        for _ in range(3):
-            out = np.empty(rows.WORDS)
-            host_kernel.reduce(raw.ctypes.data, n, code, out.ctypes.data, BOTH, 0)
-            found.append(checksums(out))
-
-    host_kernel.set_threads(3)
-    try:
-        workers = [threading.Thread(target=work) for _ in range(2)]
-        for w in workers:
-            w.start()
-        for w in workers:
-            w.join(60)
-    finally:
-        host_kernel.set_threads(1)
-    assert found == [(zlib.crc32(raw), xor_of(raw.tobytes()))] * 6
 
 
 @needs_kernel

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -109,45 +106,6 @@ def test_large_strided_and_direct_runs() -> None:
         out = np.zeros(rows.WORDS)
         host_kernel.reduce_strided(view.ctypes.data, view.shape, tuple(s // 4 for s in view.strides), 0, out.ctypes.data, 1, 0)
         same(out, host_kernel.row_of(np.ascontiguousarray(view).reshape(-1).view(np.uint8), 0, True, 0))
-
-
-@needs_kernel
-@pytest.mark.parametrize("name", ["bfloat16", "complex64"])
-def test_threads_do_not_change_the_row(name: str) -> None:
-    """With several kernel threads, used by several Python threads at once, every row is that of one thread."""
-    code, n = host_kernel.CODES[name], 1_000_003
-    raw = raw_bytes(name, n, 1, 0.001)
-    want = kernel_row(raw, code, n)
-    found: list[np.ndarray] = []
-    host_kernel.set_threads(3)
-    try:
-        workers = [threading.Thread(target=lambda: found.extend(kernel_row(raw, code, n) for _ in range(3))) for _ in range(3)]
-        for w in workers:
-            w.start()
-        for w in workers:
-            w.join(60)
-    finally:
-        host_kernel.set_threads(1)
-    assert len(found) == 9
-    for row in found:
-        same(row, want)
-
-
-@needs_kernel
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_threads_after_fork() -> None:
-    """A forked child, which has none of the parent's kernel threads, makes its own and gets the same row."""
-    raw = raw_bytes("float32", 2_000_000, 1, 0)
-    host_kernel.set_threads(2)
-    try:
-        want = kernel_row(raw, 0, 2_000_000)
-        child = os.fork()
-        if child == 0:
-            same_row = (kernel_row(raw, 0, 2_000_000).view(np.int64) == want.view(np.int64)).all()
-            os._exit(0 if same_row else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    finally:
-        host_kernel.set_threads(1)
 
 
 def test_without_kernel_numpy_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

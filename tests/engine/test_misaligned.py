@@ -60,7 +60,7 @@ def _build(directory: Path, compiler: str) -> str:
     for source in [*(ROOT / "msprobe_engine" / "native").glob("_*.c"), *(ROOT / "msprobe_integrations" / "common").glob("_*.c")]:
         target = directory / f"{source.stem}{sysconfig.get_config_var('EXT_SUFFIX')}"
         include = f"-I{sysconfig.get_paths()['include']}"
-        command = [compiler, "-shared", "-fPIC", "-std=gnu11", "-pthread", *SANITIZERS, include, str(source), "-o", str(target), "-lm"]
+        command = [compiler, "-shared", "-fPIC", "-std=gnu11", *SANITIZERS, include, str(source), "-o", str(target), "-lm"]
         made = subprocess.run(command, capture_output=True, text=True, check=False)
         if made.returncode:
             return made.stderr

@@ -84,20 +84,6 @@ def test_strided_memory_has_the_moments_of_a_packed_copy() -> None:
         np.testing.assert_allclose(out[0, 13:15], packed[0, 13:15], rtol=1e-12)
 
 
-def test_threads_do_not_change_the_words() -> None:
-    """Split among kernel threads, a tensor has the same counts and, to rounding, the same sums."""
-    x = np.random.default_rng(0).standard_normal(1_000_003).astype(np.float32)
-    want = MOMENTS | host_kernel.want_below(0.5)
-    one = row_of(x, want)
-    host_kernel.set_threads(3)
-    try:
-        several = row_of(x, want)
-    finally:
-        host_kernel.set_threads(1)
-    assert rows.as_int64(one)[0, rows.BELOW] == rows.as_int64(several)[0, rows.BELOW]
-    np.testing.assert_allclose(one[0, 13:15], several[0, 13:15], rtol=1e-10)
-
-
 FLOATS = st.lists(st.floats(width=32, min_value=-(2.0**100), max_value=2.0**100) | st.sampled_from([math.nan, math.inf, 0.0]), max_size=40)
 
 

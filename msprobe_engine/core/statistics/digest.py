@@ -23,9 +23,7 @@ It is an error check, not a cryptographic hash. -0.0 and 0.0, and NaN with diffe
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -107,42 +105,4 @@ def digest_array(data: npt.NDArray[Any] | bytes | bytearray | memoryview, index0
         with np.errstate(over="ignore"):
             sums = (grid.reshape(blocks, BLOCK) * _W32).sum(1, dtype=np.uint64)
             total += int((sums * block_weights(j0 // BLOCK, blocks)).sum(dtype=np.uint64))
-    return total & MASK64
-
-
-class Runs(NamedTuple):
-    """Where the elements of a shard, in its own C order, lie in the whole tensor: `number` runs of `length` elements each,
-    run k starting at global index `first + k * stride`."""
-
-    first: int
-    length: int
-    stride: int
-    number: int
-
-    def pairs(self) -> list[tuple[int, int]]:
-        """(start, length) of every run, in the order of the shard's elements."""
-        return [(self.first + k * self.stride, self.length) for k in range(self.number)]
-
-
-def shard_runs(shape: Sequence[int], dim: int, start: int, size: int) -> Runs:
-    """The runs of the shard ``whole[..., start:start + size, ...]`` (cut along `dim`) of a tensor of `shape`.
-
-    Raises:
-        UsageError: `dim` or the cut is outside `shape`.
-    """
-    if not 0 <= dim < len(shape) or start < 0 or size < 0 or start + size > shape[dim]:
-        raise UsageError(
-            f"shard_runs: cut [{start}, {start + size}) along dim {dim} is outside shape {tuple(shape)}; it must lie within it"
-        )
-    inner = math.prod(shape[dim + 1 :])
-    outer = math.prod(shape[:dim])
-    return Runs(start * inner, size * inner, shape[dim] * inner, outer)
-
-
-def digest_shard(data: npt.NDArray[Any], runs: Runs) -> int:
-    """Digest of a shard with global indices: the sum over the shards of a tensor is the digest of the tensor."""
-    flat = np.ascontiguousarray(data).reshape(-1)
-    total = 0
-    for k, (start, length) in enumerate(runs.pairs()):
-        total += digest_array(flat[k * runs.length : k * runs.length + length], start)
     return total & MASK64

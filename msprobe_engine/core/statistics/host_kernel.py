@@ -151,15 +151,6 @@ def reduce_into(rows: _rows.Rows, row: int, data: npt.NDArray[Any], dtype: str =
     reduce(packed.ctypes.data, packed.size, code, rows.ctypes.data + row * _ROW_BYTES, WANT_DIGEST if digest else 0, index0)
 
 
-def digest_runs(data: npt.NDArray[Any], runs: _digest.Runs) -> int:
-    """Digest of a shard with global indices (`msprobe_engine.core.statistics.digest.shard_runs`), by the kernel where there is one."""
-    if _kernel is None or data.dtype.name not in CODES or runs.length == 0:
-        return _digest.digest_shard(data, runs)
-    flat = np.ascontiguousarray(data)
-    value: int = _kernel.digest_runs(flat.ctypes.data, flat.size, CODES[data.dtype.name], runs.first, runs.length, runs.stride)
-    return value
-
-
 def crc32(address: int, nbytes: int, value: int = 0) -> int:
     """``zlib.crc32`` of the `nbytes` bytes at `address`, going on from `value`. The kernel takes the processor's own instructions
     where there are any; either way other threads run meanwhile when there are many bytes."""
@@ -173,12 +164,6 @@ def xor64(raw: npt.NDArray[np.uint8]) -> int:
     """XOR of the 64-bit little-endian words of `raw` (flat), the last one filled up with zeros."""
     words = np.concatenate([raw, np.zeros(-raw.size % 8, np.uint8)]).view("<u8")
     return int(np.bitwise_xor.reduce(words)) if words.size else 0
-
-
-def set_threads(n: int) -> None:
-    """Let the kernel split tensors over 1 MiB into up to `n` parts (1 to 64; 1 at the start). Nothing to do without the kernel."""
-    if _kernel is not None:
-        _kernel.set_threads(n)
 
 
 def row_of(raw: npt.NDArray[np.uint8], code: int, want: int, index0: int) -> npt.NDArray[np.float64]:
