@@ -23,15 +23,12 @@ FORWARD, BACKWARD = "forward", "backward"
 OPTIMIZER, CLIP_GRAD = "optimizer", "clip_grad"
 MICRO_STEP_KEY = "megatron_micro_step_number"
 """A number among the nodes of construct.json, no node itself (26.2.0 with Megatron)."""
-SPECIAL_NODES = frozenset({OPTIMIZER, CLIP_GRAD})
-"""Nodes of construct.json that are no record: parents of what the optimizer and gradient clipping call."""
 
 _API = re.compile(r"(?P<prefix>.+?)\.(?P<api>[^.]+)\.(?P<n>[0-9]+)\.(?P<dir>forward|backward)", re.DOTALL)
 _MODULE = re.compile(r"(?P<kind>Module|Cell)\.(?P<path>.+)\.(?P<cls>[^.]+)\.(?P<dir>forward|backward)\.(?P<n>[0-9]+)", re.DOTALL)
 _PARAMETERS_GRAD = re.compile(r"(?P<kind>Module|Cell)\.(?P<path>.+)\.(?P<cls>[^.]+)\.parameters_grad(?:\.(?P<n>[0-9]+))?", re.DOTALL)
 _DEBUG = re.compile(r"(?P<name>.+?)(?P<grad>_grad)?\.(?P<n>[0-9]+)\.debug", re.DOTALL)
 _MAX_DIGITS = 18  # a call number beyond this is no number of ours, and int() of a huge text is slow
-_PLACES = ("input", "kwargs", "output", "parameters")
 _FORBIDDEN = re.compile(r"[/\\\0-\x1f]|^\.+$")
 
 
@@ -189,26 +186,6 @@ def check_file_names(found: Collection[str], where: str) -> None:
     if not short or not all(map(str.strip, found, repeat("."))) or _FORBIDDEN.search("".join(found)):
         for name in found:
             check_file_name(name, where)
-
-
-def split_tensor_file(file: str) -> tuple[str, str]:
-    """Record name and place of a tensor file name, the inverse of `tensor_file` (the suffix is dropped).
-
-    Raises:
-        DumpFormatError: it follows no rule of the grammar.
-    """
-    stem = file.rsplit(".", 1)[0]
-    m = re.fullmatch(r"(.+?\.[0-9]+\.debug)(?:\.(.+))?", stem, re.DOTALL)
-    if m:
-        return m[1], m[2] or ""
-    m = re.fullmatch(r"((?:Module|Cell)\..+?\.parameters_grad(?:\.[0-9]+)?)\.(.+)", stem, re.DOTALL)
-    if m:
-        return m[1], m[2]
-    for rule in (r"((?:Module|Cell)\..+?\.(?:forward|backward)\.[0-9]+)\.({}\..+)", r"(.+?\.[0-9]+\.(?:forward|backward))\.({}\..+)"):
-        m = re.fullmatch(rule.format(f"(?:{'|'.join(_PLACES)})"), stem, re.DOTALL)
-        if m:
-            return m[1], m[2]
-    raise DumpFormatError(f"tensor file name {file[:120]!r} does not follow '{{record}}.{{input|kwargs|output|parameters}}.{{index}}.pt'")
 
 
 def forward_twin(name: str) -> str:

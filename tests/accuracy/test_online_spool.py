@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save
 
 from msprobe_engine.accuracy.online import messages
 from msprobe_engine.accuracy.online.events import Peer
-from msprobe_engine.accuracy.online.payload import Content, safetensors
 from msprobe_engine.accuracy.online.queue_dir.spool import Spool
 from msprobe_engine.accuracy.online.queue_dir.step import SpoolCall, SpoolStep
 from msprobe_engine.accuracy.online.sender import MOST_OPEN, CallStore
@@ -51,10 +51,10 @@ def data_names(names: Iterable[str]) -> list[str]:
 
 def calls(number: int, *names: str, step: int = 0, without: tuple[str, ...] = ()) -> Message:
     """A message of finished calls; contents `without` are missing."""
-    contents = [Content(n, "torch.float32", (4,), np.ones(4, np.float32).tobytes()) for n in data_names(names) if n not in without]
+    contents = {n: np.ones(4, np.float32) for n in data_names(names) if n not in without}
     text = json.dumps({"calls": {n: record(n) for n in names}, "names": {n: n for n in data_names(names)}, "sources": {}}).encode()
     header = {"kind": "calls", "rank": 0, "step": step, "number": number, "calls": len(text)}
-    return header, text + b"".join(safetensors(contents, step))
+    return header, text + save(contents, {"format": "pt", "step": str(step)})
 
 
 def step_over(*names: str, step: int = 0) -> Message:

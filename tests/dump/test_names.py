@@ -55,21 +55,10 @@ def test_every_name_of_the_existing_tool_is_understood(version: str) -> None:
         if file.name in ("dump.json", "debug.json"):
             seen |= set(doc["data"])
         elif file.name == "construct.json":
-            seen |= set(doc) - names.SPECIAL_NODES
+            seen |= set(doc) - {names.OPTIMIZER, names.CLIP_GRAD}
     assert len(seen) > 50
     for name in seen:
         assert str(names.parse(name)) == name
-
-
-@pytest.mark.parametrize("version", ["8.1.1", "26.2.0"])
-def test_every_tensor_file_of_the_existing_tool_splits(version: str) -> None:
-    """Record and place of every tensor file are recovered, and give the same file name again."""
-    files = [p.name for p in (FIXTURES / version).rglob("*.pt")]
-    assert files
-    for file in files:
-        entry, place = names.split_tensor_file(file)
-        assert names.parse(entry) is not None
-        assert names.tensor_file(entry, place) == file
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import dump_frames as frames
 import pytest
+from frames_of_lists import frame_of
 
 import msprobe
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.records import Entry, Frame, TensorRef
 from msprobe_engine.core.settings.schema import JsonLinesSettings, MonitorSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.find.findings import DIVERGENCE, Diagnosis, Suspect
 from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 from msprobe_engine.probe.sinks.jsonlines import JsonLinesSink

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from frames_of_lists import frame_of
 
 from msprobe_engine.core.statistics import histograms
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.incident.event import Event
 from msprobe_engine.probe.incident.merge import combine, merge
 from msprobe_engine.probe.incident.pieces import read_pieces

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from frames_of_lists import TENSOR, row_of
 from hypothesis import strategies as st
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame, Sample, TensorRef
 from msprobe_engine.core.statistics.columns import column
-from msprobe_engine.core.testing import TENSOR, row_of
 from msprobe_engine.formats.monitor.reader import Key, Run
 from msprobe_engine.probe.sinks.csv.features import FEATURES
 

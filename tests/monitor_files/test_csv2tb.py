@@ -8,6 +8,7 @@ from pathlib import Path
 import monitor_frames as F
 import numpy as np
 import pytest
+from frames_of_lists import frame_of
 from hypothesis import given, settings
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -15,7 +16,6 @@ from msprobe_engine.cli.main import main
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.formats.monitor.convert.csv2tb import csv2tensorboard_by_step
 from msprobe_engine.probe.sinks.csv.features import FEATURES
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink

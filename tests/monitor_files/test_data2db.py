@@ -12,13 +12,13 @@ from typing import Any
 
 import monitor_frames as F
 import pytest
+from frames_of_lists import frame_of
 from hypothesis import given, settings
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.formats.monitor.convert.data2db import MONITOR_DB, Options, data2db
 from msprobe_engine.formats.monitor.convert.dump2db import micro_steps_of, place_of, renumbered
 from msprobe_engine.formats.monitor.reader import open_run

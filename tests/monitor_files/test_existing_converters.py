@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from existing_environment import SOURCES, existing_tool, reference
+from frames_of_lists import frame_of
 
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.formats.monitor.convert.csv2tb import csv2tensorboard_by_step
 from msprobe_engine.formats.monitor.convert.data2db import Options, data2db
 from msprobe_engine.formats.monitor.reader import open_run

@@ -47,7 +47,7 @@ def test_every_number_comes_back(kind: str, frames: list[Frame]) -> None:
 @pytest.mark.parametrize("kind", SINKS)
 def test_alerts_and_info_come_back(tmp_path: Path, kind: str) -> None:
     """Alerts keep their fields, NaN and Inf included; run.json has rank, world size, what the rank is, and the monitor's settings."""
-    from msprobe_engine.core.testing import frame_of
+    from frames_of_lists import frame_of
 
     sink = SINKS[kind](tmp_path)
     facts: dict[str, int] = {}
@@ -70,7 +70,7 @@ def test_alerts_and_info_come_back(tmp_path: Path, kind: str) -> None:
 
 def test_a_step_that_is_written_again_counts_last(tmp_path: Path) -> None:
     """After a resume steps may be there twice: the later one is the number, and the run says how often that was."""
-    from msprobe_engine.core.testing import frame_of
+    from frames_of_lists import frame_of
 
     for kind, make in SINKS.items():
         sink = make(tmp_path / kind)

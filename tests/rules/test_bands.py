@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from frames_of_lists import frame_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.rules.bands import Band, Bands, load_bands, save_bands
 from msprobe_engine.probe.rules.build import build_rules
 from msprobe_engine.probe.rules.builtin.learned import LearnedRule

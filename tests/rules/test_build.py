@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from frames_of_lists import frame_of
 
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings, RuleSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.build import build_rules
 

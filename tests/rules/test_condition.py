@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from frames_of_lists import frame_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.rules.build import build_rules
 from msprobe_engine.probe.rules.builtin.condition import ConditionArgs, ConditionRule
 

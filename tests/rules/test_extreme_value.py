@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from frames_of_lists import frame_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.rules.builtin.extreme_value import ExtremeValueArgs, ExtremeValueRule
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from frames_of_lists import TENSOR
 
 from msprobe_engine.core.records import FAMILIES, Entry, Sample, TensorRef
-from msprobe_engine.core.testing import TENSOR
 from msprobe_engine.probe.rules.kinds import KINDS, entry_kind, sample_kind, scalar_kind
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from frames_of_lists import TENSOR, frame_of
+
 from msprobe_engine.core.records import Entry, Opaque, TensorRef
-from msprobe_engine.core.testing import TENSOR, frame_of
 from msprobe_engine.probe.rules.layout import LayoutCache
 
 

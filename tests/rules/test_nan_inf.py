@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from frames_of_lists import frame_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.errors import SettingsError
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.rules.builtin.nan_inf import NanInfArgs, NanInfRule
 
 NAN, INF = math.nan, math.inf

@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from frames_of_lists import frame_of, row_of
 
 from msprobe_engine.core.records import Frame
-from msprobe_engine.core.testing import frame_of, row_of
 from msprobe_engine.probe.rules.builtin.no_progress import NoProgressArgs, NoProgressRule
 
 

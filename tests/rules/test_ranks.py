@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from frames_of_lists import frame_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.rules.builtin.outlier_rank import OutlierRankArgs, OutlierRankRule, RankNumbers
 from msprobe_engine.probe.rules.builtin.replica_mismatch import Mismatch, ReplicaMismatchArgs, ReplicaMismatchRule, replica_rule
 

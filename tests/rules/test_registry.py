@@ -7,11 +7,11 @@ import pkgutil
 from pathlib import Path
 
 import pytest
+from frames_of_lists import frame_of
 
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.rules import builtin
 from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.build import build_rules

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
+from frames_of_lists import frame_of
+
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.rules.builtin.stalled import StalledArgs, StalledRule
 
 

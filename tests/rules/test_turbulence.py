@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import random
 
+from frames_of_lists import frame_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.rules.builtin.turbulence import TurbulenceArgs, TurbulenceRule
 
 NAN = math.nan

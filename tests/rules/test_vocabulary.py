@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from frames_of_lists import frame_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
 from msprobe_engine.core.statistics.rows import BELOW, FLAGS, HAS_BELOW, as_int64
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.build import build_rules
 from msprobe_engine.probe.rules.registry import RULES

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from frames_of_lists import frame_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.records import Sample
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.rules.layout import LayoutCache
 from msprobe_engine.probe.rules.stateful_rule import layer_of
 from msprobe_engine.probe.rules.tracked_series import Episodes, Level, RunningMedian, Watch

@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from frames_of_lists import frame_of
 
 from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.settings.schema import (
@@ -17,7 +18,6 @@ from msprobe_engine.core.settings.schema import (
     SqliteSettings,
     TensorBoardSettings,
 )
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.build import build_sinks
 from msprobe_engine.probe.sinks.memory import MemorySink

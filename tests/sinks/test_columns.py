@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from frames_of_lists import row_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.core.statistics.columns import absmax, column, digests, exact_integers, integer_bounds
-from msprobe_engine.core.testing import row_of
 
 VALUES = st.lists(st.lists(st.floats(width=32), max_size=5), max_size=8)
 

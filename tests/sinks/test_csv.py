@@ -14,7 +14,9 @@ import sys
 import time
 from pathlib import Path
 
+import frames_of_lists
 import pytest
+from frames_of_lists import TENSOR, frame_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +25,6 @@ from msprobe_engine.core.io.safe_cells import plain_name
 from msprobe_engine.core.records import FAMILIES, TensorRef
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
 from msprobe_engine.core.statistics import rows as _rows
-from msprobe_engine.core.testing import TENSOR, frame_of
 from msprobe_engine.probe.sinks.csv.features import FEATURES
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink, safe_cell
 
@@ -148,8 +149,10 @@ def test_pandas_reads_it(tmp_path: Path) -> None:
 def test_killed_process_leaves_whole_steps(tmp_path: Path) -> None:
     """After kill -9 every step that was written is there, and no row is cut."""
     code = f"""
+import sys
 from pathlib import Path
-from msprobe_engine.core.testing import frame_of
+sys.path.append({str(Path(frames_of_lists.__file__).parent)!r})
+from frames_of_lists import frame_of
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 from msprobe_engine.core.settings.schema import CsvSettings
 sink = CsvSink(CsvSettings(), None, output_dir=Path({str(tmp_path)!r}), rank=0)
@@ -200,8 +203,9 @@ def test_cost(tmp_path: Path) -> None:
 
 def test_descriptions_with_lists_are_written(tmp_path: Path) -> None:
     """A sharded tensor's description holds lists (placements, global shape) and costs no frame."""
+    from frames_of_lists import row_of
+
     from msprobe_engine.core.records import Frame, Sample, TensorDescription, TensorRef
-    from msprobe_engine.core.testing import row_of
 
     description = TensorDescription("DTensor", "torch.float32", (2,), True, "cpu", (("placements", [{"Shard": {"dim": 0}}]),))
     sink = CsvSink(CsvSettings(), None, output_dir=tmp_path, rank=0)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from frames_of_lists import frame_of
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.settings.schema import CsvSettings, JsonLinesSettings, MonitorSettings, SqliteSettings, TensorBoardSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.formats.monitor.reader import open_run
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from frames_of_lists import TENSOR, frame_of, row_of
 
 from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.records import Frame, Sample, TensorRef
 from msprobe_engine.core.settings.schema import JsonLinesSettings, MonitorSettings
 from msprobe_engine.core.statistics import histograms
-from msprobe_engine.core.testing import TENSOR, frame_of, row_of
 from msprobe_engine.formats.monitor.reader import open_run
 from msprobe_engine.probe.sinks.jsonlines import JsonLinesSink
 
@@ -82,7 +82,7 @@ def test_killed_process_leaves_whole_steps(tmp_path: Path) -> None:
     """After kill -9 every step that was written can be read."""
     code = f"""
 from pathlib import Path
-from msprobe_engine.core.testing import frame_of
+from frames_of_lists import frame_of
 from msprobe_engine.probe.sinks.jsonlines import JsonLinesSink
 from msprobe_engine.core.settings.schema import JsonLinesSettings
 sink = JsonLinesSink(JsonLinesSettings(), None, output_dir=Path({str(tmp_path)!r}), rank=0)

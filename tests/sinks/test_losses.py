@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from frames_of_lists import frame_of
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.settings.schema import CsvSettings, JsonLinesSettings, MonitorSettings, SqliteSettings, TensorBoardSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.formats.monitor.losses import BYTES, FILE, Kept, Loss, LossFile, read_losses
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from msprobe_engine.core.testing import frame_of
+from frames_of_lists import frame_of
+
 from msprobe_engine.probe.rules.builtin.nan_inf import NanInfRule
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.memory import MemorySink

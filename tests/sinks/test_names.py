@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from frames_of_lists import TENSOR
 from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.io.safe_cells import Names, squashed
 from msprobe_engine.core.records import Sample, TensorRef
-from msprobe_engine.core.testing import TENSOR
 
 PARTS = st.lists(
     st.sampled_from(["layers", "0", "1", "a", "b", "embedding", "norm1", "final_norm", "output", "input", "weight"]), max_size=6

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from frames_of_lists import frame_of
 
 from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.settings.schema import CsvSettings, JsonLinesSettings, MonitorSettings, SqliteSettings, TensorBoardSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 from msprobe_engine.probe.sinks.jsonlines import JsonLinesSink

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from frames_of_lists import frame_of
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.settings.schema import JsonLinesSettings, MonitorSettings, ParquetSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.formats.monitor.reader import Run, open_run
 from msprobe_engine.probe.sinks.jsonlines import JsonLinesSink
 from msprobe_engine.probe.sinks.one_file import OneFileSink

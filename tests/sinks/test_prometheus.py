@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from frames_of_lists import frame_of
 from online_ends import server_certificate
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from msprobe_engine.core.errors import MissingExtraError, SinkError
 from msprobe_engine.core.settings.schema import PrometheusSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.rules.builtin.nan_inf import NanInfRule
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.prometheus.sink import PrometheusSink

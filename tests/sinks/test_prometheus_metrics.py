@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
+from frames_of_lists import frame_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.names import layer_of
 from msprobe_engine.core.records import Frame
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.rules.builtin.nan_inf import NanInfRule
 from msprobe_engine.probe.sinks.prometheus.metrics import RankMetrics
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from frames_of_lists import frame_of
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.metrics_server.families import Family
 from msprobe_engine.core.records import Sample, TensorDescription, TensorRef
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.sinks.prometheus.layers import _METRICS
 from msprobe_engine.probe.sinks.prometheus.metrics import RankMetrics
 from msprobe_engine.probe.sinks.prometheus.names import METRICS, PREFIX, document

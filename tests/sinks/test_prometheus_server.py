@@ -27,7 +27,7 @@ from pathlib import Path
 from msprobe_engine.probe.rules.builtin.nan_inf import NanInfRule
 from msprobe_engine.core.settings.schema import PrometheusSettings
 from msprobe_engine.probe.sinks.prometheus.sink import PrometheusSink
-from msprobe_engine.core.testing import frame_of
+from frames_of_lists import frame_of
 sink = PrometheusSink(PrometheusSettings(port=0), output_dir=Path(sys.argv[1]), rank=0)
 rule = NanInfRule()
 print(sink.port, flush=True)

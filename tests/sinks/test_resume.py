@@ -8,12 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import frames_of_lists
 import pytest
+from frames_of_lists import TENSOR, frame_of
 
 from msprobe_engine.core.errors import SettingsError, SinkError
 from msprobe_engine.core.records import Sample, TensorRef
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.core.testing import TENSOR, frame_of
 from msprobe_engine.formats.monitor.reader import open_run
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 
@@ -162,8 +163,10 @@ def test_cut_at_any_byte(tmp_path: Path) -> None:
 def test_killed_and_resumed(tmp_path: Path) -> None:
     """After kill -9 in the middle of writing, a resumed run has all steps once and no damage."""
     code = f"""
+import sys
 from pathlib import Path
-from msprobe_engine.core.testing import frame_of
+sys.path.append({str(Path(frames_of_lists.__file__).parent)!r})
+from frames_of_lists import frame_of
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 from msprobe_engine.core.settings.schema import CsvSettings
 sink = CsvSink(CsvSettings(path={str(tmp_path)!r}, steps_per_file=20), None, output_dir=Path("."), rank=0)

@@ -11,11 +11,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import frames_of_lists
 import pytest
+from frames_of_lists import frame_of
 
 from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.settings.schema import SqliteSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.formats.monitor.reader import open_run
 from msprobe_engine.formats.monitor.trend_tags import parameter_tags, record_tags
 from msprobe_engine.probe.sinks.sqlite import SqliteSink
@@ -108,8 +109,10 @@ def test_a_frame_is_there_completely_or_not_at_all(tmp_path: Path) -> None:
 def test_killed_process_leaves_whole_steps(tmp_path: Path) -> None:
     """After kill -9 the file is sound and holds every step that was written, each completely."""
     code = f"""
+import sys
 from pathlib import Path
-from msprobe_engine.core.testing import frame_of
+sys.path.append({str(Path(frames_of_lists.__file__).parent)!r})
+from frames_of_lists import frame_of
 from msprobe_engine.probe.sinks.sqlite import SqliteSink
 from msprobe_engine.core.settings.schema import SqliteSettings
 sink = SqliteSink(SqliteSettings(), None, output_dir=Path({str(tmp_path)!r}), rank=0)

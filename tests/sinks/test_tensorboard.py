@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from frames_of_lists import TENSOR, frame_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from msprobe_engine.core.errors import MissingExtraError, SinkError
 from msprobe_engine.core.records import Sample, TensorRef
 from msprobe_engine.core.settings.schema import TensorBoardSettings
-from msprobe_engine.core.testing import TENSOR, frame_of
 from msprobe_engine.probe.rules.builtin.nan_inf import NanInfRule
 from msprobe_engine.probe.sinks.tensorboard import TensorBoardSink, tag_of
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from frames_of_lists import TENSOR, row_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from msprobe_engine.core.records import Frame, Sample, TensorRef
 from msprobe_engine.core.settings.schema import MonitorSettings, TensorBoardSettings
 from msprobe_engine.core.statistics import histograms
-from msprobe_engine.core.testing import TENSOR, row_of
 from msprobe_engine.probe.sinks import tensorboard
 from msprobe_engine.probe.sinks.heatmap import COLUMNS, Heatmap
 from msprobe_engine.probe.sinks.tensorboard import TensorBoardSink

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from frames_of_lists import frame_of
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.settings.schema import TrackerSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.sinks.tracker.sink import TrackerSink
 
 LAYERS = {"decoder.layers.0.a.weight": [3.0, 4.0], "decoder.layers.0.b.weight": [12.0], "decoder.layers.1.a.weight": [1.0]}

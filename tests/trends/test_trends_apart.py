@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from frames_of_lists import frame_of
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 from msprobe_engine.report.trends.collect import collect
 from msprobe_engine.report.trends.source import Part, Progress, Target

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from frames_of_lists import frame_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.cli.main import main, sub_parser
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.formats.monitor.convert.data2db import data2db
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 from msprobe_engine.report.trends import dumps

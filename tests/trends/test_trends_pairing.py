@@ -14,10 +14,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "frameworks"))
 
 from forkpool import run_ranks
+from frames_of_lists import frame_of
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 from msprobe_engine.report.trends.collect import collect
 from msprobe_engine.report.trends.order import Order

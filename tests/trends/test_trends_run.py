@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from frames_of_lists import frame_of
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Sample
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 from msprobe_engine.report.trends.alerts import MAX_ALERTS
 from msprobe_engine.report.trends.collect import collect

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from frames_of_lists import frame_of
 from safetensors.numpy import save_file
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Sample
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 
 PACKS = Path(__file__).parents[1] / "fixtures" / "config_packs" / "26.2.0"

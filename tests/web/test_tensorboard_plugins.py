@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from existing_environment import existing_tool
 from existing_graph import cases, unpack
+from frames_of_lists import frame_of
 
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.formats.monitor.convert.data2db import Options, data2db
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 from msprobe_engine.report.graph.options import DB, NEW, OLD, VIS, GraphOptions

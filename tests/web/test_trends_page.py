@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from frames_of_lists import frame_of
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.core.testing import frame_of
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 
 PICK = """(place) => { const S = Trends.state; Object.assign(S, place); }"""

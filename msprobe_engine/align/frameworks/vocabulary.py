@@ -234,7 +234,6 @@ def _plain(name: str) -> str:
 
 
 _WORDS, _KINDS, _PLACES = _table(_FUNCTIONS), _table(_CLASSES), _table(_PARAMETERS)
-_REVERSED = frozenset(("rsub", "rdiv", "rtruediv", "rpow", "rmod", "rfloordiv"))
 
 
 def vocabulary(framework: str) -> str:

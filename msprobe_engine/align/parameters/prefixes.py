@@ -8,8 +8,6 @@ from msprobe_engine.formats.checkpoint.model import StoredTensor
 
 _INSIDE = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "_dp_module", "base_layer"})
 """torch.compile; FSDP 1; activation checkpointing; Lightning Fabric; a LoRA layer's own weight (peft)."""
-_ADAPTER = re.compile(r"(\.lora_(?:A|B|embedding_A|embedding_B|magnitude_vector))\.default(?=\.|$)")
-"""The name of peft's first adapter, which its own files leave out."""
 _LEADING = re.compile(r"(?:module\.|base_model\.model\.|state_dict\.)+(?=.)", re.DOTALL)
 """DistributedDataParallel, DeepSpeed and Megatron; peft; a dictionary around the dictionary."""
 _STATES = {

@@ -60,11 +60,6 @@ def column(rows: Rows, op: str) -> Column:
     return values
 
 
-def finite_norm(rows: Rows) -> Column:
-    """Norm over the finite elements of every row, [n] float64."""
-    return np.sqrt(rows[:, SUMSQ])
-
-
 def absmax(rows: Rows) -> Column:
     """Largest absolute finite value of every row, 0 where there is none, [n] float64."""
     return np.maximum(np.maximum(rows[:, MAX], -rows[:, MIN]), 0.0)

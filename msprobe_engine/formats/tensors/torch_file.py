@@ -36,7 +36,6 @@ __all__ = [
     "attributes",
     "plain",
     "read_torch",
-    "region",
     "regions",
 ]
 
@@ -126,20 +125,11 @@ def read_torch(path: Path, trust: Collection[str] = ()) -> TorchFile:
         return TorchFile(_read(file, path, 0, size, trust), [path])
 
 
-def region(path: Path, offset: int, length: int, trust: Collection[str] = ()) -> TorchFile:
-    """`read_torch` of `length` bytes of a file: an item of a ``.distcp`` file. Tensors get their places in the whole file.
-
-    Raises:
-        DumpFormatError: as `read_torch`; or the file is shorter.
-    """
-    return TorchFile(next(regions(path, [(offset, length)], trust)), [path])
-
-
 def regions(path: Path, spans: Iterable[tuple[int, int]], trust: Collection[str] = ()) -> Iterator[Any]:
     """What each of several stretches (offset, length) of a file holds, with the file opened once.
 
     Raises:
-        DumpFormatError: as `region`, at the first one that is damaged.
+        DumpFormatError: as `read_torch`, at the first one that is damaged.
     """
     known: dict[bytes, _Known] = {}
     with _opened(path) as (file, size):

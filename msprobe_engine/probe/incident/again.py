@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,14 +96,6 @@ def equal(left: Rows, right: Rows) -> Any:
     same &= np.isclose(left[:, (_rows.SUM, _rows.SUMSQ)], right[:, (_rows.SUM, _rows.SUMSQ)], rtol=1e-9, atol=0.0, equal_nan=True).all(1)
     digests = (a[:, _rows.FLAGS] & b[:, _rows.FLAGS] & _rows.HAS_DIGEST) != 0
     return same & (~digests | (a[:, _rows.DIGEST] == b[:, _rows.DIGEST]))
-
-
-def overall(verdicts: Sequence[str]) -> str:
-    """One verdict for all ranks: that of the ranks where something was wrong."""
-    found = sorted({v for v in verdicts if v != "clean"})
-    if "interrupted" in found:
-        return "interrupted"
-    return "clean" if not found else found[0] if len(found) == 1 else "differs"
 
 
 def note(directory: Path, rank: int, facts: Mapping[str, Any]) -> None:

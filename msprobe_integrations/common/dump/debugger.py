@@ -7,7 +7,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from msprobe_engine.core import log
 from msprobe_engine.core.errors import SettingsError, UsageError
@@ -27,14 +27,6 @@ from msprobe_integrations.common.shutdown import at_exit, exits
 _log = log.get_logger()
 _PART = "dump"
 _WITHOUT = "the training goes on without it; strict: true stops here"
-
-
-class GradientWatch(Protocol):
-    """The gradient probe of a framework."""
-
-    def close(self) -> None: ...
-
-    def forked(self) -> None: ...
 
 
 class Debugger(ABC):
