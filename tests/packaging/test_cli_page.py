@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from pathlib import Path
 
 from msprobe_engine.cli.main import ALIASES, COMMANDS, SECTIONS, all_commands, sub_parser
@@ -12,8 +13,7 @@ INTRODUCTION = """\
 # Commands
 
 `msprobe help COMMAND` prints all of this with examples. RUN is an output directory or a part of it, GOLDEN the same of a run that is right.
-`--debug` shows the traceback of an error. `--json` prints the answer of most commands as one JSON object on the standard output.
-Exit codes are the same everywhere:
+`--debug` shows the traceback of an error. Exit codes are the same everywhere, but `msprobe run` ends with that of the launch line:
 
 | code | means |
 | --- | --- |
@@ -24,39 +24,57 @@ Exit codes are the same everywhere:
 | 4 | a bug in msprobe: run again with `--debug` and report it |
 | 130 | interrupted |
 
-`msprobe run` ends with the exit code of the launch line. This page is made from the code: `python tests/packaging/test_cli_page.py`.
+This page is made from the code: `python tests/packaging/test_cli_page.py`.
 """
+MANY = 3
+"""Commands that have an option in the same words, for it to be explained once."""
 
 
 def _text(text: str | None) -> str:
     return " ".join((text or "").split()).replace("%%", "%").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 
 
-def _option(action: argparse.Action) -> str:
+def _option(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     name = ", ".join(action.option_strings) or str(action.metavar or action.dest)
     value = "" if action.nargs == 0 or not action.option_strings else f" {action.metavar or action.dest.upper()}"
-    choices = f" ({', '.join(map(str, action.choices))})" if action.choices is not None else ""
-    return f"| `{name}{value}` | {_text(action.help)}{choices} |"
+    help = _text(parser._get_formatter()._expand_help(action))
+    choices = [str(choice) for choice in action.choices or ()]
+    named = all(choice in help for choice in choices)
+    return f"* `{name}{value}`: {help}" + ("" if named else f" ({', '.join(choices)})")
+
+
+def _options(name: str) -> list[str]:
+    parser = sub_parser(name)
+    shown = [action for action in parser._actions if action.dest not in ("help", "debug") and action.help != argparse.SUPPRESS]
+    return [_option(parser, action) for action in shown]
+
+
+def _names(options: list[str]) -> str:
+    return ", ".join(f"`{option.split('`')[1]}`" for option in options)
 
 
 def page() -> str:
-    """The page, in the order of ``msprobe --help``."""
+    """The page, in the order of ``msprobe --help``. An option that many commands have in the same words is explained once."""
     titles = {first: title for title, first in SECTIONS.items()}
     other_names = {name: sorted(alias for alias, target in ALIASES.items() if target == name) for name in all_commands()}
-    parts = [INTRODUCTION]
+    counts = Counter(option for name in all_commands() for option in _options(name))
+    common = [option for option, count in counts.items() if count >= MANY]
+    first_of = dict.fromkeys(common, "")
+    parts = [INTRODUCTION, "Options of several commands:\n\n" + "\n".join(common) + "\n"]
     for first, command in COMMANDS.items():
         if first in titles:
             parts.append(f"## {titles[first]}\n")
         for name in (each for each in all_commands() if each == first or each.startswith(f"{first} ")):
-            parser = sub_parser(name)
-            said = _text(command.help if name == first else parser.description).rstrip(".")
+            said = _text(command.help if name == first else sub_parser(name).description).rstrip(".")
             said = said[:1].upper() + said[1:]
-            also = f" Also: {', '.join(f'`{alias}`' for alias in other_names[name])}." if other_names[name] else ""
-            rows = [
-                _option(action) for action in parser._actions if action.dest not in ("help", "debug") and action.help != argparse.SUPPRESS
-            ]
-            table = "\n".join(["| option | meaning |", "| --- | --- |", *rows]) + "\n" if rows else ""
-            parts.append(f"### `msprobe {name}`\n\n{said}.{also}\n\n{table}")
+            also = f" Also called {', '.join(other_names[name])}." if other_names[name] else ""
+            shared: dict[str, list[str]] = {}
+            own = []
+            for option in _options(name):
+                place = first_of.setdefault(option, name)
+                (own if place == name else shared.setdefault(place, [])).append(option)
+            own += [f"* as {f'`msprobe {place}`' if place else 'above'}: {_names(options)}" for place, options in shared.items()]
+            parts.append(f"### `msprobe {name}`\n\n{said}.{also}\n" + ("\n" + "\n".join(own) + "\n" if own else ""))
     return "\n".join(parts).rstrip() + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The tables of rules in docs/guide/alerts.md: ``python -m msprobe_engine.probe.rules.document docs/guide/alerts.md`` writes them anew."""
+"""The table of rules in docs/guide/alerts.md: ``python -m msprobe_engine.probe.rules.document docs/guide/alerts.md`` writes them anew."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from msprobe_engine.probe.rules.arguments import CommonArgs
 from msprobe_engine.probe.rules.registry import RECOMMENDED, RULES
 
 BEGIN, END = "<!-- rules: begin -->", "<!-- rules: end -->"
+_USUAL = (("patience", "1"), ("recovery", "10"))
+"""Defaults that the page says in words."""
 _COMMON = frozenset(f.name for f in dataclasses.fields(CommonArgs))
 
 
 def page(text: str) -> str:
-    """`text` with the tables between the two marks as the code has them.
+    """`text` with the table between the two marks as the code has them.
 
     Raises:
         ValueError: the marks are missing.
@@ -27,13 +29,15 @@ def page(text: str) -> str:
 
 
 def tables() -> str:
-    """What each rule looks for, and what its alerts mean. Markdown."""
-    lines = [f"| rule | fires when | `args` (default) | severity | in `{RECOMMENDED}` |", "| --- | --- | --- | --- | --- |"]
+    """What each rule looks for, with its arguments. Markdown."""
+    others = ", ".join(f"`{name}`" for name, rule in RULES.items() if not rule.recommended)
+    critical = ", ".join(f"`{name}`" for name, rule in RULES.items() if rule.severity == "critical")
+    lines = [f"`{RECOMMENDED}` has all of these but {others}. Alerts of {critical} are critical, others are warnings.", ""]
+    lines += ["| rule | fires when | `args` (default) |", "| --- | --- | --- |"]
     for name, rule in RULES.items():
-        args = ", ".join(f"`{f.name}` ({_default(f.default)})" for f in dataclasses.fields(rule.args_type) if f.name not in _COMMON)
-        lines.append(f"| `{name}` | {rule.fires} | {args} | {rule.severity} | {'yes' if rule.recommended else ''} |")
-    lines += ["", "## What they mean", "", "| rule | what it usually means | what to run next |", "| --- | --- | --- |"]
-    lines += [f"| `{name}` | {rule.meaning} | {rule.next} |" for name, rule in RULES.items() if name not in ("condition", "learned")]
+        given = [(f.name, _default(f.default)) for f in dataclasses.fields(rule.args_type) if f.name not in _COMMON]
+        args = ", ".join(f"`{arg}` {value}" for arg, value in given if (arg, value) not in _USUAL)
+        lines.append(f"| `{name}` | {rule.fires} | {args} |")
     return "\n".join(lines) + "\n"
 
 

@@ -111,12 +111,12 @@ _SUFFIX = {"counter": "_total", "gauge": "", "histogram": ""}
 _HEAD = """\
 # Every metric
 
-This page is made from the code: `python -m msprobe_engine.probe.sinks.prometheus.names > docs/reference/metrics.md`. How the metrics get
-out is on [Prometheus and Grafana](../guide/prometheus.md).
+How they get out: [Prometheus and Grafana](../guide/prometheus.md). This page is made from the code:
+`python -m msprobe_engine.probe.sinks.prometheus.names > docs/reference/metrics.md`.
 
-Every series has the label `rank` (but where the text says it has none). There is no label for step, shape, micro step or single tensor, so
-the number of series does not grow with the run. With `aggregate: node` the label is `node` (its first rank) instead, and the
-column `node` says what the one series of the node is; `each` keeps one series per rank.
+Every series has the label `rank` (but where the text says it has none). Names that end in `_total` are counters, `_duration_seconds` is a
+histogram, all others are gauges. With `aggregate: node` the label is `node` (its first rank) instead, and the column `node` says what the one
+series of the node is; `each` keeps one series per rank.
 """
 
 _TAIL = """
@@ -139,11 +139,11 @@ def document() -> str:
     """The page ``docs/reference/metrics.md``."""
     lines = [_HEAD]
     for level, title in (("rank", "One series per rank"), ("layer", "One series per rank and layer (`layers: true`)")):
-        lines += [f"## {title}\n", "| metric | type | further labels | meaning | node |", "| --- | --- | --- | --- | --- |"]
+        lines += [f"## {title}\n", "| metric | further labels | meaning | node |", "| --- | --- | --- | --- |"]
         for name, metric in METRICS.items():
             if metric.level == level:
                 labels = ", ".join(f"`{label}`" for label in metric.labels)
-                lines.append(f"| `{exported(name)}` | {metric.type} | {labels} | {metric.help} | {metric.over_node} |")
+                lines.append(f"| `{exported(name)}` | {labels} | {metric.help} | {metric.over_node} |")
         lines.append("")
     return "\n".join(lines) + _TAIL
 
