@@ -185,7 +185,7 @@ def _our_row(name: str, npu: Mapping[str, str], gpu: Mapping[str, str]) -> dict[
     if npu.get("Status") == SKIP or gpu.get("Status") == SKIP:
         return _skipped(name, npu.get("Message") or gpu.get("Message") or _NOT_COMPARED) | beside
     try:
-        if not dtype.strip() or dtypes.plain_name(dtype) in standards.WITHOUT or not _is_tensor(dtype):
+        if not dtype.strip() or dtypes.plain_name(dtype) in standards.WITHOUT or not (not dtype.startswith("<class")):
             raise NoValue(_NOT_COMPARED)
         judged = _judged(bare_api(name), dtype, npu, gpu)
     except NoValue as error:
@@ -206,10 +206,6 @@ def _judged(api: str, dtype: str, npu: Mapping[str, str], gpu: Mapping[str, str]
         return judge_rows(api, dtype, npu, gpu, standards.OLD, strict=False)
     except NoValue:
         return judge_rows(api, dtype, npu, gpu, standards.NEW, strict=False)
-
-
-def _is_tensor(dtype: str) -> bool:
-    return not dtype.startswith("<class")
 
 
 def _our_verdict(npu: Mapping[str, str], gpu: Mapping[str, str]) -> tuple[str, str]:

@@ -95,7 +95,7 @@ class Form:
             return str(value)
         narrow = "float64"
         if key in _ULPS:
-            narrow = _ulp_type(tensor)
+            narrow = "float64" if plain_name(tensor.device_dtype) == "float32" else "float32"
         elif key in _IN_WORKING_TYPE and (tensor.shape or key == "max_abs" or self.compat == standards.NEW):
             narrow = _working_type(tensor)  # numpy 1, which 8.1.1 runs with, widens results without dimensions
         if narrow != "float64":
@@ -143,10 +143,6 @@ def _working_type(tensor: TensorResult) -> str:
     widths = {53: "float64", 24: "float32", 11: "float16"}
     kinds = [float_type(dtype) for dtype in (tensor.bench_dtype, tensor.device_dtype)]
     return widths[max(24 if kind is None or kind.bits < 11 or kind.name == "bfloat16" else kind.bits for kind in kinds)]
-
-
-def _ulp_type(tensor: TensorResult) -> str:
-    return "float64" if plain_name(tensor.device_dtype) == "float32" else "float32"
 
 
 def _narrow(value: float, dtype: str) -> str:

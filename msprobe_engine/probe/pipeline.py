@@ -180,7 +180,7 @@ class Pipeline:
                 rank=rank,
                 rows=rows,
                 entries=entries,
-                samples=_without_rows(samples, unknown) if unknown else samples,
+                samples=[s._replace(ref=s.ref._replace(row=-1)) if s.ref.row in unknown else s for s in samples] if unknown else samples,
                 scalars=numbers,
                 stacks=stacks or [],
                 level=level,
@@ -267,10 +267,6 @@ class Pipeline:
         for listener in self.listeners:
             with self.faults.guard(f"listener {getattr(listener, '__qualname__', listener)}"):
                 listener(frame, alerts)
-
-
-def _without_rows(samples: Sequence[Sample], unknown: Mapping[int, str]) -> list[Sample]:
-    return [s._replace(ref=s.ref._replace(row=-1)) if s.ref.row in unknown else s for s in samples]
 
 
 def _mean(rows: _rows.Rows, row: int) -> float:

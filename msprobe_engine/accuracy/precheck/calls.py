@@ -150,12 +150,8 @@ def without_repeats(calls: Iterable[Call]) -> list[Call]:
 def _form(node: Any) -> Any:
     if isinstance(node, dict):
         tensor = "dtype" in node and "shape" in node
-        return {key: _form(child) for key, child in node.items() if not (tensor and _is_number_of_data(key))}
+        return {key: _form(child) for key, child in node.items() if not (tensor and (key in _OF_THE_DATA or key.endswith("_count")))}
     return [_form(child) for child in node] if isinstance(node, list) else node
-
-
-def _is_number_of_data(key: str) -> bool:
-    return key in _OF_THE_DATA or key.endswith("_count")
 
 
 class Named(Protocol):

@@ -189,7 +189,7 @@ class GraphCalls:
             sections["input_args"], sections["input_kwargs"] = arguments
         if recorder.outputs and ended:
             output = self._structure(result, call, notes.OUTPUT, ())
-            sections["output"] = output if _is_container(result) else [output]
+            sections["output"] = output if isinstance(notes.node(result), ContainerNode) else [output]
         if ended:
             sections["parameters"] = {path[0]: ref for (part, path), ref in call.values.items() if part == notes.PARAMETER}
         recorder.record(Entry(call.name, sections, call.parent_name, -1, recorder.micro_step))
@@ -366,10 +366,6 @@ def _python_call(outer: Call | None, info: CellInfo) -> Call | None:
 def _shaped(value: Any, place: notes.Place) -> Any:
     """The value with the dimensions that the program's tensor has."""
     return value.reshape(()) if place.scalar and isinstance(value, np.ndarray) else value
-
-
-def _is_container(number: int) -> bool:
-    return isinstance(notes.node(number), ContainerNode)
 
 
 def _order(path: notes.Path) -> tuple[Any, ...]:

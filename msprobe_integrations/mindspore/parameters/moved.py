@@ -55,7 +55,7 @@ class MovedCheck:
         """An update begins. `gradients`: by id of the parameter."""
         rate = self._view.learning_rate()
         self._before = []
-        if rate is None or _is_zero(rate):
+        if rate is None or bool(np.all(array_at(rate) == 0) if isinstance(rate, mindspore.Tensor) else rate == 0):
             return
         for piece in self._chosen:
             gradient = gradients.get(id(piece.parameter))
@@ -90,10 +90,6 @@ class MovedCheck:
         step, rank = self._probe.step, self._probe.backend.rank() or 0
         message = f"rank {rank}, step {step}: {text}: {why}"
         return Alert(RULE, "warning", "param", names[0], step, rank, float(self._same), "weights that change with the update", message)
-
-
-def _is_zero(rate: Any) -> bool:
-    return bool(np.all(array_at(rate) == 0) if isinstance(rate, mindspore.Tensor) else rate == 0)
 
 
 def _moves(gradient: Any) -> bool:

@@ -375,7 +375,7 @@ class CollectiveObserver:
         batch = call.args[0] if call.args else next(iter(call.kwargs.values()))
         tensors = operation.inputs + (operation.outputs or [])
         if self._batch is None or self._batch[0] is not batch or not _same(self._batch[1][0].tensor, tensors):
-            members = [op for op in batch if _is_member(op.group)]
+            members = [op for op in batch if (op.group is None or isinstance(op.group, torch.distributed.ProcessGroup))]
             receives = [op.tensor for op in members if op.op.__name__ == "irecv"]
             self._batch = (batch, members, self._call(operation._replace(outputs=receives), call, len(receives)))
         _, left, open_ = self._batch
@@ -392,10 +392,6 @@ class CollectiveObserver:
 
 def _nothing() -> None:
     return None
-
-
-def _is_member(group: Any) -> bool:
-    return group is None or isinstance(group, torch.distributed.ProcessGroup)  # else the number that stands for foreign groups
 
 
 def _same(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:

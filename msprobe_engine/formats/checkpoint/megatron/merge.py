@@ -156,7 +156,7 @@ class Merging:
         parts = mamba_parts(name, shapes) if cut in (Cut.MAMBA, Cut.MAMBA_CONV) else ()
         if size > 1 and not is_listed(name) and cut is Cut.SAME:
             self._taken_as_whole.add(whole_name)
-        for state in self._states_of(name, pieces):
+        for state in list(dict.fromkeys(state for some in pieces.values() for state in some.get(name, {}))):
             some: list[StoredTensor | None] = []
             for place, ranks in enumerate(holders):
                 held = [pieces[rank][name][state] for rank in ranks if state in pieces[rank].get(name, {})]
@@ -182,9 +182,6 @@ class Merging:
                 continue
             origin = name if name != whole_name else ""
             yield replace(tensor, name=whole_name, origin=origin, padding=padding(self.args, whole_name, tensor.shape))
-
-    def _states_of(self, name: str, pieces: Mapping[Rank, Pieces]) -> list[str]:
-        return list(dict.fromkeys(state for some in pieces.values() for state in some.get(name, {})))
 
     def _hole(self, name: str, state: str, place: int, stage: int, ep: int | None, ranks: Sequence[Rank]) -> None:
         """A piece that no file has. Missing files are named once, elsewhere."""

@@ -55,7 +55,7 @@ def by_kernel(
         raise_of_training(error)
         if isinstance(error, torch.cuda.OutOfMemoryError) or "out of memory" in str(error):  # torch_npu has no class of its own for it
             raise  # the copy of a strided tensor had no room; no reason to doubt the kernel, and operators need more
-        if _is_passing(error) and _failed.setdefault(name, 0) < _TRIES:
+        if (not isinstance(error, _Wrong) and any(part in str(error) for part in _PASSING)) and _failed.setdefault(name, 0) < _TRIES:
             _failed[name] += 1
             return False
         TRUSTED[name] = False
@@ -70,10 +70,6 @@ def by_kernel(
 
 class _Wrong(RuntimeError):
     """Known numbers gave another row."""
-
-
-def _is_passing(error: Exception) -> bool:
-    return not isinstance(error, _Wrong) and any(part in str(error) for part in _PASSING)
 
 
 @contextmanager
