@@ -185,7 +185,7 @@ def _our_row(name: str, npu: Mapping[str, str], gpu: Mapping[str, str]) -> dict[
     if npu.get("Status") == SKIP or gpu.get("Status") == SKIP:
         return _skipped(name, npu.get("Message") or gpu.get("Message") or _NOT_COMPARED) | beside
     try:
-        if not dtype.strip() or dtypes.plain_name(dtype) in standards.WITHOUT or not (not dtype.startswith("<class")):
+        if not dtype.strip() or dtypes.plain_name(dtype) in standards.WITHOUT or dtype.startswith("<class"):
             raise NoValue(_NOT_COMPARED)
         judged = _judged(bare_api(name), dtype, npu, gpu)
     except NoValue as error:

@@ -430,7 +430,7 @@ def test_wrong_calls_and_files_are_errors(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(UsageError, match=r"notes\.txt: settings are read from \.sh"):
         collect_static([tmp_path / "notes.txt"])
-    with pytest.raises(DumpFormatError, match=r"missing\.sh: cannot be read"):
+    with pytest.raises(DumpFormatError, match=r"missing\.sh: is not there"):
         collect_static([tmp_path / "missing.sh"])
     (tmp_path / "folder.sh").mkdir()
     with pytest.raises(DumpFormatError, match=r"is no regular file|cannot be read"):

@@ -144,16 +144,16 @@ class _Name:
 
 HOSTILE = {
     "code": (pickle.dumps(_Bomb(), 2), "nothing is executed|not executed"),
-    "system": (b"cos\nsystem\n(X\x02\x00\x00\x00idtR.", "calls 'os system'.*nothing is executed"),
+    "system": (b"cos\nsystem\n(X\x02\x00\x00\x00idtR.", "names os.system in its pickle.*nothing is executed"),
     "eval in protocol 0": (b"c__builtin__\neval\n(S'1'\ntR.", "not executed|nothing is executed"),
     "stack global": (pickle.dumps(_Bomb(), 4), "nothing is executed"),
     "build": (b"ctorch\nTensor\n)\x81}b.", "nothing is executed"),
-    "another storage": (_described("os environ"), "unknown storage"),
-    "a storage that is no name": (_described("torch LongTensor"), "unknown storage"),
+    "another storage": (_described("os environ"), "storage of an unknown kind"),
+    "a storage that is no name": (_described("torch LongTensor"), "storage of an unknown kind"),
     "shape behind the storage": (_described(shape=(3,)), "reaches behind its 2 elements"),
     "strides behind the storage": (_described(strides=(5,)), "reaches behind"),
     "offset behind the storage": (_described(offset=1), "reaches behind"),
-    "huge shape": (_described(shape=(1 << 40, 1 << 40), strides=(1, 1)), "reaches behind"),
+    "huge shape": (_described(shape=(1 << 40, 1 << 40), strides=(1, 1)), "take for ever"),
     "number without end": (_described(shape=(1 << 2000,)), "cannot be"),
     "negative shape": (_described(shape=(-1,)), "cannot be"),
     "negative stride": (_described(strides=(-1,)), "cannot be"),
@@ -225,7 +225,7 @@ def test_types_that_numpy_has_not(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch announces that quantized tensors will go
         path = saved(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), tmp_path / "a.pt")
-    with pytest.raises(DumpFormatError, match=r"only plain tensors|unknown storage"):
+    with pytest.raises(DumpFormatError, match="only plain tensors"):
         saved_file.load_numpy(path)
 
 
@@ -240,7 +240,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         for name, message in (("no.pt", "no tensor 'no.pt' here"), ("d.pt", "no regular file"), ("l.pt", "a link")):
             with pytest.raises((DumpFormatError, UsageError), match=message):
                 load(files, name)
-        with pytest.raises(DumpFormatError, match=r"no tensor file|cannot be loaded"):
+        with pytest.raises(DumpFormatError, match=r"no torch file|cannot be loaded"):
             load(files, "t.pt")
     with pytest.raises(DumpFormatError, match="not there"):
         saved_file.load_numpy(tmp_path / "no.pt")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.io.damaged_files import guard_opening
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.json_text import parse_json
-from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.core.io.yaml_text import parse_foreign_yaml
 
 SUFFIXES = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml"}
@@ -27,13 +27,8 @@ def read_text(path: Path, kind: str = "text") -> str:
     Raises:
         DumpFormatError: it is missing, no regular file, too large or no text.
     """
-    try:
-        with open_input(path) as file:
-            raw = file.read(MAX_BYTES[kind] + 1)
-    except OddFileError as error:
-        raise DumpFormatError(f"{path}: is no regular file ({error.strerror})") from error
-    except OSError as error:
-        raise DumpFormatError(f"{path}: cannot be read: {error.strerror or error}") from error
+    with guard_opening(path), open_input(path) as file:
+        raw = file.read(MAX_BYTES[kind] + 1)
     if len(raw) > MAX_BYTES[kind]:
         raise DumpFormatError(
             f"{path}: larger than {MAX_BYTES[kind]} bytes; a script or settings file is small, is this another kind of file?"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from msprobe_engine.core.errors import ProbeError, UnreadableFileError
+from msprobe_engine.core.errors import DumpFormatError, ProbeError, UnreadableFileError
+from msprobe_engine.core.io.regular_files import AnyPath, OddFileError
 
 DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, AssertionError)
 """What code that trusts the type of a value raises when a file has another."""
@@ -32,3 +33,20 @@ def guard_reading(path: object, kind: str = "") -> Iterator[None]:
             f"{path}: cannot be read{f' as {kind}' if kind else ''} ({reason}); it is damaged, or of a version that is not known. "
             "--debug shows where it was noticed"
         ) from error
+
+
+@contextmanager
+def guard_opening(path: AnyPath) -> Iterator[None]:
+    """Names the file when the system cannot open or read it.
+
+    Raises:
+        DumpFormatError: in place of an `OSError`.
+    """
+    try:
+        yield
+    except OddFileError as error:
+        raise DumpFormatError(f"{path!s}: is no regular file ({error.strerror})") from None
+    except FileNotFoundError:
+        raise DumpFormatError(f"{path!s}: is not there; it was removed or never written (disk full, killed run)") from None
+    except OSError as error:
+        raise DumpFormatError(f"{path!s}: cannot be read ({error.strerror or error}); check owner and mode") from None

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.io.damaged_files import guard_opening
 from msprobe_engine.core.io.input_files import open_input
-from msprobe_engine.core.io.regular_files import OddFileError
 
 
 def map_array(path: Path, *, follow: bool = True) -> npt.NDArray[Any]:
@@ -26,14 +26,11 @@ def map_array(path: Path, *, follow: bool = True) -> npt.NDArray[Any]:
         DumpFormatError: it is not there, no regular file, or no array file.
     """
     try:
-        open_input(path, follow=follow).close()
-        array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise DumpFormatError(f"{path}: is not there; it was removed or never written (disk full, killed run)") from None
-    except OddFileError as error:
-        raise DumpFormatError(f"{path}: is no regular file ({error.strerror})") from None
-    except OSError as error:
-        raise DumpFormatError(f"{path}: cannot be read ({error.strerror or error}); check owner and mode") from None
+        with guard_opening(path):
+            open_input(path, follow=follow).close()
+            array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+    except DumpFormatError:
+        raise
     except Exception as error:  # see the module
         raise DumpFormatError(f"{path}: is no numpy file or is damaged ({' '.join(str(error).split())[:120]})") from None
     if not isinstance(array, np.ndarray):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.io.damaged_files import guard_opening
 from msprobe_engine.formats.dump import layout
 
 Found = dict[int | None, dict[str, Path | None]]
@@ -98,10 +99,8 @@ def _below(children: Sequence[Path]) -> str:
 
 
 def _children(path: Path) -> list[Path]:
-    try:
+    with guard_opening(path):
         return [Path(entry.path) for entry in os.scandir(path) if os.path.isdir(entry.path)]  # False, too, of a link to itself
-    except OSError as error:
-        raise DumpFormatError(f"{path}: cannot be listed ({error.strerror}); check owner and mode") from None
 
 
 def _has_dump(path: Path) -> bool:
@@ -115,7 +114,5 @@ def _ranks(path: Path) -> dict[str, Path | None]:
 
 def _lost(path: Path) -> list[str]:
     """Names of links to nothing."""
-    try:
+    with guard_opening(path):
         return [entry.name for entry in os.scandir(path) if entry.is_symlink() and not os.path.exists(entry.path)]
-    except OSError as error:
-        raise DumpFormatError(f"{path}: cannot be listed ({error.strerror}); check owner and mode") from None

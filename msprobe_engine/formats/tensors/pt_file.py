@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -19,17 +17,17 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from msprobe_engine.core.dtypes import item_size
-from msprobe_engine.core.errors import ArchiveError, DumpFormatError
 from msprobe_engine.core.io.archives import read_member, read_members, stored_begin
 from msprobe_engine.core.io.input_files import open_input
-from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.formats.tensors.decoding import Array, decoder
-from msprobe_engine.formats.tensors.pt_parts import ARCHIVE, STORAGES, is_size, is_view, reach
+from msprobe_engine.formats.tensors.opaque_objects import Inert
+from msprobe_engine.formats.tensors.pt_parts import ARCHIVE, guard_torch_file, reach
+from msprobe_engine.formats.tensors.torch_pickle import CONJUGATE, LAZY, NEGATIVE, FileTensor, Storage, TorchHooks
 from msprobe_engine.formats.tensors.unpickle import Wrong, load
 
 _MAX_PICKLE = 1 << 16  # the description of one tensor takes about 200 bytes
-_REBUILD_V2, _REBUILD_V3 = "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor_v3"
-_PARAMETER, _UNTYPED, _ORDERED = "torch._utils _rebuild_parameter", "torch.storage UntypedStorage", "collections OrderedDict"
+_SOMEWHERE = Path()
+"""The description says which storage it is, and the directory of the archive where that is."""
 
 
 class StoredTensor(NamedTuple):
@@ -44,22 +42,11 @@ class StoredTensor(NamedTuple):
     dtype: str
 
 
-class _Global(NamedTuple):
-    """A name in the pickle, ``module name``."""
-
-    name: str
-
-
-class _Storage(NamedTuple):
-    dtype: str | None
-    """None: bytes without a type."""
-    key: str
-
-
 class _Described(NamedTuple):
     """A tensor as the pickle describes it."""
 
-    storage: _Storage
+    key: str
+    """Of its storage."""
     dtype: str
     offset: int
     shape: tuple[int, ...]
@@ -102,7 +89,7 @@ def locate_pt(file: BinaryIO, path: Path, size: int) -> PlacedTensor:
     Raises:
         DumpFormatError: it is damaged, or holds anything but one plain tensor.
     """
-    with _in_words(path):
+    with guard_torch_file(path):
         described, order, data = _members(file)
         start = stored_begin(file, data)
         width = item_size(described.dtype) or 1
@@ -118,29 +105,8 @@ def read_pt(path: Path) -> StoredTensor:
     Raises:
         DumpFormatError: it cannot be read, is damaged, holds anything but one plain tensor, or is of a type numpy cannot hold.
     """
-    with _in_words(path), open_input(path) as file:
+    with guard_torch_file(path), open_input(path) as file:
         return _read(file, os.fstat(file.fileno()).st_size)
-
-
-@contextmanager
-def _in_words(path: Path) -> Iterator[None]:
-    """What goes wrong with a file becomes an error that names it."""
-    try:
-        yield
-    except Wrong as error:
-        raise DumpFormatError(f"{path}: {error}") from None
-    except ArchiveError as error:
-        raise DumpFormatError(
-            f"{path}: is no tensor file or is damaged: it {error}; was the process killed while it was written?"
-        ) from None
-    except OddFileError as error:
-        raise DumpFormatError(f"{path}: is no regular file ({error.strerror})") from None
-    except FileNotFoundError:
-        raise DumpFormatError(f"{path}: is not there; it was removed or never written (disk full, killed run)") from None
-    except OSError as error:
-        raise DumpFormatError(f"{path}: cannot be read ({error.strerror or error}); check owner and mode") from None
-    except (RuntimeError, ValueError, KeyError, OverflowError) as error:
-        raise DumpFormatError(f"{path}: is no tensor file or is damaged ({error}); was the process killed while it was written?") from None
 
 
 def _members(file: BinaryIO) -> tuple[_Described, bytes, zipfile.ZipInfo]:
@@ -152,9 +118,9 @@ def _members(file: BinaryIO) -> tuple[_Described, bytes, zipfile.ZipInfo]:
     top = pickles[0][: -len("data.pkl")]
     described = _describe(read_member(file, members[pickles[0]], _MAX_PICKLE))
     order = read_member(file, members[top + "byteorder"], 16) if top + "byteorder" in members else b"little"
-    data = members.get(f"{top}data/{described.storage.key}")
+    data = members.get(f"{top}data/{described.key}")
     if data is None:
-        raise Wrong(f"has no member data/{described.storage.key[:80]}, which its description names")
+        raise Wrong(f"has no member data/{described.key[:80]}, which its description names")
     return described, order, data
 
 
@@ -215,69 +181,22 @@ def _check_reach(described: _Described, elements: int) -> None:
 @lru_cache(maxsize=1024)
 def _describe(data: bytes) -> _Described:
     """The one tensor that a pickle describes."""
-    return _tensor(load(data, _OneTensor())[0])
+    keys: list[str] = []
 
+    def locate(key: str, dtype: str, *_: Any) -> Storage:
+        keys.append(key)
+        return Storage(dtype, _SOMEWHERE, 0, 1 << 62)
 
-class _OneTensor:
-    """`msprobe_engine.formats.tensors.unpickle.Hooks` that know tensors and nothing else."""
-
-    def named(self, module: str, name: str) -> _Global:
-        return _Global(f"{module} {name}")
-
-    def called(self, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        return _called(function, arguments if not keywords else ())
-
-    def persistent(self, identity: Any) -> _Storage:
-        return _storage(identity)
-
-    def built(self, value: Any, state: Any) -> Any:
-        raise Wrong(
-            f"sets the state of a {type(value).__name__} ({type(state).__name__}); only plain tensors are read, and nothing is executed"
-        )
-
-    def extended(self, value: Any, elements: list[Any]) -> None:
-        raise Wrong(f"appends {len(elements)} values to a {type(value).__name__}; only plain tensors are read, and nothing is executed")
-
-    def updated(self, value: Any, pairs: list[tuple[Any, Any]]) -> None:
-        raise Wrong(f"sets {len(pairs)} items of a {type(value).__name__}; only plain tensors are read, and nothing is executed")
-
-
-def _called(function: Any, arguments: Any) -> Any:
-    """What a call in the pickle stands for; only the calls that describe a tensor are known, and none is made."""
-    name = function.name if isinstance(function, _Global) else "a value"
-    if name == _ORDERED and arguments == ():
-        return ()  # hooks of a tensor: a saved one has none
-    if name == _PARAMETER and isinstance(arguments, tuple) and arguments and isinstance(arguments[0], _Described):
-        return arguments[0]
-    if name in (_REBUILD_V2, _REBUILD_V3) and isinstance(arguments, tuple) and len(arguments) >= 6:
-        return _rebuilt(name == _REBUILD_V3, arguments)
-    raise Wrong(f"calls {name!r} in its pickle; only plain tensors are read, and nothing is executed. Do not trust it")
-
-
-def _storage(identity: Any) -> _Storage:
-    """``("storage", type, key, device, number of elements)``; of untyped ones the number of bytes."""
-    if isinstance(identity, tuple) and len(identity) == 5 and identity[0] == "storage" and isinstance(identity[1], _Global):
-        _, kind, key, _, count = identity
-        known = STORAGES.get(kind.name.removeprefix("torch ")) if kind.name.startswith("torch ") else None
-        if (known or kind.name == _UNTYPED) and isinstance(key, str) and is_size(count):
-            return _Storage(known, key)
-    raise Wrong(f"has an unknown storage {str(identity)[:120]}; load it as a torch tensor")
-
-
-def _rebuilt(typed: bool, arguments: tuple[Any, ...]) -> _Described:
-    """``(storage, offset, shape, strides, requires grad, hooks[, dtype][, metadata])``"""
-    storage, offset, shape, strides = arguments[:4]
-    dtype = storage.dtype if isinstance(storage, _Storage) else None
-    rest = arguments[6:]
-    if typed and rest and isinstance(rest[0], _Global):
-        dtype, rest = rest[0].name.removeprefix("torch "), rest[1:]
-    metadata = rest[0] if rest and isinstance(rest[0], dict) else {}
-    if not (isinstance(storage, _Storage) and dtype and is_view(offset, shape, strides)):
-        raise Wrong(f"has a tensor with shape {str(shape)[:80]} and strides {str(strides)[:80]}, which cannot be")
-    return _Described(storage, dtype, offset, shape, strides, metadata.get("conj") is True, metadata.get("neg") is True)
-
-
-def _tensor(value: Any) -> _Described:
-    if not isinstance(value, _Described):
-        raise Wrong(f"holds a {type(value).__name__}, no tensor")
-    return value
+    hooks = TorchHooks(locate)
+    value, _ = load(data, hooks)
+    if hooks.refused:
+        names = ", ".join(sorted(hooks.refused)[:8])
+        raise Wrong(f"names {names} in its pickle; only plain tensors are read, and nothing is executed. Do not trust it")
+    lazy: tuple[Any, ...] = ()
+    if isinstance(value, Inert) and value.cls == LAZY and value.args:
+        value, lazy = value.args[0], value.args[1:]
+    if not isinstance(value, FileTensor) or len(keys) != 1:
+        kind = value.cls if isinstance(value, Inert) else type(value).__name__
+        raise Wrong(f"holds a {kind}, no tensor; only plain tensors are read, and nothing is executed")
+    offset = value.start // (item_size(value.dtype) or 1)
+    return _Described(keys[0], value.dtype, offset, value.shape, value.strides, CONJUGATE in lazy, NEGATIVE in lazy)

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.errors import ArchiveError, DumpFormatError
 from msprobe_engine.core.io.archives import Limits
+from msprobe_engine.core.io.damaged_files import guard_opening
+from msprobe_engine.formats.tensors.unpickle import Wrong
 
 ARCHIVE = Limits(member=1 << 62, total=1 << 62)
 """Members are not unpacked (`stored_begin`), so they are as large as their files at most."""
 MAX_DIMENSIONS = 64
-STORAGES = {
-    "DoubleStorage": "float64",
-    "FloatStorage": "float32",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-    "ComplexFloatStorage": "complex64",
-    "ComplexDoubleStorage": "complex128",
-}
-"""Types of storages and what their elements are."""
-UNTYPED = "UntypedStorage"
-"""A storage of bytes; the tensor has the type."""
 
 
 def is_size(value: Any) -> bool:
@@ -49,3 +37,22 @@ def shown(value: Any) -> str:
 def reach(offset: int, shape: Sequence[int], strides: Sequence[int]) -> int:
     """Elements that a storage must have for a view of it."""
     return 0 if any(n == 0 for n in shape) else offset + sum((n - 1) * step for n, step in zip(shape, strides)) + 1
+
+
+@contextmanager
+def guard_torch_file(path: Path) -> Iterator[None]:
+    """Names the file when reading it fails.
+
+    Raises:
+        DumpFormatError: it cannot be read or is damaged.
+    """
+    try:
+        with guard_opening(path):
+            yield
+    except Wrong as error:
+        raise error.named(f"{path}: {error}") from None
+    except ArchiveError as error:
+        raise DumpFormatError(f"{path}: is no torch file or is damaged: it {error}; was the process killed while it was written?") from None
+    except (EOFError, RuntimeError, ValueError, KeyError, OverflowError, MemoryError) as error:
+        text = f"{type(error).__name__}: {error}"[:120]
+        raise DumpFormatError(f"{path}: is no torch file or is damaged ({text}); was the process killed while it was written?") from None

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple, Protocol
 
 from msprobe_engine.core import names
 from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.core.io.damaged_files import guard_opening
+from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.json_text import parse_json
-from msprobe_engine.core.io.regular_files import open_regular
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.writing.packed_files import DTYPES, FORMAT, INDEX, MINDSPORE, TORCH, VERSION, family
 
@@ -169,12 +170,8 @@ class TensorFiles:
 
     @cached_property
     def _listed(self) -> list[str]:
-        try:
-            return os.listdir(self.directory)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise DumpFormatError(f"{self.directory}: cannot be listed ({error.strerror}); check owner and mode") from None
+        with guard_opening(self.directory):
+            return os.listdir(self.directory) if os.path.lexists(self.directory) else []
 
     @cached_property
     def _packed(self) -> dict[str, TensorSource]:
@@ -222,20 +219,10 @@ def _regular(path: Path) -> int | None:
     return found.st_size
 
 
-def _open(path: Path) -> Any:
-    try:
-        return os.fdopen(open_regular(path), "rb")
-    except OSError as error:
-        raise DumpFormatError(f"{path}: cannot be read ({error.strerror}); check owner and mode") from None
-
-
 def _read(source: TensorSource) -> bytes:
-    try:
-        with _open(source.path) as file:
-            file.seek(source.offset)
-            data: bytes = file.read(source.nbytes)
-    except OSError as error:
-        raise DumpFormatError(f"{source.path}: cannot be read ({error.strerror}); check the disk") from None
+    with guard_opening(source.path), open_input(source.path, follow=False) as file:
+        file.seek(source.offset)
+        data = file.read(source.nbytes)
     if len(data) != source.nbytes:
         raise DumpFormatError(f"{source.path}: ends before the tensor '{source.name}' does; it was cut off")
     return data
@@ -245,7 +232,7 @@ def _json(path: Path, limit: int) -> Any:
     size = _regular(path)
     if size is None or size > limit:
         raise DumpFormatError(f"{path}: is {'not there' if size is None else f'{size} bytes long'}; do not trust this dump")
-    with _open(path) as file:
+    with guard_opening(path), open_input(path, follow=False) as file:
         return _parse(file.read(), path)
 
 
@@ -261,7 +248,7 @@ def _parse(text: bytes, path: Path) -> Any:
 def _shard(path: Path) -> dict[str, TensorSource]:
     """The tensors of one shard by key."""
     size = _regular(path) or 0
-    with _open(path) as file:
+    with guard_opening(path), open_input(path, follow=False) as file:
         start = file.read(8)
         length = int.from_bytes(start, "little")
         if len(start) < 8 or length > min(size - 8, _LARGEST_HEADER):

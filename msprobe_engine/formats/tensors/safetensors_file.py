@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeGuard
 
 from msprobe_engine.core.dtypes import TYPES, item_size
 from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.io.damaged_files import guard_opening
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.json_text import parse_json, unique_keys
-from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.formats.checkpoint.model import strides_of
 from msprobe_engine.formats.tensors.pt_parts import is_size
 from msprobe_engine.formats.tensors.torch_pickle import FileTensor
@@ -70,21 +70,14 @@ def read_safetensors(path: Path) -> SafeFile:
 
 def _header(path: Path) -> tuple[dict[str, Any], int, int]:
     """The header, the byte at which the data begin, and the bytes of the file."""
-    try:
-        with open_input(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(size - 8, _LARGEST_HEADER):
-                raise DumpFormatError(
-                    f"{path}: has {size} bytes and should have a header of {length}; it is no safetensors file, or was cut off"
-                )
-            data = file.read(length)
-    except OddFileError as error:
-        raise DumpFormatError(f"{path}: is no regular file ({error.strerror})") from None
-    except FileNotFoundError:
-        raise DumpFormatError(f"{path}: is not there; it was removed or never written (disk full, killed run)") from None
-    except OSError as error:
-        raise DumpFormatError(f"{path}: cannot be read ({error.strerror or error}); check owner and mode") from None
+    with guard_opening(path), open_input(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, _LARGEST_HEADER):
+            raise DumpFormatError(
+                f"{path}: has {size} bytes and should have a header of {length}; it is no safetensors file, or was cut off"
+            )
+        data = file.read(length)
     try:
         header = parse_json(data, unique_keys)
     except ValueError as error:

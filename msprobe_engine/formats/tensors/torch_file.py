@@ -10,19 +10,17 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from msprobe_engine.core.dtypes import item_size
-from msprobe_engine.core.errors import ArchiveError, DumpFormatError
+from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.archives import MEMBER, read_members, stored_begin
 from msprobe_engine.core.io.input_files import open_input
-from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.formats.checkpoint.flat_tables import plain
 from msprobe_engine.formats.tensors.opaque_objects import Inert, Named, attributes
-from msprobe_engine.formats.tensors.pt_parts import ARCHIVE, is_size, shown
+from msprobe_engine.formats.tensors.pt_parts import ARCHIVE, guard_torch_file, is_size, shown
 from msprobe_engine.formats.tensors.torch_pickle import FileTensor, Storage, TorchHooks
 from msprobe_engine.formats.tensors.unpickle import Wrong, load
 
@@ -53,6 +51,8 @@ class UnknownNameError(DumpFormatError):
 
 class _Unknown(Wrong):
     """As `UnknownNameError`, before the file is known."""
+
+    named = UnknownNameError
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ def read_torch(path: Path, trust: Collection[str] = ()) -> TorchFile:
         UnknownNameError: it names something that is not known.
         DumpFormatError: it cannot be read or is damaged.
     """
-    with _opened(path) as (file, size):
-        return TorchFile(_read(file, path, 0, size, trust), [path])
+    with guard_torch_file(path), open_input(path) as file:
+        return TorchFile(_read(file, path, 0, os.fstat(file.fileno()).st_size, trust), [path])
 
 
 def regions(path: Path, spans: Iterable[tuple[int, int]], trust: Collection[str] = ()) -> Iterator[Any]:
@@ -132,34 +132,12 @@ def regions(path: Path, spans: Iterable[tuple[int, int]], trust: Collection[str]
         DumpFormatError: as `read_torch`, at the first one that is damaged.
     """
     known: dict[bytes, _Known] = {}
-    with _opened(path) as (file, size):
+    with guard_torch_file(path), open_input(path) as file:
+        size = os.fstat(file.fileno()).st_size
         for offset, length in spans:
             if offset < 0 or length < 0 or offset + length > size:
                 raise Wrong(f"ends after {size} bytes, and bytes {offset} to {offset + length} should be in it; it was cut off")
             yield _read(file, path, offset, length, trust, known)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """The open file and its size; what goes wrong with it becomes an error that names it."""
-    try:
-        with open_input(path) as file:
-            yield file, os.fstat(file.fileno()).st_size
-    except _Unknown as error:
-        raise UnknownNameError(f"{path}: {error}") from None
-    except Wrong as error:
-        raise DumpFormatError(f"{path}: {error}") from None
-    except ArchiveError as error:
-        raise DumpFormatError(f"{path}: is no torch file or is damaged: it {error}; was the process killed while it was written?") from None
-    except OddFileError as error:
-        raise DumpFormatError(f"{path}: is no regular file ({error.strerror})") from None
-    except FileNotFoundError:
-        raise DumpFormatError(f"{path}: is not there; it was removed or never written (disk full, killed run)") from None
-    except OSError as error:
-        raise DumpFormatError(f"{path}: cannot be read ({error.strerror or error}); check owner and mode") from None
-    except (EOFError, RuntimeError, ValueError, KeyError, OverflowError, MemoryError) as error:
-        text = f"{type(error).__name__}: {error}"[:120]
-        raise DumpFormatError(f"{path}: is no torch file or is damaged ({text}); was the process killed while it was written?") from None
 
 
 def _read(file: BinaryIO, path: Path, start: int, length: int, trust: Collection[str], known: dict[bytes, _Known] | None = None) -> Any:

@@ -17,12 +17,31 @@ import numpy as np
 
 from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.formats.tensors.opaque_objects import Inert, Named, full_name, is_known
-from msprobe_engine.formats.tensors.pt_parts import STORAGES, UNTYPED, is_size, is_view, reach, shown
+from msprobe_engine.formats.tensors.pt_parts import is_size, is_view, reach, shown
 from msprobe_engine.formats.tensors.unpickle import Wrong, checked_key
 
+LAZY, CONJUGATE, NEGATIVE = "torch.Tensor", "lazy conjugate of what is in the file", "lazy negative of what is in the file"
+"""Class and further arguments of the `Inert` that stands for such a tensor; its first argument is what is in the file."""
 _LARGEST = 1 << 40
 """Elements that a small storage may stand for (a broadcast tensor); reading more would take for ever."""
-_STORAGES = STORAGES | {"QInt8Storage": "qint8", "QUInt8Storage": "quint8", "QInt32Storage": "qint32", UNTYPED: ""}
+_STORAGES = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128",
+    "QInt8Storage": "qint8",
+    "QUInt8Storage": "quint8",
+    "QInt32Storage": "qint32",
+    "UntypedStorage": "",
+}
 """Types of storages and what their elements are; ``""``: bytes, whose type the tensor has."""
 
 
@@ -197,9 +216,8 @@ def _tensor_v3(arguments: tuple[Any, ...]) -> Any:
 def _plain_view(place: tuple[Any, ...], dtype: str, rest: tuple[Any, ...]) -> Any:
     metadata = rest[0] if rest and isinstance(rest[0], dict) else {}
     found = _viewed(dtype, *place)
-    if found is not None and (metadata.get("conj") is True or metadata.get("neg") is True):
-        return Inert("torch.Tensor", (found, "lazy conjugate or negative of what is in the file"))
-    return found
+    lazy = [word for key, word in (("conj", CONJUGATE), ("neg", NEGATIVE)) if metadata.get(key) is True]
+    return Inert(LAZY, (found, *lazy)) if found is not None and lazy else found
 
 
 def _same_tensor(arguments: tuple[Any, ...]) -> Any:

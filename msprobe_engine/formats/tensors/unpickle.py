@@ -12,6 +12,8 @@ import struct
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from msprobe_engine.core.errors import DumpFormatError
+
 _MAX_INTEGER = 1024
 """Bytes of an integer; the state of no random generator has one that large."""
 _MAX_KEY = 1000
@@ -20,7 +22,13 @@ _PLAIN_KEYS = frozenset({str, int, float, bool, bytes, complex, type(None)})
 
 
 class Wrong(Exception):
-    """What is wrong with a pickle; the message has no subject, for the caller puts the file before it."""
+    """What is wrong with a pickle; the message has no subject, for the caller puts the file before it.
+
+    Attributes:
+        named: what it becomes then.
+    """
+
+    named: type[DumpFormatError] = DumpFormatError
 
 
 class Hooks(Protocol):

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.errors import DumpFormatError, TextError
+from msprobe_engine.core.io.damaged_files import guard_opening
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.json_text import parse_json as parse_text
-from msprobe_engine.core.io.regular_files import OddFileError
 
 _LARGEST_JSON = 256 << 20
 
@@ -20,10 +20,8 @@ def entries(directory: Path) -> set[str]:
     Raises:
         DumpFormatError: it cannot be read.
     """
-    try:
+    with guard_opening(directory):
         return set(os.listdir(directory))
-    except OSError as error:
-        raise DumpFormatError(f"{directory}: cannot be read ({error.strerror or error}); check owner and mode") from None
 
 
 def read_bytes(path: Path, most: int) -> bytes:
@@ -32,15 +30,8 @@ def read_bytes(path: Path, most: int) -> bytes:
     Raises:
         DumpFormatError: it cannot be read, is no regular file, or has more than `most` bytes.
     """
-    try:
-        with open_input(path) as file:
-            data = file.read(most + 1)
-    except OddFileError:
-        raise DumpFormatError(f"{path}: is no regular file") from None
-    except FileNotFoundError:
-        raise DumpFormatError(f"{path}: is not there; it was removed or never written (disk full, killed run)") from None
-    except OSError as error:
-        raise DumpFormatError(f"{path}: cannot be read ({error.strerror or error}); check owner and mode") from None
+    with guard_opening(path), open_input(path) as file:
+        data = file.read(most + 1)
     if len(data) > most:
         raise DumpFormatError(f"{path}: has more than {most} bytes, which no such file has; it is damaged or something else")
     return data

@@ -18,6 +18,7 @@ import numpy as np
 
 from msprobe_engine.core.dtypes import item_size, plain_name
 from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.io.damaged_files import guard_opening
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.log import printable
 from msprobe_engine.formats.checkpoint.mindspore.proto_wire import BYTES, Field, Source, WireError
@@ -82,11 +83,8 @@ def read_file(path: Path) -> MindSporeFile:
         tensors = {name: Held(t.shape, t.dtype, whole(t.shape, t.file, t.start, t.strides)) for name, t in safe.tensors.items()}
         notes = [f"{path}: {name} is of a type that is not known; it is compared as bytes" for name in safe.raw]
         return MindSporeFile(path, tensors, notes=notes)
-    try:
-        with open_input(path) as opened:
-            return _read(Source(opened, os.fstat(opened.fileno()).st_size), path)
-    except OSError as error:
-        raise DumpFormatError(f"{path}: cannot be read ({error.strerror or error}); check owner and mode") from None
+    with guard_opening(path), open_input(path) as opened:
+        return _read(Source(opened, os.fstat(opened.fileno()).st_size), path)
 
 
 def _read(source: Source, path: Path) -> MindSporeFile:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.io.damaged_files import guard_opening
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.formats.checkpoint.files.small_files import entries, read_json
 from msprobe_engine.formats.checkpoint.mindspore.proto_wire import BYTES, Field, Source
@@ -111,11 +112,8 @@ def read_strategy(path: Path) -> dict[str, Layout]:
                 )
         return found
     try:
-        with open_input(path) as opened:
-            source = Source(opened, os.fstat(opened.fileno()).st_size)
-            return dict(_items(source, path))
-    except OSError as error:
-        raise DumpFormatError(f"{path}: cannot be read ({error.strerror or error}); check owner and mode") from None
+        with guard_opening(path), open_input(path) as opened:
+            return dict(_items(Source(opened, os.fstat(opened.fileno()).st_size), path))
     except DumpFormatError as error:
         raise DumpFormatError(
             str(error) if str(path) in str(error) else f"{path}: {error}; it is no strategy of MindSpore or damaged"
