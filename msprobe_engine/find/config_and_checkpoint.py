@@ -16,6 +16,7 @@ from msprobe_engine.find.config.difference import WEIGHTS, Difference, listed
 from msprobe_engine.find.config.headline import headline
 from msprobe_engine.find.config.packs import compare_packs
 from msprobe_engine.find.config.tensors import LATER
+from msprobe_engine.find.explained_by_settings import explaining, lead_with_setting
 from msprobe_engine.find.findings import CHECKPOINT, CONFIG, NONE, Diagnosis, Suspect
 from msprobe_engine.formats.checkpoint.model import RANDOM
 from msprobe_engine.formats.pack.kind import NAME as PACK
@@ -38,7 +39,7 @@ def diagnose_packs(target: Path, golden: Path) -> Diagnosis:
     found.suspects = [_suspect(one) for one in matter[:MOST_SUSPECTS]]
     found.evidence = [headline(compared)] + [f"{name}: {verdict}" for name, verdict in compared.summary().items() if verdict != "pass"]
     found.evidence += [
-        Sentence("Computed: {0} {1} against {2}.", name.replace("_", " "), b, a)
+        Sentence("Computed: {0} {1}, golden {2}.", name.replace("_", " "), b, a)
         for name, (a, b, equal) in compared.derived.items()
         if not equal
     ]
@@ -91,7 +92,7 @@ def _of_ranks(one: Deviation) -> Suspect:
 
 
 def _suspect(one: Difference) -> Suspect:
-    name = one.name if one.bench_name in (one.cmp_name, "") or not one.cmp_name else f"{one.bench_name} / {one.cmp_name}"
+    name = one.name if one.bench_name in (one.cmp_name, "") or not one.cmp_name else f"{one.cmp_name} / {one.bench_name}"
     numbers: dict[str, Any] = {"target": {"value": one.cmp}, "golden": {"value": one.bench}}
     rank, step = (one.ranks[0] if one.ranks else 0), (one.steps[0] if one.steps else 0)
     at = f" (rank {listed(one.ranks)})" if one.ranks else ""
@@ -108,9 +109,9 @@ def pack_beside(path: Path) -> Path | None:
     return None
 
 
-def started_otherwise(target: Path | None, golden: Path | None) -> tuple[list[str], list[str], list[Suspect]]:
-    """Sentences for the evidence of two runs (or of one, whose ranks are held against each other), problems, and the weights that the two
-    begin with as other numbers."""
+def started_otherwise(target: Path | None, golden: Path | None) -> tuple[list[str], list[str], list[Difference]]:
+    """Sentences for the evidence of two runs (or of one, whose ranks are held against each other), problems, and the differences of the
+    two that matter, the worst first."""
     if target is None:
         return [], [], []
     try:
@@ -123,18 +124,32 @@ def started_otherwise(target: Path | None, golden: Path | None) -> tuple[list[st
     matter = compared.differences
     if not matter:
         return [Sentence("The runs were started with the same configuration, as far as it matters.")], list(compared.problems), []
-    lines: list[str] = [Sentence("Configuration (golden against this one): {0}.", one.sentence()) for one in matter[:MOST_LINES]]
+    lines: list[str] = [Sentence("Configuration: {0}.", one.sentence()) for one in matter[:MOST_LINES]]
     if len(matter) > MOST_LINES:
         lines.append(
             Sentence(
                 "Configuration: {0} more differences; msprobe config_check -c {1} {2} lists them.", len(matter) - MOST_LINES, golden, target
             )
         )
-    first = [_suspect(one) for one in matter if one.sheet == WEIGHTS and one.term != LATER]
-    return lines, list(compared.problems), first[:MOST_SUSPECTS]
+    return lines, list(compared.problems), matter
 
 
-def blame_first_weights(found: Diagnosis, weights: Sequence[Suspect]) -> None:
+def blame_settings(found: Diagnosis, differences: Sequence[Difference]) -> None:
+    """What the runs were started with comes first where it explains the first suspect.
+
+    A setting that has the values of the call, or of an update one of the optimizer's, is named in front of it.
+    """
+    first = found.first_suspect
+    if first is None:
+        return
+    setting = explaining(first, differences)
+    if setting is not None:
+        lead_with_setting(found.suspects, setting)
+    else:
+        _blame_first_weights(found, [_suspect(one) for one in differences if one.sheet == WEIGHTS and one.term != LATER][:MOST_SUSPECTS])
+
+
+def _blame_first_weights(found: Diagnosis, weights: Sequence[Suspect]) -> None:
     """Where numbers of a monitor part in the step that the run begins with, weights that were other ones before it come first: what they
     make of it does not name them. A monitor that watches parameters names them itself."""
     first = found.first_suspect

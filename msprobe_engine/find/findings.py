@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.notebook import text_block
 from msprobe_engine.core.text.ranges import few_ranges, numbers_in, ranges_of
-from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.core.text.sentences import Sentence, joined, one_line_of
+from msprobe_engine.core.text.source_line import place_in_source
+from msprobe_engine.find.argument_names import called
 from msprobe_engine.find.nonfinite.report import listed
 
 NONE, STRUCTURE, DIVERGENCE, NONFINITE, OVERFLOW = "none", "structure", "divergence", "nonfinite", "overflow"
@@ -23,12 +25,12 @@ FINDINGS = (NONE, STRUCTURE, DIVERGENCE, NONFINITE, OVERFLOW, COLLECTIVE, DESYNC
 
 HEADLINES: Mapping[str, str] = {
     NONE: Sentence("No difference beyond round-off"),
-    STRUCTURE: Sentence("The calls of the runs, or what these return, are not the same; the numbers they share agree"),
-    DIVERGENCE: Sentence("The numbers part"),
+    STRUCTURE: Sentence("The runs do not make the same calls; the numbers that both have agree"),
+    DIVERGENCE: Sentence("First difference"),
     NONFINITE: Sentence("First NaN or Inf"),
-    OVERFLOW: Sentence("First overflow"),
-    COLLECTIVE: Sentence("A collective does not give what was put into it"),
-    DESYNC: Sentence("Ranks that must hold the same do not"),
+    OVERFLOW: Sentence("First Inf"),
+    COLLECTIVE: Sentence("A collective gives a wrong result"),
+    DESYNC: Sentence("Ranks that must hold the same values do not"),
     CONFIG: Sentence("The configurations differ"),
     CHECKPOINT: Sentence("The checkpoints differ"),
 }
@@ -36,6 +38,8 @@ HEADLINES: Mapping[str, str] = {
 NOTHING = Sentence("No NaN or Inf that matters")
 """What one run was searched for."""
 
+_MOST_FURTHER = 6
+"""Suspects on the console."""
 _MOST_PROBLEMS = 8
 """What could not be read, on the console."""
 
@@ -58,6 +62,8 @@ class Suspect:
         source: the innermost stack line that is the user's own, "" when not known.
         kind: as `msprobe_engine.find.difference.walk` has it.
         why: one sentence.
+        cause: of `why` what fits into the first line: ``eps = 1e-05, golden 1e-06``; "" where that is no news.
+        parameter: of a call of the optimizer, the parameter that it updates.
         tensor: row that shows it (``Functional.linear.0.forward.output.0``).
         partner: record of the golden side, "" when there is none.
         numbers: the two rows, side by side.
@@ -75,6 +81,8 @@ class Suspect:
     source: str = ""
     kind: str = ""
     why: str = ""
+    cause: str = ""
+    parameter: str = ""
     tensor: str = ""
     partner: str = ""
     numbers: dict[str, Any] = field(default_factory=dict)
@@ -87,6 +95,16 @@ class Suspect:
     def reason(self) -> str:
         """`why`, and of which rank where several have the same."""
         return Sentence("on rank {0}: {1}", self.rank, self.why) if self.on_ranks and self.why else self.why
+
+    def short_reason(self) -> str:
+        """`cause`, and the parameter whose update it is in."""
+        if not self.parameter:
+            return self.cause
+        return Sentence("update of {0}: {1}", self.parameter, self.cause) if self.cause else Sentence("update of {0}", self.parameter)
+
+    def same_elsewhere(self) -> Hashable:
+        """What is equal of suspects that say the same of further calls of a function: one change of the source."""
+        return (self.step, self.kind, called(self.record), self.cause) if self.cause else id(self)
 
     def ranks_text(self) -> str:
         """``rank 3`` or ``ranks 0-3, 8``."""
@@ -162,7 +180,9 @@ class Diagnosis:
             return Sentence("{0}.", self._nothing_found() if self.finding == NONE else text)
         if self.finding in (CONFIG, CHECKPOINT):  # not of a step of a training
             return Sentence("{0}: {1}", text, one_line(first.record))
-        return Sentence("{0}: {1}", text, _place(first, self.looked_at.get("ranks")))
+        place = _place(first, self.looked_at.get("ranks"))
+        said = [one for one in (place_in_source(first.source), one_line_of(first.short_reason())) if one]
+        return Sentence("{0}: {1} ({2})", text, joined(": ", said), place) if said else Sentence("{0}: {1}", text, place)
 
     def _nothing_found(self) -> str:
         """What was searched or compared, and that this was not all of it where something could not be."""
@@ -195,8 +215,7 @@ class Diagnosis:
             lines += listed("source", [" ".join(first.source.split())] if first.source else [], _WORDS)
         lines += listed("evidence", self.evidence, _WORDS)
         placed = self.finding not in (CONFIG, CHECKPOINT)
-        further = [f"{f'{s.ranks_text()}  ' if placed else ''}{s.record}: {s.reason()}" for s in self.suspects[1:6]]
-        lines += listed("also", self.first_nonfinite() + further, _WORDS)
+        lines += listed("also", self.first_nonfinite() + self._further(placed), _WORDS)
         for side, names in self.unmatched.items():
             if names:
                 lines += listed(
@@ -209,6 +228,21 @@ class Diagnosis:
         if self.looked_at:
             lines += listed("looked at", [", ".join(f"{key} {value}" for key, value in self.looked_at.items())], _WORDS)
         return "\n".join(one_line(line) for line in lines)
+
+    def _further(self, placed: bool) -> list[str]:
+        """Lines of the suspects behind the first; those that say the same are one. `placed`: they are of ranks."""
+        groups: dict[Hashable, list[Suspect]] = {}
+        for one in self.suspects:
+            groups.setdefault(one.same_elsewhere(), []).append(one)
+        lines: list[str] = []
+        for number, (one, *others) in enumerate(list(groups.values())[:_MOST_FURTHER]):
+            if number:
+                lines.append(f"{f'{one.ranks_text()}  ' if placed else ''}{one.record}: {one.reason()}")
+            if others:
+                names = ", ".join(f"{other.record}{f' ({other.parameter})' if other.parameter else ''}" for other in others[:2])
+                more = f" and {len(others) - 2} more" if len(others) > 2 else ""
+                lines.append(Sentence("the same at {0}{1}", names, more))
+        return lines
 
     def _repr_html_(self) -> str:
         return text_block(self.text())

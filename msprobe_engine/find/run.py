@@ -84,10 +84,10 @@ def diagnose(
     else:
         found = _one_kind(Path(target), None if golden is None else Path(golden), further, mappings, exact)
     if found.finding not in (findings.CONFIG, findings.CHECKPOINT) and (there is None or there.config is not None):
-        lines, problems, weights = config_and_checkpoint.started_otherwise(here.config, None if there is None else there.config)
+        lines, problems, differences = config_and_checkpoint.started_otherwise(here.config, None if there is None else there.config)
         found.evidence += lines
         found.problems += problems
-        config_and_checkpoint.blame_first_weights(found, weights)
+        config_and_checkpoint.blame_settings(found, differences)
         if golden is None and lines and here.config is not None and found.finding == findings.NONE:
             config_and_checkpoint.blame_ranks(found, here.config)
     if golden is None and found.finding == findings.DESYNC and here.config is not None:
@@ -312,7 +312,7 @@ class _StepLoop:
         earlier = [one for one in self._facts if one.step < later.step]
         if not earlier:
             return False
-        template = "The numbers part later: step {0}, rank {1}, {2}: {3}."
+        template = "The numbers differ later: step {0}, rank {1}, {2}: {3}."
         found.evidence.insert(0, Sentence(template, later.step, later.rank, later.record, later.why))
         found.finding = findings.STRUCTURE
         found.places = [*earlier, *found.places]

@@ -37,8 +37,8 @@ def test_exit_code_is_a_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.startswith("No difference that matters (3 harmless).")
     assert main(["config_check", "-c", BASE, PLANTED, "-o", out]) == 1
     said = capsys.readouterr().out
-    assert said.startswith("The configurations differ: 7 change the numbers, 4 may change them")
-    assert "lr / learning_rate: 3e-4 against 1e-4; every update is scaled by it" in said
+    assert said.startswith("The configurations differ: lr 1e-4, golden 3e-4; 7 change the numbers, 4 may change them")
+    assert "learning_rate / lr: 1e-4, golden 3e-4; every update is scaled by it" in said
     assert main(["config_check", "-c", str(tmp_path / "none.zip"), BASE, "-o", out]) == 2
     assert main(["config_check"]) == 2
     assert main(["config_check", "-c", BASE, AGAIN, "--ranks", BASE]) == 2
@@ -121,8 +121,8 @@ def test_collect_and_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     script.write_text(script.read_text().replace("1e-4", "2e-4").replace("Ring", "Tree"), encoding="utf-8")
     assert main(["config_check", "--verify", str(good), "-d", str(script)]) == 1
     said = capsys.readouterr().out
-    assert "lr: 1e-4 against 2e-4" in said
-    assert "NCCL_ALGO: Ring against Tree" in said
+    assert "lr: 2e-4, golden 1e-4" in said
+    assert "NCCL_ALGO: Tree, golden Ring" in said
     assert main(["config_check", "--verify", BASE, PLANTED]) == 1
     assert not (tmp_path / "config_check_result").exists()
 
@@ -151,7 +151,7 @@ def test_scripts_are_read_with_the_environment_and_arguments_they_would_start_wi
     monkeypatch.setenv("LR", "1e-3")
     capsys.readouterr()
     assert main([*verify, "'1 2'"]) == 1
-    assert "lr: 3e-4 against 1e-3" in capsys.readouterr().out
+    assert "lr: 1e-3, golden 3e-4" in capsys.readouterr().out
     assert main([*verify, "'1 2"]) == 2
     assert main(["config_check", "--verify", "good.zip", "--script-args", "1"]) == 2
 
@@ -215,10 +215,10 @@ def test_what_only_a_run_knows_is_not_asked_of_a_script(
     PackWriter(good, rank=0, world_size=1, framework="pytorch").add({**whole, **existing})
     for arguments, code_expected, expected in (
         ("--width 8 --lr 3e-4", 0, "do not say: optimizer.class, model.class"),
-        ("--width 8 --lr 1e-4", 1, "optimizer.lr / lr: 0.0003 against 1e-4"),
-        ("--lr 3e-4 --width 9", 1, "width: 8 against 9"),
-        ("--lr 3e-4", 1, "width: 8 against not set"),
-        ("--lr 3e-4 --width 8 --fault dtype", 1, "fault: not set against dtype"),
+        ("--width 8 --lr 1e-4", 1, "lr / optimizer.lr: 1e-4, golden 0.0003"),
+        ("--lr 3e-4 --width 9", 1, "width: 9, golden 8"),
+        ("--lr 3e-4", 1, "width: not set, golden 8"),
+        ("--lr 3e-4 --width 8 --fault dtype", 1, "fault: dtype, golden not set"),
     ):
         script.write_text(f"python train.py {arguments}\n", encoding="utf-8")
         assert main(["config_check", "--verify", str(good), "-d", str(script)]) == code_expected
@@ -233,7 +233,7 @@ def test_the_text_names_what_is_harmless_what_is_not_installed_and_what_neither_
         PackWriter(tmp_path / f"{name}.zip", rank=0, world_size=1, framework="pytorch").add({"pip": pip})
     assert main(["config_check", "-c", str(tmp_path / "a.zip"), str(tmp_path / "b.zip"), "-o", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().out
-    assert "pip: triton: not installed against 3.0" in said
+    assert "pip: triton: 3.0, golden not installed" in said
     assert "pip zz0, pip zz1, pip zz2, pip zz3, pip zz4 and 2 more" in said
     assert "neither pack has samples and random calls" in said
 
@@ -348,8 +348,9 @@ def test_settings_of_mindspore_are_known_and_the_first_line_says_what_is_folded(
         PackWriter(tmp_path / f"{name}.zip", rank=0, world_size=1, framework="mindspore").add({"msprobe/hyperparameters/rank0.json": entry})
     assert main(["config_check", "-c", str(tmp_path / "a.zip"), str(tmp_path / "b.zip"), "-o", str(tmp_path / "out")]) == 1
     first, *lines = capsys.readouterr().out.splitlines()
-    assert first == "The configurations differ: 4 change the numbers, 5 may change them (in 1 line: many of a kind are one)."
-    for words in ("optimizer.lr: 0.01 against 0.02; every update", "optimizer.class: Adam against Momentum; the update rule"):
+    counts = "4 change the numbers, 5 may change them (in 1 line: many of a kind are one)"
+    assert first == f"The configurations differ: optimizer.class Momentum, golden Adam; {counts}."
+    for words in ("optimizer.lr: 0.02, golden 0.01; every update", "optimizer.class: Momentum, golden Adam; the update rule"):
         assert any(words in line for line in lines)
 
 
@@ -364,10 +365,10 @@ def test_a_script_is_held_against_every_rank_of_a_run(script_first: bool, tmp_pa
     PackWriter(tmp_path / "run.zip").add(contents | {entries.of_rank("ranks", rank): {"host": "a"} for rank in rates})
     packs = [str(tmp_path / "script.zip"), str(tmp_path / "run.zip")][:: 1 if script_first else -1]
     assert main(["config_check", "--verify", *packs]) == 1
-    expected = "lr / optimizer.lr, rank 1: 1e-3 against 0.01" if script_first else "optimizer.lr / lr, rank 1: 0.01 against 1e-3"
+    expected = "optimizer.lr / lr, rank 1: 0.01, golden 1e-3" if script_first else "lr / optimizer.lr, rank 1: 1e-3, golden 0.01"
     said = capsys.readouterr().out
     assert expected in said
-    assert said.count("optimizer.lr") == 1
+    assert said.count(", rank 1: ") == 1
     assert "of these ranks" not in said  # a script has no ranks that could be missing
 
 

@@ -153,7 +153,7 @@ def test_a_parameter_behind_an_optimizer(dumps: Path) -> None:
     first = found.first_suspect
     assert first is not None
     assert first.step == 1
-    assert "no call of this step before it made that difference: step 0 and its optimizer lie before" in first.why
+    assert "no call of this step makes that difference: step 0 or its optimizer did" in first.why
     assert any("the optimizer of the step before moved it by" in line for line in found.evidence)
     assert found.next[-1].endswith("mix/golden --calibration MOVED")
     assert _found(dumps, "mix", "rate", "moved", "moved again").finding == "divergence"

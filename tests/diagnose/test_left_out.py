@@ -83,4 +83,4 @@ def test_commands_name_the_same(runs: Path, tmp_path: Path, capsys: pytest.Captu
         assert main(command) == 1
         said.append(capsys.readouterr().out.split("\n")[0])
     assert len(set(said)) == 1, said
-    assert "the numbers they share agree" in said[0]
+    assert "the numbers that both have agree" in said[0]

@@ -218,8 +218,8 @@ def test_another_way_is_no_difference(target: str, golden: str, ranks: int, note
 @pytest.mark.parametrize(
     ("target", "record", "why"),
     [
-        ("bf16 looking exact", "Functional.gelu.0.forward", "only the golden side is called with approximate = 'tanh'"),
-        ("bf16 looking summed moved on", "Torch.roll.0.forward", "called with input.1 = -2, the golden side with -1"),
+        ("bf16 looking exact", "Functional.gelu.0.forward", "only the golden run gives gelu approximate = 'tanh'"),
+        ("bf16 looking summed moved on", "Torch.roll.0.forward", "roll shifts = -2, golden -1"),
     ],
 )
 def test_arguments_beside_another_way(target: str, record: str, why: str, dumps: Path) -> None:

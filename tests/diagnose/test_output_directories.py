@@ -72,8 +72,9 @@ def test_a_dump_beside_a_monitor_is_compared(tmp_path: Path, rank_dump: Any) -> 
     assert found.first_suspect == alone
     assert (alone.record, alone.source) == (BORN, LINE)
     told = "\n".join(found.evidence)
-    assert "monitor output bad: the numbers part: step 0, rank 1, module layers.1, actv/layers.1.output" in told
-    assert f"incident step2-nan_inf: first NaN or Inf: step 2, rank 0, {BORN}" in told
+    assert "monitor output bad: first difference: step 0, rank 1, module layers.1, actv/layers.1.output" in told
+    assert "incident step2-nan_inf: first NaN or Inf: model.py:7 forward: logarithm of a negative number" in told
+    assert f"(step 2, rank 0, {BORN})" in told
     assert found.looked_at["dump"] == str(tmp_path / "bad" / "dump")
     assert found.looked_at["monitor output"] == str(tmp_path / "bad")
     assert str(tmp_path / "bad" / "incidents" / "step2-nan_inf") in found.looked_at["incident"]
@@ -228,5 +229,7 @@ def test_nan_analyze_reads_the_incidents_of_a_run_without_a_dump(
     """The output directory gives what the incident does, and says where it is from."""
     place = _incident(rank_dump, tmp_path / "run", 3)
     assert main(["nan_analyze", "-i", str(tmp_path / "run"), "-o", str(tmp_path / "out")]) == 1
-    assert capsys.readouterr().out.startswith(f"incident {place.name}:\nFirst NaN: step 3")
+    assert capsys.readouterr().out.startswith(
+        f"incident {place.name}:\nFirst NaN: model.py:7 forward: logarithm of a negative number: input.0 goes down to -1 (step 3"
+    )
     assert main(["nan_analyze", "-i", str(place), "-o", str(tmp_path / "out")]) == 1

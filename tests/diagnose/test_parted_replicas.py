@@ -33,7 +33,7 @@ def test_replicas_that_part(tmp_path: Path, output: str, capsys: pytest.CaptureF
     assert first is not None
     assert (first.kind, first.rank) == ("desync", 1)
     assert first.step == (0 if output == "monitor" else 1)  # a dump has the parameters as the next forward pass takes them
-    assert "Ranks that must hold the same do not" in text.splitlines()[0]
+    assert "Ranks that must hold the same values do not" in text.splitlines()[0]
     assert "optimizer.lr is 0.01" in text or output == "dump"
 
 

@@ -72,7 +72,7 @@ def test_existing_dumps(version: str, tmp_path: Path, capsys: pytest.CaptureFixt
     golden = str(tmp_path / "8.1.1" / "golden")
     for fault, code, line in (
         ("golden", 0, "No difference beyond round-off."),
-        ("bf16", 1, "The numbers part: step 0, rank 0, logits.0.debug"),
+        ("bf16", 1, "First difference: step 0, rank 0, logits.0.debug"),
         ("nan", 1, "First NaN or Inf: step 0, rank 0, logits.0.debug"),
     ):
         target = str(tmp_path / version / fault)

@@ -33,7 +33,7 @@ def test_configurations_are_evidence_beside_dumps(tmp_path: Path) -> None:
     for target, golden in ((a, b), (a / "dump", b / "dump")):
         found = diagnose(target, golden)
         assert found.finding == "none"
-        assert any("lr / learning_rate: 3e-4 against 1e-4" in line for line in found.evidence)
+        assert any("learning_rate / lr: 1e-4, golden 3e-4" in line for line in found.evidence)
     same = _output(tmp_path / "c", "again")
     assert any("started with the same configuration" in line for line in diagnose(same, b).evidence)
 
@@ -51,7 +51,7 @@ def test_output_directories_with_packs_alone(tmp_path: Path) -> None:
     found = diagnose(a, b)
     assert found.finding == "config"
     assert found.first_suspect is not None
-    assert found.first_suspect.record == "hyperparameters lr / learning_rate"
+    assert found.first_suspect.record == "hyperparameters learning_rate / lr"
     assert diagnose(a).finding == "none"
 
 

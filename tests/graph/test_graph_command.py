@@ -63,7 +63,7 @@ def test_two_runs_open_at_the_first_suspect(tmp_path: Path, capsys: pytest.Captu
     target, golden = pair(tmp_path, wrong=3)
     code, out, _ = _say(capsys, "graph", target, golden, "-o", tmp_path / "o")
     assert code == 1
-    assert out.startswith("The numbers part: step 0, rank 1, Functional.linear.3.forward\n")
+    assert out.startswith("First difference: train.py:1 f (step 0, rank 1, Functional.linear.3.forward)\n")
     assert "12 calls, 0 only in the target, 0 only in the golden run" in out
     found = kept.last.made
     assert [(made.step, made.rank, made.leading) for made in found] == [(0, 0, False), (0, 1, True)]
@@ -89,7 +89,7 @@ def test_one_run_opens_at_its_first_nan(tmp_path: Path, capsys: pytest.CaptureFi
     dump(tmp_path / "bad/step3/rank1", extra=bad)
     code, out, _ = _say(capsys, "graph", tmp_path / "bad", "-o", tmp_path / "o")
     assert code == 1
-    assert out.startswith("First NaN: step 3, rank 1, forward, operator gelu\n")
+    assert out.startswith("First NaN: train.py:1 f (step 3, rank 1, forward, operator gelu)\n")
     first, second = kept.last.made
     assert isinstance(second, Graph)
     assert first.suspect is None
@@ -272,7 +272,7 @@ def test_an_output_directory_is_its_dump(tmp_path: Path, capsys: pytest.CaptureF
         source.rename(tmp_path / "runs" / name / "dump")
     code, out, _ = _say(capsys, "graph", tmp_path / "runs" / "bad", tmp_path / "runs" / "good", "-o", tmp_path / "o")
     assert code == 1
-    assert out.startswith("The numbers part: step 0, rank 1")
+    assert out.startswith("First difference: train.py:1 f (step 0, rank 1")
     code, _, said = _say(capsys, "graph_visualize", "-tp", tmp_path / "runs" / "bad", "-o", tmp_path / "o")
     assert code == 0, said
     _, _, said = _say(capsys, "graph", tmp_path / "runs")

@@ -174,7 +174,7 @@ def test_the_scaled_kernel_is_the_first_suspect(runs: Path, tmp_path: Path, caps
     (tmp_path / "compare.json").write_text(json.dumps(settings))
     assert main(["-f", "mindspore", "compare", "-i", str(tmp_path / "compare.json"), "-o", str(tmp_path / "out"), "--csv"]) == 1
     first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith("The numbers part: step 0, rank 0, Mul.")
+    assert first.startswith("First difference: step 0, rank 0, Mul.")
 
 
 def test_single_points_of_the_framework(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

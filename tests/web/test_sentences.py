@@ -79,8 +79,8 @@ def test_the_diagnosis_says_why_in_chinese() -> None:
     found = Diagnosis("divergence", [Suspect("Functional.linear.0.forward", "mlp", 1, 2, why=why)], ["own words"], problems=["{x}"])
     found.evidence.append(Sentence("The largest difference is {0}: {1}.", "1", "here"))
     made = page(found)
-    assert "<title>The numbers part: step 2, rank 1, module mlp, Functional.linear.0.forward</title>" in made
-    assert 'data-zh="数值在此处分叉：第 2 步，卡 1，模块 mlp，Functional.linear.0.forward"' in made
+    assert "<title>First difference: step 2, rank 1, module mlp, Functional.linear.0.forward</title>" in made
+    assert 'data-zh="首个差异：第 2 步，卡 1，模块 mlp，Functional.linear.0.forward"' in made
     assert 'data-zh="output.0 相差 3.00%；输入一致。"' in made
     assert 'data-zh="最大差异为1：here。"' in made
     assert found.as_json()["first_suspect"]["why"] == "output.0 differs by 3.00%; what goes in is the same"

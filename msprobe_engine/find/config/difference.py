@@ -107,16 +107,20 @@ class Difference:
     def sentence(self) -> str:
         """One line for a console."""
         alone = self.bench_name in (self.cmp_name, "", ONLY_CMP) or self.cmp_name in ("", ONLY_BENCH)
-        name = self.name if alone else f"{self.bench_name} / {self.cmp_name}"
+        name = self.name if alone else f"{self.cmp_name} / {self.bench_name}"
         at = "".join((f", step {listed(self.steps)}" if self.steps else "", f", rank {listed(self.ranks)}" if self.ranks else ""))
         return f"{self.sheet}: {name}{at}{': ' if self.bench or self.cmp else '; '}{self.reason()}"
 
     def reason(self) -> str:
-        """The two values, and what they do."""
+        """The two values, that of the golden run last, and what they do."""
+        return "; ".join(part for part in (self.values, self.why) if part)
+
+    @property
+    def values(self) -> str:
+        """``0.003, golden 0.001``; "" where there are none."""
         if not (self.bench or self.cmp):
-            return self.why
-        values = (_NOT_INSTALLED if self.sheet == PIP and one == "None" else short(one) for one in (self.bench, self.cmp))
-        return f"{' against '.join(values)}; {self.why}"
+            return ""
+        return ", golden ".join(_NOT_INSTALLED if self.sheet == PIP and one == "None" else short(one) for one in (self.cmp, self.bench))
 
 
 @dataclass

@@ -35,7 +35,9 @@ def headline(found: Comparison, lines: Mapping[str, int] | None = None) -> str:
         parts.append(f"{counts[CHANGES]} change{'s' if counts[CHANGES] == 1 else ''} the numbers{told[CHANGES]}")
     if counts[MAY]:
         parts.append(f"{counts[MAY]} may change them{told[MAY]}")
-    return f"The configurations differ: {', '.join(parts)}{f'; {harmless}' if counts[HARMLESS] else ''}."
+    worst = found.differences[0]
+    first = f"{worst.name} {worst.values}" if worst.values else f"{worst.sheet} {worst.name}"
+    return f"The configurations differ: {first}; {', '.join(parts)}{f'; {harmless}' if counts[HARMLESS] else ''}."
 
 
 def _in_lines(differences: int, lines: int) -> str:

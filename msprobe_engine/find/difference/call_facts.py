@@ -108,8 +108,7 @@ def _numbers(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentenc
 def _why(kind: str, side: DumpTable, row: int, golden: DumpTable, other: int) -> Sentence:
     place = explain.place_of(side, row)
     if kind == ARGUMENT:
-        values = repr(side.values.get(row)), repr(golden.values.get(other))
-        return Sentence("called with {0} = {1}, the golden side with {2}; no number shows it", place, *values)
+        return Sentence("{0}; the result does not show it", explain.other_argument(side, row, golden, other))
     if kind == GRAD_FLAG:
         if side.requires_grad[row]:
             return Sentence("{0} requires a gradient, and none on the golden side (frozen or detached there)", place)
@@ -117,6 +116,11 @@ def _why(kind: str, side: DumpTable, row: int, golden: DumpTable, other: int) ->
     if kind == SHAPE:
         return Sentence("{0} has shape {1}, on the golden side {2}", place, side.shape[row], golden.shape[other])
     return Sentence("{0} has dtype {1}, on the golden side {2}; no number shows it", place, side.dtype[row], golden.dtype[other])
+
+
+def _cause(origin: DifferenceOrigin, walker: DifferenceWalk, why: Sentence) -> Sentence:
+    """For the first line: an argument as it is said of others, of anything else the whole sentence."""
+    return explain.cause(origin, walker) or why
 
 
 def _of_collectives(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentence]]:

@@ -9,19 +9,24 @@ from typing import Any
 
 import numpy as np
 
+from msprobe_engine.core.dtypes import is_bool, is_not_float
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
+from msprobe_engine.find.argument_names import argument_name, called
 from msprobe_engine.find.difference import origin as origins
 from msprobe_engine.find.difference.divergence import Divergence
 from msprobe_engine.find.difference.origin import DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
+from msprobe_engine.find.nonfinite.made_by import why_not_finite
 from msprobe_engine.find.nonfinite.report import own_line
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
 from msprobe_engine.measure import distances, factorize, missing_statistics, roundoff
 
+_LONG = 8
+"""Characters of a number that are all shown."""
 _STATISTICS = ("Max", "Min", "Mean", "Norm")
 
 
@@ -34,6 +39,7 @@ def suspect(step: int, rank: int, origin: DifferenceOrigin, walker: DifferenceWa
         module=module_of(walker, origin),
         source=own_line(stack) or "",
         why=why(origin, walker, step),
+        cause=cause(origin, walker),
         numbers=numbers(origin, walker),
         distance=origin.distance,
         limit=origin.limit,
@@ -92,15 +98,8 @@ def why(origin: DifferenceOrigin, walker: DifferenceWalk, step: int) -> Sentence
         other = Sentence("holds {0}", _bad(golden, origin.other)) if distances.nonfinite(golden, theirs).any() else Sentence("is finite")
         held = _bad(side, origin.row)
         return Sentence("{0} holds {1}, and everything that went in is finite; the golden side {2} here", place, held, other)
-    if origin.kind == origins.ARGUMENT:
-        x, y = side.values.get(origin.row), golden.values.get(origin.other)
-        return Sentence("called with {0} = {1}, the golden side with {2}; the result differs by {3}", place, repr(x), repr(y), size)
-    if origin.kind == origins.DEFAULT and (lone := walker.lone_arguments.get(origin.op)) is not None:
-        if lone.here:
-            said = Sentence("only this run is called with {0} = {1}", lone.place, repr(lone.value))
-        else:
-            said = Sentence("only the golden side is called with {0} = {1}", lone.place, repr(lone.value))
-        return Sentence("{0}; the result differs by {1}", said, size)
+    if origin.kind == origins.ARGUMENT or (origin.kind == origins.DEFAULT and origin.op in walker.lone_arguments):
+        return Sentence("{0}; the result differs by {1}", cause(origin, walker), size)
     if origin.kind == origins.GRADLESS:
         here, there = Sentence("this run"), Sentence("the golden side")
         with_it, without = (here, there) if side.requires_grad[origin.row] else (there, here)
@@ -109,9 +108,9 @@ def why(origin: DifferenceOrigin, walker: DifferenceWalk, step: int) -> Sentence
         name = _parameter(walker, origin.row)
         return Sentence("parameter {0}: {1}", name, said) if name else said
     if origin.kind == origins.EXTRA:
-        return Sentence("only this run makes this call, and what it gives goes into {0}, where {1} differs by {2}", user, place, size)
+        return Sentence("only this run makes this call; {0} takes in its result, and there {1} differs by {2}", user, place, size)
     if origin.kind == origins.MISSING:
-        return Sentence("only the golden side makes this call; without it {0} takes in {1} that differs by {2}", user, place, size)
+        return Sentence("only the golden run makes this call; without it {0} takes in {1} that differs by {2}", user, place, size)
     if origin.kind == origins.UNSUMMED:
         template = "what it gives is part of a sum over ranks, and {0} takes it in before it is summed: {1} differs by {2}"
         return Sentence(template, user, place, size)
@@ -122,15 +121,15 @@ def why(origin: DifferenceOrigin, walker: DifferenceWalk, step: int) -> Sentence
         return Sentence(template, user, place, size)
     if origin.kind == origins.INSIDE:
         if side.role[origin.row] == OUTPUT:
-            template = "what it takes in is the same, and its own code gives {0} the same numbers in another order: {1} differs by {2}"
+            template = "its inputs are the same, but its own code hands {0} the same numbers in another order: {1} differs by {2}"
             return Sentence(template, user, place, size)
-        return Sentence("what it takes in is the same, and its own code gives {0} {1} that differs by {2}", user, place, size)
+        return Sentence("its inputs are the same, but its own code hands {0} another {1}: it differs by {2}", user, place, size)
     if origin.kind in (origins.TAKEN, origins.PARAMETER):
-        what = Sentence("parameter") if origin.kind == origins.PARAMETER else Sentence("what it takes in as")
+        what = Sentence("parameter {0}", place) if origin.kind == origins.PARAMETER else place
         if not step:
-            return Sentence("{0} {1} differs by {2}, and no call before it made that difference", what, place, size)
-        template = "{0} {1} differs by {2}, and no call of this step before it made that difference: step {3} and its optimizer lie before"
-        return Sentence(template, what, place, size, step - 1)
+            return Sentence("{0} differs by {1} where it comes in, and no call before makes that difference", what, size)
+        template = "{0} differs by {1} where it comes in, and no call of this step makes that difference: step {2} or its optimizer did"
+        return Sentence(template, what, size, step - 1)
     if origin.inside:
         return Sentence("{0} differs by {1}; what goes in differs by {2}", place, size, _percent(origin.inside))
     if _takes_redacted(walker, origin.op):
@@ -138,6 +137,51 @@ def why(origin: DifferenceOrigin, walker: DifferenceWalk, step: int) -> Sentence
     if walker.takes_in_unknown(origin.op):
         return Sentence("{0} differs by {1}; some of what goes in could not be compared, and the rest is the same", place, size)
     return Sentence("{0} differs by {1}; what goes in is the same", place, size)
+
+
+def cause(origin: DifferenceOrigin, walker: DifferenceWalk) -> Sentence:
+    """Why in a few words of the source, for the first line; nothing where it would say no more than that a number differs."""
+    side, golden = walker.side, walker.golden.side
+    if origin.kind in (origins.NONFINITE, origins.RESULT, origins.EXTRA) and (born := why_not_finite(side, origin.op)):
+        return born
+    if origin.kind == origins.ARGUMENT:
+        return other_argument(side, origin.row, golden, origin.other)
+    if origin.kind == origins.DEFAULT and (lone := walker.lone_arguments.get(origin.op)) is not None:
+        record = side.ops[origin.op]
+        name = argument_name(record, f"input.{lone.place}", stack_of(side, record))
+        if lone.here:
+            return Sentence("only this run gives {0} = {1}", name, repr(lone.value))
+        return Sentence("only the golden run gives {0} = {1}", name, repr(lone.value))
+    if origin.kind in (origins.EXTRA, origins.MISSING):
+        record = side.ops[origin.op] if origin.kind == origins.EXTRA else golden.ops[origin.partner]
+        if origin.kind == origins.EXTRA:
+            return Sentence("only this run calls {0}", called(record))
+        return Sentence("only the golden run calls {0}", called(record))
+    if origin.kind == origins.TAKEN and origin.row not in walker.target.producers and _is_integer(side.dtype[origin.row]):
+        return Sentence("other samples, or another order of them: {0} holds other integers", place_of(side, origin.row))
+    if origin.kind == origins.PARAMETER:
+        return Sentence("parameter {0} is not the same", place_of(side, origin.row).removeprefix("parameters."))
+    return Sentence("")
+
+
+def other_argument(side: DumpTable, row: int, golden: DumpTable, other: int) -> Sentence:
+    """An argument and its two values: ``eps = 1e-05, golden 1e-06``."""
+    record = side.ops[side.op[row]]
+    return Sentence(
+        "{0} = {1}, golden {2}",
+        argument_name(record, place_of(side, row), stack_of(side, record)),
+        *_apart(side.values.get(row), golden.values.get(other)),
+    )
+
+
+def _apart(*values: Any) -> tuple[str, ...]:
+    """Values as text; numbers with as few digits as tell them apart."""
+    short = tuple(f"{one:.6g}" if type(one) is float and len(repr(one)) > _LONG else repr(one) for one in values)
+    return short if len(set(short)) == len(short) else tuple(map(repr, values))
+
+
+def _is_integer(dtype: str | None) -> bool:
+    return dtype is not None and is_not_float(dtype) and not is_bool(dtype)
 
 
 def _takes_redacted(walker: DifferenceWalk, op: int) -> bool:
@@ -195,10 +239,13 @@ def overflows(origin: DifferenceOrigin, walker: DifferenceWalk) -> bool:
 
 
 def numbers(origin: DifferenceOrigin, walker: DifferenceWalk) -> dict[str, Any]:
-    """The row on both sides: dtype, shape, statistics."""
+    """The row on both sides: dtype, shape, statistics; of an argument that is no tensor its value."""
     out: dict[str, Any] = {}
     for word, side, row in (("target", walker.side, origin.row), ("golden", walker.golden.side, origin.other)):
         if row >= 0:
+            if row in side.values:
+                out[word] = {"row": side.name[row], "value": side.values[row]}
+                continue
             out[word] = {"row": side.name[row], "dtype": side.dtype[row], "shape": side.shape[row]} | dict(
                 zip(_STATISTICS, side.stats_of(row))
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,37 +13,36 @@ from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.core.text.source_line import LIBRARY, place_in_source
 from msprobe_engine.find.nonfinite.first_over_ranks import Verdict
 from msprobe_engine.find.nonfinite.flags import INF, NAN, NONFINITE, Call, Trace, what
+from msprobe_engine.find.nonfinite.made_by import why_not_finite
 from msprobe_engine.find.nonfinite.scan import NonFiniteOrigin
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.dump.stream import read_record
 
 CAUSES: Mapping[str, str] = {
-    "operator": Sentence("clean inputs, bad output: born in this call"),
-    "module": Sentence("clean inputs, bad output: born inside this module (record level mix to see the operator)"),
-    "gradient": Sentence("clean incoming gradient, bad parameter gradient: born in the weight gradient of this module"),
+    "operator": Sentence("what goes in is in order, what comes out is not: this call made it"),
+    "module": Sentence("its inputs are finite, its output is not: an operator inside this module made it (a dump of level mix names it)"),
+    "gradient": Sentence("the gradient that comes in is finite, that of the parameter is not: the weight gradient of this module made it"),
     "collective": Sentence(
-        "clean inputs on all recorded ranks, bad output: born inside the collective (overflow of the sum, or a bad link)"
+        "the inputs of all recorded ranks are finite, the output is not: the collective made it (its sum overflows, or a link is bad)"
     ),
-    "missing": Sentence("clean input here, bad output: brought by a rank without a dump, or born in the collective"),
+    "missing": Sentence("the input of this rank is finite, the output is not: a rank without a dump brought it, or the collective made it"),
     "parameter": Sentence(
         "the parameter was already bad when the step used it: look at the gradients and the optimizer of the step before"
     ),
-    "data": Sentence("the value was bad when it first came into the record"),
+    "data": Sentence("it was there when the value was first recorded: bad input data, or an operation before it"),
     "unrecorded": Sentence("between two recorded calls: an operation that the dump does not hold"),
     "sample": Sentence("first bad monitor sample; with incident.level: mix in the settings the operators of the last steps are kept, too"),
-    "update": Sentence("the recorded calls of the step are clean: born on the gradients' way to the optimizer, or in its update"),
+    "update": Sentence("the recorded calls of the step are finite: it was made between the backward pass and the update, or in the update"),
 }
-_LIBRARY = re.compile(
-    r"[/\\](site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]|[/\\](msprobe|msprobe_engine|msprobe_integrations)[/\\]|<frozen"
-)
 
 
 def own_line(stack: Sequence[str]) -> str | None:
     """The innermost stack line that is in the user's own source; the innermost one of all when every line is a library's."""
     for line in stack:
-        if not _LIBRARY.search(line):
+        if not LIBRARY.search(line):
             return line
     return stack[0] if stack else None
 
@@ -91,6 +89,7 @@ def finding(verdict: Verdict, number: int) -> dict[str, Any]:
         "what": what(origin.flags),
         "cause": origin.cause,
         "explanation": CAUSES[origin.cause],
+        "why": why_not_finite(call.dump, call.record) if origin.cause == "operator" else "",
         "module": path,
         "operator": op,
         "direction": call.direction,
@@ -144,9 +143,13 @@ def lines_of(items: Sequence[Mapping[str, Any]], *, first: bool) -> list[str]:
     item = items[0]
     ranks = ", ".join(str(i["rank"]) for i in items)
     place = f"module {item['module']}, " if item["module"] else ""
+    where_seen = (
+        f"step {item['step']}, rank{'s' if len(items) > 1 else ''} {ranks}, {item['direction']}, "
+        f"{place}{'' if item['cause'] in ('sample', 'update') else 'operator '}{item['operator']}"
+    )
+    said = [one for one in (place_in_source(item["source_line"] or ""), item["why"]) if one]
     lines = [
-        f"{'First' if first else 'Also'} {item['what']}: step {item['step']}, rank{'s' if len(items) > 1 else ''} {ranks}, "
-        f"{item['direction']}, {place}{'' if item['cause'] in ('sample', 'update') else 'operator '}{item['operator']}",
+        f"{'First' if first else 'Also'} {item['what']}: {': '.join(said)}{f' ({where_seen})' if said else where_seen}",
         f"  record    {item['op_name']}",
         f"  cause     {item['explanation']}",
     ]

@@ -229,7 +229,7 @@ class _Scanner:
         if call.in_flags & UNKNOWN:
             notes.append(Sentence("some inputs have no statistics in the dump"))
         for place, value in call.literals():
-            notes.append(Sentence("called with the plain number {0} as {1}", value, place))
+            notes.append(Sentence("the call was given {0} as {1}", value, place))
         self._add(call.index, cause, call, bad_out, notes)
         return True
 

@@ -30,7 +30,7 @@ def text(found: Comparison, top: int = TOP) -> str:
         if len(sentences) > top:
             sentences[top:] = [f"... and {len(sentences) - top} more, see the report"]
         lines += _named(severity.replace(" numerics", ""), sentences)
-    lines += _named("computed", [f"{name}: {a} against {b}" for name, (a, b, equal) in found.derived.items() if not equal])
+    lines += _named("computed", [f"{name}: {b}, golden {a}" for name, (a, b, equal) in found.derived.items() if not equal])
     if found.harmless:
         names = list(dict.fromkeys(f"{one.sheet} {one.name}" for one in found.harmless))
         more = f" and {len(names) - MOST_HARMLESS} more" if len(names) > MOST_HARMLESS else ""

@@ -35,6 +35,7 @@ def name_parameters(suspects: Sequence[Suspect], divergence: Divergence) -> None
         if named:
             owner = named[0]
             name = ".".join(part for part in owner if part)
+            suspect.parameter = name
             suspect.why = Sentence("in the update of parameter {0} by the optimizer: {1}", name, suspect.why)
 
 

@@ -1,0 +1,108 @@
+"""A line of a call stack as a reader wants it: ``train.py:6 rope_tables``, and what an argument of a call is called there.
+
+Stack lines are data: their code is parsed and never run.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from msprobe_engine.core.log import one_line
+
+_LINE = re.compile(r"\s*File (?P<file>.+?), line (?P<line>\d{1,9}), in (?P<function>[^,]+),\s*(?P<code>.*)", re.DOTALL)
+LIBRARY = re.compile(
+    r"[/\\](site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]|[/\\](msprobe|msprobe_engine|msprobe_integrations)[/\\]|<frozen"
+)
+"""In lines that are not the user's own."""
+_LONGEST = 500
+"""Characters of code that are parsed."""
+_LONGEST_NAME = 40
+_SIGNS: dict[str, type[ast.operator]] = {
+    "add": ast.Add,
+    "sub": ast.Sub,
+    "mul": ast.Mult,
+    "truediv": ast.Div,
+    "floordiv": ast.FloorDiv,
+    "mod": ast.Mod,
+    "pow": ast.Pow,
+    "matmul": ast.MatMult,
+}
+"""Methods of operators, without underscores and without the r of a reflected one."""
+
+
+class SourceLine(NamedTuple):
+    """The parts of a stack line: path of the file, number of the line, function, and the code that stands there."""
+
+    file: str
+    line: int
+    function: str
+    code: str
+
+    @property
+    def place(self) -> str:
+        """``train.py:6 rope_tables``; outside of functions ``train.py:62``."""
+        name = re.split(r"[/\\]", self.file.strip('"'))[-1]
+        return f"{name}:{self.line}" + ("" if self.function == "<module>" else f" {self.function}")
+
+
+def parse_line(text: str) -> SourceLine | None:
+    """The parts of ``File /home/me/train.py, line 6, in rope_tables, inv = 1.0 / base``; None of anything else."""
+    found = _LINE.fullmatch(text)
+    return SourceLine(found["file"], int(found["line"]), found["function"], found["code"].strip()) if found else None
+
+
+def place_in_source(text: str) -> str:
+    """``train.py:6 rope_tables`` of a stack line; "" of anything else, and of a line of a library."""
+    found = parse_line(text)
+    return one_line(found.place) if found is not None and not LIBRARY.search(text) else ""
+
+
+def argument_text(code: str, function: str, position: int) -> str:
+    """What is written for an argument of a call: ``self.eps`` of position 3 in ``F.rms_norm(x, (8,), w, self.eps)``.
+
+    Args:
+        code: one line of source.
+        function: name of the function, of a method of a tensor (whose position 0 is the tensor), or of an operator (``__rpow__``).
+        position: of the argument, from 0.
+
+    Returns:
+        A name, attribute or item; "" where there is none, or more than one that it may be.
+    """
+    sign = _SIGNS.get(function.strip("_")) or _SIGNS.get(function.strip("_").removeprefix("r").removeprefix("i"))
+    found = set()
+    for node in _nodes(code):
+        if sign is not None and isinstance(node, ast.BinOp) and isinstance(node.op, sign) and function.startswith("__"):
+            reflected = function.startswith("__r")
+            found.add(ast.unparse(_named(node.right if (position == 1) != reflected else node.left)))
+        elif isinstance(node, ast.Call) and not any(isinstance(one, ast.Starred) for one in node.args):
+            found.add(_of_call(node, function, position))
+    found.discard("")
+    return found.pop() if len(found) == 1 else ""
+
+
+def _of_call(node: ast.Call, function: str, position: int) -> str:
+    called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+    if called != function:
+        return ""
+    return ast.unparse(_named(node.args[position])) if position < len(node.args) else ""
+
+
+def _named(node: ast.expr) -> ast.expr:
+    """The expression, where it is a name that can be shown; else nothing."""
+    named = isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)) and len(ast.unparse(node)) <= _LONGEST_NAME
+    return node if named else ast.Name("")
+
+
+def _nodes(code: str) -> Iterator[ast.AST]:
+    """All nodes of a line, which may be the head of a block; none where it is not whole."""
+    if len(code) > _LONGEST:
+        return
+    for text in (code, f"{code} pass", f"if 0: pass\n{code} pass"):
+        try:
+            yield from ast.walk(ast.parse(text))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        return

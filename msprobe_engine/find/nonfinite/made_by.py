@@ -1,0 +1,242 @@
+"""Why a call made a NaN or an Inf, where the statistics of what went in show it: 0 / 0, log of 0, a row masked completely.
+
+A sentence is only said of what the numbers prove or leave as the one way; nothing is guessed from the name of a function alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from msprobe_engine.core import operator_traits
+from msprobe_engine.core.dtypes import float_type
+from msprobe_engine.core.names import forward_twin
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
+
+_IGNORED_LABEL = -100
+"""What the losses of torch and MindSpore leave out unless they are told another number."""
+_LOGARITHMS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0}
+"""Function -> where its logarithm is that of 0."""
+_CASTS = frozenset(("to", "half", "type", "type_as", "bfloat16", "float", "cast", "copy", "copy_"))
+_GROW = frozenset((*operator_traits.PRODUCTS, *operator_traits.SUMS, "pow", "__pow__", "square", "cumsum", "norm", "prod", "einsum"))
+_GROW |= operator_traits.SCALINGS | operator_traits.ADDITIONS | operator_traits.PRODUCTS_WITH_ADDEND
+
+
+class _Operand(NamedTuple):
+    """A tensor or number that goes in: its place, dtype ("" of a plain number), shape, and what its elements lie between."""
+
+    place: str
+    dtype: str
+    shape: tuple[Any, ...]
+    least: float
+    most: float
+
+    @property
+    def has_zero(self) -> bool:
+        """Zero is at an end of the range, so that an element is known to be 0."""
+        return 0.0 in (self.least, self.most)
+
+    @property
+    def is_zero(self) -> bool:
+        return self.least == self.most == 0.0
+
+
+class _Seen(NamedTuple):
+    """A call: function, operands by position or name, and what its result holds."""
+
+    function: str
+    operands: Mapping[str, _Operand]
+    nan: bool
+    dtype: str
+
+    def at(self, position: int, *names: str) -> _Operand | None:
+        """The operand at a position, or given by one of the names."""
+        return next((one for key in (str(position), *names) if (one := self.operands.get(key)) is not None), None)
+
+
+def why_not_finite(side: DumpTable, op: int) -> Sentence:
+    """Why the record `op` gives a NaN or an Inf; an empty sentence where its numbers do not say, or it gives none."""
+    name = side.ops[op]
+    parts = name.split(".")
+    if len(parts) < 4 or not parts[-2].isdecimal():
+        return Sentence("")
+    if parts[-1] == "backward":
+        return _of_gradient(side, name, parts[-3])
+    seen = _see(side, op, parts[-3])
+    return Sentence("") if seen is None else next((said for rule in _RULES if (said := rule(seen))), Sentence(""))
+
+
+def _see(side: DumpTable, op: int, function: str) -> _Seen | None:
+    operands: dict[str, _Operand] = {}
+    nan = infinite = False
+    dtype = ""
+    for row in side.rows(op):
+        if side.role[row] == INPUT and (one := _operand(side, op, row)) is not None:
+            operands[one.place.removeprefix("input.")] = one
+        elif side.role[row] == OUTPUT and row not in side.values:
+            ends = [value for value in side.stats_of(row)[:2] if isinstance(value, float)]
+            bad_nan = bool(side.nans.get(row)) or any(math.isnan(value) for value in ends)
+            bad_inf = bool(side.infs.get(row)) or any(math.isinf(value) for value in ends)
+            nan, infinite = nan or bad_nan, infinite or bad_inf
+            dtype = dtype or (str(side.dtype[row]) if bad_nan or bad_inf else "")
+    return _Seen(function, operands, nan, dtype) if nan or infinite else None
+
+
+def _operand(side: DumpTable, op: int, row: int) -> _Operand | None:
+    place = side.name[row].removeprefix(side.ops[op]).lstrip(".")
+    value = side.values.get(row)
+    if row in side.values:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return _Operand(place, "", (), float(value), float(value)) if number else None
+    most, least = side.stats_of(row)[:2]
+    shape = side.shape[row]
+    known = isinstance(most, (int, float)) and isinstance(least, (int, float))
+    ends = (float(least), float(most)) if known else (math.nan, math.nan)
+    return _Operand(place, str(side.dtype[row]), tuple(shape) if isinstance(shape, list) else (), *ends)
+
+
+def _logarithm(seen: _Seen) -> Sentence | None:
+    end, x = _LOGARITHMS.get(seen.function.strip("_")), seen.at(0, "self", "input")
+    if end is None or x is None:
+        return None
+    if x.least < end:
+        return Sentence("logarithm of a negative number: {0} goes down to {1}", x.place, _number(x.least - end))
+    return Sentence("logarithm of 0: the smallest element of {0} is {1}", x.place, _number(x.least)) if x.least == end else None
+
+
+def _root(seen: _Seen) -> Sentence | None:
+    function, x = seen.function.strip("_"), seen.at(0, "self", "input")
+    if function not in ("sqrt", "rsqrt") or x is None:
+        return None
+    if x.least < 0:
+        return Sentence("square root of a negative number: {0} goes down to {1}", x.place, _number(x.least))
+    return Sentence("1 / sqrt(0): an element of {0} is 0", x.place) if function == "rsqrt" and x.least == 0 else None
+
+
+def _division(seen: _Seen) -> Sentence | None:
+    function = seen.function.strip("_").removeprefix("i")
+    if function in ("reciprocal", "rtruediv"):
+        below, above = seen.at(0, "self", "input"), seen.at(1, "other")
+    elif function in ("div", "divide", "true_divide", "truediv"):
+        below, above = seen.at(1, "other"), seen.at(0, "self", "input")
+    else:
+        return None
+    if below is None or not below.has_zero:
+        return None
+    if seen.nan and (below.is_zero or (above is not None and above.has_zero)):
+        return Sentence("0 / 0: an element of the divisor {0} is 0, and what is divided is 0 there", below.place)
+    return Sentence("division by 0: an element of the divisor {0} is 0", below.place)
+
+
+def _exponential(seen: _Seen) -> Sentence | None:
+    x = seen.at(0, "self", "input")
+    kind = float_type(x.dtype) if x is not None else None
+    if seen.function.strip("_") not in ("exp", "expm1", "exp2", "sinh", "cosh") or x is None or kind is None or seen.nan:
+        return None
+    end = math.log2(kind.largest) if "2" in seen.function else math.log(kind.largest)
+    template = "overflow of the exponential: {0} goes up to {1}, and beyond {2} its result does not fit into {3}"
+    most = max(x.most, -x.least) if "h" in seen.function else x.most
+    return Sentence(template, x.place, _number(most), f"{end:.1f}", kind.name) if most > end else None
+
+
+def _power(seen: _Seen) -> Sentence | None:
+    function = seen.function.strip("_").removeprefix("i")
+    if function not in ("pow", "rpow"):
+        return None
+    operands = seen.at(0, "self", "input"), seen.at(1, "exponent", "other")
+    base, exponent = operands if function == "pow" else operands[::-1]
+    if base is None or exponent is None:
+        return None
+    if seen.nan and base.least < 0 and not (exponent.least == exponent.most and float(exponent.least).is_integer()):
+        return Sentence("a negative number to a power that is no integer: {0} goes down to {1}", base.place, _number(base.least))
+    if base.has_zero and exponent.least < 0:
+        return Sentence("0 to a negative power: an element of {0} is 0", base.place)
+    return None
+
+
+def _labels(seen: _Seen) -> Sentence | None:
+    target, told = seen.at(1, "target"), seen.at(4, "ignore_index")
+    if seen.function not in ("cross_entropy", "nll_loss") or target is None or not seen.nan:
+        return None
+    ignored = _IGNORED_LABEL if told is None or told.dtype else told.least
+    if target.least == target.most == ignored:
+        return Sentence("0 / 0: all labels are {0}, which are ignored, so the mean is that of nothing", _number(ignored))
+    return None
+
+
+def _softmax(seen: _Seen) -> Sentence | None:
+    x = seen.at(0, "self", "input")
+    if x is None or not seen.nan or not operator_traits.is_softmax(seen.function) or x.least != -math.inf:
+        return None
+    return Sentence("a row that is masked completely: softmax of nothing but -Inf, by {0}", x.place)
+
+
+def _empty(seen: _Seen) -> Sentence | None:
+    x = seen.at(0, "self", "input")
+    if x is None or not seen.nan or not x.dtype:
+        return None
+    if seen.function in ("mean", "nanmean") and 0 in x.shape:
+        return Sentence("0 / 0: the mean of an empty tensor, {0} has shape {1}", x.place, list(x.shape))
+    if seen.function in ("std", "var") and math.prod(x.shape) == 1:
+        return Sentence("0 / 0: the spread of a single element, {0}", x.place)
+    return None
+
+
+def _spread(seen: _Seen) -> Sentence | None:
+    if seen.function not in operator_traits.NORMALISATIONS:
+        return None
+    eps = seen.at({"rms_norm": 3, "batch_norm": 7}.get(seen.function, 4), "eps")
+    return Sentence("eps is 0: a row without spread is divided by 0") if eps is not None and not eps.dtype and eps.is_zero else None
+
+
+def _infinities(seen: _Seen) -> Sentence | None:
+    infinite = [one for one in seen.operands.values() if math.inf in (one.most, -one.least)]
+    if not seen.nan or seen.function not in operator_traits.ADDITIONS | operator_traits.SUMS or not infinite:
+        return None
+    return Sentence("Inf minus Inf: {0} holds infinities", infinite[0].place)
+
+
+def _range(seen: _Seen) -> Sentence | None:
+    """The result is too large for its type."""
+    kind = float_type(seen.dtype)
+    if kind is None or not kind.infinite or seen.nan:
+        return None
+    sizes = [max(one.most, -one.least) for one in seen.operands.values() if one.dtype]
+    largest = max((size for size in sizes if math.isfinite(size)), default=0.0)
+    ends = f"{kind.largest:.6g}"
+    if seen.function in _CASTS and largest > kind.largest:
+        return Sentence("cast to {0}, which ends at {1}: what goes in is up to {2}", kind.name, ends, _number(largest))
+    if seen.function in _GROW:
+        return Sentence("the result is beyond {0}, which ends at {1}; what goes in is up to {2}", kind.name, ends, _number(largest))
+    return None
+
+
+def _of_gradient(side: DumpTable, name: str, function: str) -> Sentence:
+    """Of a backward record: what the forward call took in."""
+    if function.strip("_") == "sqrt" and (twin := forward_twin(name)) in side.ops:
+        op = side.ops.index(twin)
+        first = next((one for row in side.rows(op) if side.role[row] == INPUT and (one := _operand(side, op, row)) is not None), None)
+        if first is not None and first.least == 0:
+            return Sentence("the gradient of the square root is infinite at 0, and an element of {0} is 0", first.place)
+    return Sentence("")
+
+
+def _number(value: float) -> str:
+    return f"{value:.6g}"
+
+
+_RULES: tuple[Callable[[_Seen], Sentence | None], ...] = (
+    _logarithm,
+    _root,
+    _division,
+    _exponential,
+    _power,
+    _labels,
+    _softmax,
+    _empty,
+    _spread,
+    _infinities,
+    _range,
+)

@@ -1,0 +1,120 @@
+"""The first line says what and where in the words of the source: names of arguments, settings that explain it, other samples."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msprobe_engine.config.severity import CHANGES, MAY
+from msprobe_engine.core.text.source_line import parse_line, place_in_source
+from msprobe_engine.find.argument_names import argument_name
+from msprobe_engine.find.config.difference import ENV, SETTINGS, Difference
+from msprobe_engine.find.explained_by_settings import explaining
+from msprobe_engine.find.findings import Suspect
+from msprobe_engine.find.run import diagnose
+
+LINE = "File /job/model.py, line {0}, in {1}, \n {2}"
+PACKS = Path(__file__).parents[1] / "fixtures" / "config_packs" / "26.2.0"
+NAMES = [
+    ("Tensor.__rpow__.0.forward", "input.1", "inv = 1.0 / (base ** (torch.arange(0, d).float() / d))", "base"),
+    ("Tensor.__mul__.9.forward", "input.1", "a = torch.softmax(q @ k.T * self.scale + m, -1)", "self.scale"),
+    ("Tensor.__mul__.9.forward", "input.1", "a = x * self.one + y * self.two", "factor"),
+    ("Tensor.__truediv__.9.forward", "input.1", "a = x / 3", "divisor"),
+    ("Tensor.mul_.0.forward", "input.1", "optimizer.step()", "factor"),
+    ("Functional.rms_norm.2.forward", "input.3", "return F.rms_norm(x, (8,), self.w, self.eps)", "rms_norm eps"),
+    ("Functional.gelu.0.forward", "input.approximate", "h = F.gelu(x)", "gelu approximate"),
+    ("Torch.own.0.forward", "input.2", "if own(a, b, self.sizes[0]):", "self.sizes[0]"),
+    ("Torch.own.0.forward", "input.2", "own(*a, b, c)", "input.2"),
+    ("Torch.own.0.forward", "input.2", "own(a,", "input.2"),
+    ("Torch.own.0.forward", "input.2", "", "input.2"),
+    ("Module.layers.0.Linear.forward.0", "input.1", "x = self.layers[0](a, b)", "input.1"),
+]
+
+
+@pytest.mark.parametrize(("record", "place", "code", "expected"), NAMES)
+def test_what_an_argument_is_called(record: str, place: str, code: str, expected: str) -> None:
+    """The function's own word, else that of the source, else the operand's; a number where none is sure."""
+    assert argument_name(record, place, [LINE.format(7, "forward", code)] if code else []) == expected
+
+
+def test_places_in_source() -> None:
+    """File, line and function of the user's own source; nothing of a library's, and nothing of what is no such line."""
+    assert place_in_source(LINE.format(7, "forward", "x = y")) == "model.py:7 forward"
+    assert place_in_source(LINE.format(62, "<module>", "x = y")) == "model.py:62"
+    assert place_in_source("File /usr/lib/python3.11/site-packages/torch/nn/functional.py, line 7, in linear, return x") == ""
+    assert place_in_source("own words") == ""
+    assert parse_line(r"File C:\job\model.py, line 3, in f, x") == (r"C:\job\model.py", 3, "f", "x")
+
+
+def _tensor(value: float, dtype: str = "float32") -> dict[str, Any]:
+    four = {"Max": value, "Min": -value, "Mean": value / 8, "Norm": 3 * value}
+    return {"type": "torch.Tensor", "dtype": f"torch.{dtype}", "shape": [4, 4], **four, "requires_grad": False}
+
+
+def _run(root: Path, record: str, given: list[Any], result: float, pack: str = "") -> Path:
+    """A run of one call, with its line of source and a pack of what it was started with."""
+    directory = root / "dump" / "step0" / "rank0"
+    directory.mkdir(parents=True)
+    values = [{"type": type(one).__name__, "value": one} if isinstance(one, (int, float)) else one for one in given]
+    data = {record: {"input_args": values, "input_kwargs": {}, "output": [_tensor(result)]}}
+    header = {"task": "statistics", "level": "L1", "framework": "pytorch", "dump_data_dir": None}
+    (directory / "dump.json").write_text(json.dumps(header | {"data": data}))
+    (directory / "construct.json").write_text(json.dumps({record: None}))
+    (directory / "stack.json").write_text(json.dumps({record: [LINE.format(7, "f", "y = g(x)")]}))
+    if pack:
+        shutil.copy(PACKS / f"{pack}.zip", root / "config_check_pack.zip")
+    return root
+
+
+def _first_line(target: Path, golden: Path) -> str:
+    return diagnose(target, golden).headline()
+
+
+def test_an_argument(tmp_path: Path) -> None:
+    """By its name, with both values."""
+    runs = [_run(tmp_path / str(eps), "Functional.rms_norm.0.forward", [_tensor(2.0), [4], None, eps], 1 + eps) for eps in (1e-2, 1e-6)]
+    said = "First difference: model.py:7 f: rms_norm eps = 0.01, golden 1e-06 (step 0, rank 0, Functional.rms_norm.0.forward)"
+    assert _first_line(*runs) == said
+
+
+def test_other_samples(tmp_path: Path) -> None:
+    """Integers that no call has made are samples."""
+    runs = [_run(tmp_path / str(n), "Functional.embedding.0.forward", [_tensor(n, "int64"), _tensor(2.0)], n) for n in (50.0, 62.0)]
+    said = "First difference: model.py:7 f: other samples, or another order of them: input.0 holds other integers (step 0"
+    assert _first_line(*runs).startswith(said)
+
+
+def test_a_setting_with_the_values_of_the_call_comes_first(tmp_path: Path) -> None:
+    """The name of the setting, as the pack has it, and what it does; the call shows it."""
+    pairs = ((1e-4, "planted"), (3e-4, "base"))
+    found = diagnose(*(_run(tmp_path / pack, "Tensor.mul_.0.forward", [_tensor(2.0), lr], 2 * lr, pack) for lr, pack in pairs))
+    assert found.headline() == "First difference: model.py:7 f: lr = 1e-4, golden 3e-4 (step 0, rank 0, Tensor.mul_.0.forward)"
+    assert found.suspects[0].why.startswith(
+        "lr = 1e-4, golden 3e-4 in the settings (every update is scaled by it); factor = 0.0001, golden"
+    )
+
+
+DECAY = Difference(SETTINGS, "optimizer.weight_decay", "optimizer.weight_decay", "0.01", "0.1", CHANGES, "weights shrink", "weight_decay")
+THETA = Difference(SETTINGS, "rope_theta", "rope_theta", "10000", "5e5", CHANGES, "another base", "")
+RING = Difference(ENV, "NCCL_ALGO", "NCCL_ALGO", "Ring", "Tree", MAY, "another order", "")
+
+
+@pytest.mark.parametrize(
+    ("values", "parameter", "expected"),
+    [
+        ((500000.0, 10000.0), "", THETA),
+        ((10000.0, 500000.0), "", None),
+        ((0.99, 0.999), "layer.weight", DECAY),
+        ((0.99, 0.999), "", None),
+        ((None, None), "layer.weight", DECAY),
+        ((None, None), "", None),
+    ],
+)
+def test_which_setting_explains_it(values: tuple[float | None, float | None], parameter: str, expected: Difference | None) -> None:
+    """One with the very values of the call, each on its side; in an update one of the optimizer; no other."""
+    numbers = {side: {"value": value} for side, value in zip(("target", "golden"), values)}
+    assert explaining(Suspect("Tensor.x.0.forward", "", 0, 0, parameter=parameter, numbers=numbers), [RING, THETA, DECAY]) is expected
