@@ -115,8 +115,8 @@ How they get out: [Prometheus and Grafana](../guide/prometheus.md). This page is
 `python -m msprobe_engine.probe.sinks.prometheus.names > docs/reference/metrics.md`.
 
 Every series has the label `rank` (but where the text says it has none). Names that end in `_total` are counters, `_duration_seconds` is a
-histogram, all others are gauges. With `aggregate: node` the label is `node` (its first rank) instead, and the column `node` says what the one
-series of the node is; `each` keeps one series per rank.
+histogram, all others are gauges. With `aggregate: node` the label is `node` (its first rank) instead, and the column `node` says what the
+one series of the node is; `each` keeps one series per rank.
 """
 
 _TAIL = """
