@@ -15,7 +15,7 @@ that it is said whether the culprit is anywhere among the marked rows, and how m
 asked about, and no row may be marked.
 
 With ``--keep`` dumps and answers of the existing tool are kept, and those that are there are not made again. ``--markdown`` writes the
-tables into a file, between the lines ``<!-- faults -->`` and ``<!-- /faults -->``.
+scores and the names of the first setting's cases into a file, between the lines ``<!-- faults -->`` and ``<!-- /faults -->``.
 
 Exit code 1 when fewer than 90 % of the defects are named in a setting, or a harmless variation is not called round-off.
 """
@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import time
 import warnings
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -53,6 +54,7 @@ class Row:
     Attributes:
         right: our answer is the truth.
         finding, record: it.
+        seconds: that it took.
         existing: version -> what its answer is worth.
     """
 
@@ -60,6 +62,7 @@ class Row:
     right: bool
     finding: str
     record: str
+    seconds: float
     existing: dict[str, Verdict] = field(default_factory=dict)
 
     @property
@@ -70,18 +73,19 @@ class Row:
 
 def ask(setting: Setting, case: AnyCase, target: Path, golden: Path) -> Row:
     """Our answer to one case."""
+    begin = time.perf_counter()
     try:
         found = diagnose(target, golden)
     except ProbeError as error:
-        return Row(case, False, f"error: {error}"[:80], "")
-    first = found.first_suspect
+        return Row(case, False, f"error: {error}"[:80], "", time.perf_counter() - begin)
+    seconds, first = time.perf_counter() - begin, found.first_suspect
     if isinstance(case, Harmless):
-        return Row(case, found.finding == "none", found.finding, first.record if first else "")
+        return Row(case, found.finding == "none", found.finding, first.record if first else "", seconds)
     if first is None:
-        return Row(case, False, found.finding, "")
+        return Row(case, False, found.finding, "", seconds)
     true = truth(setting, case)
     named = any(re.fullmatch(pattern, first.record) for pattern in true.records) and (not true.ranks or first.rank in true.ranks)
-    return Row(case, named and first.step == true.step and found.finding in true.findings, found.finding, first.record)
+    return Row(case, named and first.step == true.step and found.finding in true.findings, found.finding, first.record, seconds)
 
 
 def ask_existing(tool: Existing, setting: Setting, case: AnyCase, target: Path, golden: Path) -> Verdict:
@@ -100,22 +104,45 @@ def training_of(case: AnyCase) -> str:
     return "mixture" if isinstance(case, Defect) else case.shape.parallel
 
 
-def in_word(row: Row, version: str) -> str:
-    """Whether one version of the existing tool is right: any of its answers, or of a harmless variation no marked row."""
+def in_words(row: Row, version: str) -> list[str]:
+    """Cells of one version of the existing tool."""
     found = row.existing[version]
+    marked = f"{found.marked} of {found.rows}" if found.rows else found.named
     if row.harmless:
-        return "-" if not found.rows else "no" if found.marked else "yes"
-    return "yes" if found.best else "no"
+        return ["-" if not found.rows else "yes" if not found.marked else "no", marked]
+    if not found.rows:
+        return ["no", marked]
+    return ["yes" if found.best else f"no: {found.named}", marked + (", with it" if found.anywhere else "")]
 
 
 def table(rows: list[Row]) -> str:
     """All cases of a setting."""
     versions = list(rows[0].existing)
+    columns = ["case", "training", "right", "finding", "first suspect", "seconds"]
+    columns += [text for version in versions for text in (f"{version} right", f"{version} marks")]
     lines = []
     for row in rows:
-        right = "yes" if row.right else "**no**"
-        lines.append([row.case.name, training_of(row.case), right, row.record or row.finding, *(in_word(row, v) for v in versions)])
-    return _markdown(["case", "training", "right", "first suspect", *versions], lines)
+        cells = [
+            row.case.name,
+            training_of(row.case),
+            "yes" if row.right else "**no**",
+            row.finding,
+            row.record or "-",
+            f"{row.seconds:.2f}",
+        ]
+        lines.append(cells + [cell for version in versions for cell in in_words(row, version)])
+    return _markdown(columns, lines)
+
+
+def names(rows: list[Row]) -> str:
+    """The cases of a setting, by what became of them."""
+    said = {
+        "Named": [row for row in rows if row.right and not row.harmless],
+        "Not named": [row for row in rows if not row.right and not row.harmless],
+        "Harmless, called round-off": [row for row in rows if row.right and row.harmless],
+        "Harmless, and a difference was named": [row for row in rows if not row.right and row.harmless],
+    }
+    return "\n\n".join(f"{what}: {'; '.join(row.case.name for row in found)}." for what, found in said.items() if found)
 
 
 def scores(done: dict[str, list[Row]]) -> str:
@@ -123,7 +150,16 @@ def scores(done: dict[str, list[Row]]) -> str:
     versions = next(iter(done.values()))[0].existing
     columns = ["dumped", "defects", "named", "harmless", "called round-off"]
     for version in versions:
-        columns += [f"{version} right", "among marked rows", "rows marked", "harmless unmarked"]
+        columns += [
+            f"{version} first row",
+            "worst row",
+            "search",
+            "NaN search",
+            "any of them",
+            "among marked rows",
+            "rows marked",
+            "harmless unmarked",
+        ]
     lines = []
     for name, rows in done.items():
         defects, harmless = [r for r in rows if not r.harmless], [r for r in rows if r.harmless]
@@ -136,7 +172,7 @@ def scores(done: dict[str, list[Row]]) -> str:
         ]
         for version in versions:
             found, quiet = [r.existing[version] for r in defects], [r.existing[version] for r in harmless]
-            cells += [sum(getattr(v, what) for v in found) for what in ("best", "anywhere")]
+            cells += [sum(getattr(v, what) for v in found) for what in ("first", "worst", "analysed", "nonfinite", "best", "anywhere")]
             middle = sorted(v.marked for v in found)[len(found) // 2] if found else 0
             cells += [f"{middle} (median)", f"{sum(v.rows > 0 and not v.marked for v in quiet)} of {sum(v.rows > 0 for v in quiet)}"]
         lines.append([str(cell) for cell in cells])
@@ -196,7 +232,7 @@ def main() -> int:
     tables = [f"{SETTINGS[name].text}:\n\n{table(rows)}" for name, rows in done.items()]
     print("\n\n".join([*tables, scores(done)]))
     if arguments.markdown:
-        keep(arguments.markdown, "\n\n".join([scores(done), *tables[:1]]))
+        keep(arguments.markdown, "\n\n".join([scores(done), names(next(iter(done.values())))]))
     rows = [row for some in done.values() for row in some]
     ours = [sum(row.right for row in rows if row.harmless == harmless) for harmless in (False, True)]
     harmless = sum(row.harmless for row in rows)
