@@ -1,10 +1,17 @@
-"""What the job's store has to do so that the ranks of a large job hear of an incident, and how long a rank is held.
+"""What ranks of a large job have to do to tell each other what they see: the exchange along a tree of them, and news of an incident.
+
+The tree: what every rank does with a message (`tree.Lane`), and how a message is read and written (`links`), runs for all ranks of one
+exchange, with messages that are passed on in memory; messages, bytes and the CPU time of each rank are counted. The members say that they
+have come (`members.Members`) to a real `TCPStore` in a process of its own, whose requests and time are counted.
+
+News of an incident: what the job's store has to do so that the ranks of a large job hear of an incident, and how long a rank is held.
 
 The store is a real `TCPStore` in a process of its own, and so are the connections: one process stands for many nodes, each with the
 notifier of its first rank (`msprobe_engine.probe.incident.node_notify`); the other ranks of a node ask the store once, at the start. The
 steps are those of a training that does nothing else. Then the same with a question in every step, as ranks of small jobs ask it, by one
 rank of each node: what it would be for all ranks is that times the ranks of a node.
 
+    python benchmarks/exchange.py --ranks 512 10240 --nodes
     python benchmarks/exchange.py --nodes 64 1280
     python benchmarks/exchange.py --nodes 256 --steps 50 --json figures.json
 """
@@ -17,16 +24,21 @@ import multiprocessing
 import os
 import resource
 import time
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch.distributed
 
 from msprobe_engine.probe.incident.node_notify import NodeNotifier
 from msprobe_engine.probe.incident.notify import StoreNotifier
+from msprobe_integrations.common.ranks.connections import decode, encode
+from msprobe_integrations.common.ranks.members import COMPLETE, Members
+from msprobe_integrations.common.ranks.tree import SELF, Kind, Lane, Message, shapes_of
 
 _dist: Any = torch.distributed
 RANKS_PER_NODE = 8
@@ -56,6 +68,116 @@ class Figures:
     heard_ms: float
     asking_ms: float
     sockets: int
+
+
+@dataclass(frozen=True)
+class TreeFigures:
+    """Of one exchange among so many ranks.
+
+    Attributes:
+        words: what each rank has in a step, in numbers of 8 bytes.
+        neighbours: of the rank that has most; `deep` are connections from the first rank to the farthest.
+        requests: to the store until all are there, and `start_s` the CPU time of its process and of the busiest rank.
+        messages, bytes: that the busiest rank receives and sends in a step; `step_ms` its time for them, `mean_ms` that of a rank.
+        answer_ms: from the last rank's numbers to the last rank's answer along the slowest way, without the network and its calls.
+    """
+
+    ranks: int
+    words: int
+    neighbours: int
+    deep: int
+    requests: int
+    start_s: float
+    messages: int
+    bytes: int
+    step_ms: float
+    mean_ms: float
+    answer_ms: float
+
+
+class CountedStore:
+    """A rank's connection to the store."""
+
+    def __init__(self, store: Any) -> None:
+        self._store, self.requests = store, 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.requests += 1
+        return getattr(self._store, name)
+
+
+def meet(ranks: int) -> tuple[int, float]:
+    """All ranks say that they have come, and where; each looks once in vain. Requests, and CPU seconds of the store's process."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    server = context.Process(target=serve, args=(there,))
+    server.start()
+    store = _dist.TCPStore("127.0.0.1", here.recv(), is_master=False, timeout=timedelta(seconds=120))
+    begun = _cpu_ms(server.pid)
+    stores = [CountedStore(store) for _ in range(ranks)]
+    members = [Members(one, "rows", range(ranks), rank) for rank, one in enumerate(stores)]
+    for one in members:
+        one.arrive("0" * 32 + " 40000 " + "f" * 40 + " 10.1.2.3")
+        one.state()
+    shapes = shapes_of(tuple(range(ranks)))
+    for one, shape in zip(members, shapes):
+        if not one.state() & COMPLETE:
+            raise RuntimeError("not all ranks have come")
+        if shape.parent >= 0 and not one.address(shape.parent):
+            raise RuntimeError("a rank without an address")
+    took = (_cpu_ms(server.pid) - begun) / 1e3
+    here.send("end")
+    server.join()
+    return sum(one.requests for one in stores), took
+
+
+def measure_tree(ranks: int, words: int, steps: int, met: tuple[int, float]) -> TreeFigures:
+    """One exchange of so many ranks, in which each has `words` numbers in a step."""
+    requests, store_s = met
+    shapes = shapes_of(tuple(range(ranks)))
+    lanes = [Lane(shape, np.minimum) for shape in shapes]
+    depth = [0] * ranks
+    for place, shape in enumerate(shapes):
+        depth[place] = depth[shape.parent] + 1 if shape.parent >= 0 else 0
+    took, messages, sizes = np.zeros((steps, ranks)), np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    ready, answered = np.zeros(ranks), np.zeros(ranks)
+    numbers = np.arange(words, dtype=np.int64)
+    answer_ms = []
+    for step in range(steps):
+        ready[:], answered[:] = 0.0, 0.0
+        pending: deque[tuple[int, int, Message | bytes]] = deque(
+            (SELF, place, Message(Kind.UP, 0, step, 7, numbers)) for place in reversed(range(ranks))
+        )
+        while pending:
+            source, place, data = pending.popleft()
+            began = time.thread_time()
+            message = data if isinstance(data, Message) else decode(bytearray(data))[0]
+            sent = lanes[place].receive(source, message)
+            out = [(place, to, encode(what)) for to, what in sent if to != SELF]
+            spent = time.thread_time() - began
+            took[step, place] += spent
+            ready[place] += spent
+            answered[place] = ready[place]
+            messages[place] += len(out) + (source != SELF)
+            sizes[place] += sum(len(what) for _, _, what in out) + (len(data) if isinstance(data, bytes) else 0)
+            for _, to, _ in out:
+                ready[to] = max(ready[to], ready[place])
+            pending.extend(out)
+        answer_ms.append(float(answered.max()) * 1e3)
+    usual = np.median(took, axis=0)  # what else the machine does costs some steps more
+    return TreeFigures(
+        ranks,
+        words,
+        max(len(shape.children) + (shape.parent >= 0) for shape in shapes),
+        max(depth),
+        requests,
+        round(store_s, 2),
+        int(messages.max()) // steps,
+        int(sizes.max()) // steps,
+        round(float(usual.max()) * 1e3, 3),
+        round(float(usual.mean()) * 1e3, 3),
+        round(float(np.median(answer_ms)), 2),
+    )
 
 
 def serve(pipe: Any) -> None:
@@ -158,12 +280,22 @@ def _allow_files() -> None:
 def main() -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[64, 256, 1280], help=f"of {RANKS_PER_NODE} ranks each")
+    parser.add_argument("--ranks", type=int, nargs="*", default=[16, 512, 10_240], help="of one exchange")
+    parser.add_argument("--words", type=int, nargs="+", default=[1, 2080, 4000], help="a vote, 130 rows, digests of 2,000 tensors")
+    parser.add_argument("--nodes", type=int, nargs="*", default=[64, 256, 1280], help=f"of {RANKS_PER_NODE} ranks each; of the news")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--json", type=Path, help="a file for the figures")
     options = parser.parse_args()
-    figures = []
-    print(f"{'nodes':>6}{'ranks':>8}{'start':>9}{'step':>9}{'held':>9}{'event':>9}{'heard':>9}{'if all ask':>12}{'sockets':>9}   (ms)")
+    figures: list[Any] = []
+    if options.ranks:
+        print(" ".join(f"{field.name:>10}" for field in fields(TreeFigures)))
+    for ranks in options.ranks:
+        met = meet(ranks)
+        for words in options.words:
+            figures.append(measure_tree(ranks, words, max(5, options.steps // 10), met))
+            print(" ".join(f"{value:>10,}" for value in vars(figures[-1]).values()), flush=True)
+    if options.nodes:
+        print(f"{'nodes':>6}{'ranks':>8}{'start':>9}{'step':>9}{'held':>9}{'event':>9}{'heard':>9}{'if all ask':>12}{'sockets':>9}   (ms)")
     for nodes in options.nodes:
         now = measure(nodes, options.steps)
         figures.append(now)

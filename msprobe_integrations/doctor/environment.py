@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import subprocess
 from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
 
 from msprobe_engine.core.statistics import host_kernel
 from msprobe_engine.workflow.doctor import Line
+from msprobe_integrations.common.ranks.addresses import own_hosts
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.statistics.device import trust as device_trust
@@ -30,7 +31,7 @@ def run(device: Device) -> Iterator[Line]:
     remark = "" if enough else "raise it (ulimit -n) for jobs of many ranks on a machine"
     yield Line("open files of a process", "ok" if enough else "slow", str(files), f">= {_FILES}", remark)
     yield _shared_memory()
-    yield gloo_works()
+    yield ranks_connect()
     if device.full:
         yield _pinned_memory()
     if device.type == "cuda":
@@ -68,25 +69,18 @@ def _shared_memory() -> Line:
     )
 
 
-def gloo_works() -> Line:
-    """The probe's own group of ranks is one of gloo, which asks the network for the name of this machine."""
-    name = "gloo finds an interface"
-    if not dist.is_available() or not dist.is_gloo_available():
-        return Line(name, "skipped", why="this torch has no gloo")
-    from torch._C._distributed_c10d import HashStore
-
-    first = ""
-    for interface in (os.environ.get("GLOO_SOCKET_IFNAME", ""), "lo"):
-        if interface:
-            os.environ["GLOO_SOCKET_IFNAME"] = interface
-        try:
-            dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-            dist.destroy_process_group()
-        except Exception as error:
-            first = first or f"{type(error).__name__}: {str(error)[:200]}"
-            continue
-        return Line(name, "ok", why=f"only with GLOO_SOCKET_IFNAME=lo; without it: {first}" if first else "")
-    return Line(name, "WRONG", why=f"replicas and shards cannot be compared over ranks: {first}")
+def ranks_connect() -> Line:
+    """Ranks tell each other what they see over connections of the probe's own; those of other machines need an address of this one."""
+    name = "ranks connect to this machine"
+    hosts = [host for host in own_hosts(os.environ.get("MASTER_ADDR", "")) if not host.startswith("127.") and host != "::1"]
+    try:
+        with socket.create_server(("", 0)) as listener:
+            for host in ("127.0.0.1", *hosts[:1]):
+                socket.create_connection((host, listener.getsockname()[1]), timeout=3.0).close()
+    except OSError as error:
+        return Line(name, "WRONG", why=f"replicas and shards cannot be compared over ranks: {type(error).__name__}: {str(error)[:200]}")
+    why = "" if hosts else "only those of this machine: jobs of several need MASTER_ADDR, or GLOO_SOCKET_IFNAME"
+    return Line(name, "ok", f"{len(hosts)} addresses", why=why)
 
 
 def _pinned_memory() -> Line:

@@ -16,7 +16,6 @@ from typing import Any
 import planted_defects
 import pytest
 
-from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor import environment
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.effects import waits
@@ -71,7 +70,6 @@ def test_what_the_machine_has_too_little_of(monkeypatch: pytest.MonkeyPatch) -> 
     """Few open files, a small or missing /dev/shm and no C kernel are no ok, with what to do."""
     monkeypatch.setattr(environment.host_kernel, "available", False)
     monkeypatch.setattr(environment.resource, "getrlimit", lambda _: (256, 4096))
-    monkeypatch.setattr(environment, "gloo_works", lambda: Line("gloo", "ok"))
     monkeypatch.setattr(environment.os, "statvfs", lambda _: SimpleNamespace(f_bavail=1 << 10, f_frsize=1 << 10))
     found = {line.name: line for line in environment.run(Device())}
     slow = {name: line.why for name, line in found.items() if line.verdict == "slow"}

@@ -6,7 +6,6 @@ import logging
 import time
 
 import numpy as np
-import pytest
 import torch.distributed as dist
 from forkpool import run_ranks
 from hypothesis import given
@@ -16,8 +15,6 @@ from msprobe_engine.core.statistics import histograms, host_kernel
 from msprobe_engine.core.statistics import rows as R
 from msprobe_engine.core.statistics.digest import digest_array
 from msprobe_integrations.torch.ranks.merge import MergeFailed, RowExchange
-
-KINDS = ("gather", "reduce")
 
 
 def row_of(data: np.ndarray, index0: int) -> np.ndarray:
@@ -39,10 +36,10 @@ def row_of(data: np.ndarray, index0: int) -> np.ndarray:
     return row[0]
 
 
-def merged(limit: int, whole: np.ndarray, cuts: list[int], step_of_rank: list[int], patience: float) -> tuple[np.ndarray, str, dict]:
+def merged(whole: np.ndarray, cuts: list[int], step_of_rank: list[int], patience: float) -> tuple[np.ndarray, str, dict]:
     rank = dist.get_rank()
     bounds = [0, *cuts, len(whole)]
-    exchange = RowExchange(None, gather_limit=limit, patience=patience)
+    exchange = RowExchange(None, patience=patience)
     rows = np.stack([row_of(whole[bounds[rank] : bounds[rank + 1]], bounds[rank]), row_of(whole[:0], 0)])
     extra: dict = {"scope": "whole"}
     edit = exchange.merge(step_of_rank[rank], ["a", "b"], [0, 1], [extra])
@@ -56,13 +53,11 @@ def merged(limit: int, whole: np.ndarray, cuts: list[int], step_of_rank: list[in
     return rows, error, extra
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_merged_rows_are_those_of_the_whole(kind: str) -> None:
-    """The merge of shard rows over the ranks equals the row of the whole tensor, digest included, in both ways of exchanging."""
+def test_merged_rows_are_those_of_the_whole() -> None:
+    """The merge of shard rows over the ranks equals the row of the whole tensor, digest included."""
     whole = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     whole[[3, 500, 700]] = [np.nan, np.inf, 0]
-    limit = 1 << 30 if kind == "gather" else 0
-    for rows, error, _ in run_ranks(3, merged, limit, whole, [400, 400], [7, 7, 7], 30.0):
+    for rows, error, _ in run_ranks(3, merged, whole, [400, 400], [7, 7, 7], 30.0):
         assert error == ""
         expected = row_of(whole, 0)
         assert rows[0].view(np.int64)[:6].tolist() == expected.view(np.int64)[:6].tolist()
@@ -70,7 +65,7 @@ def test_merged_rows_are_those_of_the_whole(kind: str) -> None:
         assert R.read(rows[1]).count == 0
 
 
-def _with_more_words(limit: int, whole: np.ndarray, cut: int) -> np.ndarray:
+def _with_more_words(whole: np.ndarray, cut: int) -> np.ndarray:
     part = whole[:cut] if dist.get_rank() == 0 else whole[cut:]
     want = host_kernel.WANT_MOMENTS | host_kernel.want_below(0.5, as_zeros=True)
     rows = R.empty(3)
@@ -78,7 +73,7 @@ def _with_more_words(limit: int, whole: np.ndarray, cut: int) -> np.ndarray:
         host_kernel.reduce(data.ctypes.data, data.size, 0, rows[row].ctypes.data, what, 0)
     counts = histograms.to_rows(histograms.count_values(part, "log2"), part.size)
     rows = np.concatenate([rows, counts])
-    exchange = RowExchange(None, gather_limit=limit)
+    exchange = RowExchange(None)
     edit = exchange.merge(7, [str(row) for row in range(len(rows))], range(len(rows)))
     edit.start(rows)
     edit.wait(10)
@@ -86,9 +81,8 @@ def _with_more_words(limit: int, whole: np.ndarray, cut: int) -> np.ndarray:
     return rows
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_words_that_only_some_rows_have(kind: str) -> None:
-    """Moments, counts below a limit and histograms merge to those of the whole in both ways of exchanging, also with an empty shard;
+def test_words_that_only_some_rows_have() -> None:
+    """Moments, counts below a limit and histograms merge to those of the whole, also with an empty shard;
     a row with a checksum loses it."""
     whole = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     whole[[3, 500]] = [np.nan, 0]
@@ -97,7 +91,7 @@ def test_words_that_only_some_rows_have(kind: str) -> None:
     host_kernel.reduce_into(expected, 0, whole)
     flags = R.WRITTEN | R.HAS_MOMENTS | R.HAS_BELOW | R.HAS_EPS
     host_kernel.reduce(whole.ctypes.data, 1000, 0, expected.ctypes.data, want, 0)
-    for rows in run_ranks(2, _with_more_words, 1 << 30 if kind == "gather" else 0, whole, 300):
+    for rows in run_ranks(2, _with_more_words, whole, 300):
         ints = R.as_int64(rows)
         for row in (0, 2):
             assert ints[row, R.FLAGS] == flags
@@ -117,10 +111,10 @@ def _heard() -> list[str]:
     return said
 
 
-def _apart(limit: int) -> tuple[dict[int, str], list[str]]:
+def _apart() -> tuple[dict[int, str], list[str]]:
     rank = dist.get_rank()
     said = _heard()
-    exchange = RowExchange(None, gather_limit=limit)
+    exchange = RowExchange(None)
     scopes: dict[int, str] = {}
     edits = []
     # rank 0 has no step 5; of step 3 and 7 the ranks have different contents
@@ -144,11 +138,10 @@ def _apart(limit: int) -> tuple[dict[int, str], list[str]]:
     return dict(sorted(scopes.items())), said
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_different_steps_are_not_mixed(kind: str) -> None:
+def test_rows_of_different_steps_are_not_mixed() -> None:
     """What not all ranks have (another step, or other contents or another number of rows of the same step) is left out and its scope
     is unknown; said once. The steps that all have are merged, those after it too."""
-    for found, said in run_ranks(2, _apart, 1 << 30 if kind == "gather" else 0):
+    for found, said in run_ranks(2, _apart):
         assert found == {1: "whole", 3: "unknown", 4: "whole", 5: "unknown", 6: "whole", 7: "unknown", 8: "whole"}
         assert len(said) == 1
         assert "do not all have the same rows" in said[0]

@@ -41,10 +41,10 @@ from msprobe_engine.core.settings.schema import (
 from msprobe_engine.core.statistics import rows as R
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_integrations.common.parameters.watch import ParameterWatch
+from msprobe_integrations.common.ranks.members import Members
+from msprobe_integrations.common.ranks.step_exchange import ABSENT_AT_END
 from msprobe_integrations.torch.monitor.probe import TorchProbe
-from msprobe_integrations.torch.ranks.group_members import Members, Rendezvous
 from msprobe_integrations.torch.ranks.merge import RowExchange
-from msprobe_integrations.torch.ranks.step_exchange import ABSENT_AT_END
 
 pytestmark = pytest.mark.framework
 STEPS = 16
@@ -261,20 +261,16 @@ def test_a_rank_that_goes_without_a_word(tmp_path: Path, way: str) -> None:
 def _askers() -> tuple[int, int, float]:
     """Questions to the store on the thread of the training and on others, and milliseconds until the group is there."""
     asked: list[int] = []
-    add, wait = Members._add, Rendezvous.wait
+    add = Members._add
 
     def note(members: Members, *args: Any) -> int:
         asked.append(threading.get_ident())
         return add(members, *args)
 
-    def note_wait(store: Rendezvous, *args: Any) -> None:
-        asked.append(threading.get_ident())
-        wait(store, *args)
-
-    Members._add, Rendezvous.wait = note, note_wait  # type: ignore[method-assign]
+    Members._add = note  # type: ignore[method-assign]
     began = time.monotonic()
     exchange = RowExchange()
-    while exchange.group is None and time.monotonic() < began + 30:
+    while not exchange.connected and time.monotonic() < began + 30:
         time.sleep(0.0005)
     took = time.monotonic() - began
     for step in range(200):

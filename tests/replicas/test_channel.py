@@ -33,7 +33,7 @@ def settle(channel: Channel, seconds: float = 30.0) -> None:
 def wait_for_group(channel: Channel, seconds: float = 30.0) -> None:
     """Until all have come, which they do by themselves."""
     end = time.monotonic() + seconds
-    while channel.group is None and time.monotonic() < end:
+    while not channel.connected and time.monotonic() < end:
         time.sleep(0.001)
 
 

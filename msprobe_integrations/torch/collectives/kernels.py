@@ -21,7 +21,6 @@ from msprobe_integrations.torch.collectives.backends import METHODS, Backends, f
 from msprobe_integrations.torch.collectives.calls import OF_OBJECTS, distributed_call, visible
 from msprobe_integrations.torch.collectives.handles import Handles
 from msprobe_integrations.torch.collectives.work import Open, Operation, flat
-from msprobe_integrations.torch.ranks.own_group import is_own
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.collectives.observer import CollectiveObserver
@@ -248,7 +247,7 @@ class Kernels:
         begun: list[tuple[CollectiveObserver, Open]] = []
         operation: Operation | None = None
         try:
-            if not self._inside.now and (observers := [o for o in self._observers if o.on()]) and not is_own(backend):
+            if not self._inside.now and (observers := [o for o in self._observers if o.on()]):
                 with _no_torch_function():
                     operation = _of_backend(backend, method, args, kwargs)
                     begun = _start(observers, operation)

@@ -20,18 +20,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import distributed_c10d
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.records import Frame, Sample
 from msprobe_engine.probe.incident.again import AT_ONCE, Judge
 from msprobe_engine.probe.incident.event import Event
+from msprobe_integrations.common.ranks.step_exchange import StepExchange
+from msprobe_integrations.common.ranks.tree import Lane, Words
 from msprobe_integrations.torch.capture.recorder import no_torch_function
 from msprobe_integrations.torch.monitor.second_pass import SecondPass, seen_so_far
-from msprobe_integrations.torch.ranks.group_members import LEFT, VOID, Members, describe_others
-from msprobe_integrations.torch.ranks.own_group import OwnGroup, check_gloo
-from msprobe_integrations.torch.ranks.step_exchange import CLOSED, SILENCE
+from msprobe_integrations.torch.ranks.job import job_store
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.monitor.probe import TorchProbe
@@ -42,11 +41,55 @@ _RANKS = 1 << 31
 MEETING = 3.0
 """Seconds that the first step waits for the other ranks' first step; where not all come, none of them tries steps again."""
 PATIENCE = 1800.0
-"""After so many seconds without an answer of every rank, steps run once from then on: torch's own limit for gloo."""
+"""After so many seconds without an answer of every rank, steps run once from then on."""
+
+
+class _Vote:
+    """Of one rank in one step, and the highest of all ranks once that is known."""
+
+    lane = identity = 0
+
+    def __init__(self, number: int, vote: int) -> None:
+        self.number, self.vote = number, vote
+        self.apart = ""
+        self.missing = False
+        self.highest: int | None = None
+
+    def words(self) -> Words:
+        return np.array([self.vote], np.int64)
+
+
+class _Votes(StepExchange):
+    """The highest vote of all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__(job_store(), range(dist.get_world_size()), dist.get_rank(), "attempts", limit=2)
+        self._steps = 0
+
+    def highest(self, vote: int) -> int:
+        """Waits for the others, which may take as long as their step does; not for one that has left.
+
+        Raises:
+            RuntimeError: there is no agreement any more.
+        """
+        self._steps += 1
+        mine = _Vote(self._steps, vote)
+        self.submit(mine)
+        while mine.highest is None:
+            if self.failed or mine.apart or self.silent_for(PATIENCE):
+                raise RuntimeError(f"not all ranks use attempts any more ({self.failed or mine.apart or 'one does not answer'})")
+            time.sleep(0.0002)
+        return mine.highest
+
+    def _make_lanes(self) -> list[Lane]:
+        return [Lane(self._shape, np.maximum)]
+
+    def _receive(self, item: _Vote, words: Words) -> None:
+        item.highest = int(words[0])
 
 
 class Attempts:
-    """The attempts of one probe. Made at the first step, on all ranks: it builds a process group, and waits `MEETING` seconds for them.
+    """The attempts of one probe. Made at the first step, on all ranks: it connects them, and waits `MEETING` seconds for them.
 
     Args:
         probe: owner.
@@ -56,8 +99,7 @@ class Attempts:
     def __init__(self, probe: TorchProbe, models: list[nn.Module]) -> None:
         self._probe = probe
         self._judge = Judge(probe.settings)
-        self._group: OwnGroup | None = None
-        self._members: Members | None = None
+        self._votes: _Votes | None = None
         self._parameters = [
             (chunk, name.removeprefix("module."), parameter)
             for chunk, model in enumerate(models)
@@ -70,30 +112,17 @@ class Attempts:
                 self._meet()
 
     def _meet(self) -> None:
-        ranks = range(dist.get_world_size())
-        check_gloo(len(ranks))
-        store: Any = distributed_c10d._get_default_store()
-        self._members = Members(store, "attempts", ranks, dist.get_rank())
-        self._members.arrive()
-        end = time.monotonic() + MEETING
-        while not self._members.state() and time.monotonic() < end:
-            time.sleep(0.002)
-        others, state = self._members.others(), self._members.state()
-        complete = not state & VOID if state else self._members.leave("has waited for the others in vain")
-        if not complete:
-            self._members.leave("has waited for the others in vain")
-            raise RuntimeError(f"not all ranks use attempts, so steps run once ({describe_others(others)})")
-        self._group = OwnGroup(self._members.rendezvous(lambda: False), dist.get_rank(), len(ranks), PATIENCE)
+        votes = _Votes()
+        if not votes.meet(MEETING):
+            votes.close("has waited for the others in vain")
+            raise RuntimeError(f"not all ranks use attempts, so steps run once ({votes.missing or votes.failed})")
+        self._votes = votes
 
     def close(self) -> None:
-        """Take the group apart; the other ranks hear of it."""
-        group, self._group = self._group, None
-        members, self._members = self._members, None
-        if members is not None:
-            members.give_up_place()
-            members.leave(CLOSED)
-        if group is not None:
-            group.close()
+        """Leave the other ranks, which hear of it."""
+        votes, self._votes = self._votes, None
+        if votes is not None:
+            votes.close()
 
     def run(self, reset: Callable[[], Any] | None) -> Iterator[int]:
         """The numbers of the attempts, 0 and perhaps 1; see `TorchProbe.attempts`."""
@@ -165,27 +194,13 @@ class Attempts:
         return SecondPass(probe, self._judge, first, fired=fired, event=event, alerts=alerts)
 
     def _highest(self, vote: int) -> int:
-        if self._group is None:
+        if self._votes is None:
             return vote if self.alone else 0
-        tensor = torch.tensor([vote], dtype=torch.int64, device="cpu")
         try:
-            work = self._group.all_reduce(tensor, dist.ReduceOp.MAX)
-            self._wait(work)
+            return self._votes.highest(vote)
         except Exception:
             self.close()  # a rank is gone, or does not take part: no agreement any more
             raise
-        return int(tensor)
-
-    def _wait(self, work: Any) -> None:
-        """For the others, which may take as long as their step does; not for one that has left."""
-        asked = time.monotonic()
-        while not work.is_completed():
-            time.sleep(0.0002)
-            if time.monotonic() > asked + SILENCE:
-                asked = time.monotonic()
-                if self._members is not None and self._members.state() & LEFT and not work.is_completed():
-                    raise RuntimeError(f"not all ranks use attempts any more ({describe_others(self._members.others())})")
-        work.wait()
 
     def _gradients(self) -> list[Sample]:
         """Gradients as they are now. Those that the optimizer gets unchanged are not read again when they are sampled there."""

@@ -12,6 +12,11 @@ import torch
 from msprobe_integrations.torch.tensors.devices import in_use, kinds
 
 
+def job_store() -> Any:
+    """The store of the default process group."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
 class Job:
     """What `msprobe_engine.core.backend.Backend` has to say about the process.
 

@@ -1,11 +1,8 @@
 """Rows of shards become rows of whole tensors: one small exchange per group and step, on the host, in the background.
 
-Why on the host and over a group of our own: the rows come to the host at the step boundary anyway, and a collective of ours on a
+Why on the host and along a tree of our own: the rows come to the host at the step boundary anyway, and a collective of ours on a
 communicator of the training would hang the training as soon as one rank's probe is off. Here a rank that does not take part
 costs the others a message and the merge, nothing else: nobody waits for an exchange, the frame does.
-
-Why two ways: gathering moves n * k rows and needs no agreement on the meaning of words; four all-reduces move 2 * k. Small
-groups gather (one message round), large ones reduce. Both give the same rows.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from msprobe_engine.core.errors import UsageError
@@ -25,20 +21,15 @@ from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.core.statistics.rows import Rows
 from msprobe_engine.probe.pending_steps import RowsEdit
 from msprobe_engine.probe.rules.builtin.replica_mismatch import short_ranks
-from msprobe_integrations.torch.ranks.own_group import OwnGroup
-from msprobe_integrations.torch.ranks.step_exchange import CLOSED, Flight, StepExchange
+from msprobe_integrations.common.ranks.step_exchange import CLOSED, StepExchange
+from msprobe_integrations.common.ranks.tree import Lane, Words
+from msprobe_integrations.torch.ranks.job import job_store
 
-GATHER_LIMIT = 1 << 20
-"""Bytes (all ranks together) up to which rows are gathered; above, they are all-reduced."""
 PATIENCE = 60.0
 """Seconds that a frame waits for the rows of other ranks that take part."""
 LIMIT = 64
 """Steps that may wait for the other ranks; more mean that a rank has left."""
 
-_COUNTS = (_rows.COUNT, _rows.NANS, _rows.POS_INF, _rows.NEG_INF, _rows.ZEROS, _rows.DIGEST, _rows.BELOW)
-_SUMS = (_rows.SUM, _rows.SUMSQ, _rows.SUM3, _rows.SUM4)
-_FLAGS = (_rows.HAS_DIGEST, _rows.HAS_INTEGERS, _rows.WRITTEN, _rows.HAS_MOMENTS, _rows.HAS_BELOW, _rows.HAS_EPS)
-"""Those that a merged row may have: checksums do not merge."""
 _FAR = 1 << 62
 _LEFT_OUT = "statistics of sharded tensors are left out (scope: unknown, complete: false)"
 _log = get_logger()
@@ -55,11 +46,10 @@ class RowExchange(StepExchange):
         group: the training's process group; None is the default group.
         ranks: its global ranks, where there is no group of them.
         purpose: as for `StepExchange`.
-        gather_limit: see `GATHER_LIMIT`.
         patience: see `PATIENCE`.
 
     Raises:
-        RuntimeError: gloo is missing, or this process may not open so many files.
+        RuntimeError: this process may not open so many files.
     """
 
     def __init__(
@@ -68,14 +58,13 @@ class RowExchange(StepExchange):
         *,
         ranks: Sequence[int] = (),
         purpose: str = "rows",
-        gather_limit: int = GATHER_LIMIT,
         patience: float = PATIENCE,
     ) -> None:
-        self._gather_limit = gather_limit
         self._patience = patience
         self._said = self.told = False
         self._missed: set[str] = set()
-        super().__init__(ranks or dist.get_process_group_ranks(group or dist.group.WORLD), purpose, LIMIT)
+        members = ranks or dist.get_process_group_ranks(group or dist.group.WORLD)
+        super().__init__(job_store(), members, dist.get_rank(), purpose, LIMIT)
 
     def merge(self, step: int, names: Sequence[str], places: Sequence[int], extras: Sequence[MutableMapping[str, Any]] = ()) -> RowMerge:
         """An edit for `Pipeline.edit_rows`: the rows at `places` are replaced by their merge over the group.
@@ -96,7 +85,7 @@ class RowExchange(StepExchange):
     @property
     def stalled(self) -> bool:
         """True when the other ranks have been silent for longer than `patience`."""
-        return self._flight is not None and time.monotonic() > self._since + self._patience
+        return self.silent_for(self._patience)
 
     def say_apart(self, why: str) -> None:
         """Say once that rows of some steps are not merged."""
@@ -115,104 +104,32 @@ class RowExchange(StepExchange):
                 _LEFT_OUT,
             )
 
-    def _start(self, items: Sequence[RowMerge]) -> Flight:
-        assert self.group is not None
-        identity = _identity([str(merge.identity) for merge in items])
-        rows = np.concatenate([merge.mine for merge in items])
-        if (len(rows) + 1) * _rows.WORDS * 8 * len(self.ranks) <= self._gather_limit:
-            return _Gather(self.group, len(self.ranks), identity, rows, items)
-        return _Reduce(self.group, identity, rows, items)
+    def _make_lanes(self) -> list[Lane]:
+        return [Lane(self._shape, _merge_words)]
+
+    def _receive(self, item: RowMerge, words: Words) -> None:
+        item.merged = _as_rows(words)
+
+
+def _merge_words(a: Words, b: Words) -> Words:
+    if len(a) != len(b):
+        raise ValueError("other rows")
+    return _rows.merge(_as_rows(a), _as_rows(b)).view(np.int64).ravel()
+
+
+def _as_rows(words: Words) -> Rows:
+    rows: Rows = words.view(np.float64).reshape(-1, _rows.WORDS)
+    return rows
 
 
 def _identity(texts: Sequence[str]) -> int:
     return int.from_bytes(hashlib.blake2b("\0".join(texts).encode("utf-8", "backslashreplace"), digest_size=7).digest(), "big")
 
 
-class _Rows(Flight):
-    """Rows of steps that all ranks have, on their way."""
-
-    def __init__(self, merges: Sequence[RowMerge]) -> None:
-        self.items = merges
-
-    def _follow(self) -> None:
-        merged = self._result()
-        at = 0
-        for merge in self.items:
-            merge.merged = merged[at : at + len(merge.mine)]
-            at += len(merge.mine)
-
-    def _result(self) -> Rows:
-        """Merged rows."""
-        raise NotImplementedError
-
-
-class _Gather(_Rows):
-    def __init__(self, group: OwnGroup, size: int, identity: int, rows: Rows, merges: Sequence[RowMerge]) -> None:
-        super().__init__(merges)
-        mine = np.zeros((len(rows) + 1, _rows.WORDS), np.float64)
-        mine[1:] = rows
-        _rows.as_int64(mine)[0, 0] = identity
-        self._identity = identity
-        self._mine = torch.from_numpy(mine.view(np.int64))
-        self._all = [torch.empty_like(self._mine) for _ in range(size)]
-        self.works = [group.all_gather(self._all, self._mine)]
-
-    def _result(self) -> Rows:
-        parts = [part.numpy() for part in self._all]
-        if any(int(part[0, 0]) != self._identity for part in parts):
-            raise MergeFailed("ranks of the group sent different rows or steps; monitor settings have to be the same on all ranks")
-        merged: Rows = np.ascontiguousarray(parts[0][1:]).view(np.float64)
-        for part in parts[1:]:
-            merged = _rows.merge(merged, np.ascontiguousarray(part[1:]).view(np.float64))
-        return merged
-
-
-class _Reduce(_Rows):
-    """COUNT..DIGEST and BELOW add up as int64 (the digest modulo 2**64, which is what int64 addition does), the sums as float64, the
-    bounds are minima (of the negative, or the complement, for maxima), and a flag holds if it holds on all non-empty shards."""
-
-    def __init__(self, group: OwnGroup, identity: int, rows: Rows, merges: Sequence[RowMerge]) -> None:
-        super().__init__(merges)
-        ints = _rows.as_int64(rows)
-        flags = np.where(ints[:, _rows.COUNT] == 0, sum(_FLAGS), ints[:, _rows.FLAGS])
-        low = np.stack([ints[:, _rows.IMIN], ~ints[:, _rows.IMAX], *(flags & bit for bit in _FLAGS)], 1)
-        head = np.array([[identity, ~identity, *(0 for _ in _FLAGS)]], np.int64)
-        sums = rows[:, _SUMS]
-        sums[ints[:, _rows.FLAGS] & _rows.HAS_MOMENTS == 0, 2:] = 0.0  # bits of checksums, perhaps
-        self._add = torch.from_numpy(np.ascontiguousarray(ints[:, _COUNTS]))
-        self._sums = torch.from_numpy(np.ascontiguousarray(sums))
-        self._bounds = torch.from_numpy(np.stack([rows[:, _rows.MIN], -rows[:, _rows.MAX]], 1))
-        self._low = torch.from_numpy(np.concatenate([head, low]))
-        self.works = [
-            group.all_reduce(tensor, op)
-            for tensor, op in (
-                (self._low, dist.ReduceOp.MIN),
-                (self._add, dist.ReduceOp.SUM),
-                (self._sums, dist.ReduceOp.SUM),
-                (self._bounds, dist.ReduceOp.MIN),
-            )
-        ]
-
-    def _result(self) -> Rows:
-        low = self._low.numpy()
-        if low[0, 0] != ~low[0, 1]:
-            raise MergeFailed("ranks of the group sent different rows or steps; monitor settings have to be the same on all ranks")
-        out = _rows.empty(len(low) - 1)
-        ints = _rows.as_int64(out)
-        ints[:, _COUNTS] = self._add.numpy()
-        out[:, _SUMS] = self._sums.numpy()
-        bounds = self._bounds.numpy()
-        out[:, _rows.MIN], out[:, _rows.MAX] = bounds[:, 0], -bounds[:, 1]
-        ints[:, _rows.IMIN], ints[:, _rows.IMAX] = low[1:, 0], ~low[1:, 1]
-        flags = low[1:, 2:].sum(1)
-        ints[:, _rows.FLAGS] = flags
-        out[flags & _rows.HAS_MOMENTS == 0, _rows.SUM3 : _rows.BELOW] = 0.0
-        ints[flags & _rows.HAS_BELOW == 0, _rows.BELOW] = 0
-        return out
-
-
 class RowMerge(RowsEdit):
     """The rows of one step and group on their way; see `RowExchange.merge`."""
+
+    lane = 0
 
     def __init__(
         self,
@@ -241,6 +158,10 @@ class RowMerge(RowsEdit):
         self._deadline = time.monotonic() + self._exchange._patience
         self.mine = np.ascontiguousarray(rows[self._places])
         self._exchange.submit(self)
+
+    def words(self) -> Words:
+        """This rank's rows."""
+        return self.mine.view(np.int64).ravel()
 
     def ready(self) -> bool:
         exchange = self._exchange

@@ -41,7 +41,7 @@ class RankWatch:
         rank: this one.
 
     Raises:
-        RuntimeError: gloo is missing, or this process may not open so many files.
+        RuntimeError: this process may not open so many files.
     """
 
     def __init__(self, rule: OutlierRankRule, ranks: Sequence[int], rank: int) -> None:

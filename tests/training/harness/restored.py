@@ -29,7 +29,7 @@ from typing import Any
 
 import msprobe_engine.core.io.claims
 import msprobe_engine.probe.incident.notify  # noqa: F401 - these wait for the end of the process from their import on
-import msprobe_integrations.torch.ranks.step_exchange  # noqa: F401
+import msprobe_integrations.common.ranks.step_exchange  # noqa: F401
 
 ROOTS = (
     "torch",
