@@ -33,7 +33,6 @@ class MsprobeCallback(ProbeCallback, TrainerCallback):
             patches.follow(self)
 
     def close(self) -> None:
-        """Take everything off and finish the files; else done at the end of the process."""
         super().close()
         patches.unfollow(self)
 

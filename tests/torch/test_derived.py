@@ -204,12 +204,12 @@ def test_unknown_updates() -> None:
 
 def test_a_step_that_lies_on_the_device_is_used_there() -> None:
     """The bias correction of a step tensor on a device is a tensor there, made when an operator needs it, and equals that of the number."""
-    from msprobe_integrations.torch.statistics.derived import _TORCH
+    from msprobe_integrations.torch.statistics.derived import PairRows
 
-    step = _TORCH.number(_Elsewhere(torch.tensor(3.0)))
+    step = PairRows.tensors.number(_Elsewhere(torch.tensor(3.0)))
     assert isinstance(step, torch.Tensor)
     for power in (1.0, -1.0, -0.5):
-        made = (_TORCH.correction(0.9, step) ** power).value()
+        made = (PairRows.tensors.correction(0.9, step) ** power).value()
         assert isinstance(made, torch.Tensor)
         assert made.dtype is torch.float64
         assert float(made) == pytest.approx((1.0 - 0.9**3) ** power)

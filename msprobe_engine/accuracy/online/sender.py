@@ -245,7 +245,6 @@ class CallStore(TensorStore):
         return found
 
     def make_step(self, number: int, path: str) -> SentStep:
-        """The account of a step."""
         return SentStep(number, path)
 
     def make_format(self, files: StepFiles, fail: Callable[[Payload, Exception], None]) -> Format:  # noqa: ARG002 - nothing is written

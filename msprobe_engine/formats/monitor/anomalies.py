@@ -16,7 +16,8 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.text.ranges import ranks_text
 from msprobe_engine.formats.monitor.completeness import missing_parts, other_runs, remarks, still_running
-from msprobe_engine.formats.monitor.reader import ALERTS_FILE, Run, open_run
+from msprobe_engine.formats.monitor.reader import Run, open_run
+from msprobe_engine.formats.monitor.reader_csv import ALERTS_FILE
 from msprobe_engine.formats.monitor.run_layout import open_file, scan
 from msprobe_engine.formats.monitor.series import whole
 

@@ -20,7 +20,7 @@ from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.formats.monitor.launches import Launch, launch_of, of_other_runs, said
 from msprobe_engine.formats.monitor.reader_json import checked_alert, checked_key
-from msprobe_engine.formats.monitor.series import Builder, Key, Part, Series, Table, whole
+from msprobe_engine.formats.monitor.series import Builder, Key, Part, Series, Table, series_of, whole
 
 if TYPE_CHECKING:
     from msprobe_engine.formats.monitor.reader import Run
@@ -188,10 +188,7 @@ class ParquetSource:
             values = _numbers(rows).get(VALUE, np.full(len(rows), np.nan))
             for name, step, value in zip(rows.column("name").to_pylist(), _integers(rows.column("step")).tolist(), values.tolist()):
                 found.setdefault(str(name), {})[step] = value
-        return {
-            name: Series(np.array(sorted(values), np.int64), np.array([values[step] for step in sorted(values)], np.float64))
-            for name, values in found.items()
-        }
+        return {name: series_of(values) for name, values in found.items()}
 
     def alerts(self, rank: int) -> list[dict[str, Any]]:
         out = []

@@ -24,27 +24,23 @@ from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.core.records import FAMILIES
 from msprobe_engine.core.text import notebook
 from msprobe_engine.formats.monitor import run_layout
-from msprobe_engine.formats.monitor.launches import Launch, launch_of, of_other_runs, said
+from msprobe_engine.formats.monitor.launches import Launch
 from msprobe_engine.formats.monitor.losses import ENDING as LOSSES_ENDING
 from msprobe_engine.formats.monitor.losses import FILE as LOSSES
 from msprobe_engine.formats.monitor.losses import Kept, read_losses
 from msprobe_engine.formats.monitor.reader_csv import (
+    ALERTS_FILE,
     INTERRUPTED,
-    SCALARS,
+    CsvSource,
     Problems,
     families_of,
-    first_step,
-    joined,
-    read_scalars,
-    read_tables,
 )
-from msprobe_engine.formats.monitor.reader_json import CUT, read_alerts
-from msprobe_engine.formats.monitor.run_layout import RankDirectory, between, rank_directories, rank_directory, scan
-from msprobe_engine.formats.monitor.series import EMPTY, SAMPLES_EVERY, Builder, Floats, Integers, Key, Kind, Series, Table, steps_of
+from msprobe_engine.formats.monitor.reader_json import CUT
+from msprobe_engine.formats.monitor.run_layout import between, rank_directories, rank_directory, scan
+from msprobe_engine.formats.monitor.series import EMPTY, SAMPLES_EVERY, Key, Kind, Series, Table, steps_of
 
 __all__ = ["Key", "Run", "Series", "Table", "open_run"]
 
-ALERTS_FILE = "alerts.jsonl"
 PARQUET, HIDDEN = ".parquet", "_"
 """Readers of data sets (pandas, Spark) take every file of a directory for a part of the table, but those with this prefix."""
 _LOOKED_INTO = 64
@@ -320,110 +316,3 @@ def _parquet(root: Path, files: Sequence[Path]) -> Run:
     from msprobe_engine.formats.monitor.arrow_tables import ParquetSource
 
     return Run(root, "parquet", ParquetSource(files))
-
-
-class CsvSource:
-    """CSV directories, several per rank after a resume: later ones replace what they write again."""
-
-    def __init__(self, directories: Sequence[RankDirectory]) -> None:
-        self.problems: dict[str, Problems] = {}
-        self._directories: dict[int, list[RankDirectory]] = {}
-        for directory in sorted(directories, key=lambda d: (d.began, d.path.name)):
-            self._directories.setdefault(directory.rank, []).append(directory)
-            if not directory.info and os.path.lexists(file := directory.path / run_layout.RUN_FILE):
-                self.problems[str(file)] = Counter(["no object of JSON that can be used"])
-        self._files: dict[int, list[Path]] = {}
-        self._others: dict[int, list[Launch]] = {}
-        for rank, mine in self._directories.items():
-            if len(mine) > 1:
-                self._directories[rank] = self._of_one_run(rank, mine)
-
-    def _of_one_run(self, rank: int, mine: list[RankDirectory]) -> list[RankDirectory]:
-        """Without directories of other runs."""
-        launches = [launch_of(directory.info) for directory in mine]
-        others = of_other_runs(launches)
-        for other, directory in zip(others, mine):
-            self.problems[str(directory.path)] = Counter([said(other, launches[-1])])
-        self._others[rank] = others
-        return mine[len(others) :]
-
-    def other_runs(self, rank: int) -> list[Launch]:
-        return self._others.get(rank, [])
-
-    def ranks(self) -> list[int]:
-        return sorted(self._directories)
-
-    def info(self, rank: int) -> dict[str, Any]:
-        return next((dict(d.info) for d in reversed(self._directories.get(rank, [])) if d.info), {})
-
-    def paths(self, rank: int) -> list[Path]:
-        return [d.path for d in self._directories.get(rank, [])]
-
-    def families(self, rank: int) -> list[str]:
-        found = dict.fromkeys(family for path in self._list(rank) for family in families_of(path.name))
-        found.pop(SCALARS, None)
-        # What a file of the second monitor holds is known when it has been read.
-        return [family for family in found if not self._shared(rank, family) or len(self.read(rank, family).get(family, EMPTY).ids)]
-
-    def read(self, rank: int, family: str) -> dict[str, Table]:
-        builders: dict[str, Builder] = {}
-        for path in self._list(rank):
-            if family in families_of(path.name):
-                self._note(path, read_tables(path, lambda home: builders.setdefault(home, Builder(home))))
-        return {home: builder.table() for home, builder in builders.items() if home == family or not self._mixed(rank, home)}
-
-    def scalars(self, rank: int) -> dict[str, Series]:
-        found: dict[str, list[tuple[Integers, Floats]]] = {}
-        for path in self._list(rank):
-            if families_of(path.name) == (SCALARS,):
-                read: dict[str, list[tuple[Integers, Floats]]] = {}
-                self._note(path, read_scalars(path, read))
-                if INTERRUPTED in found:  # a step that was done again after a resume was not cut off
-                    again = np.concatenate([steps for parts in read.values() for steps, _ in parts] or [EMPTY.steps])
-                    kept = [(steps, values, ~np.isin(steps, again)) for steps, values in found[INTERRUPTED]]
-                    found[INTERRUPTED] = [(steps[keep], values[keep]) for steps, values, keep in kept]
-                for name, parts in read.items():
-                    found.setdefault(name, []).extend(parts)
-        return {name: joined(parts) for name, parts in found.items()}
-
-    def alerts(self, rank: int) -> list[dict[str, Any]]:
-        out: list[dict[str, Any]] = []
-        for directory in self._directories.get(rank, []):
-            path = directory.path / ALERTS_FILE
-            problems: Problems = Counter()
-            found = read_alerts(path, problems) if os.path.lexists(path) else []
-            raised = directory.info.get("alerts")
-            damaged = sum(count for what, count in problems.items() if what != CUT)
-            if isinstance(raised, int) and len(found) + damaged < raised:
-                problems[f"{len(found)} alerts are in it, and {run_layout.RUN_FILE} says that {raised} were raised"] += 1
-            self._note(path, problems)
-            out += found
-        return out
-
-    def _shared(self, rank: int, family: str) -> bool:
-        return any(family in families_of(p.name) and len(families_of(p.name)) > 1 for p in self._list(rank))
-
-    def _mixed(self, rank: int, family: str) -> bool:
-        # Files of other names hold this family, too: it is not complete yet.
-        return len({families_of(p.name) for p in self._list(rank) if family in families_of(p.name)}) > 1
-
-    def _list(self, rank: int) -> list[Path]:
-        if rank not in self._files:
-            files: list[Path] = []
-            for directory in self._directories.get(rank, []):
-                try:
-                    entries = scan(directory.path)
-                except UsageError as error:
-                    self.problems[str(directory.path)] = Counter([str(error)])
-                    continue
-                mine = [Path(e.path) for e in entries if families_of(e.name) and e.is_file(follow_symlinks=False)]
-                for entry in entries:
-                    if families_of(entry.name) and not entry.is_file(follow_symlinks=False):
-                        self.problems[entry.path] = Counter(["is no regular file (links are not followed)"])
-                files += sorted(mine, key=lambda path: (first_step(path.name), path.name))
-            self._files[rank] = files
-        return self._files[rank]
-
-    def _note(self, path: Path, problems: Mapping[str, int]) -> None:
-        if problems:
-            self.problems[str(path)] = Counter(problems)

@@ -11,16 +11,34 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.safe_cells import plain_name
-from msprobe_engine.formats.monitor.run_layout import open_file
-from msprobe_engine.formats.monitor.series import Builder, Floats, Ids, Integers, Key, Part, Series, floats, integers, whole
+from msprobe_engine.formats.monitor import run_layout
+from msprobe_engine.formats.monitor.launches import Launch, launch_of, of_other_runs, said
+from msprobe_engine.formats.monitor.reader_json import CUT, read_alerts
+from msprobe_engine.formats.monitor.run_layout import RankDirectory, open_file, scan
+from msprobe_engine.formats.monitor.series import (
+    EMPTY,
+    Builder,
+    Floats,
+    Ids,
+    Integers,
+    Key,
+    Part,
+    Series,
+    Table,
+    floats,
+    integers,
+    whole,
+)  # fmt: skip
 
 Problems = Counter[str]
 
@@ -47,7 +65,7 @@ _NOT_NUMBERS = (
     "digest",
     "id",
 )
-SCALARS = "scalars"
+ALERTS_FILE, SCALARS = "alerts.jsonl", "scalars"
 INTERRUPTED = "interrupted"
 """The number of a step that was cut off: 1."""
 _CHUNK = 20_000
@@ -245,3 +263,110 @@ def _rows(reader: Iterator[list[str]], count: int, problems: Problems) -> list[l
 def _count(problems: Problems, what: str, count: int) -> None:
     if count:
         problems[sys.intern(what)] += count
+
+
+class CsvSource:
+    """CSV directories, several per rank after a resume: later ones replace what they write again."""
+
+    def __init__(self, directories: Sequence[RankDirectory]) -> None:
+        self.problems: dict[str, Problems] = {}
+        self._directories: dict[int, list[RankDirectory]] = {}
+        for directory in sorted(directories, key=lambda d: (d.began, d.path.name)):
+            self._directories.setdefault(directory.rank, []).append(directory)
+            if not directory.info and os.path.lexists(file := directory.path / run_layout.RUN_FILE):
+                self.problems[str(file)] = Counter(["no object of JSON that can be used"])
+        self._files: dict[int, list[Path]] = {}
+        self._others: dict[int, list[Launch]] = {}
+        for rank, mine in self._directories.items():
+            if len(mine) > 1:
+                self._directories[rank] = self._of_one_run(rank, mine)
+
+    def _of_one_run(self, rank: int, mine: list[RankDirectory]) -> list[RankDirectory]:
+        """Without directories of other runs."""
+        launches = [launch_of(directory.info) for directory in mine]
+        others = of_other_runs(launches)
+        for other, directory in zip(others, mine):
+            self.problems[str(directory.path)] = Counter([said(other, launches[-1])])
+        self._others[rank] = others
+        return mine[len(others) :]
+
+    def other_runs(self, rank: int) -> list[Launch]:
+        return self._others.get(rank, [])
+
+    def ranks(self) -> list[int]:
+        return sorted(self._directories)
+
+    def info(self, rank: int) -> dict[str, Any]:
+        return next((dict(d.info) for d in reversed(self._directories.get(rank, [])) if d.info), {})
+
+    def paths(self, rank: int) -> list[Path]:
+        return [d.path for d in self._directories.get(rank, [])]
+
+    def families(self, rank: int) -> list[str]:
+        found = dict.fromkeys(family for path in self._list(rank) for family in families_of(path.name))
+        found.pop(SCALARS, None)
+        # What a file of the second monitor holds is known when it has been read.
+        return [family for family in found if not self._shared(rank, family) or len(self.read(rank, family).get(family, EMPTY).ids)]
+
+    def read(self, rank: int, family: str) -> dict[str, Table]:
+        builders: dict[str, Builder] = {}
+        for path in self._list(rank):
+            if family in families_of(path.name):
+                self._note(path, read_tables(path, lambda home: builders.setdefault(home, Builder(home))))
+        return {home: builder.table() for home, builder in builders.items() if home == family or not self._mixed(rank, home)}
+
+    def scalars(self, rank: int) -> dict[str, Series]:
+        found: dict[str, list[tuple[Integers, Floats]]] = {}
+        for path in self._list(rank):
+            if families_of(path.name) == (SCALARS,):
+                read: dict[str, list[tuple[Integers, Floats]]] = {}
+                self._note(path, read_scalars(path, read))
+                if INTERRUPTED in found:  # a step that was done again after a resume was not cut off
+                    again = np.concatenate([steps for parts in read.values() for steps, _ in parts] or [EMPTY.steps])
+                    kept = [(steps, values, ~np.isin(steps, again)) for steps, values in found[INTERRUPTED]]
+                    found[INTERRUPTED] = [(steps[keep], values[keep]) for steps, values, keep in kept]
+                for name, parts in read.items():
+                    found.setdefault(name, []).extend(parts)
+        return {name: joined(parts) for name, parts in found.items()}
+
+    def alerts(self, rank: int) -> list[dict[str, Any]]:
+        out: list[dict[str, Any]] = []
+        for directory in self._directories.get(rank, []):
+            path = directory.path / ALERTS_FILE
+            problems: Problems = Counter()
+            found = read_alerts(path, problems) if os.path.lexists(path) else []
+            raised = directory.info.get("alerts")
+            damaged = sum(count for what, count in problems.items() if what != CUT)
+            if isinstance(raised, int) and len(found) + damaged < raised:
+                problems[f"{len(found)} alerts are in it, and {run_layout.RUN_FILE} says that {raised} were raised"] += 1
+            self._note(path, problems)
+            out += found
+        return out
+
+    def _shared(self, rank: int, family: str) -> bool:
+        return any(family in families_of(p.name) and len(families_of(p.name)) > 1 for p in self._list(rank))
+
+    def _mixed(self, rank: int, family: str) -> bool:
+        # Files of other names hold this family, too: it is not complete yet.
+        return len({families_of(p.name) for p in self._list(rank) if family in families_of(p.name)}) > 1
+
+    def _list(self, rank: int) -> list[Path]:
+        if rank not in self._files:
+            files: list[Path] = []
+            for directory in self._directories.get(rank, []):
+                try:
+                    entries = scan(directory.path)
+                except UsageError as error:
+                    self.problems[str(directory.path)] = Counter([str(error)])
+                    continue
+                mine = [Path(e.path) for e in entries if families_of(e.name) and e.is_file(follow_symlinks=False)]
+                for entry in entries:
+                    if families_of(entry.name) and not entry.is_file(follow_symlinks=False):
+                        self.problems[entry.path] = Counter(["is no regular file (links are not followed)"])
+                files += sorted(mine, key=lambda path: (first_step(path.name), path.name))
+            self._files[rank] = files
+        return self._files[rank]
+
+    def _note(self, path: Path, problems: Mapping[str, int]) -> None:
+        if problems:
+            self.problems[str(path)] = Counter(problems)

@@ -17,7 +17,7 @@ import numpy as np
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.formats.monitor.launches import Launch, begins_anew, launch_of, said
 from msprobe_engine.formats.monitor.run_layout import open_file
-from msprobe_engine.formats.monitor.series import Builder, Key, Part, Series, Table, floats, whole
+from msprobe_engine.formats.monitor.series import Builder, Key, Part, Series, Table, floats, series_of, whole
 
 Problems = Counter[str]
 
@@ -191,12 +191,7 @@ class _Rank:
         for other in self.others:
             problems[said(other, launches[-1])] += 1
         self.tables: dict[str, Table] = {family: builder.table() for family, builder in builders.items()}
-        self.scalars = {name: _series(values) for name, values in numbers.items()}
-
-
-def _series(values: dict[int, float]) -> Series:
-    steps = sorted(values)
-    return Series(np.array(steps, np.int64), np.array([values[s] for s in steps], np.float64))
+        self.scalars = {name: series_of(values) for name, values in numbers.items()}
 
 
 def _scalars(found: Any, step: int, numbers: dict[str, dict[int, float]], problems: Problems) -> None:

@@ -21,7 +21,7 @@ from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.sqlite_file import open_database
 from msprobe_engine.formats.monitor.launches import Launch, of_other_runs, said, stored_launch
 from msprobe_engine.formats.monitor.reader_json import checked_alert, checked_key, number
-from msprobe_engine.formats.monitor.series import Builder, Part, Series, Table, floats, integers, whole
+from msprobe_engine.formats.monitor.series import Builder, Part, Series, Table, floats, integers, series_of, whole
 from msprobe_engine.formats.monitor.trend_db import LIMIT, stored_keys
 
 Problems = Counter[str]
@@ -100,7 +100,7 @@ class SqliteSource:
             problems: Problems = Counter()
             self._ask(path, job)
             self._note(path, problems)
-        return {n: Series(np.array(list(v), np.int64), np.array(list(v.values()), np.float64)) for n, v in found.items()}
+        return {name: series_of(values) for name, values in found.items()}
 
     def alerts(self, rank: int) -> list[dict[str, Any]]:
         out: list[dict[str, Any]] = []

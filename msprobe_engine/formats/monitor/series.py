@@ -45,6 +45,12 @@ class Series(NamedTuple):
     values: Floats
 
 
+def series_of(values: Mapping[int, float]) -> Series:
+    """The numbers of steps as a series."""
+    steps = sorted(values)
+    return Series(np.array(steps, np.int64), np.array([values[step] for step in steps], np.float64))
+
+
 def steps_of(several: Iterable[Series]) -> Integers:
     """Steps that any of them has, ascending."""
     return np.unique(np.concatenate([np.empty(0, np.int64), *(series.steps for series in several)]))

@@ -19,7 +19,7 @@ from msprobe_engine.probe.rules.tracked_series import OCTAVE, Episode, Episodes
 
 A = TypeVar("A", bound=LastingArgs)
 
-_SLOT, _HIGH, _FINE = np.zeros(1, np.intp), np.ones(1, np.bool_), np.zeros(1, np.bool_)
+_SLOT, _BAD, _FINE = np.zeros(1, np.intp), np.ones(1, np.bool_), np.zeros(1, np.bool_)
 _LAYER = re.compile(r"(?:[^.]+\.)*?[0-9]+(?=\.|$)")
 
 
@@ -59,6 +59,32 @@ class LastingRule(Rule, Generic[A]):
         return episode_alerts(
             frame, found, names, describe, rule=self.name, kind=kind or self.all_kinds[0], max_alerts=self.args.max_alerts
         )
+
+    def say_number(
+        self,
+        frame: Frame,
+        name: str,
+        bad: bool,
+        value: float,
+        words: Callable[[], tuple[str, str]],
+        *,
+        kind: str = "",
+        episodes: Episodes | None = None,
+    ) -> list[Alert]:
+        """As `say`, for one number of the step.
+
+        Args:
+            bad: does the condition hold now?
+            words: what was expected, and what was seen; asked when something has begun.
+            episodes: those of the number, where the rule looks at several.
+        """
+
+        def describe(_: Episode) -> Alert:
+            expected, seen = words()
+            return scalar_alert(frame, name, kind or self.all_kinds[0], rule=self, value=value, expected=expected, seen=seen)
+
+        found = (episodes or self.episodes).update(_BAD if bad else _FINE, _SLOT)
+        return self.say(frame, found, lambda _slot: name, describe, kind)
 
 
 def episode_alerts(
@@ -106,21 +132,12 @@ class ScalarLevel:
         level = math.exp(self._mean)
         if not high:
             self._take(away)
-        return rule.say(
-            frame,
-            self._episodes.update(_HIGH if high else _FINE, _SLOT),
-            lambda _slot: name,
-            lambda _episode: scalar_alert(
-                frame,
-                name,
-                kind,
-                rule=rule,
-                value=value,
-                expected=f"at most {number(self._threshold * level)}",
-                seen=f"value {number(value)}, {number(value / level)} times its running level {number(level)}",
-            ),
-            kind,
-        )
+
+        def words() -> tuple[str, str]:
+            seen = f"value {number(value)}, {number(value / level)} times its running level {number(level)}"
+            return f"at most {number(self._threshold * level)}", seen
+
+        return rule.say_number(frame, name, high, value, words, kind=kind, episodes=self._episodes)
 
     def _take(self, away: float) -> None:
         if self._seen == 0:

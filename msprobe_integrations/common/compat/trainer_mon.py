@@ -36,19 +36,7 @@ REDUCED, UNREDUCED = ("grad_reduced",), ("grad_unreduced",)
 
 
 class TrainerMonitor:
-    """Watches a training through its optimizer: a step begins where the last one ended and ends with the optimizer's update, also with
-    one that a loss scaler skips. Other optimizers, of the same class or not, end no step.
-
-    Args:
-        config_file_path: ``monitor_config.json`` or ``probe.yaml``; the directory is that of ``MONITOR_OUTPUT_DIR``, else
-            ``./monitor_output``. With ``DYNAMIC_MONITOR=True`` nothing is attached until the file says ``dynamic_on: true``.
-        process_group: pipeline group of this rank; only for the places in ``anomaly.json``.
-        params_have_main_grad: not needed any more: gradients are looked for where the objects given to `set_monitor` have them.
-        opt_ty: has no effect, as in the existing tool.
-
-    Raises:
-        SettingsError: the file cannot be read or is wrong; all mistakes, one line each.
-    """
+    """What `TrainerMon` is for every framework; arguments and errors: the classes of that name."""
 
     def __init__(
         self, config_file_path: str | Path, process_group: Any = None, params_have_main_grad: bool = True, opt_ty: Any = None

@@ -30,20 +30,9 @@ _WITHOUT = "the training goes on without it; strict: true stops here"
 
 
 class Debugger(ABC):
-    """One per process: a second construction returns the first object. All methods but the constructor are class methods, so any
-    file of a program may call ``PrecisionDebugger.start()``. A framework's class has the name `PrecisionDebugger`, and an
-    ``_instance`` of its own.
-
-    Args:
-        config_path: ``config.json`` (or ``probe.yaml`` with a ``dump`` section).
-        task, dump_path, level, step, rank: override the file.
-        model: the model, when ``start`` is called without.
-
-    Raises:
-        SettingsError: the configuration is wrong; the message names every wrong key. A place that cannot be written is no such fault: it
-            is said once and the training goes on without the dump (``strict: true`` raises).
-        UsageError: an argument is of a kind that cannot work.
-    """
+    """What `PrecisionDebugger` is for every framework: a framework's class has that name, and an ``_instance`` of its own; its arguments
+    and errors stand there. A place that cannot be written is no wrong setting: it is said once and the training goes on without the dump
+    (``strict: true`` raises)."""
 
     _instance: ClassVar[Any] = None
     _built = False

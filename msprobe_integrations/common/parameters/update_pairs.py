@@ -3,9 +3,10 @@ moments."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from msprobe_engine.core.records import TensorRef
 from msprobe_engine.core.statistics import pairs
 
 Factor = Any
@@ -179,3 +180,46 @@ class _Updates:
             raise _Unknown("gradient")
         sign = -1.0 if hyper.get("maximize") else 1.0
         return Pair(pairs.RATIO, grad, self._state(state), (sign, 1.0, float(hyper.get("eps", 0.0))))
+
+
+class PairReducer:
+    """Rows of what an optimizer makes of a gradient; a backend of a framework says how a row of a pair is made."""
+
+    tensors: Tensors
+    reduce: Callable[[Any], TensorRef]
+
+    def reduce_pair(self, pair: Pair) -> TensorRef:
+        """Row of the values that a pair makes, in the shape of its first tensor."""
+        raise NotImplementedError
+
+    def reduce_agreement(self, grad: Any, momentum: Any) -> TensorRef:
+        """Row of y = (1 + sign(grad) sign(momentum)) / 2: 1 where the signs agree, 0 where they do not, 0.5 where one is zero, NaN
+        where one is NaN. Its mean is the share of elements that agree. The description has the shape of `grad`.
+
+        Args:
+            grad, momentum: of 64, 32 or 16 bits, floating point, of as many elements.
+        """
+        return self.reduce_pair(Pair(pairs.AGREE, grad, momentum, (0.0, 0.0, 0.0)))
+
+    def reduce_update(self, algorithm: str, param: Any, grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> TensorRef | None:
+        """Row of u, the direction in which the optimizer moves a parameter; arguments, and when it is None: `update_pair`."""
+        return self._reduce_known(update_pair(self.tensors, algorithm, param, grad, states, hyper), param)
+
+    def reduce_ratio(
+        self,
+        algorithm: str,
+        param: Any,
+        grad: Any,  # noqa: ARG002
+        states: Mapping[str, Any],
+        hyper: Mapping[str, Any],
+    ) -> TensorRef | None:
+        """Row of r = m_hat / sqrt(v_hat), for adam and adamw; arguments and None as in `reduce_update`."""
+        return self._reduce_known(ratio_pair(self.tensors, algorithm, states, hyper), param)
+
+    def _reduce_known(self, pair: Pair | None, param: Any) -> TensorRef | None:
+        numel = self.tensors.numel
+        if pair is None or (self.tensors.is_tensor(param) and numel(param) != numel(pair.a)):
+            return None
+        if pair.b is None:
+            return self.reduce(pair.a)
+        return self.reduce_pair(pair) if numel(pair.a) == numel(pair.b) else None

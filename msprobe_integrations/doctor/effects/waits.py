@@ -104,7 +104,7 @@ def _stand_in() -> Line:
                 for one in wrapped:
                     backend.reduce(one)
                     backend.reduce(one.view(10, 10).t())
-                    backend._reduce_pair(Pair(0, one, one, (0.0, 0.0, 0.0)))
+                    backend.reduce_pair(Pair(0, one, one, (0.0, 0.0, 0.0)))
                     backend.histogram(one, "log2")
                 pending = backend.finish_step()
             pending.rows()

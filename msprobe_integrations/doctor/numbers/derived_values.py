@@ -95,9 +95,9 @@ def _pair(found: Found, device: Device, way: Way, name: str, op: int, a: torch.T
         for key, (x, y) in cases.items():
             if batch:
                 with backend.batched():
-                    refs += [(f"{key} ({how})", backend._reduce_pair(Pair(op, x, y, given)).row) for _ in range(3)]
+                    refs += [(f"{key} ({how})", backend.reduce_pair(Pair(op, x, y, given)).row) for _ in range(3)]
             else:
-                refs.append((f"{key} ({how})", backend._reduce_pair(Pair(op, x, y, given)).row))
+                refs.append((f"{key} ({how})", backend.reduce_pair(Pair(op, x, y, given)).row))
     rows = backend.finish_step().rows()
     if backend.unsupported:
         found.wrong.append(f"{name}: no numbers ({', '.join(backend.unsupported)})")

@@ -72,11 +72,9 @@ class CellCapture(NamedModules[CellInfo]):
         self._handles: list[Any] = []
 
     def given(self, models: Models) -> list[Any]:
-        """The argument of `attach` as a list."""
         return models_of.as_list(models)
 
     def named(self, models: Models) -> list[CellInfo]:
-        """Every Cell of the models that has a record name."""
         return named_infos(models)
 
     def single(self, module: Any, path: str) -> CellInfo:
@@ -84,7 +82,6 @@ class CellCapture(NamedModules[CellInfo]):
         return CellInfo(module, path)
 
     def dicts(self, models: Sequence[Any]) -> list[Mapping[str, Any]]:
-        """Where the Cells of the models keep their Cells and parameters."""
         return models_of.parts_of(models)
 
     def _put_on(self, around: Sequence[CellInfo], own: Sequence[CellInfo]) -> None:

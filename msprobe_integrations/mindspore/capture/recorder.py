@@ -64,7 +64,6 @@ class Recorder(CallRecorder):
         self.backward = self.backward and autograd.available
 
     def reduce(self, tensor: Any) -> TensorRef:
-        """Statistics of a tensor."""
         return self._reduce(tensor)
 
     def recording(self) -> bool:
@@ -118,7 +117,6 @@ class Recorder(CallRecorder):
             self._broken(error)
 
     def end_step(self) -> None:
-        """Report gradients that came only in part, forget the step's numbering."""
         self._passes.clear()
         self._tapped.clear()
         super().end_step()

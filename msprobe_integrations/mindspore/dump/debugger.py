@@ -53,16 +53,6 @@ class PrecisionDebugger(Debugger):
     def check(settings: ProbeSettings, source: str) -> None:
         dump_checks.check(settings, source)
 
-    @property
-    def run(self) -> MindSporeDumpRun:
-        """The dump behind this object.
-
-        Raises:
-            UsageError: there is none, the task is grad_probe.
-        """
-        made: MindSporeDumpRun = super().run
-        return made
-
     @classmethod
     def monitor(cls, optimizer: Any) -> None:
         """Task grad_probe: watch the gradients that `optimizer` is given from its next update on. No effect in other tasks. Ends with the

@@ -29,14 +29,7 @@ template = NpyTemplate
 
 
 class Keeper(BaseKeeper):
-    """What is saved of one dump.
-
-    Args:
-        backend: takes the statistics.
-        store: makes files of the copies.
-        faults: isolation of failures.
-        lose: counts what could not be saved.
-    """
+    """See `BaseKeeper`; `backend` takes the statistics."""
 
     def __init__(self, backend: MindSporeBackend, store: TensorStore, faults: Faults, lose: Callable[[str], None]) -> None:
         super().__init__(store, faults, lose)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import mindspore
 import numpy as np
@@ -11,47 +12,16 @@ import numpy.typing as npt
 
 from msprobe_engine.formats.grad_probe.files import Gradient, StepFiles
 from msprobe_engine.formats.grad_probe.signs import Bytes, packed_size
+from msprobe_integrations.common.gradient_probe import step
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.tensors.npy import array_of
 
-_PER_GRADIENT = 512  # bytes of bookkeeping and of the row
 _PIECE = 1 << 18  # elements; a multiple of 4
 _FLOATS = frozenset(("Float16", "Float32", "Float64", "BFloat16"))
 
 
-class _Taken(NamedTuple):
-    name: str
-    shape: tuple[int, ...]
-    row: int
-    packed: Bytes | None
-    below: npt.NDArray[np.int64] | None
-    shard: str
-
-
-class GradientStep:
-    """Gradients of one update.
-
-    Args:
-        backend: takes the rows; this step is its current one.
-        signs: take signs (levels L1 and L2).
-        bounds: count elements below each of these (level L2); empty: not.
-        reserve: takes so many bytes from the budget for a job that has the second number already; False when there are none.
-
-    Attributes:
-        nbytes: memory that was reserved.
-        left_out: name to the reason why a gradient has no row.
-    """
-
-    def __init__(self, backend: MindSporeBackend, signs: bool, bounds: Sequence[float], reserve: Callable[[int, int], bool]) -> None:
-        self.nbytes = 0
-        self.left_out: dict[str, str] = {}
-        self._backend, self._signs, self._bounds, self._reserve = backend, signs, bounds, reserve
-        self._taken: list[_Taken] = []
-
-    @property
-    def count(self) -> int:
-        """How many gradients were taken."""
-        return len(self._taken)
+class GradientStep(step.GradientStep[MindSporeBackend]):
+    """See `msprobe_integrations.common.gradient_probe.step.GradientStep`."""
 
     def take(self, name: str, gradient: Any, shard: str = "") -> None:
         """Take one gradient as it is now.
@@ -63,11 +33,7 @@ class GradientStep:
         if description.dtype not in _FLOATS:
             self.left_out[name] = f"its type is {description.dtype}"
             return
-        numel = int(np.prod(description.shape, dtype=np.int64))
-        size = packed_size(numel) if self._signs else 0
-        if not self._reserve(size + _PER_GRADIENT, self.nbytes):
-            raise TimeoutError(f"signs of {name} ({size} bytes) found no memory: nothing is written for a while")
-        self.nbytes += size + _PER_GRADIENT
+        self._room_for(name, math.prod(description.shape))
         reduced = gradient
         if self._backend.want_checksum and description.dtype != "Float32":  # the checksum in the files is that of float32
             reduced = mindspore.Tensor(array_of(gradient).astype(np.float32))
@@ -80,14 +46,14 @@ class GradientStep:
             flat = array_of(gradient).reshape(-1)
             packed = pack_signs(flat) if self._signs else None
             below = count_below(flat, self._bounds) if self._bounds else None
-        self._taken.append(_Taken(name, description.shape, ref.row, packed, below, shard))
+        self._taken.append((name, description.shape, ref.row, packed, below, shard))
 
     def finish(self) -> Callable[[StepFiles, int], None]:
         """Everything is taken: what puts it into files, on another thread."""
         pending, taken = self._backend.finish_step(), self._taken
 
-        def write(files: StepFiles, step: int) -> None:
-            files.write(step, [Gradient(*one) for one in taken], pending.rows())
+        def write(files: StepFiles, number: int) -> None:
+            files.write(number, [Gradient(*one) for one in taken], pending.rows())
 
         return write
 

@@ -110,13 +110,11 @@ class Watch(GradientWatch):
     """Told when a backward pass reaches the call."""
 
     def begin(self) -> None:
-        """A backward pass reaches the call."""
         super().begin()
         self.reached(self)
 
     @staticmethod
     def add(a: Any, b: Any) -> Any:
-        """Sum of two contributions, unseen by autograd."""
         with environment.no_grad():
             return mindspore.ops.auto_generate.add(a, b)
 

@@ -73,7 +73,6 @@ class TapWatch(GradientWatch):
     """Told when a backward pass reaches the call."""
 
     def begin(self) -> None:
-        """A backward pass reaches the call."""
         super().begin()
         self.reached(self)
 

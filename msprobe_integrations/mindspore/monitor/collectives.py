@@ -55,14 +55,7 @@ class _Call(NamedTuple):
 
 
 class CollectiveWatch(CollectiveSamples):
-    """Samples of collectives, while the step is due. What a collective returns is what it returned before.
-
-    Args:
-        side: what this is a part of.
-
-    Raises:
-        SettingsError: a pattern of ``collective_sites`` is no regular expression.
-    """
+    """What a collective returns is what it returned before. Arguments and errors: `CollectiveSamples`."""
 
     def __init__(self, side: ModuleSide) -> None:
         super().__init__(side)

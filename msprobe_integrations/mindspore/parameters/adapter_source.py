@@ -46,7 +46,6 @@ class AdapterView(OptimizerView):
         return {name: state for name, state in found.items() if numel_of(state) == numel_of(parameter)}
 
     def hyper(self, parameter: Any) -> dict[str, Any]:
-        """The parameter's own group, ``algorithm`` (``""``: unknown), ``optimizer`` (name of the class) and ``step``."""
         group: Mapping[str, Any] = next((g for g in self.optimizer.param_groups if any(one is parameter for one in g["params"])), {})
         found = {name: value for name, value in group.items() if name != "params"}
         step = self._of(parameter).get("step", found.get("step"))
@@ -80,7 +79,6 @@ class AdapterSource(CellSource):
         self._doors.add(next(c for c in type(optimizer).__mro__ if "step" in vars(c)), "step", self._stepped)
 
     def close(self) -> None:
-        """Take everything off."""
         super().close()
         self._doors.close()
 

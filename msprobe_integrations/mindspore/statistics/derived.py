@@ -17,7 +17,7 @@ from msprobe_engine.core.records import TensorDescription, TensorRef
 from msprobe_engine.core.statistics import histograms, host_kernel, pairs
 from msprobe_engine.core.statistics.rows import Rows
 from msprobe_integrations.common.capture.descriptions import intern
-from msprobe_integrations.common.parameters.update_pairs import Factor, Pair, ratio_pair, update_pair
+from msprobe_integrations.common.parameters.update_pairs import Factor, Pair, PairReducer, ratio_pair
 from msprobe_integrations.mindspore.statistics.pending import Step
 from msprobe_integrations.mindspore.tensors import npy
 from msprobe_integrations.mindspore.tensors.memory import memory_of
@@ -49,52 +49,17 @@ class _MindSpore:
         return mindspore.Tensor(npy.array_of(a) * factor + npy.array_of(b) * other)
 
 
-_TENSORS = _MindSpore()
-
-
-class PairRows:
+class PairRows(PairReducer):
     """Rows of pairs, and histograms. None of these calls raises but what the training itself has failed with: what cannot be read has
     row -1 and is counted in `unsupported`."""
 
     _step: Step
     _want: int
-    reduce: Callable[[Any], TensorRef]
+    tensors = _MindSpore()
     describe: Callable[[Any], TensorDescription]
     _without: Callable[[TensorDescription, str], TensorRef]
 
-    def reduce_agreement(self, grad: Any, momentum: Any) -> TensorRef:
-        """Row of y = (1 + sign(grad) sign(momentum)) / 2: 1 where the signs agree, 0 where they do not, 0.5 where one is zero, NaN
-        where one is NaN. Its mean is the share of elements that agree. The description has the shape of `grad`.
-
-        Args:
-            grad, momentum: Float64, Float32, Float16 or BFloat16, of as many elements.
-        """
-        return self._reduce_pair(Pair(pairs.AGREE, grad, momentum, (0.0, 0.0, 0.0)))
-
-    def reduce_update(self, algorithm: str, param: Any, grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> TensorRef | None:
-        """Row of u, the direction in which the optimizer moves a parameter; arguments, and when it is None: `update_pairs.update_pair`."""
-        return self._reduce_known(update_pair(_TENSORS, algorithm, param, grad, states, hyper), param)
-
-    def reduce_ratio(
-        self,
-        algorithm: str,
-        param: Any,
-        grad: Any,  # noqa: ARG002
-        states: Mapping[str, Any],
-        hyper: Mapping[str, Any],
-    ) -> TensorRef | None:
-        """Row of r = m_hat / sqrt(v_hat), for adam and adamw; arguments and None as in `reduce_update`."""
-        return self._reduce_known(ratio_pair(_TENSORS, algorithm, states, hyper), param)
-
-    def _reduce_known(self, pair: Pair | None, param: Any) -> TensorRef | None:
-        numel = _TENSORS.numel
-        if pair is None or (param is not None and numel(param) != numel(pair.a)):
-            return None
-        if pair.b is None:
-            return self.reduce(pair.a)
-        return self._reduce_pair(pair) if numel(pair.a) == numel(pair.b) else None
-
-    def _reduce_pair(self, pair: Pair) -> TensorRef:
+    def reduce_pair(self, pair: Pair) -> TensorRef:
         step, row = self._step, -1
         try:
             a, b = memory_of(pair.a), memory_of(pair.b)
@@ -142,7 +107,7 @@ class PairRows:
 
     def histogram_of_update(self, states: Mapping[str, Any], hyper: Mapping[str, Any], eps: float, kind: str) -> int:
         """`histogram` of Adam's m_hat / (sqrt(v_hat) + eps); -1 where the states are others."""
-        pair = ratio_pair(_TENSORS, "adam", states, hyper)
+        pair = ratio_pair(self.tensors, "adam", states, hyper)
         if pair is None:
             return -1
         a, b = (npy.array_of(one).astype(np.float32).reshape(-1) for one in (pair.a, pair.b))

@@ -94,19 +94,15 @@ class ModuleCapture(NamedModules[ModuleInfo]):
         self._too_deep: RecursionError | None = None
 
     def given(self, models: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
-        """The argument of `attach` as a list."""
         return [models] if isinstance(models, nn.Module) else list(models)
 
     def named(self, models: nn.Module | Sequence[nn.Module]) -> list[ModuleInfo]:
-        """Every module of the models that has a record name."""
         return named_infos(models)
 
     def single(self, module: nn.Module, path: str) -> ModuleInfo:
-        """One module by itself."""
         return ModuleInfo(module, path)
 
     def dicts(self, models: Sequence[nn.Module]) -> list[Mapping[str, Any]]:
-        """Where the modules of the models keep their modules and parameters."""
         return [d for model in models for module in model.modules() for d in (module._modules, module._parameters)]
 
     def _put_on(self, around: Sequence[ModuleInfo], own: Sequence[ModuleInfo]) -> None:
@@ -236,7 +232,6 @@ class ModuleCapture(NamedModules[ModuleInfo]):
         return [constant for constant in cls._hooks.__code__.co_consts if isinstance(constant, CodeType)]
 
     def end_step(self) -> None:
-        """As `NamedModules.end_step`."""
         super().end_step()
         if self._too_deep is not None:
             self._fail(self._too_deep)

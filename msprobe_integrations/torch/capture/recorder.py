@@ -187,7 +187,6 @@ class Recorder(CallRecorder):
             self.unsettled.await_in((call.inputs, call.keywords), self.reduce if self.keeper is None else self.reduce_for(call.name))
 
     def end(self, call: Call, result: Any, parameters: Parameters | None, *, failed: bool = False) -> None:
-        """Note the end of a call and watch its gradients."""
         if _modes():
             with no_torch_function():
                 self._conclude(call, result, parameters, failed)
@@ -233,7 +232,6 @@ class Recorder(CallRecorder):
         known[1].append((watch, slot))
 
     def end_step(self) -> None:
-        """Report gradients that came only in part, forget the step's numbering."""
         super().end_step()
         self._views.clear()
         self.unsettled.end_step()

@@ -22,7 +22,6 @@ from msprobe_engine.core.settings.hot import HotSwitch
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.common.dump import focus
 from msprobe_integrations.common.dump.debugger import Debugger
-from msprobe_integrations.torch.capture.level import Capture
 from msprobe_integrations.torch.dump.checks import MODELS
 from msprobe_integrations.torch.dump.run import TorchDumpRun
 from msprobe_integrations.torch.gradient_probe.probe import GradientProbe
@@ -75,29 +74,8 @@ class PrecisionDebugger(Debugger):
     def claim() -> None:
         owner.of_user()
 
-    @property
-    def run(self) -> TorchDumpRun:
-        """The dump behind this object.
-
-        Raises:
-            UsageError: there is none, the task is grad_probe.
-        """
-        made: TorchDumpRun = super().run
-        return made
-
-    @property
-    def capture(self) -> Capture:
-        """What sees the calls of a step.
-
-        Raises:
-            UsageError: at level debug nothing does.
-        """
-        made: Capture = super().capture
-        return made
-
     @classmethod
     def step(cls) -> None:
-        """The training step is over: write it, count on. Once per step, also for steps that are not dumped."""
         if cls._compiled_saves:
             names = ", ".join(sorted(cls._compiled_saves)[:5])
             log.warn_once("save compiled", f"PrecisionDebugger.save has no effect inside torch.compile: {names}")
@@ -106,14 +84,6 @@ class PrecisionDebugger(Debugger):
 
     @classmethod
     def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
-        """Save a variable into debug.json (and, task tensor, into files); level debug only. ``start`` is not needed.
-
-        Args:
-            variable: a tensor, number, string or numpy array, or dicts, lists and tuples of them. Anything else is left out with a
-                warning; inside a container it is written as its type.
-            name: the record is ``{name}.{N}.debug``, N counts the calls with this name in the step.
-            save_backward: also make ``{name}_grad.{N}.debug``, filled when the gradients of the tensors arrive.
-        """
         if torch.compiler.is_compiling():
             cls._compiled_saves[str(name)] = True
         else:

@@ -41,15 +41,7 @@ _PIECE = 1 << 25
 
 
 class Keeper(BaseKeeper):
-    """What is saved of one dump.
-
-    Args:
-        backend: takes the statistics.
-        store: makes files of the copies.
-        faults: isolation of failures.
-        lose: counts what could not be saved.
-        slices: cuts before anything is taken of a tensor.
-    """
+    """See `BaseKeeper`; `backend` takes the statistics, and `slices` cuts before anything is taken of a tensor."""
 
     def __init__(
         self, backend: TorchBackend, store: TensorStore, faults: Faults, lose: Callable[[str], None], slices: Slices | None = None
@@ -61,8 +53,6 @@ class Keeper(BaseKeeper):
         store.memory.allocators[PINNED] = _pinned
 
     def reduce(self, tensor: torch.Tensor) -> TensorRef:
-        """Statistics and a copy of a tensor. A tensor without a kernel for its type has a row without statistics. Never raises but in
-        strict mode."""
         if _modes():
             with _no_function():
                 return self._take(tensor)

@@ -28,16 +28,7 @@ _log = get_logger()
 
 
 class GradientProbe(GradientUpdates):
-    """One per process.
-
-    Args:
-        settings: with a section ``grad_probe``.
-        at_once: hooks go with the last wanted update, from inside of its hooks; False: at the next `settle`.
-
-    Attributes:
-        step: number of the newest update, from 0; -1 before the first.
-        root: where ``rank{R}`` is.
-    """
+    """See `GradientUpdates`; the probe has a backend of its own."""
 
     backend: TorchBackend
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 from msprobe_engine.formats.grad_probe.files import Gradient, StepFiles
-from msprobe_engine.formats.grad_probe.signs import packed_size
+from msprobe_integrations.common.gradient_probe import step
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.gradient_probe.signs import count_below, pack_signs
 from msprobe_integrations.torch.statistics.pending import quiet
@@ -18,36 +18,16 @@ from msprobe_integrations.torch.tensors import describe as _describe
 
 SEND_BYTES = 32 << 20
 """Signs that are sent to the host together: bounds what they take on the device."""
-_PER_GRADIENT = 512  # bytes of bookkeeping and of the row
 
 
-class GradientStep:
-    """Gradients of one update.
+class GradientStep(step.GradientStep[TorchBackend]):
+    """See `msprobe_integrations.common.gradient_probe.step.GradientStep`."""
 
-    Args:
-        backend: takes the rows; this step is its current one.
-        signs: take signs (levels L1 and L2).
-        bounds: count elements below each of these (level L2); empty: not.
-        reserve: takes so many bytes from the budget for a job that has the second number already; False when there are none.
-
-    Attributes:
-        nbytes: memory that was reserved.
-        left_out: name to the reason why a gradient has no row.
-    """
-
-    def __init__(self, backend: TorchBackend, signs: bool, bounds: Sequence[float], reserve: Callable[[int, int], bool]) -> None:
-        self.nbytes = 0
-        self.left_out: dict[str, str] = {}
-        self._backend, self._signs, self._bounds, self._reserve = backend, signs, bounds, reserve
-        self._taken: list[tuple[str, tuple[int, ...], int, torch.Tensor | None, torch.Tensor | None, str]] = []
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._waiting: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._waiting_bytes = 0
         self._events: list[Any] = []
-
-    @property
-    def count(self) -> int:
-        """How many gradients were taken."""
-        return len(self._taken)
 
     def take(self, name: str, gradient: torch.Tensor, shard: str = "") -> None:
         """Take one gradient as it is now (in the order of its stream).
@@ -62,10 +42,7 @@ class GradientStep:
             if data is None or why or not data.is_floating_point():
                 self.left_out[name] = why or f"its type is {gradient.dtype}"
                 return
-            size = packed_size(data.numel()) if self._signs else 0
-            if not self._reserve(size + _PER_GRADIENT, self.nbytes):
-                raise TimeoutError(f"signs of {name} ({size} bytes) found no memory: nothing is written for a while")
-            self.nbytes += size + _PER_GRADIENT
+            size = self._room_for(name, data.numel())
             checksum = self._backend.want_checksum
             ref = self._backend.reduce(data.float() if checksum and data.dtype != torch.float32 else data)
             if ref.row < 0:
@@ -117,7 +94,7 @@ class GradientStep:
             self._send()
         pending, taken, events = self._backend.finish_step(), self._taken, self._events
 
-        def write(files: StepFiles, step: int) -> None:
+        def write(files: StepFiles, number: int) -> None:
             for event in events:
                 wait_for(event)
             gradients = [
@@ -131,7 +108,7 @@ class GradientStep:
                 )
                 for name, shape, row, packed, below, shard in taken
             ]
-            files.write(step, gradients, pending.rows())
+            files.write(number, gradients, pending.rows())
 
         return write
 

@@ -69,7 +69,6 @@ class GradientWatch(_GradientWatch):
 
     @staticmethod
     def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """Sum of two contributions, unseen by autograd and by the probe."""
         with torch.no_grad(), torch._C.DisableTorchFunction():
             return a + b
 

@@ -18,7 +18,6 @@ class Rebinding(Replaced):
         self._scripted: list[int] = []
 
     def undo(self) -> None:
-        """Put the functions back, the last one first. A name that somebody else has changed since stays as it is."""
         super().undo()
         for key in self._scripted:
             _script._get_builtin_table().pop(key, None)

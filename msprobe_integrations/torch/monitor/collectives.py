@@ -26,14 +26,7 @@ _BATCH = "batch_isend_irecv"
 
 
 class CollectiveWatch(CollectiveSamples):
-    """Samples of collectives, while the step is due. Nothing waits, and what a collective returns is what it returned before.
-
-    Args:
-        side: what this is a part of.
-
-    Raises:
-        SettingsError: a pattern of ``collective_sites`` is no regular expression.
-    """
+    """Nothing waits, and what a collective returns is what it returned before. Arguments and errors: `CollectiveSamples`."""
 
     def __init__(self, side: ModuleSide) -> None:
         super().__init__(side)

@@ -104,7 +104,6 @@ class TorchProbe(Probe):
 
     @contextmanager
     def shield(self) -> Iterator[None]:
-        """Operations inside are neither recorded for gradients nor shown to function modes."""
         with torch.no_grad(), torch._C.DisableTorchFunction():
             yield
 
@@ -113,7 +112,6 @@ class TorchProbe(Probe):
         return isinstance(value, torch.Tensor) and on_host(value)
 
     def finer(self, main: torch.Tensor, parameter: torch.Tensor) -> bool:
-        """Has the optimizer's copy of a parameter more bits than the parameter itself?"""
         return parameter.dtype.is_floating_point and main.dtype.itemsize > parameter.dtype.itemsize
 
     def _of_user(self) -> None:

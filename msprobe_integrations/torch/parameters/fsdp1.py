@@ -178,7 +178,6 @@ class FlatSource(PlainSource):
     # moments
 
     def connect(self, watch: ParameterWatch) -> None:
-        """As in `PlainSource`; and FSDP1 has a clipping of its own."""
         super().connect(watch)
         classes = {type(place.state) for place in self._at.values()}
         for cls in classes:
@@ -208,7 +207,6 @@ class FlatSource(PlainSource):
         self._flat_doors.close()
 
     def close(self) -> None:
-        """Take everything off."""
         super().close()
         self._clip_doors.close()
 

@@ -17,7 +17,7 @@ from msprobe_engine.core.records import TensorDescription, TensorRef
 from msprobe_engine.core.statistics import histograms, host_kernel, pairs
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_integrations.common.capture.descriptions import intern
-from msprobe_integrations.common.parameters.update_pairs import Pair, ratio_pair, update_pair
+from msprobe_integrations.common.parameters.update_pairs import Pair, PairReducer
 from msprobe_integrations.torch.statistics import pair_kernels as pairkernels
 from msprobe_integrations.torch.statistics.pair_kernels import PAIR_LAUNCHERS, Correction
 from msprobe_integrations.torch.statistics.pending import Step, quiet
@@ -58,16 +58,13 @@ class _Torch:
             return torch.add(a * factor, b, alpha=other)
 
 
-_TORCH = _Torch()
-
-
-class PairRows:
+class PairRows(PairReducer):
     """Rows of pairs, and histograms. None of these calls waits for a device, and none raises: what cannot be read has row -1 and is
     counted in `unsupported`."""
 
     _step: Step
     _want: int
-    reduce: Callable[[Any], TensorRef]
+    tensors = _Torch()
     _unfit: Callable[[torch.Tensor], str]
     _without: Callable[[TensorDescription, str], TensorRef]
     _described: Callable[[Any], TensorDescription]
@@ -76,38 +73,7 @@ class PairRows:
     unsupported: dict[str, int]
     _known_pairs: dict[tuple[Any, ...], tuple[TensorDescription, int, int, int]]
 
-    def reduce_agreement(self, grad: Any, momentum: Any) -> TensorRef:
-        """Row of y = (1 + sign(grad) sign(momentum)) / 2: 1 where the signs agree, 0 where they do not, 0.5 where one is zero, NaN
-        where one is NaN. Its mean is the share of elements that agree. The description has the shape of `grad`.
-
-        Args:
-            grad, momentum: float64, float32, float16 or bfloat16, of as many elements.
-        """
-        return self._reduce_pair(Pair(pairs.AGREE, grad, momentum, (0.0, 0.0, 0.0)))
-
-    def reduce_update(self, algorithm: str, param: Any, grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> TensorRef | None:
-        """Row of u, the direction in which the optimizer moves a parameter; arguments, and when it is None: `update_pairs.update_pair`."""
-        return self._reduce_known(update_pair(_TORCH, algorithm, param, grad, states, hyper), param)
-
-    def reduce_ratio(
-        self,
-        algorithm: str,
-        param: Any,
-        grad: Any,  # noqa: ARG002
-        states: Mapping[str, Any],
-        hyper: Mapping[str, Any],
-    ) -> TensorRef | None:
-        """Row of r = m_hat / sqrt(v_hat), for adam and adamw; arguments and None as in `reduce_update`."""
-        return self._reduce_known(ratio_pair(_TORCH, algorithm, states, hyper), param)
-
-    def _reduce_known(self, pair: Pair | None, param: Any) -> TensorRef | None:
-        if pair is None or (isinstance(param, torch.Tensor) and param.numel() != pair.a.numel()):
-            return None
-        if pair.b is None:
-            return self.reduce(pair.a)
-        return self._reduce_pair(pair) if pair.a.numel() == pair.b.numel() else None
-
-    def _reduce_pair(self, pair: Pair) -> TensorRef:
+    def reduce_pair(self, pair: Pair) -> TensorRef:
         if _function_modes():
             with _NoFunction():
                 return self._reduce_known_pair(pair)

@@ -48,7 +48,6 @@ class DeadActivationRule(LastingRule[DeadActivationArgs]):
         return f"{sample.vpp_stage} {sample.micro_step} {sample.name}"
 
     def check(self, frame: Frame) -> list[Alert]:
-        """Alerts for one frame."""
         view = self._watch.of(frame) if frame.complete else None
         if view is None:
             return []

@@ -80,7 +80,6 @@ class VanishingGradientRule(LastingRule[VanishingGradientArgs]):
         self._level = Level(self.args.window, self.args.warmup)
 
     def check(self, frame: Frame) -> list[Alert]:
-        """Alerts for one frame."""
         view = self._watch.of(frame) if frame.complete else None
         if view is None:
             return []

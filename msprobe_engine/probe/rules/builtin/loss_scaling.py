@@ -6,15 +6,11 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-import numpy as np
-
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
-from msprobe_engine.probe.rules.alert_factory import number, scalar_alert
+from msprobe_engine.probe.rules.alert_factory import number
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
 from msprobe_engine.probe.rules.stateful_rule import LastingRule
-
-_SLOT = np.zeros(1, np.intp)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +41,6 @@ class LossScaleRule(LastingRule[LossScaleArgs]):
         self._steps = 0
 
     def check(self, frame: Frame) -> list[Alert]:
-        """Alerts for one frame."""
         scale = frame.scalars.get("loss_scale")
         if scale is None or not math.isfinite(scale) or self.left_out("loss_scale"):
             return []
@@ -54,21 +49,12 @@ class LossScaleRule(LastingRule[LossScaleArgs]):
         self._last, self._top = scale, max(self._top, scale)
         falls = sum(self._falls) if self._steps > self.args.warmup else 0
         low = scale <= self.args.floor < self._top
-        found = self.episodes.update(np.array([low or falls >= self.args.falls]), _SLOT)
-        return self.say(
-            frame,
-            found,
-            lambda _slot: "loss_scale",
-            lambda _episode: scalar_alert(
-                frame,
-                "loss_scale",
-                "step",
-                rule=self,
-                value=scale,
-                expected=f"above {number(self.args.floor)}" if low else f"fewer than {self.args.falls} falls in {self.args.window} steps",
-                seen=f"value {number(scale)}, down from {number(self._top)}" + (f", fell {falls} times" if falls else ""),
-            ),
-        )
+
+        def words() -> tuple[str, str]:
+            expected = f"above {number(self.args.floor)}" if low else f"fewer than {self.args.falls} falls in {self.args.window} steps"
+            return expected, f"value {number(scale)}, down from {number(self._top)}" + (f", fell {falls} times" if falls else "")
+
+        return self.say_number(frame, "loss_scale", low or falls >= self.args.falls, scale, words)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +83,6 @@ class SkippedUpdatesRule(LastingRule[SkippedUpdatesArgs]):
         self._row = 0
 
     def check(self, frame: Frame) -> list[Alert]:
-        """Alerts for one frame."""
         skipped = frame.scalars.get("skipped")
         if skipped is None or self.left_out("skipped"):
             return []
@@ -108,18 +93,9 @@ class SkippedUpdatesRule(LastingRule[SkippedUpdatesArgs]):
         self._row = self._row + 1 if skipped > 0.0 else 0
         count = sum(self._past)
         often = len(self._past) == self.args.window and count > self.args.share * self.args.window
-        found = self.episodes.update(np.array([often or self._row >= self.args.row]), _SLOT)
-        return self.say(
-            frame,
-            found,
-            lambda _slot: "skipped",
-            lambda _episode: scalar_alert(
-                frame,
-                "skipped",
-                "step",
-                rule=self,
-                value=float(count),
-                expected=f"fewer than {self.args.row} in a row and at most {number(100.0 * self.args.share)} %",
-                seen=f"{self._row} updates in a row skipped, {count} of the last {len(self._past)}",
-            ),
-        )
+
+        def words() -> tuple[str, str]:
+            expected = f"fewer than {self.args.row} in a row and at most {number(100.0 * self.args.share)} %"
+            return expected, f"{self._row} updates in a row skipped, {count} of the last {len(self._past)}"
+
+        return self.say_number(frame, "skipped", often or self._row >= self.args.row, float(count), words)

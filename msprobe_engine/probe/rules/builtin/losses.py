@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -10,14 +11,12 @@ import numpy as np
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
-from msprobe_engine.probe.rules.alert_factory import number, scalar_alert
+from msprobe_engine.probe.rules.alert_factory import number
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
 from msprobe_engine.probe.rules.base import ORDER
 from msprobe_engine.probe.rules.kinds import scalar_kind
 from msprobe_engine.probe.rules.stateful_rule import LastingRule
 from msprobe_engine.probe.rules.tracked_series import Episodes
-
-_SLOT = np.zeros(1, np.intp)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,27 +39,13 @@ class LossNotFiniteRule(LastingRule[LossNotFiniteArgs]):
         self._episodes: dict[str, Episodes] = {}
 
     def check(self, frame: Frame) -> list[Alert]:
-        """Alerts for one frame."""
         alerts: list[Alert] = []
         for name, value in frame.scalars.items():
             if scalar_kind(name) != "loss" or self.left_out(name):
                 continue
             episodes = self._episodes.setdefault(name, Episodes(self.args.patience, self.args.recovery))
-            found = episodes.update(np.array([not math.isfinite(value)]), _SLOT)
-            alerts += self.say(
-                frame,
-                found,
-                lambda _slot, name=name: name,  # type: ignore[misc]
-                lambda _episode, name=name, value=value: scalar_alert(  # type: ignore[misc]
-                    frame,
-                    name,
-                    "loss",
-                    rule=self,
-                    value=value,
-                    expected="a finite number",
-                    seen=f"value {value}",
-                ),
-            )
+            words = ("a finite number", f"value {value}")
+            alerts += self.say_number(frame, name, not math.isfinite(value), value, lambda words=words: words, episodes=episodes)  # type: ignore[misc]
         return alerts
 
 
@@ -101,7 +86,6 @@ class LossSpikeRule(LastingRule[LossSpikeArgs]):
         self._past: dict[str, _Past] = {}
 
     def check(self, frame: Frame) -> list[Alert]:
-        """Alerts for one frame."""
         alerts: list[Alert] = []
         if not frame.complete:
             return alerts
@@ -114,28 +98,15 @@ class LossSpikeRule(LastingRule[LossSpikeArgs]):
             limit = past.limit(value)
             low, early = past.falls(value), past.is_early
             bad = value > limit or low
-            found = past.episodes.update(np.array([bad]), _SLOT)
             past.take(value, bad and not early)
-            alerts += self.say(
-                frame,
-                found,
-                lambda _slot, name=name: name,  # type: ignore[misc]
-                lambda _episode, name=name, value=value, past=past, limit=limit, low=low, early=early: scalar_alert(  # type: ignore[misc]
-                    frame,
-                    name,
-                    "loss",
-                    rule=self,
-                    value=value,
-                    expected=f"at least {number(past.least)}" if low else f"at most {number(limit)}",
-                    seen=f"value {number(value)}, "
-                    + (
-                        f"{self.args.row} in a row are far above the first one, {number(past.first)}"
-                        if early
-                        else f"the median of its last {len(past.values)} values is {number(past.median)}"
-                    ),
-                ),
-            )
+            words = functools.partial(self._words, past, value, limit, low, early)
+            alerts += self.say_number(frame, name, bad, value, words, episodes=past.episodes)
         return alerts
+
+    def _words(self, past: _Past, value: float, limit: float, low: bool, early: bool) -> tuple[str, str]:
+        usual = f"the median of its last {len(past.values)} values is {number(past.median)}"
+        seen = f"{self.args.row} in a row are far above the first one, {number(past.first)}" if early else usual
+        return f"at least {number(past.least)}" if low else f"at most {number(limit)}", f"value {number(value)}, {seen}"
 
 
 class _Past:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
-from msprobe_engine.probe.rules.alert_factory import number, scalar_alert
+from msprobe_engine.probe.rules.alert_factory import number
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
 from msprobe_engine.probe.rules.stateful_rule import LastingRule
-
-_SLOT = np.zeros(1, np.intp)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +36,6 @@ class RateJumpRule(LastingRule[RateJumpArgs]):
         self._steps = 0
 
     def check(self, frame: Frame) -> list[Alert]:
-        """Alerts for one frame."""
         rate = frame.scalars.get("learning_rate")
         if rate is None or not math.isfinite(rate) or self.left_out("learning_rate"):
             return []
@@ -49,18 +44,8 @@ class RateJumpRule(LastingRule[RateJumpArgs]):
         high = known and rate > self.args.times * top > 0.0
         if not high:  # what is too high is no measure of what comes after it
             self._top = max(top, rate)
-        found = self.episodes.update(np.array([high]), _SLOT)
-        return self.say(
-            frame,
-            found,
-            lambda _slot: "learning_rate",
-            lambda _episode: scalar_alert(
-                frame,
-                "learning_rate",
-                "step",
-                rule=self,
-                value=rate,
-                expected=f"at most {number(self.args.times * top)}",
-                seen=f"value {number(rate)}, {number(rate / top)} times the largest one before",
-            ),
-        )
+
+        def words() -> tuple[str, str]:
+            return f"at most {number(self.args.times * top)}", f"value {number(rate)}, {number(rate / top)} times the largest one before"
+
+        return self.say_number(frame, "learning_rate", high, rate, words)

@@ -68,7 +68,6 @@ class UnchangedParameterRule(LastingRule[UnchangedParameterArgs]):
         return f"{sample.vpp_stage} {sample.name}"
 
     def check(self, frame: Frame) -> list[Alert]:
-        """Alerts for one frame."""
         view = self._watch.of(frame) if frame.complete else None
         if view is None:
             return []

@@ -63,7 +63,6 @@ class UntrainedParameterRule(Rule):
         self._names: list[str] = []
 
     def check(self, frame: Frame) -> list[Alert]:
-        """Alerts for one frame."""
         if not frame.complete or frame.skipped:
             return []
         without = self._without(frame)

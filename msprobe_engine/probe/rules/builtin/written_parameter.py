@@ -54,7 +54,6 @@ class WrittenParameterRule(Rule):
         self._step = -2
 
     def check(self, frame: Frame) -> list[Alert]:
-        """Alerts for one frame."""
         layout = self.layouts.of(frame)
         places = self._places_of(frame, layout)
         table = layout.take(frame)

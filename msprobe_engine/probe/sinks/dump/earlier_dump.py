@@ -213,11 +213,9 @@ class DifferenceSink(ChosenRecords):
 
     @property
     def done(self) -> bool:
-        """See `ChosenRecords.done`."""
         return self._bench.done
 
     def choose(self, frame: Frame, alerts: Sequence[Alert]) -> None:
-        """See `ChosenRecords.choose`."""
         try:
             verdicts = self._bench.judge(frame, self._rank())
         except ProbeError as error:

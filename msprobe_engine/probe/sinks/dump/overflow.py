@@ -51,11 +51,9 @@ class OverflowSink(ChosenRecords):
 
     @property
     def done(self) -> bool:
-        """See `ChosenRecords.done`."""
         return self._overflows.left == 0
 
     def choose(self, frame: Frame, alerts: Sequence[Alert]) -> None:
-        """See `ChosenRecords.choose`."""
         found = [entry.name for entry in frame.entries if not holds_gradients(entry.name) and _not_finite(entry, frame.rows)]
         if not found:
             self._skip(CLEAN)

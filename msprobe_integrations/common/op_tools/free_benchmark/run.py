@@ -62,12 +62,10 @@ class FreeBenchmarkRun(Extra):
                 self.on = True
 
     def pause(self) -> None:
-        """``stop()``."""
         self.on = False
         self.leave_calls()
 
     def end_step(self, next_step: int) -> None:  # noqa: ARG002
-        """``step()``."""
         self.pause()
         with self.faults.guard(PART):
             self.finish()

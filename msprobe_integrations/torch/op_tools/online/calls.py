@@ -113,13 +113,11 @@ class OnlineCalls(Extra):
             self._seeing = True
 
     def pause(self) -> None:
-        """``stop()``."""
         self._seeing = False
         if self._capture is not None:
             self._capture.pause()
 
     def end_step(self, next_step: int) -> None:
-        """``step()``."""
         self._finish_step(complete=True)
         if self._window.over(next_step):
             self._over = True
