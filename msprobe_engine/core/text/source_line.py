@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from msprobe_engine.core.log import one_line
 
 _LINE = re.compile(r"\s*File (?P<file>.+?), line (?P<line>\d{1,9}), in (?P<function>[^,]+),\s*(?P<code>.*)", re.DOTALL)
-LIBRARY = re.compile(
-    r"[/\\](site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]|[/\\](msprobe|msprobe_engine|msprobe_integrations)[/\\]|<frozen"
+_LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
+_MACHINERY = re.compile(
+    r"[/\\](?:site|dist)-packages[/\\](?:torch|mindspore)[/\\]|[/\\]lib[/\\]python3[^/\\]*[/\\](?!(?:site|dist)-packages)"
+    r"|[/\\](?:msprobe|msprobe_engine|msprobe_integrations)[/\\]|<frozen|, in (?:wrapped|wrapper|inner)\b"
 )
-"""In lines that are not the user's own."""
+"""In lines of torch, MindSpore, Python itself and the probe, and of functions that only call another."""
+_CALLED_BY = "; called by "
 _LONGEST = 500
 """Characters of code that are parsed."""
 _LONGEST_NAME = 40
@@ -50,14 +53,30 @@ class SourceLine(NamedTuple):
 
 def parse_line(text: str) -> SourceLine | None:
     """The parts of ``File /home/me/train.py, line 6, in rope_tables, inv = 1.0 / base``; None of anything else."""
-    found = _LINE.fullmatch(text)
+    found = _LINE.fullmatch(text.partition(f"{_CALLED_BY}File ")[0])
     return SourceLine(found["file"], int(found["line"]), found["function"], found["code"].strip()) if found else None
 
 
+def source_of(stack: Sequence[str]) -> str:
+    """The innermost line of the model, or of what trains it; of a library's, the line of the user's own that led there stands behind it.
+
+    Args:
+        stack: lines of a recorded call stack, innermost first.
+
+    Returns:
+        The innermost line of all where every line is of torch, MindSpore, Python itself or the probe; "" for an empty stack.
+    """
+    lines = [line for line in stack if not _MACHINERY.search(line)] or list(stack[:1])
+    if not lines:
+        return ""
+    own = next((line for line in lines if not _LIBRARY.search(line)), "")
+    return lines[0] if own in ("", lines[0]) else f"{lines[0]}{_CALLED_BY}{own}"
+
+
 def place_in_source(text: str) -> str:
-    """``train.py:6 rope_tables`` of a stack line; "" of anything else, and of a line of a library."""
+    """``train.py:6 rope_tables`` of `source_of` a stack; "" of anything else, and of a line of torch, MindSpore or the like."""
     found = parse_line(text)
-    return one_line(found.place) if found is not None and not LIBRARY.search(text) else ""
+    return one_line(found.place) if found is not None and not _MACHINERY.search(text.partition(_CALLED_BY)[0]) else ""
 
 
 def argument_text(code: str, function: str, position: int) -> str:

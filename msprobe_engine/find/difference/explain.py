@@ -12,6 +12,7 @@ import numpy as np
 from msprobe_engine.core.dtypes import is_bool, is_not_float
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.core.text.source_line import source_of
 from msprobe_engine.find import findings
 from msprobe_engine.find.argument_names import argument_name, called
 from msprobe_engine.find.difference import origin as origins
@@ -20,7 +21,6 @@ from msprobe_engine.find.difference.origin import DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.nonfinite.made_by import why_not_finite
-from msprobe_engine.find.nonfinite.report import own_line
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
 from msprobe_engine.measure import distances, factorize, missing_statistics, roundoff
@@ -37,7 +37,7 @@ def suspect(step: int, rank: int, origin: DifferenceOrigin, walker: DifferenceWa
     return dataclasses.replace(
         found,
         module=module_of(walker, origin),
-        source=own_line(stack) or "",
+        source=source_of(stack),
         why=why(origin, walker, step),
         cause=cause(origin, walker),
         numbers=numbers(origin, walker),

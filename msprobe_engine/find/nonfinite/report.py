@@ -13,7 +13,7 @@ from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.core.text.source_line import LIBRARY, place_in_source
+from msprobe_engine.core.text.source_line import place_in_source, source_of
 from msprobe_engine.find.nonfinite.first_over_ranks import Verdict
 from msprobe_engine.find.nonfinite.flags import INF, NAN, NONFINITE, Call, Trace, what
 from msprobe_engine.find.nonfinite.made_by import why_not_finite
@@ -37,14 +37,6 @@ CAUSES: Mapping[str, str] = {
     "sample": Sentence("first bad monitor sample; with incident.level: mix in the settings the operators of the last steps are kept, too"),
     "update": Sentence("the recorded calls of the step are finite: it was made between the backward pass and the update, or in the update"),
 }
-
-
-def own_line(stack: Sequence[str]) -> str | None:
-    """The innermost stack line that is in the user's own source; the innermost one of all when every line is a library's."""
-    for line in stack:
-        if not LIBRARY.search(line):
-            return line
-    return stack[0] if stack else None
 
 
 def where(trace: Trace, call: Call) -> tuple[str, str]:
@@ -93,7 +85,7 @@ def finding(verdict: Verdict, number: int) -> dict[str, Any]:
         "module": path,
         "operator": op,
         "direction": call.direction,
-        "source_line": own_line(stack),
+        "source_line": source_of(stack) or None,
         "tensors": [fact.describe() for fact in origin.facts],
         "notes": origin.notes,
         "clean_calls_before": [c.name for c in before[-5:]],

@@ -15,7 +15,7 @@ from itertools import groupby
 
 import numpy as np
 
-from msprobe_engine.find.nonfinite.report import own_line
+from msprobe_engine.core.text.source_line import source_of
 from msprobe_engine.report.graph.nodes.model import API, API_COLLECTION, Cell, Comparison, Graph
 
 MOST = 100
@@ -137,7 +137,7 @@ def _caller(graph: Graph, node: int) -> tuple[str, str]:
     """File and function that made a call; of a module its own name, so that it stands alone."""
     if graph.types[node] not in (API, API_COLLECTION):
         return graph.names[node], ""
-    found = _LINE.search(own_line(graph.stacks[node]) or "")
+    found = _LINE.search(source_of(graph.stacks[node]))
     return (found[1], found[2]) if found else ("", "")
 
 
