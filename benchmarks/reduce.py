@@ -27,7 +27,8 @@ from msprobe_engine.core.statistics import host_kernel
 from msprobe_engine.core.statistics.rows import underflow_limit
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.statistics.device import trust as device_trust
-from msprobe_integrations.torch.statistics.rows import DeviceRows, Taker, host_flags, reduce_device
+from msprobe_integrations.torch.statistics.device_rows import DeviceRows, Taker
+from msprobe_integrations.torch.statistics.rows import host_flags, reduce_device
 
 
 def seconds(work: Callable[[], object], size: int) -> float:

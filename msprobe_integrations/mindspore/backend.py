@@ -12,15 +12,15 @@ from typing import Any
 import mindspore
 import numpy as np
 
-from msprobe_engine.core import log
 from msprobe_engine.core.guard import is_of_training, raise_of_training
 from msprobe_engine.core.records import TensorDescription, TensorRef
 from msprobe_engine.core.statistics import host_kernel
 from msprobe_engine.core.statistics.rows import DIGEST, FLAGS, HAS_DIGEST, Rows
 from msprobe_engine.formats.tensors.saved_file import load_numpy
 from msprobe_integrations.common.capture.descriptions import intern
-from msprobe_integrations.common.statistics.row_memory import ROW_BYTES, MemoryPool
-from msprobe_integrations.common.statistics.wanted import CHECKSUMS, Wanted
+from msprobe_integrations.common.statistics.row_memory import ROW_BYTES
+from msprobe_integrations.common.statistics.step_backend import StepBackend
+from msprobe_integrations.common.statistics.wanted import CHECKSUMS
 from msprobe_integrations.mindspore import environment
 from msprobe_integrations.mindspore.ranks.job import Job
 from msprobe_integrations.mindspore.statistics import device_rows
@@ -31,28 +31,17 @@ from msprobe_integrations.mindspore.tensors.memory import attributed, describe, 
 
 _new = tuple.__new__
 _kernel_reduce, _kernel_reduce_strided = host_kernel.functions()
-_FIRST_CAPACITY = 1024
 
 
-class MindSporeBackend(PairRows, Wanted, Job):
+class MindSporeBackend(PairRows, StepBackend, Job):
     """Statistics, files and ranks for MindSpore. One per process; `reduce` may be called from any thread.
 
     MindSpore counts no versions that tell of all changes (``x[i] = v``, ``ops.assign`` and the optimizers leave ``_version`` as it is), so
     every call of `reduce` reads the tensor. When it finds what it found before in the same memory it gives the former row.
-
-    Attributes:
-        unsupported: how often a tensor got no row, reason to count (``not initialised``, ``no kernel: <dtype>``, ...).
     """
 
     name = "mindspore"
-
-    def __init__(self, *, digest: bool = False) -> None:
-        self._want = host_kernel.WANT_DIGEST if digest else 0
-        self.unsupported: dict[str, int] = {}
-        self._said: set[str] = set()
-        self._pool = MemoryPool()
-        self._capacity = _FIRST_CAPACITY
-        self._step = Step(self._pool, self._capacity)
+    step_type = Step
 
     @property
     def framework(self) -> str:
@@ -134,20 +123,6 @@ class MindSporeBackend(PairRows, Wanted, Job):
             raise error from None
         return self._without(describe(tensor), f"not readable: {type(error).__name__}: {str(error).strip()[:80]}")
 
-    def _without(self, description: TensorDescription, why: str) -> TensorRef:
-        self.unsupported[why] = self.unsupported.get(why, 0) + 1
-        kind, is_fault, _ = why.partition(": ")
-        if is_fault and kind not in self._said:
-            self._said.add(kind)
-            log.warn_once(f"statistics {kind}", f"some tensors have no statistics, their rows have no numbers: {why}; said once")
-        return TensorRef(-1, description)
-
-    def blank_row(self) -> int:
-        """A row of this step without statistics, for a tensor that has bytes but no kernel that reads them."""
-        row = next(self._step.numbers)
-        self._step.host.clear(row)
-        return row
-
     def batched(self) -> AbstractContextManager[None]:
         """Rows are written when they are asked for: the block changes nothing."""
         return nullcontext()
@@ -157,28 +132,15 @@ class MindSporeBackend(PairRows, Wanted, Job):
 
     def finish_step(self) -> MindSporePendingRows:
         """Hand over the rows since the last call: one copy from the device, which is not waited for here."""
-        step = self._step
-        n = next(step.numbers)
-        self._capacity = max(_FIRST_CAPACITY, min(2 * n, n + 4096))
-        self._step = Step(self._pool, self._capacity)
-        step.seen.clear()
-        return MindSporePendingRows(step, n)
+        return MindSporePendingRows(*self._end_step())
 
     def so_far(self) -> Rows:
         """A copy of the rows of the step in progress, [n, 16]. Waits for devices."""
-        step = self._step
-        n = next(step.numbers)
-        step.host.clear(n)  # this number is taken now
-        out: Rows = np.array(step.host.rows(n))
+        step, out = self._step, self._host_rows_so_far()
         if step.devices:
             step.devices.send()
             step.devices.scatter(out)
         return out
-
-    def exchange(self, kept: Any = None) -> Any:
-        """Put the rows of the step in progress aside and go on with `kept`, a former result of this call (None: with none)."""
-        old, self._step = self._step, kept or Step(self._pool, self._capacity)
-        return old
 
     def save(self, tensor: Any, path: Path) -> None:
         """Write a tensor as ``.npy``, mode 0640 (types numpy does not have: `msprobe_engine.formats.dump.writing.npy_template`). Waits for
@@ -212,7 +174,7 @@ class MindSporeBackend(PairRows, Wanted, Job):
 
     def script_dialect(self) -> Any:
         """How ``msprobe op_generate`` writes scripts for MindSpore."""
-        from msprobe_integrations.mindspore.op_tools.accuracy.scripts import MindSporeDialect
+        from msprobe_integrations.mindspore.op_tools.accuracy.scripts.dialect import MindSporeDialect
 
         return MindSporeDialect()
 

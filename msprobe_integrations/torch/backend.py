@@ -2,47 +2,32 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from operator import mul
-from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import ref as weak
 
-import numpy as np
 import torch
 
-from msprobe_engine.core import log
-from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.guard import raise_of_training
-from msprobe_engine.core.io.output_files import WholeFile
 from msprobe_engine.core.records import TensorDescription, TensorRef
 from msprobe_engine.core.statistics import host_kernel
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.core.statistics.rows import Rows
 from msprobe_integrations.common.capture.descriptions import intern
-from msprobe_integrations.common.statistics.row_memory import MemoryPool
-from msprobe_integrations.common.statistics.wanted import CHECKSUMS, Wanted
+from msprobe_integrations.common.statistics.step_backend import FIRST_CAPACITY, StepBackend
+from msprobe_integrations.common.statistics.wanted import CHECKSUMS
 from msprobe_integrations.torch.commands import Commands
 from msprobe_integrations.torch.ranks.job import Job
 from msprobe_integrations.torch.statistics.checksums import Staging, xor_into
 from msprobe_integrations.torch.statistics.derived import PairRows
 from msprobe_integrations.torch.statistics.device.reduce import DeviceReduce
+from msprobe_integrations.torch.statistics.device_rows import DeviceRows, Taker
 from msprobe_integrations.torch.statistics.pending import Seen, Step, TorchPendingRows, quiet
-from msprobe_integrations.torch.statistics.rows import (
-    CODES,
-    LAUNCHERS,
-    MANY,
-    DeviceRows,
-    Taker,
-    host_flags,
-    is_repeated,
-    reduce_cpu,
-    reduce_device,
-)
+from msprobe_integrations.torch.statistics.rows import CODES, LAUNCHERS, MANY, host_flags, is_repeated, reduce_cpu, reduce_device
 from msprobe_integrations.torch.tensors import describe as _describe
 from msprobe_integrations.torch.tensors import quantized
-from msprobe_integrations.torch.tensors.arrays import as_array
+from msprobe_integrations.torch.tensors.byte_forms import TensorBytes
 from msprobe_integrations.torch.tensors.devices import is_capturing
 
 _function_modes = torch._C._len_torch_function_stack
@@ -50,7 +35,6 @@ _NoFunction = torch._C.DisableTorchFunction
 _new = tuple.__new__
 _kernel_reduce, _kernel_reduce_strided = host_kernel.functions()
 _sample = host_kernel.sample_function()
-_FIRST_CAPACITY = 1024
 _PAGE = 1 << 16
 _FAR = 1 << 40  # no offset reaches so far
 _NO_FLOAT64 = ("mps",)
@@ -92,25 +76,17 @@ def _unwritten(tensor: torch.Tensor, seen: Seen) -> bool:
     return not pointer or (tensor.data_ptr() == pointer and _sample(pointer, seen[4]) == seen[5])
 
 
-class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
-    """Statistics, files and ranks for torch. One per process; `reduce` may be called from any thread.
-
-    Attributes:
-        unsupported: how often a tensor got no row, reason to count (``meta``, ``pending``, ``freed``, ``no kernel: <dtype>``, ...).
-    """
+class TorchBackend(DeviceReduce, PairRows, StepBackend, TensorBytes, Job, Commands):
+    """Statistics, files and ranks for torch. One per process; `reduce` may be called from any thread."""
 
     name = "torch"
     framework = "pytorch"
+    step_type = Step
 
     def __init__(self, *, digest: bool = False) -> None:
-        self._want = host_kernel.WANT_DIGEST if digest else 0
-        self.unsupported: dict[str, int] = {}
-        self._said: set[str] = set()
+        super().__init__(digest=digest)
         self._known: dict[tuple[Any, ...], tuple[TensorDescription, int, int, int]] = {}
         self._known_pairs = {}
-        self._pool = MemoryPool()
-        self._capacity = _FIRST_CAPACITY
-        self._step = Step(self._pool, self._capacity)
 
     def is_tensor(self, value: Any) -> bool:
         """True for torch tensors, subclasses too."""
@@ -327,14 +303,6 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
             return "no memory"
         return ""
 
-    def _without(self, description: TensorDescription, why: str) -> TensorRef:
-        self.unsupported[why] = self.unsupported.get(why, 0) + 1
-        kind, is_fault, _ = why.partition(": ")
-        if is_fault and kind not in self._said:  # what is only empty, freed or meta has no colon
-            self._said.add(kind)
-            log.warn_once(f"statistics {kind}", f"some tensors have no statistics, their rows have no numbers: {why}; said once")
-        return TensorRef(-1, description)
-
     def _launch(self, step: Step, data: torch.Tensor, row: int, index0: int = 0) -> None:
         device_like = getattr(type(data), "probe_device", False)
         if data.device.type == "cpu" and not device_like and host_kernel.available:
@@ -355,7 +323,7 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
         rows = step.devices.get(key)
         if rows is None:
             with step.lock:
-                rows = step.devices.setdefault(key, DeviceRows(data, _FIRST_CAPACITY))
+                rows = step.devices.setdefault(key, DeviceRows(data, FIRST_CAPACITY))
         return Taker(rows, data, row, flags), key
 
     def _take_crc(self, step: Step, data: torch.Tensor, row: int, key: Any) -> None:
@@ -385,12 +353,6 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
             nbytes = tensor.numel() * tensor.element_size()
             self._known[key] = (description, -1 if on_device else tensor.numel(), CODES[tensor.dtype], nbytes)
 
-    def blank_row(self) -> int:
-        """A row of this step without statistics, for a tensor that has bytes but no kernel that reads them."""
-        row = next(self._step.numbers)
-        self._step.host.clear(row)
-        return row
-
     def has_bytes(self, data: torch.Tensor) -> bool:
         """Can the bytes of a tensor that `describe.resolve` found be copied now?"""
         return self._unfit(data) not in (_describe.CAPTURE, "no memory")
@@ -407,11 +369,7 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
 
     def finish_step(self) -> TorchPendingRows:
         """Hand over the rows since the last call: one copy per device, started here and not waited for."""
-        step = self._step
-        n = next(step.numbers)
-        self._capacity = max(_FIRST_CAPACITY, min(2 * n, n + 4096))
-        self._step = Step(self._pool, self._capacity)
-        step.seen.clear()
+        step, n = self._end_step()
         if not step.devices:
             return TorchPendingRows(step, n)
         with quiet():
@@ -419,10 +377,7 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
 
     def so_far(self) -> Rows:
         """A copy of the rows of the step in progress, [n, 16]. Waits for the device."""
-        step = self._step
-        n = next(step.numbers)
-        step.host.clear(n)  # this number is taken now
-        out: Rows = np.array(step.host.rows(n))
+        step, out = self._step, self._host_rows_so_far()
         with quiet():
             for source in step.devices.values():
                 if source.places:
@@ -430,60 +385,6 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
                         stream.synchronize()
                     source.scatter(source.filled().cpu().numpy(), out)
         return out
-
-    def exchange(self, kept: Any = None) -> Any:
-        """Put the rows of the step in progress aside and go on with `kept`, a former result of this call (None: with none)."""
-        old, self._step = self._step, kept or Step(self._pool, self._capacity)
-        old.seen.clear()  # what it has seen may change before it comes back
-        return old
-
-    def save(self, tensor: Any, path: Path) -> None:
-        """Write a detached, contiguous CPU copy with ``torch.save``; mode 0640. Waits for the device."""
-        with quiet():
-            data = _describe.resolve(tensor)[0]
-            if data is None:
-                data = tensor
-            copy = data.detach().to("cpu").contiguous()
-            if copy.untyped_storage().nbytes() != copy.numel() * copy.element_size():
-                copy = copy.clone()  # a view would take its whole storage into the file
-            with WholeFile(path) as whole:
-                torch.save(copy, whole.file)
-
-    def to_bytes(self, tensor: Any) -> bytes:
-        """A CPU tensor as the content of a ``.pt`` file."""
-        buffer = io.BytesIO()
-        torch.save(tensor, buffer)
-        return buffer.getvalue()
-
-    def host_array(self, tensor: Any) -> Any:
-        """A tensor (of a DTensor this rank's part) as an array of its own; types unknown to numpy as float32, which holds them exactly."""
-        with torch.no_grad(), torch._C.DisableTorchFunction():
-            tensor = tensor.detach()
-            local = getattr(tensor, "to_local", None)
-            return as_array(tensor if local is None else local())
-
-    def load(self, path: Path) -> Any:
-        """A tensor written by `save`, on the CPU. Executes nothing of the file."""
-        return torch.load(path, weights_only=True, map_location="cpu")
-
-    def from_bytes(self, data: bytes | bytearray | memoryview, dtype: str, shape: Sequence[int]) -> Any:
-        """A tensor on the CPU from its bytes in C order.
-
-        Args:
-            dtype: as dump files have it, ``torch.bfloat16``.
-
-        Raises:
-            DumpFormatError: there is no such type, or the bytes are not those of the shape.
-        """
-        kind = getattr(torch, dtype.removeprefix("torch."), None)
-        if not isinstance(kind, torch.dtype):
-            raise DumpFormatError(f"dtype {dtype!r} is unknown to torch {torch.__version__}; read the dump with the version that wrote it")
-        own = bytearray(data)
-        try:
-            flat = torch.frombuffer(own, dtype=torch.uint8) if own else torch.empty(0, dtype=torch.uint8)
-            return flat.view(kind).view(tuple(shape))
-        except RuntimeError as error:
-            raise DumpFormatError(f"{len(own)} bytes are no tensor of {dtype} and shape {list(shape)} ({error})") from None
 
 
 __all__ = ["CHECKSUMS", "Part", "PartOf", "TorchBackend", "TorchPendingRows"]

@@ -17,7 +17,7 @@ class Commands:
 
     def script_dialect(self) -> Any:
         """How ``msprobe op_generate`` writes scripts for torch."""
-        from msprobe_integrations.torch.op_tools.accuracy.scripts import TorchDialect
+        from msprobe_integrations.torch.op_tools.accuracy.scripts.dialect import TorchDialect
 
         return TorchDialect()
 

@@ -22,7 +22,8 @@ from msprobe_engine.accuracy.verdict import judge as engine_judge
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.dtypes import FLOAT32, float_type
 from msprobe_engine.core.errors import ProbeError
-from msprobe_integrations.torch.op_tools.accuracy import script_support, script_verdict
+from msprobe_integrations.torch.op_tools.accuracy.scripts import support as script_support
+from msprobe_integrations.torch.op_tools.accuracy.scripts import verdict as script_verdict
 
 HERE = Path(__file__).parent
 

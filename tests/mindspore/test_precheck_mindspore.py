@@ -222,7 +222,7 @@ def test_scripts_repeat_the_recorded_bits(dump: Path, tmp_path: Path) -> None:
 def test_scripts_have_the_limits_of_the_pre_check() -> None:
     """The numbers of the verdict stand in scripts as they stand in `judge`."""
     from msprobe_engine.accuracy.verdict import judge
-    from msprobe_integrations.mindspore.op_tools.accuracy import script_support
+    from msprobe_integrations.mindspore.op_tools.accuracy.scripts import support as script_support
 
     for name in ("UNITS", "INSIDE", "COARSE_INSIDE", "COARSE", "HIDDEN", "LONG_SUMS"):
         assert getattr(script_support, name) == getattr(judge, name)

@@ -229,6 +229,7 @@ def of_any_strides() -> dict[str, Any]:
     the largest new memory of torch."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    from msprobe_integrations.torch.statistics import device_rows
     from msprobe_integrations.torch.statistics import rows as statistics
 
     statistics.PIECE = 1 << 9
@@ -246,25 +247,25 @@ def of_any_strides() -> dict[str, Any]:
     other = torch.from_numpy(np.random.default_rng(1).standard_normal(deep.numel()).astype(np.float32)).view(7, -1).t().reshape_as(deep)
     for mode in (contextlib.nullcontext, Memory):  # kernels are tried on known numbers first
         for want in (0, host_kernel.WANT_DIGEST, host_kernel.WANT_MOMENTS):
-            shape = statistics.DeviceRows(deep, 40)
+            shape = device_rows.DeviceRows(deep, 40)
             out, expected = rows.empty(1), rows.empty(1)
             with mode():
-                statistics.reduce_device(deep, statistics.Taker(shape, deep, 0, statistics.host_flags(deep.dtype, want)), want)
+                statistics.reduce_device(deep, device_rows.Taker(shape, deep, 0, statistics.host_flags(deep.dtype, want)), want)
             shape.scatter(shape.filled().numpy(), out)
             statistics.reduce_cpu(deep, expected.ctypes.data, want)
             found["wrong"] += [wrong for wrong in [device_check.compare(out[0], expected[0])] if wrong or out.shape != expected.shape]
             found["wrong"] += [f"{len(shape.places)} rows"] if len(shape.places) < 2 else []
         n = histograms.row_count("log2")
-        shape, out = statistics.DeviceRows(deep, 40), rows.empty(n)
+        shape, out = device_rows.DeviceRows(deep, 40), rows.empty(n)
         with mode():
-            takers = [statistics.Taker(shape, deep, place, rows.WRITTEN) for place in range(n)]
+            takers = [device_rows.Taker(shape, deep, place, rows.WRITTEN) for place in range(n)]
             pairkernels.histogram_device(deep, "log2", takers)
         shape.scatter(shape.filled().numpy(), out)
         if histograms.counts(out, 0, "log2").tolist() != pairkernels.histogram_cpu(deep, "log2").tolist():
             found["wrong"].append("histogram")
-        shape, out, expected = statistics.DeviceRows(deep, 40), rows.empty(1), rows.empty(1)
+        shape, out, expected = device_rows.DeviceRows(deep, 40), rows.empty(1), rows.empty(1)
         with mode():
-            pairkernels.pair_device(pairs.LINEAR, deep, other, (0.5, 2.0, 0.0), statistics.Taker(shape, deep, 0, rows.WRITTEN), 0)
+            pairkernels.pair_device(pairs.LINEAR, deep, other, (0.5, 2.0, 0.0), device_rows.Taker(shape, deep, 0, rows.WRITTEN), 0)
         shape.scatter(shape.filled().numpy(), out)
         pairkernels.pair_cpu(pairs.LINEAR, deep, other, (0.5, 2.0, 0.0), expected.ctypes.data, 0)
         found["wrong"] += [wrong for wrong in [device_check.compare(out[0], expected[0])] if wrong]

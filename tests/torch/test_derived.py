@@ -16,7 +16,7 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.records import TensorRef
 from msprobe_engine.core.statistics import columns, histograms, host_kernel, rows
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.statistics import derived
+from msprobe_integrations.torch.statistics import derived, device_rows
 from msprobe_integrations.torch.statistics import rows as statistics
 from msprobe_integrations.torch.testing import ProbeDevice, reads_forbidden
 
@@ -295,9 +295,9 @@ def test_histograms_of_updates(monkeypatch: pytest.MonkeyPatch, move: Move, piec
 
 def test_a_kernel_that_gives_up_loses_no_earlier_part() -> None:
     """What is taken back are the rows of one part of a tensor, those of the parts before stay."""
-    memory = statistics.DeviceRows(torch.ones(1), 8)
-    statistics.Taker(memory, torch.ones(1), 0, rows.WRITTEN)(5)
-    second = statistics.Taker(memory, torch.ones(1), 0, rows.WRITTEN)
+    memory = device_rows.DeviceRows(torch.ones(1), 8)
+    device_rows.Taker(memory, torch.ones(1), 0, rows.WRITTEN)(5)
+    second = device_rows.Taker(memory, torch.ones(1), 0, rows.WRITTEN)
     second(7)
     second.cancel()
     second(6)

@@ -22,7 +22,8 @@ from msprobe_engine.core.statistics import host_kernel, rows
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.statistics import rows as statistics
 from msprobe_integrations.torch.statistics.device import trust as device_trust
-from msprobe_integrations.torch.statistics.rows import CODES, DeviceRows, Taker, host_flags
+from msprobe_integrations.torch.statistics.device_rows import DeviceRows, Taker
+from msprobe_integrations.torch.statistics.rows import CODES, host_flags
 
 KINDS = [dtype for dtype in CODES if not dtype.is_complex]
 INTEGER_WORDS = [rows.NANS, rows.POS_INF, rows.NEG_INF, rows.ZEROS, rows.DIGEST, rows.IMIN, rows.IMAX]

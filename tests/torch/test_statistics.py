@@ -20,7 +20,8 @@ from msprobe_engine.core.statistics.digest import digest_array
 from msprobe_integrations.common.statistics.row_memory import MemoryPool, RowBuffer
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.statistics import rows as statistics
-from msprobe_integrations.torch.statistics.rows import CODES, DeviceRows, Taker, host_flags, reduce_device
+from msprobe_integrations.torch.statistics.device_rows import DeviceRows, Taker
+from msprobe_integrations.torch.statistics.rows import CODES, host_flags, reduce_device
 from msprobe_integrations.torch.tensors.slices import Slices
 from msprobe_integrations.torch.testing import ProbeDevice, reads_forbidden
 

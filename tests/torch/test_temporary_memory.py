@@ -19,7 +19,8 @@ from msprobe_integrations.torch.monitor import feature_math
 from msprobe_integrations.torch.statistics import checksums, derived
 from msprobe_integrations.torch.statistics import pair_kernels as pairkernels
 from msprobe_integrations.torch.statistics import rows as statistics
-from msprobe_integrations.torch.statistics.rows import DeviceRows, Taker, host_flags, reduce_cpu, reduce_device
+from msprobe_integrations.torch.statistics.device_rows import DeviceRows, Taker
+from msprobe_integrations.torch.statistics.rows import host_flags, reduce_cpu, reduce_device
 from msprobe_integrations.torch.tensors import devices
 
 SMALLER = 128

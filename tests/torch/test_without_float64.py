@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from msprobe_engine.core.statistics import histograms, host_kernel, pairs, rows
 from msprobe_integrations.torch.statistics import pair_kernels as pairkernels
 from msprobe_integrations.torch.statistics import rows as statistics
-from msprobe_integrations.torch.statistics.rows import CODES, DeviceRows, Taker, host_flags, reduce_cpu, reduce_device
+from msprobe_integrations.torch.statistics.device_rows import DeviceRows, Taker
+from msprobe_integrations.torch.statistics.rows import CODES, host_flags, reduce_cpu, reduce_device
 from msprobe_integrations.torch.tensors import devices
 
 WANT = host_kernel.WANT_MOMENTS | host_kernel.want_below(1e-9)

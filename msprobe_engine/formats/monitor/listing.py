@@ -13,8 +13,7 @@ from msprobe_engine.core.errors import TextError
 from msprobe_engine.core.io.csv_text import parse_row
 from msprobe_engine.core.log import one_line
 from msprobe_engine.formats.monitor.losses import FILE, lost_in
-from msprobe_engine.formats.monitor.reader_csv import ALERTS_FILE
-from msprobe_engine.formats.monitor.reader_csv import families_of, first_step
+from msprobe_engine.formats.monitor.reader_csv import ALERTS_FILE, families_of, first_step
 from msprobe_engine.formats.monitor.run_layout import open_file, rank_directories
 
 SCALARS = "scalars"

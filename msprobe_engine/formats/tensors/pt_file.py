@@ -21,9 +21,10 @@ from msprobe_engine.core.io.archives import read_member, read_members, stored_be
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.formats.tensors.decoding import Array, decoder
 from msprobe_engine.formats.tensors.opaque_objects import Inert
+from msprobe_engine.formats.tensors.pickle_machine import Wrong
 from msprobe_engine.formats.tensors.pt_parts import ARCHIVE, guard_torch_file, reach
 from msprobe_engine.formats.tensors.torch_pickle import CONJUGATE, LAZY, NEGATIVE, FileTensor, Storage, TorchHooks
-from msprobe_engine.formats.tensors.unpickle import Wrong, load
+from msprobe_engine.formats.tensors.unpickle import load
 
 _MAX_PICKLE = 1 << 16  # the description of one tensor takes about 200 bytes
 _SOMEWHERE = Path()

@@ -10,7 +10,7 @@ from typing import Any
 from msprobe_engine.core.errors import ArchiveError, DumpFormatError
 from msprobe_engine.core.io.archives import Limits
 from msprobe_engine.core.io.damaged_files import guard_opening
-from msprobe_engine.formats.tensors.unpickle import Wrong
+from msprobe_engine.formats.tensors.pickle_machine import Wrong
 
 ARCHIVE = Limits(member=1 << 62, total=1 << 62)
 """Members are not unpacked (`stored_begin`), so they are as large as their files at most."""

@@ -20,9 +20,10 @@ from msprobe_engine.core.io.archives import MEMBER, read_members, stored_begin
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.formats.checkpoint.flat_tables import plain
 from msprobe_engine.formats.tensors.opaque_objects import Inert, Named, attributes
+from msprobe_engine.formats.tensors.pickle_machine import Wrong
 from msprobe_engine.formats.tensors.pt_parts import ARCHIVE, guard_torch_file, is_size, shown
 from msprobe_engine.formats.tensors.torch_pickle import FileTensor, Storage, TorchHooks
-from msprobe_engine.formats.tensors.unpickle import Wrong, load
+from msprobe_engine.formats.tensors.unpickle import load
 
 __all__ = [
     "FileTensor",

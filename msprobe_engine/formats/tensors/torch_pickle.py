@@ -17,8 +17,8 @@ import numpy as np
 
 from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.formats.tensors.opaque_objects import Inert, Named, full_name, is_known
+from msprobe_engine.formats.tensors.pickle_machine import Wrong, checked_key
 from msprobe_engine.formats.tensors.pt_parts import is_size, is_view, reach, shown
-from msprobe_engine.formats.tensors.unpickle import Wrong, checked_key
 
 LAZY, CONJUGATE, NEGATIVE = "torch.Tensor", "lazy conjugate of what is in the file", "lazy negative of what is in the file"
 """Class and further arguments of the `Inert` that stands for such a tensor; its first argument is what is in the file."""
@@ -104,7 +104,7 @@ class _Dtype:
 
 @dataclass
 class TorchHooks:
-    """See `msprobe_engine.formats.tensors.unpickle.Hooks`.
+    """See `msprobe_engine.formats.tensors.pickle_machine.Hooks`.
 
     Attributes:
         locate: where a storage lies.

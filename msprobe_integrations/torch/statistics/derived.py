@@ -19,9 +19,10 @@ from msprobe_engine.core.statistics import rows as _rows
 from msprobe_integrations.common.capture.descriptions import intern
 from msprobe_integrations.common.parameters.update_pairs import Pair, PairReducer
 from msprobe_integrations.torch.statistics import pair_kernels as pairkernels
+from msprobe_integrations.torch.statistics.device_rows import Taker
 from msprobe_integrations.torch.statistics.pair_kernels import PAIR_LAUNCHERS, Correction
 from msprobe_integrations.torch.statistics.pending import Step, quiet
-from msprobe_integrations.torch.statistics.rows import CODES, PIECE, Taker
+from msprobe_integrations.torch.statistics.rows import CODES, PIECE
 from msprobe_integrations.torch.tensors import describe as _describe
 from msprobe_integrations.torch.tensors.stretches import stretch
 

@@ -22,7 +22,8 @@ from msprobe_engine.core.statistics import histograms, host_kernel, pairs
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_integrations.torch.statistics import rows as statistics
 from msprobe_integrations.torch.statistics.device import trust as device_trust
-from msprobe_integrations.torch.statistics.rows import CODES, Taker, reduce_device
+from msprobe_integrations.torch.statistics.device_rows import Taker
+from msprobe_integrations.torch.statistics.rows import CODES, reduce_device
 from msprobe_integrations.torch.statistics.scaled_sums import split
 from msprobe_integrations.torch.tensors.devices import widest
 from msprobe_integrations.torch.tensors.stretches import distinct, stretch

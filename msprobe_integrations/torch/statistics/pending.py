@@ -19,7 +19,7 @@ from msprobe_engine.core.statistics.rows import Rows
 from msprobe_integrations.common.statistics.row_memory import MemoryPool, RowBuffer
 from msprobe_integrations.torch.statistics.capture_mode import relax_capture_mode
 from msprobe_integrations.torch.statistics.checksums import Staging
-from msprobe_integrations.torch.statistics.rows import DeviceRows
+from msprobe_integrations.torch.statistics.device_rows import DeviceRows
 from msprobe_integrations.torch.statistics.streams import host_memory, side_stream, wait_for
 from msprobe_integrations.torch.tensors.quantized import LateScale
 

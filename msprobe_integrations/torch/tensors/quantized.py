@@ -13,6 +13,7 @@ import torch
 from msprobe_engine.core.guard import suppress_faults
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.core.statistics.rows import Rows
+from msprobe_integrations.torch.statistics import device_rows
 from msprobe_integrations.torch.statistics import rows as statistics
 
 Tensor = torch.Tensor
@@ -91,7 +92,7 @@ def blocks_of(tensor: Any) -> int:
     return math.ceil(rows / max(1, rows * BLOCK_BYTES // size))
 
 
-def reduce_blocks(tensor: Any, blocks: int, take: statistics.Taker, want: int) -> None:
+def reduce_blocks(tensor: Any, blocks: int, take: device_rows.Taker, want: int) -> None:
     """Write the rows of the values of a tensor, with the temporary memory of one block."""
     rows, each = int(tensor.shape[0]), math.ceil(tensor.shape[0] / blocks)
     inner = tensor.numel() // rows

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from msprobe_engine.config.launch_scripts.shell.simple_commands import SimpleCommandReader
 from msprobe_engine.config.launch_scripts.shell.syntax import (
     AndOr,
-    Assignment,
     Calculation,
     Case,
     Command,
@@ -18,21 +18,12 @@ from msprobe_engine.config.launch_scripts.shell.syntax import (
     Group,
     If,
     Parameter,
-    PendingHereDocument,
     Pipeline,
-    Redirection,
-    Simple,
     Test,
     While,
     Word,
 )
-from msprobe_engine.config.launch_scripts.shell.words import WordReader
 
-DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
-"""Commands whose arguments may be assignments, arrays too."""
-
-_ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=|(?=\[))")
-_REDIRECTED = re.compile(r"([0-9]*|\{[A-Za-z_]\w*\})(&>>|&>|<<<|<<-|<<|<>|<&|>>|>&|>\||<(?!\()|>(?!\())")
 _FUNCTION = re.compile(r"([^\s|&;()<>\"'$`\\=#]+)[ \t]*\([ \t]*\)")
 _FUNCTION_WORD = re.compile(r"function[ \t]+([^\s|&;()<>\"'$`\\]+)[ \t]*(?:\([ \t]*\))?")
 _RESERVED = re.compile(r"(?:if|then|elif|else|fi|while|until|for|select|do|done|case|esac|in|function|\{|\}|!|\[\[|time)(?=[\s;&|()<>]|$)")
@@ -40,7 +31,7 @@ _CLOSING = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}"})
 _TEST_OPERATORS = ("&&", "||", "(", ")", "<", ">")
 
 
-class ScriptReader(WordReader):
+class ScriptReader(SimpleCommandReader):
     """`top_level` gives the commands of a script one after another, as bash reads them: an error comes only where it stands."""
 
     def sub_reader(self, text: str, first_line: int) -> ScriptReader:
@@ -84,12 +75,6 @@ class ScriptReader(WordReader):
                 background.add(len(commands) - 1)
         self.depth -= 1
         return CommandList(tuple(commands), line, frozenset(background))
-
-    def _separators(self) -> None:
-        """Go over blanks and line ends."""
-        self.blanks()
-        while self.newline():
-            self.blanks()
 
     def _terminator(self) -> bool:
         """Go over ``;`` or ``&`` behind a command; True for ``&``."""
@@ -333,105 +318,3 @@ class ScriptReader(WordReader):
                 return Test(tuple(items), line)
             regex = plain == "=~"
             items.append(word)
-
-    def _redirections(self) -> tuple[Redirection, ...]:
-        found: list[Redirection] = []
-        while True:
-            self.blanks()
-            redirection = self._redirection()
-            if redirection is None:
-                return tuple(found)
-            found.append(redirection)
-
-    def _redirection(self) -> Redirection | None:
-        match = _REDIRECTED.match(self.text, self.pos)
-        if match is None:
-            return None
-        line = self.line()
-        self.pos = match.end()
-        self.blanks()
-        start = self.pos
-        target = self.word()
-        if target is None:
-            raise self.error(f"a file is expected behind '{match[2]}'")
-        redirection = Redirection(match[2], match[1], target, line)
-        if match[2] in ("<<", "<<-"):
-            delimiter = self.text[start : self.pos]
-            bare = re.sub(r"['\"\\]", "", delimiter)
-            self.pending.append(PendingHereDocument(redirection, bare, bare != delimiter, match[2] == "<<-", line))
-        return redirection
-
-    def _simple(self, line: int) -> Simple:
-        assignments: list[Assignment] = []
-        words: list[Word | Assignment] = []
-        redirections: list[Redirection] = []
-        declaring = False
-        while True:
-            self.blanks()
-            redirection = self._redirection()
-            if redirection is not None:
-                redirections.append(redirection)
-                continue
-            if not words or declaring:
-                assignment = self._assignment()
-                if assignment is not None:
-                    (words if words else assignments).append(assignment)
-                    continue
-            word = self.word()
-            if word is None:
-                break
-            if not words:
-                declaring = word.plain() in DECLARING
-            words.append(word)
-        if not (assignments or words or redirections):
-            found = self.text[self.pos : self.pos + 12].split("\n")[0] or "the end of the script"
-            raise self.error(f"a command is expected, not '{found}'")
-        return Simple(tuple(assignments), tuple(words), tuple(redirections), line)
-
-    def _assignment(self) -> Assignment | None:
-        """``NAME=...`` at the cursor, else None and the cursor stays."""
-        start, line = self.pos, self.line()
-        match = _ASSIGNED.match(self.text, start)
-        if match is None:
-            return None
-        self.pos = match.end()
-        index: Word | None = None
-        operator = match[2]
-        if not operator:
-            self.pos += 1
-            if (end := self.text.find("]", self.pos)) < 0 or end - self.pos > 1000:
-                self.pos = start
-                return None
-            index = self.subscript()
-            operator = "+=" if self.peek("+=") else "=" if self.peek("=") else ""
-            if not operator:
-                self.pos = start
-                return None
-            self.pos += len(operator)
-        if self.peek("(") and index is None:
-            self.pos += 1
-            return Assignment(match[1], line, None, operator == "+=", None, tuple(self._items()))
-        value = self.word() or Word((), line)
-        return Assignment(match[1], line, value, operator == "+=", index)
-
-    def _items(self) -> list[tuple[Word | None, Word]]:
-        """The words of an array up to its closing parenthesis."""
-        items: list[tuple[Word | None, Word]] = []
-        while True:
-            self._separators()
-            if self.peek(")"):
-                self.pos += 1
-                return items
-            start, index = self.pos, None
-            if self.peek("["):
-                self.pos += 1
-                index = self.subscript()
-                if self.peek("="):
-                    self.pos += 1
-                    items.append((index, self.word() or Word((), self.line())))
-                    continue
-                self.pos = start
-            word = self.word()
-            if word is None:
-                raise self.error("an array is not closed")
-            items.append((None, word))

@@ -5,9 +5,9 @@ Time is linear in the text; nesting is bounded (`MAX_DEPTH`), deeper text is an 
 
 from __future__ import annotations
 
-import bisect
 import re
 
+from msprobe_engine.config.launch_scripts.shell.cursor import MAX_DEPTH, Cursor
 from msprobe_engine.config.launch_scripts.shell.syntax import (
     Arithmetic,
     CommandList,
@@ -21,10 +21,8 @@ from msprobe_engine.config.launch_scripts.shell.syntax import (
     Word,
 )
 
-MAX_DEPTH = 50
 MAX_PARTS = 200_000
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]|[@*#?$!-]")
 _BRACED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-]")
 _PREFIX = re.compile(r"#(?=[A-Za-z0-9_@*])|!(?=[A-Za-z0-9_@*#])")
@@ -47,40 +45,14 @@ _ANSI = re.compile(r"\\(?:x([0-9A-Fa-f]{1,2})|u([0-9A-Fa-f]{1,4})|U([0-9A-Fa-f]{
 _METACHARACTERS = frozenset("|&;()<> \t\n")
 
 
-class WordReader:
-    """A cursor over the text of a script. `commands` (in `grammar.ScriptReader`) is what stands between ``$(`` and ``)``.
-
-    Args:
-        text: the script.
-        first_line: number of its first line.
-        depth: how deep it stands inside others.
-    """
+class WordReader(Cursor):
+    """Reads words. `commands` (in `grammar.ScriptReader`) is what stands between ``$(`` and ``)``."""
 
     def __init__(self, text: str, first_line: int = 1, depth: int = 0) -> None:
-        self.text = text
-        self.pos = 0
-        self.depth = depth
+        super().__init__(text, first_line, depth)
         self.pending: list[PendingHereDocument] = []
-        self._first_line = first_line
-        self._newlines = [match.start() for match in re.finditer("\n", text)]
         self._no_sum: set[int] = set()
         self._parts_left = MAX_PARTS
-
-    def line(self, pos: int | None = None) -> int:
-        """The line of a position (default: of the cursor)."""
-        return self._first_line + bisect.bisect_left(self._newlines, self.pos if pos is None else pos)
-
-    def error(self, what: str, pos: int | None = None) -> ShellSyntaxError:
-        return ShellSyntaxError(self.line(pos), what)
-
-    def deeper(self) -> None:
-        """One level down; `self.depth` goes up again with ``-= 1``."""
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise self.error(f"nested more than {MAX_DEPTH} deep")
-
-    def peek(self, text: str) -> bool:
-        return self.text.startswith(text, self.pos)
 
     def commands(self, end: str) -> CommandList:
         """Commands up to `end`, which is left unread."""
@@ -358,16 +330,7 @@ class WordReader:
         self.pos += 1
         return ProcessFile(line, self.text[start : self.pos])
 
-    # spaces and here-documents
-
-    def blanks(self) -> None:
-        """Go over spaces, continued lines and a comment."""
-        match = _BLANKS.match(self.text, self.pos)
-        if match is not None:
-            self.pos = match.end()
-        if self.peek("#"):
-            end = self.text.find("\n", self.pos)
-            self.pos = len(self.text) if end < 0 else end
+    # here-documents
 
     def newline(self) -> bool:
         """Go over one line end and the here-documents that begin behind it; False where there is none."""
@@ -397,9 +360,6 @@ class WordReader:
             self.deeper()
             document.redirection.target = self.sub_reader("".join(lines), line).whole()
             self.depth -= 1
-
-
-_BLANKS = re.compile(r"(?:[ \t]+|\\\n)*")
 
 
 def _pasted(text: str, line: int) -> list[Part]:

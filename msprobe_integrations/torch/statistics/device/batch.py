@@ -13,8 +13,8 @@ import torch
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_integrations.torch.statistics.device import trust as device_trust
+from msprobe_integrations.torch.statistics.device_rows import DeviceRows
 from msprobe_integrations.torch.statistics.pending import quiet
-from msprobe_integrations.torch.statistics.rows import DeviceRows
 from msprobe_integrations.torch.statistics.streams import host_memory
 
 if TYPE_CHECKING:

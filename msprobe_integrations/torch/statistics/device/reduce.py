@@ -12,8 +12,9 @@ import torch
 
 from msprobe_engine.core.records import TensorDescription, TensorRef
 from msprobe_integrations.torch.statistics.device.batch import SMALL, Batch
+from msprobe_integrations.torch.statistics.device_rows import DeviceRows
 from msprobe_integrations.torch.statistics.pending import Step
-from msprobe_integrations.torch.statistics.rows import LAUNCHERS, DeviceRows
+from msprobe_integrations.torch.statistics.rows import LAUNCHERS
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.statistics.device.launch import Launcher, Numbers

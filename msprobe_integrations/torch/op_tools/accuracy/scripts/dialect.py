@@ -125,7 +125,7 @@ class TorchDialect:
 
     def support(self) -> str:
         """Texts of the support module and of the verdict."""
-        support, verdict = (files(__package__).joinpath(f"script_{part}.py").read_text("utf-8") for part in ("support", "verdict"))
+        support, verdict = (files(__package__).joinpath(f"{part}.py").read_text("utf-8") for part in ("support", "verdict"))
         head, main, tail = support.partition(_MAIN)
         return f"{head.rstrip()}\n\n\n{MARK}{verdict.partition(MARK)[2].strip()}\n\n\n{main}{tail}"
 

@@ -93,7 +93,7 @@ class MindSporeDialect:
 
     def support(self) -> str:
         """Text of the support module, with that of the modules of the engine that it uses."""
-        text = files(__package__).joinpath("script_support.py").read_text("utf-8")
+        text = files(__package__).joinpath("support.py").read_text("utf-8")
         engine = files("msprobe_engine")
         parts = [_HEAD.sub("", engine.joinpath(name).read_text("utf-8")).strip() for name in _INCLUDED]
         before, mark, after = text.partition(MARK)

@@ -19,7 +19,7 @@ from typing import Any
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # which is not needed here
 import torch  # noqa: E402
 
-from msprobe_integrations.torch.op_tools.accuracy.script_verdict import ERROR, PASS, WARNING, judged  # noqa: E402
+from msprobe_integrations.torch.op_tools.accuracy.scripts.verdict import ERROR, PASS, WARNING, judged  # noqa: E402
 
 CASE: dict[str, Any] = {"mode": "recorded", "seed": 0}
 
