@@ -66,7 +66,7 @@ def page() -> str:
             parts.append(f"## {titles[first]}\n")
         for name in (each for each in all_commands() if each == first or each.startswith(f"{first} ")):
             said = _text(command.help if name == first else sub_parser(name).description).rstrip(".")
-            said = said[:1].upper() + said[1:]
+            said = said[:1].upper() + said[1:].partition(". ")[0]  # `msprobe help` has the rest
             also = f" Also called {', '.join(other_names[name])}." if other_names[name] else ""
             shared: dict[str, list[str]] = {}
             own = []

@@ -15,6 +15,6 @@ def test_the_page_is_current() -> None:
 
 
 def test_every_key_is_on_the_page() -> None:
-    """Each key of the tree has a row, or a title where it is a section."""
+    """Each key of the tree has a line, or a title where it is a section."""
     for path in key_paths():
-        assert f"| `{path.rpartition('.')[2]}` |" in page() or f"## `{path}`" in page() or f"## `{path}[]`" in page(), path
+        assert f"\n* `{path.rpartition('.')[2]}` (" in page() or f"## `{path}`" in page() or f"## `{path}[]`" in page(), path

@@ -61,6 +61,7 @@ What costs how much (step time over no probe, one CPU core; [benchmarks](../evid
 Environment:
 
 {variables}
+Keys by section, defaults in brackets:
 """
 
 
@@ -89,7 +90,7 @@ def key_paths(cls: type[Any] = ProbeSettings, path: str = "") -> list[str]:
 
 
 def _section(cls: type[Any], path: str, summary: str, shown: dict[tuple[str, ...], str]) -> list[str]:
-    """The table of one section, then those of the sections in it, which have no row but a title.
+    """The keys of one section with their defaults, then those of the sections in it, which have no line but a title.
 
     Args:
         shown: long lists of values, with the key that lists them.
@@ -99,9 +100,8 @@ def _section(cls: type[Any], path: str, summary: str, shown: dict[tuple[str, ...
     for key in keys:
         name = f"{path}.{key.name}" if path else key.name
         if key.section is None:
-            rows.append(f"| `{key.name}` | {_default(key)} | {_escape(key.help)}{_values(key, name, shown)} |\n")
-    table = "| key | default | meaning |\n| --- | --- | --- |\n" + "".join(rows) if rows else ""
-    out = [f"\n## {f'`{path}`' if path else 'The root'}\n\n{summary}{table}"]
+            rows.append(f"* `{key.name}` ({_default(key)}): {_escape(key.help)}{_values(key, name, shown)}\n")
+    out = [f"\n## {f'`{path}`' if path else 'The root'}\n\n{summary}{''.join(rows)}"]
     for key in keys:
         if key.section is not None:
             name = f"{path}.{key.name}" if path else key.name

@@ -1,4 +1,4 @@
-"""The table of rules in docs/guide/alerts.md: ``python -m msprobe_engine.probe.rules.document docs/guide/alerts.md`` writes them anew."""
+"""The list of rules in docs/guide/alerts.md: ``python -m msprobe_engine.probe.rules.document docs/guide/alerts.md`` writes them anew."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMMON = frozenset(f.name for f in dataclasses.fields(CommonArgs))
 
 
 def page(text: str) -> str:
-    """`text` with the table between the two marks as the code has them.
+    """`text` with the list between the two marks as the code has them.
 
     Raises:
         ValueError: the marks are missing.
@@ -33,11 +33,10 @@ def tables() -> str:
     others = ", ".join(f"`{name}`" for name, rule in RULES.items() if not rule.recommended)
     critical = ", ".join(f"`{name}`" for name, rule in RULES.items() if rule.severity == "critical")
     lines = [f"`{RECOMMENDED}` has all of these but {others}. Alerts of {critical} are critical, others are warnings.", ""]
-    lines += ["| rule | fires when | `args` (default) |", "| --- | --- | --- |"]
     for name, rule in RULES.items():
         given = [(f.name, _default(f.default)) for f in dataclasses.fields(rule.args_type) if f.name not in _COMMON]
         args = ", ".join(f"`{arg}` {value}" for arg, value in given if (arg, value) not in _USUAL)
-        lines.append(f"| `{name}` | {rule.fires} | {args} |")
+        lines.append(f"* `{name}`: {rule.fires}." + (f" Arguments: {args}." if args else ""))
     return "\n".join(lines) + "\n"
 
 

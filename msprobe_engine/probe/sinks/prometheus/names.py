@@ -115,8 +115,8 @@ How they get out: [Prometheus and Grafana](../guide/prometheus.md). This page is
 `python -m msprobe_engine.probe.sinks.prometheus.names > docs/reference/metrics.md`.
 
 Every series has the label `rank` (but where the text says it has none). Names that end in `_total` are counters, `_duration_seconds` is a
-histogram, all others are gauges. With `aggregate: node` the label is `node` (its first rank) instead, and the column `node` says what the
-one series of the node is; `each` keeps one series per rank.
+histogram, all others are gauges; further labels stand in braces. With `aggregate: node` the label is `node` (its first rank) instead, and
+the word in brackets says what the one series of the node is; `each` keeps one series per rank.
 """
 
 _TAIL = """
@@ -139,11 +139,11 @@ def document() -> str:
     """The page ``docs/reference/metrics.md``."""
     lines = [_HEAD]
     for level, title in (("rank", "One series per rank"), ("layer", "One series per rank and layer (`layers: true`)")):
-        lines += [f"## {title}\n", "| metric | further labels | meaning | node |", "| --- | --- | --- | --- |"]
+        lines.append(f"## {title}\n")
         for name, metric in METRICS.items():
             if metric.level == level:
-                labels = ", ".join(f"`{label}`" for label in metric.labels)
-                lines.append(f"| `{exported(name)}` | {labels} | {metric.help} | {metric.over_node} |")
+                labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
+                lines.append(f"* `{exported(name)}{labels}` ({metric.over_node}): {metric.help}")
         lines.append("")
     return "\n".join(lines) + _TAIL
 
