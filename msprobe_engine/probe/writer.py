@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import queue
 import threading
@@ -31,7 +32,8 @@ QUEUE_LENGTH = 64
 PATIENCE_SECONDS = 5.0
 """How long the training may be held back by full queues (a hanging file system) before a frame is dropped and counted."""
 AWAY_SECONDS = 5.0
-"""How long the files of a sink must have been deleted before they are made again."""
+"""How long the files of a sink must have been deleted before they are made again, and how often it is looked for: thousands of ranks would
+ask a shared file system in each step. What went there in between is counted as gone with the rest."""
 CLOSE_SECONDS = 60.0
 """How long `flush` and `close` wait for the file system."""
 
@@ -78,6 +80,7 @@ class SinkQueue:
         self._kept: dict[str, Loss] = {}
         """What each sink has written: lost when its files are deleted."""
         self._gone_since: dict[str, float] = {}
+        self._looked: dict[str, float] = {}
         """Sinks whose files are deleted, and when that was seen."""
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(QUEUE_LENGTH)
         self._thread: threading.Thread | None = None
@@ -171,9 +174,8 @@ class SinkQueue:
                 self._thread.join(timeout=PATIENCE_SECONDS)
         self._thread = None
         for sink in self.sinks:
-            if sink.name in self._gone_since:
-                with contextlib.suppress(Exception):  # a strict probe raises
-                    self._keep_place(sink, at_once=True)
+            with contextlib.suppress(Exception):  # a strict probe raises
+                self._keep_place(sink, at_once=True)
         self._losses.tell()
         for sink in self.sinks:
             try:
@@ -208,10 +210,14 @@ class SinkQueue:
     def _keep_place(self, sink: Sink, *, at_once: bool = False) -> None:
         """Where the files of a sink were deleted in the midst of the run, make them again: who reads them hears what is gone. Not at once:
         who deletes a directory finds it in his way when files come into it meanwhile, and that may be the training."""
-        if sink.home is None or not _is_gone(sink.home):
+        now = time.monotonic()
+        looks = at_once or sink.name in self._gone_since or now >= self._looked.get(sink.name, -math.inf) + AWAY_SECONDS
+        if sink.home is None or not looks:
+            return
+        self._looked[sink.name] = now
+        if not _is_gone(sink.home):
             self._gone_since.pop(sink.name, None)
             return
-        now = time.monotonic()
         if sink.name not in self._gone_since:
             self._gone_since[sink.name] = now
             self._say_gone(sink)

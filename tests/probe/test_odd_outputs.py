@@ -29,6 +29,7 @@ from msprobe_engine.core.settings.schema import (
     TensorBoardSettings,
 )
 from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.probe.sinks.prometheus import node
 from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 
@@ -268,8 +269,9 @@ def test_configuration_pack(tmp_path: Path, kind: str, reference: dict[str, Any]
 
 @pytest.mark.fast_cells(*FAST_KINDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_snapshot_of_another_rank(tmp_path: Path, kind: str) -> None:
+def test_snapshot_of_another_rank(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What rank 1 leaves for rank 0, which serves both: neither waits."""
+    monkeypatch.setattr(node, "SHARED_MEMORY", tmp_path / "none")
     setup = replace(settings(tmp_path / "out", "none"), sinks=SinkSettings(prometheus=PrometheusSettings(enabled=True, port=0)))
     with planted(tmp_path / "out", "prometheus/node0/rank1.json", KINDS[kind]) as path:
         done = pr.run(scraped, setup, ranks=2, directory=tmp_path)

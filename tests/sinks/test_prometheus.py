@@ -29,6 +29,8 @@ from msprobe_engine.core.errors import MissingExtraError, SinkError
 from msprobe_engine.core.settings.schema import PrometheusSettings
 from msprobe_engine.probe.rules.builtin.nan_inf import NanInfRule
 from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.prometheus import node
+from msprobe_engine.probe.sinks.prometheus.node import NodeDirectory
 from msprobe_engine.probe.sinks.prometheus.sink import PrometheusSink
 
 
@@ -175,12 +177,38 @@ def test_one_endpoint_per_node(sinks: Callable[..., PrometheusSink], tmp_path: P
     parse_openmetrics(scrape(served, "application/openmetrics-text; version=1.0.0"))
     # A rank that ended in order is gone; one that died stays, and ages.
     second.close()
-    path = tmp_path / "prometheus" / "node8" / "rank10.json"
+    path = NodeDirectory(tmp_path, 8).memory / "rank10.json"
+    assert not list(tmp_path.glob("prometheus/node8/*"))
     old = json.loads(path.read_text())
     path.write_text(json.dumps({**old, "written": old["written"] - 1000.0}))
     text = scrape(served)
     assert set(values(text, "msprobe_step")) == {"8", "10"}
     assert values(text, "msprobe_snapshot_age_seconds")["10"] >= 1000.0
+
+
+def test_one_endpoint_per_node_without_shared_memory(
+    sinks: Callable[..., PrometheusSink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the memory of a node cannot be had, or somebody else has a place of that name there, ranks meet in the output directory."""
+    monkeypatch.setattr(node, "SHARED_MEMORY", tmp_path)
+    (tmp_path / "link").mkdir()
+    NodeDirectory(tmp_path, 0).memory.symlink_to(tmp_path / "link")
+    served, second = (sinks(rank=rank, local_rank=rank, local_world_size=2) for rank in range(2))
+    for sink, rank in ((served, 0), (second, 1)):
+        feed(sink, 5, rank=rank)
+        sink.flush()
+    assert values(scrape(served), "msprobe_step") == {"0": 5.0, "1": 5.0}
+    assert [path.name for path in tmp_path.glob("prometheus/node0/*")] == ["rank1.json"]
+    assert not list((tmp_path / "link").iterdir())
+
+
+def test_nothing_stays_in_shared_memory(sinks: Callable[..., PrometheusSink], tmp_path: Path) -> None:
+    """The rank that serves takes away what the others have left."""
+    served, second = (sinks(rank=rank, local_rank=rank, local_world_size=2) for rank in range(2))
+    second.flush()
+    assert NodeDirectory(tmp_path, 0).memory.is_dir()
+    served.close()
+    assert not NodeDirectory(tmp_path, 0).memory.exists()
 
 
 DIGITS = "1" * 400
@@ -207,7 +235,7 @@ DIGITS = "1" * 400
 def test_damaged_snapshot(sinks: Callable[..., PrometheusSink], tmp_path: Path, content: str, unreadable: int, invalid: int) -> None:
     """What is not of the right form in another rank's snapshot is counted and left out, numbers of 400 digits too; scrapes go on."""
     served = sinks(rank=0, local_rank=0, local_world_size=2)
-    (tmp_path / "prometheus" / "node0" / "rank1.json").write_text(content)
+    (NodeDirectory(tmp_path, 0).memory / "rank1.json").write_text(content)
     feed(served, 1)
     text = scrape(served)
     assert f"msprobe_snapshots_unreadable {unreadable}.0" in text

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import secrets
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -16,8 +18,12 @@ from typing import BinaryIO
 
 from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.regular_files import FILE_MODE, NEW_FILE, explain, make_directories, open_regular, require_regular
+from msprobe_engine.core.log import get_logger
 
 _MOST_PARTS = 1024  # of one writev, on every system there is
+_log = get_logger()
+_LOOKS = 5.0
+"""Seconds between two looks whether a file that grows was deleted."""
 _LONGEST_NAME = 200  # bytes of a name that its temporary name keeps; 255 are allowed
 
 
@@ -176,7 +182,8 @@ class AppendFile:
 
     Each block is one write without a buffer of ours, so that what was written is in the hands of the operating system and
     survives a killed process. When a block does not fit (disk full), what was written of it is cut off again. A file that was
-    deleted takes nothing more: what goes there would be lost without a word.
+    deleted takes nothing more, as soon as that is seen: it is looked for at the first block, from then on every `_LOOKS` seconds,
+    because thousands of ranks would ask a shared file system in each step, and when it is closed.
 
     Raises:
         SinkError: it cannot be opened, or is no regular file.
@@ -187,6 +194,7 @@ class AppendFile:
         try:
             self._fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_EXCL if exclusive else 0))
             self._size = os.fstat(self._fd).st_size
+            self._looked, self._gone = -math.inf, False
         except OSError as error:
             raise SinkError(f"cannot open {path}: {explain(error)}") from error
 
@@ -203,9 +211,10 @@ class AppendFile:
         """
         view = memoryview(block)
         done = 0
-        if os.fstat(self._fd).st_nlink == 0:
-            gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
-            raise SinkError(f"cannot write {self.path}: the file was deleted while it was written; what comes now is lost") from gone
+        now = time.monotonic()
+        if now >= self._looked + _LOOKS or self._gone:
+            self._looked = now
+            self._require_there()
         try:
             while done < len(view):
                 done += os.write(self._fd, view[done:])
@@ -220,7 +229,16 @@ class AppendFile:
         os.fsync(self._fd)
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
+        """Close the file; a second call does nothing. That it was deleted since it was last looked for is said, unless its directory is
+        gone with it, which the writer tells."""
         if self._fd >= 0:
+            if not self._gone and os.fstat(self._fd).st_nlink == 0 and self.path.parent.is_dir():
+                _log.warning("%s was deleted while it was written; what it held is lost", self.path)
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+    def _require_there(self) -> None:
+        if os.fstat(self._fd).st_nlink == 0:
+            self._gone = True
+            gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
+            raise SinkError(f"cannot write {self.path}: the file was deleted while it was written; what comes now is lost") from gone

@@ -5,7 +5,7 @@
     incidents/step12-nan_inf/
       step{N}/rank{R}/dump.json ...   calls of the ring's steps (always-on level), later of the captured steps
       samples_rank{R}.jsonl           monitor samples and scalars of the ring's steps, one per line
-      rank{R}.json                    what rank R says; "state" is "writing" until its files are complete
+      rank{R}.json                    what rank R says; "state" is "writing" until the calls of its ring are written
       finished                        a line for each rank that has finished its file
       incident.json  summary.md       made from all rank files by `merge`
 
@@ -88,7 +88,8 @@ def write_incident(
         "capture": asdict(capture) if capture is not None else None,
         "lost": _lost(frames),
     }
-    write_json(directory / f"rank{rank}.json", piece)
+    if any(frame.entries for frame in frames):  # takes a while; else the file is there at once
+        write_json(directory / f"rank{rank}.json", piece)
     _write_samples(directory / f"samples_rank{rank}.jsonl", frames)
     for frame in frames:
         if frame.entries:

@@ -2,27 +2,82 @@
 
 The files are JSON (``{"written": seconds, "rank": R, "families": [[name, samples], ...]}``), replaced as a whole. They are read as data:
 whatever is not exactly of this form is counted and left out, and types and help texts come from the table of metrics. The file of a rank
-that died stays and is still served; its age tells.
+that died stays and is still served; its age tells. They lie in the memory of the node where that can be had, so that the file system of
+the training has nothing to do with them: the rank that serves makes the directory, and whoever finds it writes there.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import math
+import os
 import re
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
-from msprobe_engine.core.io.output_files import replace_file
+from msprobe_engine.core.io.output_files import make_directory, replace_file
 from msprobe_engine.core.metrics_server.families import Family, Labels
 from msprobe_engine.probe.sinks.prometheus.names import METRICS, PREFIX
 
+SHARED_MEMORY = Path("/dev/shm")
+"""Where processes of a node share files in memory."""
 _MAX_BYTES = 16 * 1024 * 1024
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,199}")
 _SUFFIXES = ("", "_total", "_bucket", "_count", "_sum")
+
+
+class NodeDirectory:
+    """Where the ranks of one node leave their snapshots.
+
+    Args:
+        output_dir: of the run, the same on all its ranks.
+        first: rank of the node.
+    """
+
+    def __init__(self, output_dir: Path, first: int) -> None:
+        name = hashlib.sha1(os.fsencode(output_dir.absolute()), usedforsecurity=False).hexdigest()[:16]
+        self.memory = SHARED_MEMORY / f"msprobe-{os.getuid()}-{name}-node{first}"
+        self.disk = output_dir.absolute() / "prometheus" / f"node{first}"
+
+    def make(self) -> None:
+        """For the rank that serves; where there is no memory to share, the others write to the disk."""
+        with contextlib.suppress(OSError):
+            self.memory.mkdir(0o700)
+
+    def target(self) -> Path:
+        """Where a rank writes now.
+
+        Raises:
+            SinkError: there is no such place.
+        """
+        if self._is_ours():
+            return self.memory
+        make_directory(self.disk, "prometheus sink")
+        return self.disk
+
+    def sources(self) -> list[Path]:
+        """Where snapshots are looked for."""
+        return [self.memory, self.disk] if self._is_ours() else [self.disk]
+
+    def remove(self) -> None:
+        """Nobody serves any more."""
+        if self._is_ours():
+            for path in self.memory.iterdir():
+                path.unlink(missing_ok=True)
+            self.memory.rmdir()
+
+    def _is_ours(self) -> bool:
+        """Anybody may write to /dev/shm, so somebody else may have made a directory or link of that name."""
+        with contextlib.suppress(OSError):
+            found = os.lstat(self.memory)
+            return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+        return False
 
 
 def snapshot_path(directory: Path, rank: int) -> Path:
@@ -72,14 +127,18 @@ def read_snapshot(path: Path, rank: int) -> tuple[float, list[Family], int]:
     return _number(whole.get("written")), list(families.values()), invalid
 
 
-def node_families(own: list[Family], directory: Path, others: range, now: float) -> list[Family]:
+def node_families(own: list[Family], directories: Sequence[Path], others: range, now: float) -> list[Family]:
     """The families of this rank and of the ranks `others`, merged by name, with the age of each snapshot."""
     merged: dict[str, Family] = {family.name: family._replace(samples=list(family.samples)) for family in own}
     ages: list[tuple[str, Labels, float]] = []
     missing = unreadable = invalid = 0
     for rank in others:
         try:
-            written, families, left_out = read_snapshot(snapshot_path(directory, rank), rank)
+            path = next((path for each in directories if (path := snapshot_path(each, rank)).exists()), None)
+            if path is None:
+                missing += 1
+                continue
+            written, families, left_out = read_snapshot(path, rank)
         except FileNotFoundError:
             missing += 1
             continue

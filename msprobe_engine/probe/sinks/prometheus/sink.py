@@ -23,7 +23,7 @@ from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import PrometheusSettings
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.prometheus.metrics import RankMetrics
-from msprobe_engine.probe.sinks.prometheus.node import folded, node_families, snapshot_path, write_snapshot
+from msprobe_engine.probe.sinks.prometheus.node import NodeDirectory, folded, node_families, snapshot_path, write_snapshot
 from msprobe_engine.probe.sinks.prometheus.push import Pusher
 
 _LOG = logging.getLogger("msprobe.prometheus")
@@ -66,7 +66,7 @@ class PrometheusSink(Sink):
         self._server: MetricsServer | None = None
         self._pusher: Pusher | None = None
         self._textfile: Path | None = None
-        self._node: Path | None = None
+        self._node: NodeDirectory | None = None
         self._others = range(0)
         self._serves_node = False
         self._folded = settings.aggregate == "node"
@@ -134,19 +134,26 @@ class PrometheusSink(Sink):
             except Exception as error:
                 _LOG.warning("prometheus sink: closing the %s: %s", name, error)
         self._server = self._pusher = None
-        for path in (self._textfile, snapshot_path(self._node, self._rank) if self._node is not None else None):
+        node = self._node
+        snapshots = [snapshot_path(place, self._rank) for place in node.sources()] if node is not None else []
+        for path in (self._textfile, *snapshots):
             try:
                 if path is not None:
                     path.unlink(missing_ok=True)
             except OSError as error:
                 _LOG.warning("prometheus sink: cannot remove %s: %s", path, error)
+        if node is not None and self._serves_node:
+            try:
+                node.remove()
+            except OSError as error:
+                _LOG.warning("prometheus sink: cannot remove %s: %s", node.memory, error)
         self._textfile = self._node = None
 
     def families(self) -> list[Family]:
         """What a scrape gets: this rank, and the others of the node where this rank serves them."""
         found = self._metrics.families()
         if self._serves_node and self._node is not None:
-            found = node_families(found, self._node, self._others, time.time())
+            found = node_families(found, self._node.sources(), self._others, time.time())
         return folded(found, self._first_rank) if self._folded else found
 
     def _open_endpoint(self, settings: PrometheusSettings, output_dir: Path, local_rank: int, local_world_size: int) -> None:
@@ -154,11 +161,11 @@ class PrometheusSink(Sink):
         if settings.per_node and local_world_size > 1:
             # Ranks of a node are consecutive (torchrun); the directory is named by the first, as output_dir may be shared by nodes.
             first = self._first_rank
-            self._node = output_dir.absolute() / "prometheus" / f"node{first}"
-            make_directory(self._node, "prometheus sink")
+            self._node = NodeDirectory(output_dir, first)
             if local_rank > 0:
                 self._write_files()
                 return
+            self._node.make()
             self._serves_node = True
             self._others = range(first + 1, first + local_world_size)
         elif port:
@@ -173,4 +180,4 @@ class PrometheusSink(Sink):
             if self._textfile is not None:
                 replace_file(self._textfile, self._exposition.text(), _TEXTFILE_MODE)
             elif self._node is not None and not self._serves_node:
-                write_snapshot(self._node, self._rank, self._metrics.families(), time.time())
+                write_snapshot(self._node.target(), self._rank, self._metrics.families(), time.time())
