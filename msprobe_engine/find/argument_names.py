@@ -24,6 +24,7 @@ _PARAMETERS: Mapping[str, str] = {
     "layer_norm": "input normalized_shape weight bias eps",
     "leaky_relu": "input negative_slope inplace",
     "lerp": "input end weight",
+    "linear": "input weight bias",
     "log_softmax": "input dim",
     "masked_fill": "input mask value",
     "mean": "input dim keepdim",
@@ -81,16 +82,21 @@ def argument_name(record: str, place: str, stack: Sequence[str]) -> str:
     parts = record.split(".")
     if len(parts) < 4 or not parts[-2].isdecimal():
         return place
-    function = parts[-3]
+    function, method = parts[-3], parts[0] == "Tensor"
+    line = parse_line(stack[0]) if stack else None
+    code = line.code if line is not None else ""
     if found is None:
-        return f"{function} {word}" if word.isidentifier() else place
+        return argument_text(code, function, word) or (f"{function} {word}" if word.isidentifier() else place)
     position = int(found[1])
     names = _PARAMETERS.get(function.rstrip("_"), "").split()
-    if position < len(names):
+    if position < len(names) and not method:
         return f"{function} {names[position]}"
-    line = parse_line(stack[0]) if stack else None
-    text = argument_text(line.code, function, position) if line is not None else ""
-    if not text and position == 1:
-        bare = function.strip("_")
-        text = _OPERANDS.get(bare) or _OPERANDS.get(bare.removeprefix("i").removeprefix("r"), "")
-    return text or place
+    text = argument_text(code, function, position, method)
+    if text or position >= len(names):
+        return text or (_operand(function) if position == 1 else "") or place
+    return f"{function} {names[position]}"
+
+
+def _operand(function: str) -> str:
+    bare = function.strip("_")
+    return _OPERANDS.get(bare) or _OPERANDS.get(bare.removeprefix("i").removeprefix("r"), "")

@@ -172,6 +172,8 @@ class Diagnosis:
         text: str = HEADLINES[self.finding]
         if self.finding == STRUCTURE and self.renamed and not any(self.unmatched.values()):
             text = Sentence("Modules bear other names; the runs make the same calls, and their numbers agree")
+        if self.finding == STRUCTURE and first is not None and first.kind == "argument":
+            text = Sentence("An argument is not the same; no number that was recorded shows it")
         if self.finding == STRUCTURE and self.differences:
             text = Sentence("The runs have next to no calls in common") if first is None else Sentence("The runs do not do the same")
         if self.finding == NONFINITE and first is not None and first.kind in _SEEN_ONLY:

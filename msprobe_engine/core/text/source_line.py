@@ -79,40 +79,46 @@ def place_in_source(text: str) -> str:
     return one_line(found.place) if found is not None and not _MACHINERY.search(text.partition(_CALLED_BY)[0]) else ""
 
 
-def argument_text(code: str, function: str, position: int) -> str:
-    """What is written for an argument of a call: ``self.eps`` of position 3 in ``F.rms_norm(x, (8,), w, self.eps)``.
+def argument_text(code: str, function: str, place: int | str, method: bool = False) -> str:
+    """What is written for an argument of a call: ``self.eps`` of position 3 in ``F.rms_norm(x, (8,), w, self.eps)``, ``-step_size`` of
+    ``value`` in ``param.addcdiv_(exp_avg, denom, value=-step_size)``.
 
     Args:
         code: one line of source.
-        function: name of the function, of a method of a tensor (whose position 0 is the tensor), or of an operator (``__rpow__``).
-        position: of the argument, from 0.
+        function: name of the function, of a method, or of an operator (``__rpow__``).
+        place: of the argument: its position, from 0, or its name.
+        method: position 0 is the tensor that the method is called on.
 
     Returns:
-        A name, attribute or item; "" where there is none, or more than one that it may be.
+        A short expression that names something; "" where there is none, or more than one that it may be.
     """
     sign = _SIGNS.get(function.strip("_")) or _SIGNS.get(function.strip("_").removeprefix("r").removeprefix("i"))
     found = set()
     for node in _nodes(code):
         if sign is not None and isinstance(node, ast.BinOp) and isinstance(node.op, sign) and function.startswith("__"):
             reflected = function.startswith("__r")
-            found.add(ast.unparse(_named(node.right if (position == 1) != reflected else node.left)))
+            found.add(_shown(node.right if (place == 1) != reflected else node.left))
         elif isinstance(node, ast.Call) and not any(isinstance(one, ast.Starred) for one in node.args):
-            found.add(_of_call(node, function, position))
+            found.add(_of_call(node, function, place - 1 if method and isinstance(place, int) else place))
     found.discard("")
     return found.pop() if len(found) == 1 else ""
 
 
-def _of_call(node: ast.Call, function: str, position: int) -> str:
+def _of_call(node: ast.Call, function: str, place: int | str) -> str:
     called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
     if called != function:
         return ""
-    return ast.unparse(_named(node.args[position])) if position < len(node.args) else ""
+    if isinstance(place, str):
+        return next((_shown(one.value) for one in node.keywords if one.arg == place), "")
+    return _shown(node.args[place]) if 0 <= place < len(node.args) else ""
 
 
-def _named(node: ast.expr) -> ast.expr:
-    """The expression, where it is a name that can be shown; else nothing."""
-    named = isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)) and len(ast.unparse(node)) <= _LONGEST_NAME
-    return node if named else ast.Name("")
+def _shown(node: ast.expr) -> str:
+    """The text of an expression that names something and is short enough to be shown; else ""."""
+    if not any(isinstance(one, ast.Name) for one in ast.walk(node)) or any(isinstance(one, ast.Call) for one in ast.walk(node)):
+        return ""
+    text = ast.unparse(node)
+    return text if len(text) <= _LONGEST_NAME else ""
 
 
 def _nodes(code: str) -> Iterator[ast.AST]:

@@ -159,9 +159,26 @@ def cause(origin: DifferenceOrigin, walker: DifferenceWalk) -> Sentence:
         return Sentence("only the golden run calls {0}", called(record))
     if origin.kind == origins.TAKEN and origin.row not in walker.target.producers and _is_integer(side.dtype[origin.row]):
         return Sentence("other samples, or another order of them: {0} holds other integers", place_of(side, origin.row))
+    if origin.kind == origins.TAKEN and origin.op == side.op[origin.row]:
+        return _taken(origin, walker)
     if origin.kind == origins.PARAMETER:
         return Sentence("parameter {0} is not the same", place_of(side, origin.row).removeprefix("parameters."))
     return Sentence("")
+
+
+def _taken(origin: DifferenceOrigin, walker: DifferenceWalk) -> Sentence:
+    """What a call takes in is not the same: where it comes from, where that is known."""
+    side, golden = walker.side, walker.golden.side
+    record, place = side.ops[origin.op], place_of(side, origin.row)
+    name = argument_name(record, place, stack_of(side, record))
+    here, there = walker.target.producers.get(origin.row), walker.golden.producers.get(origin.other)
+    if here is not None and there is not None and walker.back.get(there) != here:
+        return Sentence("{0} comes from {1}, in the golden run from {2}", name, side.ops[here], golden.ops[there])
+    if here is not None and there is None:
+        return Sentence("{0} is what {1} gives; in the golden run it is changed in between", name, side.ops[here])
+    if there is not None and here is None:
+        return Sentence("{0} is not what {1} gives, as it is in the golden run", name, golden.ops[there])
+    return Sentence("{0} is not the same", name) if name != place else Sentence("")
 
 
 def other_argument(side: DumpTable, row: int, golden: DumpTable, other: int) -> Sentence:
