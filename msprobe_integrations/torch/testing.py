@@ -14,16 +14,9 @@ import torch
 from torch.utils._pytree import tree_map
 
 _WAITING = {
-    "aten::_local_scalar_dense",
-    "aten::item",
-    "aten::is_nonzero",
-    "aten::nonzero",
-    "aten::masked_select",
-    "aten::equal",
-    "aten::allclose",
-    "aten::unique_dim",
-    "aten::_unique2",
-}
+    "aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero", "aten::masked_select", "aten::equal",
+    "aten::allclose", "aten::unique_dim", "aten::_unique2",
+}  # fmt: skip
 
 
 class EarlyRead(BaseException):

@@ -9,45 +9,14 @@ from msprobe_engine.config.secrets.random_tokens import reads_as_words
 _NAME = re.compile(
     r"licen[sc]es?(?:[._-]?(?:number|num|no|nr|serial|id|code|string|text|data))?$|(?:^|[._-])serial[._-]?(?:number|num|no)$", re.I
 )
-_FAMILIES = frozenset(
-    (
-        *("apache", "mit", "bsd", "gpl", "lgpl", "agpl", "mpl", "cc", "cc0", "isc", "unlicense", "zlib", "mulan", "mulanpsl", "mulanpubl"),
-        *(
-            "artistic",
-            "afl",
-            "epl",
-            "eupl",
-            "ecl",
-            "ofl",
-            "odbl",
-            "odc",
-            "pddl",
-            "wtfpl",
-            "postgresql",
-            "python",
-            "psf",
-            "bsl",
-            "ms",
-            "osl",
-        ),
-        *("openrail", "creativeml", "bigscience", "bigcode", "llama", "llama2", "llama3", "gemma", "qwen", "tongyi", "deepseek", "glm"),
-        *("chatglm", "yi", "baichuan", "falcon", "intel", "nvidia", "apple", "c", "etalab", "lppl", "lgpllr", "gfdl", "fair", "h", "ncsa"),
-        *(
-            "community",
-            "proprietary",
-            "other",
-            "unknown",
-            "public",
-            "commercial",
-            "academic",
-            "research",
-            "spdx",
-            "the",
-            "license",
-            "licence",
-        ),
-    )
-)
+_FAMILIES = frozenset([
+    "apache", "mit", "bsd", "gpl", "lgpl", "agpl", "mpl", "cc", "cc0", "isc", "unlicense", "zlib", "mulan", "mulanpsl",
+    "mulanpubl", "artistic", "afl", "epl", "eupl", "ecl", "ofl", "odbl", "odc", "pddl", "wtfpl", "postgresql", "python", "psf",
+    "bsl", "ms", "osl", "openrail", "creativeml", "bigscience", "bigcode", "llama", "llama2", "llama3", "gemma", "qwen", "tongyi",
+    "deepseek", "glm", "chatglm", "yi", "baichuan", "falcon", "intel", "nvidia", "apple", "c", "etalab", "lppl", "lgpllr", "gfdl",
+    "fair", "h", "ncsa", "community", "proprietary", "other", "unknown", "public", "commercial", "academic", "research", "spdx",
+    "the", "license", "licence",
+])  # fmt: skip
 """First words of names of terms, as SPDX and the hubs of models write them."""
 _WORD = re.compile(r"[A-Za-z]+(?:[0-9]{1,2}(?:\.[0-9]{1,2})*)?\+{0,2}|v?[0-9]{1,2}(?:\.[0-9]{1,2})*\+?")
 _PLACE = re.compile(

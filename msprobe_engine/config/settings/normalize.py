@@ -21,25 +21,11 @@ _QUOTES = "\"'"
 _LONGEST_TEXT = 20_000
 """A longer text is not taken apart."""
 _DTYPES = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "half": "float16",
-    "f16": "float16",
-    "fp32": "float32",
-    "float": "float32",
-    "f32": "float32",
-    "single": "float32",
-    "double": "float64",
-    "fp64": "float64",
-    "f64": "float64",
-    "16": "float16",
-    "32": "float32",
-    "16-true": "float16",
-    "16-mixed": "float16",
-    "bf16-mixed": "bfloat16",
-    "bf16-true": "bfloat16",
+    "bf16": "bfloat16", "fp16": "float16", "half": "float16", "f16": "float16", "fp32": "float32", "float": "float32",
+    "f32": "float32", "single": "float32", "double": "float64", "fp64": "float64", "f64": "float64", "16": "float16",
+    "32": "float32", "16-true": "float16", "16-mixed": "float16", "bf16-mixed": "bfloat16", "bf16-true": "bfloat16",
     "32-true": "float32",
-}
+}  # fmt: skip
 """Short names of torch, DeepSpeed, Transformers and Lightning."""
 
 

@@ -16,14 +16,6 @@ from msprobe_engine.core.settings.schema import (
 )
 
 __all__ = [
-    "CsvSettings",
-    "DumpSettings",
-    "IncidentSettings",
-    "MonitorSettings",
-    "ProbeSettings",
-    "PrometheusSettings",
-    "RuleSettings",
-    "SinkSettings",
-    "TensorBoardSettings",
-    "load_settings",
-]
+    "CsvSettings", "DumpSettings", "IncidentSettings", "MonitorSettings", "ProbeSettings", "PrometheusSettings", "RuleSettings",
+    "SinkSettings", "TensorBoardSettings", "load_settings",
+]  # fmt: skip

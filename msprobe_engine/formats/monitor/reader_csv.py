@@ -51,20 +51,8 @@ _V2_FAMILIES = {
 }  # fmt: skip
 """Monitor and scope of the second monitor's files, and the family of the same numbers."""
 _NOT_NUMBERS = (
-    "vpp_stage",
-    "name",
-    "module_name",
-    "step",
-    "micro_step",
-    "phase",
-    "state",
-    "tag",
-    "scope",
-    "shape",
-    "dtype",
-    "digest",
-    "id",
-)
+    "vpp_stage", "name", "module_name", "step", "micro_step", "phase", "state", "tag", "scope", "shape", "dtype", "digest", "id",
+)  # fmt: skip
 ALERTS_FILE, SCALARS = "alerts.jsonl", "scalars"
 INTERRUPTED = "interrupted"
 """The number of a step that was cut off: 1."""

@@ -10,57 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-_NAMESPACES = frozenset(
-    {
-        "accelerate",
-        "apex",
-        "argparse",
-        "bitsandbytes",
-        "collections",
-        "copyreg",
-        "dataclasses",
-        "datasets",
-        "datetime",
-        "decimal",
-        "deepspeed",
-        "diffusers",
-        "enum",
-        "fractions",
-        "hydra",
-        "lightning",
-        "lightning_fabric",
-        "megatron",
-        "mindformers",
-        "mindspeed",
-        "mindspeed_llm",
-        "mindspeed_mm",
-        "modellink",
-        "modelscope",
-        "msadapter",
-        "nemo",
-        "numpy",
-        "omegaconf",
-        "pathlib",
-        "peft",
-        "pytorch_lightning",
-        "random",
-        "safetensors",
-        "tokenizers",
-        "torch",
-        "torch_npu",
-        "torchao",
-        "torchdata",
-        "torchmetrics",
-        "torchtitan",
-        "torchvision",
-        "transformer_engine",
-        "transformers",
-        "trl",
-        "types",
-        "uuid",
-        "zoneinfo",
-    }
-)
+_NAMESPACES = frozenset({
+    "accelerate", "apex", "argparse", "bitsandbytes", "collections", "copyreg", "dataclasses", "datasets", "datetime", "decimal",
+    "deepspeed", "diffusers", "enum", "fractions", "hydra", "lightning", "lightning_fabric", "megatron", "mindformers",
+    "mindspeed", "mindspeed_llm", "mindspeed_mm", "modellink", "modelscope", "msadapter", "nemo", "numpy", "omegaconf", "pathlib",
+    "peft", "pytorch_lightning", "random", "safetensors", "tokenizers", "torch", "torch_npu", "torchao", "torchdata",
+    "torchmetrics", "torchtitan", "torchvision", "transformer_engine", "transformers", "trl", "types", "uuid", "zoneinfo",
+})  # fmt: skip
 """Packages whose objects checkpoints hold: arguments, enumerations, schedulers, optimizers, data types."""
 _NAMES = frozenset(
     {

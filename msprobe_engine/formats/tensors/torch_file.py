@@ -26,17 +26,8 @@ from msprobe_engine.formats.tensors.torch_pickle import FileTensor, Storage, Tor
 from msprobe_engine.formats.tensors.unpickle import load
 
 __all__ = [
-    "FileTensor",
-    "Inert",
-    "Named",
-    "Storage",
-    "TorchFile",
-    "UnknownNameError",
-    "attributes",
-    "plain",
-    "read_torch",
-    "regions",
-]
+    "FileTensor", "Inert", "Named", "Storage", "TorchFile", "UnknownNameError", "attributes", "plain", "read_torch", "regions",
+]  # fmt: skip
 
 _MAX_PICKLE = 4 << 30
 """The description of the largest checkpoints (``.metadata`` of thousands of ranks) is a few hundred MB."""

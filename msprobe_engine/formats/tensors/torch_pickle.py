@@ -25,23 +25,11 @@ LAZY, CONJUGATE, NEGATIVE = "torch.Tensor", "lazy conjugate of what is in the fi
 _LARGEST = 1 << 40
 """Elements that a small storage may stand for (a broadcast tensor); reading more would take for ever."""
 _STORAGES = {
-    "DoubleStorage": "float64",
-    "FloatStorage": "float32",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-    "ComplexFloatStorage": "complex64",
-    "ComplexDoubleStorage": "complex128",
-    "QInt8Storage": "qint8",
-    "QUInt8Storage": "quint8",
-    "QInt32Storage": "qint32",
-    "UntypedStorage": "",
-}
+    "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8",
+    "BoolStorage": "bool", "ComplexFloatStorage": "complex64", "ComplexDoubleStorage": "complex128", "QInt8Storage": "qint8",
+    "QUInt8Storage": "quint8", "QInt32Storage": "qint32", "UntypedStorage": "",
+}  # fmt: skip
 """Types of storages and what their elements are; ``""``: bytes, whose type the tensor has."""
 
 

@@ -9,23 +9,11 @@ KINDS = ("activation", "activation_grad", "grad", "param", "opt_state", "update"
 """All kinds. `loss` and `step` are scalars: the loss, and every other number of a step."""
 
 _FAMILY = {
-    "actv": "activation",
-    "actv_grad": "activation_grad",
-    "grad_unreduced": "grad",
-    "grad_reduced": "grad",
-    "param_origin": "param",
-    "param_updated": "param",
-    "exp_avg": "opt_state",
-    "exp_avg_sq": "opt_state",
-    "opt_state": "opt_state",
-    "update": "update",
-    "ratio": "update",
-    "attention_hook": "feature",
-    "linear_hook": "feature",
-    "moe_router_weight_hook": "feature",
-    "moe_router_logit_hook": "feature",
-    "other": "collective",
-}
+    "actv": "activation", "actv_grad": "activation_grad", "grad_unreduced": "grad", "grad_reduced": "grad",
+    "param_origin": "param", "param_updated": "param", "exp_avg": "opt_state", "exp_avg_sq": "opt_state",
+    "opt_state": "opt_state", "update": "update", "ratio": "update", "attention_hook": "feature", "linear_hook": "feature",
+    "moe_router_weight_hook": "feature", "moe_router_logit_hook": "feature", "other": "collective",
+}  # fmt: skip
 
 
 def sample_kind(sample: Sample) -> str:

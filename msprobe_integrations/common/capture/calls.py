@@ -37,33 +37,10 @@ class Call:
     """
 
     __slots__ = (
-        "backward_name",
-        "base",
-        "edges",
-        "frame",
-        "inputs",
-        "inside",
-        "is_module",
-        "keep",
-        "keywords",
-        "micro_step",
-        "name",
-        "node",
-        "owner",
-        "parent",
-        "parent_name",
-        "recompute",
-        "reported",
-        "running",
-        "since",
-        "stack",
-        "tags",
-        "tasks",
-        "told",
-        "unread",
-        "wanted",
-        "watch",
-    )
+        "backward_name", "base", "edges", "frame", "inputs", "inside", "is_module", "keep", "keywords", "micro_step", "name",
+        "node", "owner", "parent", "parent_name", "recompute", "reported", "running", "since", "stack", "tags", "tasks", "told",
+        "unread", "wanted", "watch",
+    )  # fmt: skip
 
     def __init__(
         self, name: str, backward_name: str, owner: Any, parent: Call | None, base: Base = ALWAYS, is_module: bool = False

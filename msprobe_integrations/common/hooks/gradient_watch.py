@@ -52,27 +52,9 @@ class GradientWatch:
     """
 
     __slots__ = (
-        "_awaited",
-        "_begins",
-        "_done",
-        "_expected",
-        "_fused",
-        "_inputs",
-        "_missing",
-        "_outputs",
-        "_parts",
-        "_passed",
-        "_reduce",
-        "_reduce_arriving",
-        "_sums",
-        "active",
-        "failed",
-        "passes",
-        "shared",
-        "tag",
-        "task",
-        "unfinished",
-    )
+        "_awaited", "_begins", "_done", "_expected", "_fused", "_inputs", "_missing", "_outputs", "_parts", "_passed", "_reduce",
+        "_reduce_arriving", "_sums", "active", "failed", "passes", "shared", "tag", "task", "unfinished",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -25,16 +25,9 @@ _BETWEEN = (*_WRAPPERS, *_C10D, "torch/overrides.py")
 _ENGINE = ("torch/autograd/graph.py", "torch/autograd/__init__.py")
 _OWN = "msprobe_integrations/"
 _PLUMBING = (
-    *_BETWEEN,
-    "torch/distributed/_functional_collectives.py",
-    "torch/distributed/_functional_collectives_impl.py",
-    "torch/_ops.py",
-    "torch/_library/autograd.py",
-    "torch/autograd/function.py",
-    "torch/_tensor.py",
-    *_ENGINE,
-    "/contextlib.py",
-)
+    *_BETWEEN, "torch/distributed/_functional_collectives.py", "torch/distributed/_functional_collectives_impl.py",
+    "torch/_ops.py", "torch/_library/autograd.py", "torch/autograd/function.py", "torch/_tensor.py", *_ENGINE, "/contextlib.py",
+)  # fmt: skip
 _REPLACED = ("group", "group_src", "group_dst")
 """Parameters that these functions set themselves when they were not given."""
 _UNWRAPPED = ("isend", "irecv", "batch_isend_irecv", "_batch_isend_irecv")

@@ -49,23 +49,10 @@ _OPS: dict[str, tuple[str, int | None, int | None]] = {
     "barrier": (_BARRIER, None, None),
 }
 _FUNCTIONAL = (
-    "all_reduce",
-    "all_reduce_",
-    "all_reduce_coalesced",
-    "all_reduce_coalesced_",
-    "all_gather_into_tensor",
-    "all_gather_into_tensor_out",
-    "all_gather_into_tensor_coalesced",
-    "reduce_scatter_tensor",
-    "reduce_scatter_tensor_out",
-    "reduce_scatter_tensor_coalesced",
-    "all_to_all_single",
-    "broadcast",
-    "broadcast_",
-    "isend",
-    "irecv",
-    "batch_p2p_ops",
-)
+    "all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_", "all_gather_into_tensor",
+    "all_gather_into_tensor_out", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor", "reduce_scatter_tensor_out",
+    "reduce_scatter_tensor_coalesced", "all_to_all_single", "broadcast", "broadcast_", "isend", "irecv", "batch_p2p_ops",
+)  # fmt: skip
 _TENSORS = ("input", "inputs", "self", "tensor", "tensors")
 _ROOTS = {"root_rank": "root", "dst": "peer", "src": "peer"}
 _REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")

@@ -48,17 +48,9 @@ TORCH = (
     *("randperm", "_standard_gamma", "_sample_dirichlet"),
 )
 TENSOR = (
-    "bernoulli",
-    "bernoulli_",
-    "cauchy_",
-    "exponential_",
-    "geometric_",
-    "log_normal_",
-    "multinomial",
-    "normal_",
-    "random_",
+    "bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial", "normal_", "random_",
     "uniform_",
-)
+)  # fmt: skip
 SOMETIMES_TORCH = (
     *("dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "alpha_dropout_", "feature_alpha_dropout"),
     *("feature_alpha_dropout_", "native_dropout", "rrelu", "rrelu_"),

@@ -19,16 +19,9 @@ from msprobe_integrations.torch.training.loop import LoopObserver, Observer
 
 _log = get_logger()
 KNOWS = {
-    "torch": 10,
-    "accelerate": 15,
-    "deepspeed": 20,
-    "transformers": 30,
-    "lightning": 30,
-    "torchtitan": 30,
-    "megatron": 30,
-    "mindspeed": 30,
-    "user": 100,
-}
+    "torch": 10, "accelerate": 15, "deepspeed": 20, "transformers": 30, "lightning": 30, "torchtitan": 30, "megatron": 30,
+    "mindspeed": 30, "user": 100,
+}  # fmt: skip
 """How much an integration knows of the training; ``user``: a probe that the script makes itself."""
 _owner: tuple[str, LoopObserver | None] | None = None
 _settings: ProbeSettings | None = None

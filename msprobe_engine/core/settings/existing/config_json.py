@@ -28,19 +28,9 @@ _DUMP = {key.name: key for key in keys_of(DumpSettings)}
 _REDACT = next(key for key in keys_of(ProbeSettings) if key.name == "redact")
 _TENSOR_FILES = ("tensor_format", "max_disk_gb", "memory_budget_mb")
 _TOP = (
-    "task",
-    "dump_path",
-    "rank",
-    "step",
-    "level",
-    "async_dump",
-    "extra_info",
-    "dump_enable",
-    "risk_level",
-    "load",
-    "perturb",
+    "task", "dump_path", "rank", "step", "level", "async_dump", "extra_info", "dump_enable", "risk_level", "load", "perturb",
     "perturb_seed",
-)
+)  # fmt: skip
 
 
 def ask(name: str, kind: str, default: Any, **rule: Any) -> Key:

@@ -18,17 +18,9 @@ from msprobe_engine.formats.tensors.torch_file import FileTensor, Inert, attribu
 
 _FORMS = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
 _LAYOUT = (
-    "group_paddings",
-    "param_slice_mappings",
-    "single_partition_of_fp32_groups",
-    "fp32_flat_groups",
-    "param_alignment_paddings",
-    "ds_zero_partition_groups",
-    "partition_count",
-    "zero_stage",
-    "ds_version",
-    "universal_checkpoint_info",
-)
+    "group_paddings", "param_slice_mappings", "single_partition_of_fp32_groups", "fp32_flat_groups", "param_alignment_paddings",
+    "ds_zero_partition_groups", "partition_count", "zero_stage", "ds_version", "universal_checkpoint_info",
+)  # fmt: skip
 """Entries that say how the ranks have cut the states, and nothing of the training."""
 
 

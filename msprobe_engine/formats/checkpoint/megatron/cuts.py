@@ -32,27 +32,10 @@ _NORM = re.compile(
     r"layer_?norm|[.](?:e|h)norm[.]|(?:^|[._])(?:input_norm|post_attention_norm|final_norm|norm)[._]|rms_?norm", re.IGNORECASE
 )
 _ROWS = (
-    "word_embeddings",
-    "word_embeddings_for_head",
-    "output_layer",
-    "lm_head",
-    "linear_qkv",
-    "query_key_value",
-    "query",
-    "key_value",
-    "linear_q",
-    "linear_kv",
-    "linear_q_proj",
-    "linear_q_up_proj",
-    "linear_kv_up_proj",
-    "linear_qb",
-    "linear_kvb",
-    "linear_qk_nope",
-    "linear_qk_rope",
-    "linear_kv_nope",
-    "linear_v",
-    "eh_proj",
-)
+    "word_embeddings", "word_embeddings_for_head", "output_layer", "lm_head", "linear_qkv", "query_key_value", "query",
+    "key_value", "linear_q", "linear_kv", "linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj", "linear_qb", "linear_kvb",
+    "linear_qk_nope", "linear_qk_rope", "linear_kv_nope", "linear_v", "eh_proj",
+)  # fmt: skip
 _COLUMNS = ("linear_proj", "linear_fc2", "dense_4h_to_h", "self_attention.dense", "inter_attention.dense", "mixer.out_proj")
 _FIRST = ("linear_fc1", "dense_h_to_4h")
 _MAMBA_ROWS = ("mixer.A_log", "mixer.D", "mixer.dt_bias", "mixer.norm.weight")

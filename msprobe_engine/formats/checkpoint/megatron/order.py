@@ -14,18 +14,9 @@ from msprobe_engine.formats.checkpoint.megatron.numbering import expert_number, 
 _FRONT = ("embedding.word_embeddings", "embedding.position_embeddings", "embedding.tokentype_embeddings", "embedding.")
 _BACK = ("final_layernorm", "final_norm", "mtp.", "lm_head", "output_layer")
 _ATTENTION = (
-    "linear_proj",
-    "core_attention",
-    "linear_qkv",
-    "linear_q_proj",
-    "linear_q_down_proj",
-    "linear_q_up_proj",
-    "linear_kv_down_proj",
-    "linear_kv_up_proj",
-    "q_layernorm",
-    "k_layernorm",
-    "kv_layernorm",
-)
+    "linear_proj", "core_attention", "linear_qkv", "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj",
+    "linear_kv_down_proj", "linear_kv_up_proj", "q_layernorm", "k_layernorm", "kv_layernorm",
+)  # fmt: skip
 _MLP = ("router", "linear_fc1", "linear_fc2", "experts", "shared_experts.linear_fc1", "shared_experts.linear_fc2", "shared_experts.gate")
 _AHEAD = ("enorm", "hnorm", "eh_proj", "transformer_layer", "mtp_model_layer", "final_layernorm")
 """Of a layer that predicts tokens further ahead (core/transformer/multi_token_prediction.py)."""

@@ -21,37 +21,11 @@ from msprobe_engine.formats.checkpoint.model import MODEL, OPTIMIZER, Checkpoint
 _MAP = "param_name_map.json"
 _RANK = re.compile(r"rank_(\d{1,6})")
 _SAVE = re.compile(r"(?P<prefix>.*?)(?:-(?P<epoch>\d{1,12})_(?P<step>\d{1,12}))?(?:_breakpoint)?\.(?:ckpt|safetensors)")
-_STATES = frozenset(
-    {
-        "accum",
-        "accum_update",
-        "accu_grads",
-        "adam_m",
-        "adam_v",
-        "exp_avg",
-        "exp_avg_sq",
-        "exp_inf",
-        "lamb_m",
-        "lamb_v",
-        "linear",
-        "max_exp_avg_sq",
-        "mean_grad",
-        "mean_square",
-        "moment",
-        "moment1",
-        "moment2",
-        "moments",
-        "moments1",
-        "moments2",
-        "momentum_buf",
-        "momentum_buffer",
-        "prev",
-        "square_avg",
-        "stat",
-        "step_size",
-        "vhat",
-    }
-)
+_STATES = frozenset({
+    "accum", "accum_update", "accu_grads", "adam_m", "adam_v", "exp_avg", "exp_avg_sq", "exp_inf", "lamb_m", "lamb_v", "linear",
+    "max_exp_avg_sq", "mean_grad", "mean_square", "moment", "moment1", "moment2", "moments", "moments1", "moments2",
+    "momentum_buf", "momentum_buffer", "prev", "square_avg", "stat", "step_size", "vhat",
+})  # fmt: skip
 """Prefixes of the states in ``mindspore/nn/optim``, ``mint/optim`` and ``experimental/optim``."""
 _SETTINGS = frozenset({"beta1_power", "beta2_power", "momentum", "weight_decay"})
 _COUNTERS = frozenset({"global_step", "current_iterator_step", "last_overflow_iterator_step", "state_step"})

@@ -24,16 +24,9 @@ from msprobe_engine.probe.sinks.base import Sink
 
 _PLACE = re.compile(r"(.*)\.(input|output)(?:_([0-9]+))?", re.DOTALL)
 _MONITOR = {
-    "actv": "module",
-    "actv_grad": "module",
-    "grad_unreduced": "weight_grad",
-    "grad_reduced": "weight_grad",
-    "exp_avg": "optimizer",
-    "exp_avg_sq": "optimizer",
-    "param_origin": "param",
-    "param_updated": "param",
-    "other": "cc",
-}
+    "actv": "module", "actv_grad": "module", "grad_unreduced": "weight_grad", "grad_reduced": "weight_grad",
+    "exp_avg": "optimizer", "exp_avg_sq": "optimizer", "param_origin": "param", "param_updated": "param", "other": "cc",
+}  # fmt: skip
 _SCOPE = {"actv": "forward", "actv_grad": "backward", "grad_unreduced": "unreduced", "grad_reduced": "reduced", "other": "comm"}
 _ORDER = {family: i for i, family in enumerate(("actv", "actv_grad", "grad_unreduced", "grad_reduced", *_MONITOR))}
 

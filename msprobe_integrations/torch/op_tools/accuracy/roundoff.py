@@ -21,90 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from msprobe_engine.core.operator_traits import UNINITIALISED
 from msprobe_integrations.torch.op_tools.accuracy.types import move
 
-_EXACT = frozenset(
-    (
-        *(
-            "clone",
-            "copy_",
-            "copy",
-            "_to_copy",
-            "contiguous",
-            "neg",
-            "abs",
-            "relu",
-            "sgn",
-            "sign",
-            "where",
-            "cat",
-            "stack",
-            "fill",
-            "fill_",
-        ),
-        *(
-            "index",
-            "index_select",
-            "gather",
-            "embedding",
-            "masked_fill",
-            "masked_fill_",
-            "masked_select",
-            "scatter",
-            "slice_scatter",
-            "zero_",
-        ),
-        *(
-            "select_scatter",
-            "constant_pad_nd",
-            "roll",
-            "flip",
-            "repeat",
-            "tril",
-            "triu",
-            "maximum",
-            "minimum",
-            "max",
-            "min",
-            "amax",
-            "amin",
-        ),
-        *(
-            "sort",
-            "topk",
-            "kthvalue",
-            "median",
-            "mode",
-            "clamp",
-            "clamp_min",
-            "clamp_max",
-            "threshold",
-            "threshold_backward",
-            "round",
-            "floor",
-        ),
-        *(
-            "ceil",
-            "trunc",
-            "arange",
-            "zeros",
-            "ones",
-            "full",
-            "zeros_like",
-            "ones_like",
-            "full_like",
-            "new_zeros",
-            "new_full",
-            "scalar_tensor",
-        ),
-        *(
-            *UNINITIALISED,
-            "lift_fresh",
-            "lift_fresh_copy",
-            "detach",
-            "eye",
-            "bitwise_not",
-        ),
-    )
-)
+_EXACT = frozenset([
+    *UNINITIALISED, "_to_copy", "abs", "amax", "amin", "arange", "bitwise_not", "cat", "ceil", "clamp", "clamp_max", "clamp_min",
+    "clone", "constant_pad_nd", "contiguous", "copy", "copy_", "detach", "embedding", "eye", "fill", "fill_", "flip", "floor",
+    "full", "full_like", "gather", "index", "index_select", "kthvalue", "lift_fresh", "lift_fresh_copy", "masked_fill",
+    "masked_fill_", "masked_select", "max", "maximum", "median", "min", "minimum", "mode", "neg", "new_full", "new_zeros", "ones",
+    "ones_like", "relu", "repeat", "roll", "round", "scalar_tensor", "scatter", "select_scatter", "sgn", "sign", "slice_scatter",
+    "sort", "stack", "threshold", "threshold_backward", "topk", "tril", "triu", "trunc", "where", "zero_", "zeros", "zeros_like",
+])  # fmt: skip
 """Operators that move values or choose among them."""
 _WHOLE = frozenset(("cumsum", "cumprod"))
 """Operators whose definition there takes the square of their size in memory."""

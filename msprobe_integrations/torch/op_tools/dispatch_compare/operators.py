@@ -24,30 +24,13 @@ _KERNEL = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_cudnn_ctc_loss", "_
 _ASSERTS = ("_assert_", "_functional_assert", "_print")
 
 _API = {
-    "_softmax": "softmax",
-    "_log_softmax": "log_softmax",
-    "convolution": "conv2d",
-    "_convolution": "conv2d",
-    "native_layer_norm": "layer_norm",
-    "native_group_norm": "group_norm",
-    "native_batch_norm": "batch_norm",
-    "native_dropout": "dropout",
-    "_fused_rms_norm": "rms_norm",
-    "nll_loss_forward": "nll_loss",
-    "_to_copy": "to",
-    "copy_": "clone",
-    "max_pool2d_with_indices": "max_pool2d",
-    "embedding_dense": "embedding",
-    "_fused_dropout": "dropout",
-    "_linalg_svd": "svd",
-    "_linalg_eigh": "eigh",
-    "linalg_qr": "qr",
-    "linalg_eig": "eig",
-    "constant_pad_nd": "pad",
-    "_ctc_loss": "ctc_loss",
-    "_upsample_bilinear2d_aa": "upsample_bilinear",
-    "_upsample_bicubic2d_aa": "upsample_bicubic",
-}
+    "_softmax": "softmax", "_log_softmax": "log_softmax", "convolution": "conv2d", "_convolution": "conv2d",
+    "native_layer_norm": "layer_norm", "native_group_norm": "group_norm", "native_batch_norm": "batch_norm",
+    "native_dropout": "dropout", "_fused_rms_norm": "rms_norm", "nll_loss_forward": "nll_loss", "_to_copy": "to",
+    "copy_": "clone", "max_pool2d_with_indices": "max_pool2d", "embedding_dense": "embedding", "_fused_dropout": "dropout",
+    "_linalg_svd": "svd", "_linalg_eigh": "eigh", "linalg_qr": "qr", "linalg_eig": "eig", "constant_pad_nd": "pad",
+    "_ctc_loss": "ctc_loss", "_upsample_bilinear2d_aa": "upsample_bilinear", "_upsample_bicubic2d_aa": "upsample_bicubic",
+}  # fmt: skip
 _BACKWARD = re.compile(r"_backward(_data|_input|_weight|_overrideable)?_?$")
 _NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 _RUNNING = ("running_mean", "running_var")
