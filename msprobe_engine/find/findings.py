@@ -166,6 +166,12 @@ class Diagnosis:
         """The most likely place; None when nothing was found."""
         return self.suspects[0] if self.suspects else None
 
+    @property
+    def operator_unknown(self) -> bool:
+        """A NaN or Inf was seen by a monitor, and no record says which operator made it."""
+        first = self.first_suspect
+        return self.finding == NONFINITE and first is not None and first.kind in _SEEN_ONLY
+
     def headline(self) -> str:
         """The first line: what, and where."""
         first = self.first_suspect
@@ -176,7 +182,7 @@ class Diagnosis:
             text = Sentence("An argument is not the same; no number that was recorded shows it")
         if self.finding == STRUCTURE and self.differences:
             text = Sentence("The runs have next to no calls in common") if first is None else Sentence("The runs do not do the same")
-        if self.finding == NONFINITE and first is not None and first.kind in _SEEN_ONLY:
+        if self.operator_unknown:
             text = Sentence("First seen NaN or Inf")
         if first is None:
             return Sentence("{0}.", self._nothing_found() if self.finding == NONE else text)

@@ -16,6 +16,7 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import detect, findings
 from msprobe_engine.find.config_and_checkpoint import INCIDENTS, pack_beside
 from msprobe_engine.find.findings import Diagnosis
+from msprobe_engine.find.nonfinite.report import again_with_operators
 from msprobe_engine.formats.dump.find_dumps import IN_RUN, holds_dump
 from msprobe_engine.formats.pack.kind import NAME as PACK
 
@@ -169,7 +170,8 @@ def _together(seen: list[_Seen], left: list[str], errors: list[str]) -> Diagnosi
         found.nothing = "" if any(one.compared for one in seen) else Sentence("Nothing found in what lies here")
     found.looked_at = _looked_at(lead, others, left)
     dumped = {step for one in seen for step in one.found.steps}
-    found.next = list(dict.fromkeys(command for one in (lead, *others) for command in _next(one, dumped)))
+    commands = [command for one in (lead, *others) for command in _next(one, dumped)]
+    found.next = list(dict.fromkeys([*(again_with_operators() if found.operator_unknown else ()), *commands]))
     return found
 
 

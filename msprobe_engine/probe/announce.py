@@ -13,17 +13,22 @@ _log = get_logger()
 
 LINES_PER_STEP = 3
 REPEAT_EVERY = 100
+QUIET = 20
+"""Steps, twice the interval of preset watch."""
+_STAYING = frozenset(("nan_inf", "loss_not_finite"))
 
 
 class Announcer:
     """Says what the rules found.
 
     The first step with alerts of a rule shows `LINES_PER_STEP` lines; the step after it one line, and then one line for every
-    `REPEAT_EVERY` further steps. A step without alerts of the rule starts it anew. Files and metrics hold every alert.
+    `REPEAT_EVERY` further steps. A step without alerts of the rule starts it anew; of numbers that are not finite, which stay so and are
+    looked at every few steps, `QUIET` steps without do. Files and metrics hold every alert.
     """
 
     def __init__(self) -> None:
         self._running: dict[str, int] = {}
+        self._quiet: dict[str, int] = {}  # rule -> steps since its last alert
 
     def will_say(self, alerts: Sequence[Alert]) -> bool:
         """Would `say` show a line of these?"""
@@ -34,7 +39,8 @@ class Announcer:
         by_rule: dict[str, list[Alert]] = {}
         for alert in alerts:
             by_rule.setdefault(alert.rule, []).append(alert)
-        self._running = {rule: count for rule, count in self._running.items() if rule in by_rule}
+        self._quiet = {rule: 0 if rule in by_rule else self._quiet.get(rule, 0) + 1 for rule in {*self._running, *by_rule}}
+        self._running = {rule: count for rule, count in self._running.items() if self._quiet[rule] <= (QUIET if rule in _STAYING else 0)}
         for rule, found in by_rule.items():
             steps = self._running[rule] = self._running.get(rule, 0) + 1
             level = logging.ERROR if any(a.severity == "critical" for a in found) else logging.WARNING

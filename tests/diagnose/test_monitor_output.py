@@ -241,7 +241,8 @@ def test_of_parameters_of_one_moment_the_one_that_is_furthest_off_is_named(famil
 
 @pytest.mark.parametrize("what", ["alert", "nan", "replicas", "two runs"])
 def test_what_to_do_next_is_said(what: str, tmp_path: Path) -> None:
-    """Numbers of the monitor end at a module: the next step is a dump of that step and rank, and its settings are valid."""
+    """Numbers of the monitor end at a module: the next step is a dump of that step and rank, and its settings are valid; of a NaN the
+    preset that keeps operators, whenever it comes."""
     run, golden = Monitor(tmp_path / "run"), None
     if what == "alert":
         run.alerts = [alert("nan_inf", 1, 1, "layers.0.mlp.weight", value=float("nan"))]
@@ -254,13 +255,16 @@ def test_what_to_do_next_is_said(what: str, tmp_path: Path) -> None:
         golden = Monitor(tmp_path / "golden").write()
     found = diagnose(run.write(), golden)
     *_, launch, then = found.next
+    assert then.startswith("msprobe diagnose ")
     words = shlex.split(launch)
+    if what in ("alert", "nan"):
+        assert words[:5] == ["msprobe", "run", "--preset", "nan", "--"]
+        return
     changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
     settings = load_settings({"monitor": {}}, changes=changes).dump
     assert settings is not None
     assert settings.step == (1,)
     assert 1 in settings.rank
-    assert then.startswith("msprobe diagnose again/dump")
 
 
 def test_incident(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.probe.announce import Announcer
 
 
-def alerts(step: int, n: int) -> list[Alert]:
-    return [Alert("nan_inf", "critical", "activation", f"a{i}", step, 0, 1.0, "finite", f"nan_inf: a{i} step {step}") for i in range(n)]
+def alerts(step: int, n: int, rule: str = "nan_inf") -> list[Alert]:
+    return [Alert(rule, "critical", "activation", f"a{i}", step, 0, 1.0, "finite", f"nan_inf: a{i} step {step}") for i in range(n)]
 
 
 def test_a_flood_is_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,12 +21,14 @@ def test_a_flood_is_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.partition(" (")[0] for line in lines[4:]] == [f"nan_inf goes on, 1000 in step {step}" for step in (1, 101, 201)]
 
 
-def test_a_pause_starts_anew(capsys: pytest.CaptureFixture[str]) -> None:
-    """After a step without alerts the next one is shown in full again."""
+@pytest.mark.parametrize(("rule", "pause", "anew"), [("loss_spike", 1, True), ("nan_inf", 10, False), ("nan_inf", 21, True)])
+def test_a_pause_starts_anew(rule: str, pause: int, anew: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """After a step without alerts the next one is shown in full again; of a NaN, which is looked at every few steps, after more of them."""
     announcer = Announcer()
     for step in range(10):
-        announcer.say(alerts(step, 1))
+        announcer.say(alerts(step, 1, rule))
     capsys.readouterr()
-    announcer.say([])
-    announcer.say(alerts(11, 1))
-    assert "a0 step 11" in capsys.readouterr().err
+    for _ in range(pause):
+        announcer.say([])
+    announcer.say(alerts(10 + pause, 1, rule))
+    assert (f"a0 step {10 + pause}" in capsys.readouterr().err) is anew

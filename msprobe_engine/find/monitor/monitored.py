@@ -24,6 +24,7 @@ from msprobe_engine.find.monitor.one_run import never_there
 from msprobe_engine.find.monitor.other_batches import not_comparable
 from msprobe_engine.find.monitor.replicas import check_replicas
 from msprobe_engine.find.monitor.series_noise import SeriesNoise
+from msprobe_engine.find.nonfinite.report import again_with_operators
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.monitor.alert_order import Group, folded, in_order
 from msprobe_engine.formats.monitor.anomalies import Anomaly, load
@@ -59,7 +60,7 @@ def diagnose_monitor(target: Path) -> Diagnosis:
             Sentence("{0} alerts; the first in the order of execution is rule {1}: {2}", len(loaded.anomalies), first.rule, first.message)
         )
         found.next.append(f"msprobe monitor analyze {shlex.quote(str(target))}")
-        found.next += _dump_of(first.step, list(first.ranks))
+        found.next += _again(first.step, list(first.ranks), found.finding)
         return found
     numbers = _count(run)
     found.problems += [problem for what, count in run.problems.items() if (problem := f"{what} ({count})") not in found.problems]
@@ -74,7 +75,7 @@ def diagnose_monitor(target: Path) -> Diagnosis:
         found.suspects = [
             _suspect(bad, Sentence("{0} is {1}: the first number in the order of execution that is not finite", bad.op, bad.target))
         ]
-        found.next = _dump_of(bad.step, [bad.rank])
+        found.next = _again(bad.step, [bad.rank], found.finding)
         return found
     replicas = check_replicas(run)
     if replicas.odd:
@@ -82,7 +83,7 @@ def diagnose_monitor(target: Path) -> Diagnosis:
         odd = sorted(replicas.odd, key=_spread, reverse=True)
         found.suspects = [_of_odd(one) for one in odd[:MOST_SUSPECTS]]
         found.evidence += replicas.evidence
-        found.next = _dump_of(odd[0].step, sorted({odd[0].rank, *odd[0].others[:1]}))
+        found.next = _again(odd[0].step, sorted({odd[0].rank, *odd[0].others[:1]}), found.finding)
         return found
     if replicas.equal:
         template = "Nothing found: no alert, no number that is not finite, no parameter whose statistics differ between ranks"
@@ -128,7 +129,7 @@ def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Di
         if off:
             alone_off = alone_off or _Off(off, limits, len(by_step[step]))
             _say_part(found, alone_off)
-            found.next = _dump_of(alone_off.items[0].step, [alone_off.items[0].rank], golden=True)
+            found.next = _again(alone_off.items[0].step, [alone_off.items[0].rank], found.finding, golden=True)
             break
         noise.accept(step, limits)
         if alone_off is not None and alone_off.is_answered(by_step[step]):
@@ -165,13 +166,16 @@ def _say_largest(item: Number | None) -> Sentence:
     return Sentence(template, f"{item.distance:.1e}", item.step, item.rank, row, item.op, *numbers)
 
 
-def _dump_of(step: int, ranks: Sequence[int], golden: bool = False) -> list[str]:
-    """What would name the operator: a dump of the step, which numbers of the monitor do not replace."""
-    which = ",".join(map(str, ranks))
-    options = f"--set dump.level=mix --set 'dump.step=[{step}]' --set 'dump.rank=[{which}]' --output-dir again"
-    both = " (both runs, each into a directory of its own)" if golden else ""
-    then = "msprobe diagnose again/dump again_golden/dump" if golden else "msprobe diagnose again/dump"
-    return [f"msprobe run --config probe.yaml {options} -- LAUNCH LINE{both}", then]
+def _again(step: int, ranks: Sequence[int], finding: str, golden: bool = False) -> list[str]:
+    """What would name the operator: a dump of the step, which numbers of the monitor do not replace; of a NaN, which another run may have
+    in another step, the operators of the last steps."""
+    if finding == findings.NONFINITE and not golden:
+        return again_with_operators()
+    options = f"--preset dump --set 'dump.step=[{step}]' --set 'dump.rank=[{','.join(map(str, ranks))}]'"
+    if golden:
+        command = f"msprobe run {options} --output-dir again -- LAUNCH LINE"
+        return [f"{command} (both runs, each into a directory of its own)", "msprobe diagnose again again_golden"]
+    return [f"msprobe run {options} -- LAUNCH LINE", "msprobe diagnose msprobe_output/latest"]
 
 
 def _spread(odd: Odd) -> float:

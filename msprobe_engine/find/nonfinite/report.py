@@ -34,9 +34,14 @@ CAUSES: Mapping[str, str] = {
     ),
     "data": Sentence("it was there when the value was first recorded: bad input data, or an operation before it"),
     "unrecorded": Sentence("between two recorded calls: an operation that the dump does not hold"),
-    "sample": Sentence("first bad monitor sample; with incident.level: mix in the settings the operators of the last steps are kept, too"),
+    "sample": Sentence("first bad sample of the monitor, which knows no operators: msprobe run --preset nan -- LAUNCH LINE keeps them"),
     "update": Sentence("the recorded calls of the step are finite: it was made between the backward pass and the update, or in the update"),
 }
+
+
+def again_with_operators() -> list[str]:
+    """Commands that name the operator of a NaN, where none was recorded."""
+    return ["msprobe run --preset nan -- LAUNCH LINE", "msprobe diagnose msprobe_output/latest"]
 
 
 def where(trace: Trace, call: Call) -> tuple[str, str]:
@@ -151,7 +156,7 @@ def lines_of(items: Sequence[Mapping[str, Any]], *, first: bool) -> list[str]:
         lines.append(f"  tensor    {_fact(fact)}")
     for note in item["notes"]:
         lines.append(f"  note      {note}")
-    if item["clean_calls_before"]:
+    if item["clean_calls_before"] and item["cause"] != "sample":
         lines += listed("before", [f"{name}  (clean)" for name in item["clean_calls_before"]])
     if item["spread"]:
         lines += listed("spread", [f"rank {s['rank']}  {s['op_name']}" for s in item["spread"][:8]])

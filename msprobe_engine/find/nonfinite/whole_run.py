@@ -93,7 +93,10 @@ def _together(root: Path, seen: Sequence[_Part], errors: Sequence[ProbeError], i
 
 
 def _said(part: _Part) -> str:
-    return part.result.text if part.what == "dump" else f"{part.what}:\n{part.result.text}"
+    """The finding comes first, and then what it was read from."""
+    if part.what == "dump":
+        return part.result.text
+    return f"{part.result.text}\nRead from: {part.what}." if part.result.findings else f"{part.what}:\n{part.result.text}"
 
 
 def _first_line(result: Result) -> str:
@@ -138,7 +141,7 @@ def _finding(step: int, rank: int, family: str, name: str, note: str, path: Path
     """A finding with the keys of `report.finding`; no call is known."""
     return {
         "op_name": name, "data_info": {}, "construct_info": [name], "stack_info": [], "step": step, "rank": rank, "what": "NaN or Inf",
-        "cause": "sample", "explanation": report.CAUSES["sample"], "module": "", "operator": family,
+        "cause": "sample", "explanation": report.CAUSES["sample"], "why": "", "module": "", "operator": family,
         "direction": "backward" if "grad" in family else "forward", "source_line": None, "tensors": [], "notes": [note],
         "clean_calls_before": [], "spread": [], "dump": str(path), "complete": True,
     }  # fmt: skip
