@@ -6,7 +6,11 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from msprobe_engine.cli.main import main
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.report.trends.apart import apart
 from msprobe_engine.report.trends.calls import calls_of
@@ -161,3 +165,28 @@ def test_the_first_nan_is_the_first_that_was_made(tmp_path: Path) -> None:
         "Tensor.lerp_.output.0",
     ]
     assert [one.metric for one in trends.runs[0].nonfinite] == ["backward", "forward", "forward", "optimizer"]
+
+
+def _row(low: float, high: float = 1.0) -> dict[str, Any]:
+    return {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2, 2], "Max": high, "Min": low, "Mean": 0.5, "Norm": 2.0}
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_infinities_of_masks_are_no_fault(fault: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What goes into a softmax as a mask is not counted, in a step that has a fault as well; the fault is."""
+    calls = {
+        "Tensor.masked_fill.0.forward": (_row(-1.0), _row(-math.inf)),
+        "Functional.softmax.0.forward": (_row(-math.inf), _row(0.0)),
+        "Torch.log.0.forward": (_row(0.0), _row(-math.inf if fault else -1.0)),
+        "Tensor.mean.0.forward": (_row(-math.inf if fault else -1.0), _row(-math.inf if fault else -1.0, -math.inf if fault else -1.0)),
+    }
+    place = tmp_path / "run" / "step0" / "rank0"
+    place.mkdir(parents=True)
+    data = {name: {"input_args": [given], "input_kwargs": {}, "output": [made]} for name, (given, made) in calls.items()}
+    (place / "dump.json").write_text(json.dumps({"task": "statistics", "level": "L1", "data": data}))
+    (place / "construct.json").write_text(json.dumps(dict.fromkeys(data)))
+    (place / "stack.json").write_text("{}")
+    assert main(["trends", str(tmp_path / "run"), "-o", str(tmp_path)]) == int(fault)
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith("First Inf: step 0, rank 0, Torch.log.output.0" if fault else "No alert, no NaN or Inf")
+    assert not any("Inf: " in line and ("masked_fill" in line or "softmax" in line) for line in others)

@@ -428,7 +428,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trends", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
     out = capsys.readouterr().out
     assert "every step and rank is kept" in out
-    assert "NaN at step 2 rank 0: layers.0.w (grad_reduced, reduced: norm, min, max, mean, nans)" in out
+    assert "NaN: step 2, rank 0, layers.0.w (grad_reduced, reduced) (norm, min, max, mean, nans)" in out
     assert "only one of them is finite" in out
     page = tmp_path / "a" / "trends.html"
     assert page.stat().st_mode & 0o777 == 0o640

@@ -97,13 +97,14 @@ def write(sources: list[Source], page: Path, *, size: float, shift: int = 0) -> 
     from msprobe_engine.core.io.progress import bar
     from msprobe_engine.core.log import one_line
     from msprobe_engine.report.trends.page import write_trends
-    from msprobe_engine.report.trends.summary import lines
+    from msprobe_engine.report.trends.summary import headline, lines
 
     with bar("reading", sum(source.pieces() for source in sources)) as advance:
         trends = write_trends(sources, page, numbers=int(size * 250_000), shift=shift, progress=advance)
-    print(one_line(f"{page}: {page.stat().st_size / 1e6:.1f} MB"))
+    print(one_line(headline(trends)))
     for line in lines(trends):
         print(one_line(f"  {line}"))
+    print(one_line(f"Page: {page} ({page.stat().st_size / 1e6:.1f} MB)"))
     if trends.apart or any(run.nonfinite_count or run.raised.began for run in trends.runs):
         return 1
     nothing_compared = len(sources) > 1 and not trends.compared

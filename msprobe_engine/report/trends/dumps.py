@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.find.nonfinite.first_over_ranks import analyse
+from msprobe_engine.find.nonfinite.load import load_step
 from msprobe_engine.formats.dump.completeness import missing_companions, missing_ranks, missing_records, missing_steps
 from msprobe_engine.formats.dump.layout import DUMP
 from msprobe_engine.formats.dump.parsed import DumpedTensor
@@ -24,6 +26,7 @@ from msprobe_engine.report.trends.source import Part, Progress, Target, Wanted, 
 
 KEPT_ROWS = 1_000_000
 """Rows of all ranks that stay in memory between the two passes over a run, about 100 MB; the files of further ranks are read twice."""
+_NEVER = 1 << 62
 STATISTICS = ("norm", "max", "min", "mean")
 _BACKWARDS = ("backward", "parameters_grad")
 """Metrics that a dump has from the end of the model to its beginning; the rows of a page are in the order of the model."""
@@ -50,6 +53,7 @@ class DumpSource:
         self._kept: dict[int, list[Part]] = {}
         self._room = KEPT_ROWS
         self._told: set[int] = set()
+        self._searched: dict[int, dict[int, str] | None] = {}
         self.unwrap = 0
 
     @property
@@ -118,6 +122,19 @@ class DumpSource:
                     seen.setdefault(call.metric, []).append(target)
         for metric, targets in seen.items():
             rows[metric].order.add(targets)
+        if any(found.has_infinity(step) for found in rows.values()) and (begins := self._begins(step)) is not None:
+            limit = when.get(begins.get(rank, ""), 0) if begins else _NEVER  # what another rank has made may be here, too
+            for found in rows.values():
+                found.masks_until[step] = limit
+
+    def _begins(self, step: int) -> dict[int, str] | None:
+        """Rank -> the record in which the search for the first NaN sees the first that matters: infinities before it are those of masks.
+        All ranks of the step are read for it, once; None: none can be read."""
+        if step not in self._searched:
+            traces, _ = load_step(self._dump, step)
+            verdict = analyse(traces) if traces else None
+            self._searched[step] = verdict and {one.rank: one.call.name for one in reversed(verdict.suspects)}
+        return self._searched[step]
 
 
 class _Rows:
@@ -131,15 +148,23 @@ class _Rows:
         self.when = array("q")
         self.columns = {name: array("d") for name in (*STATISTICS, *_COUNTS)}
         self.there = {name: bytearray() for name in self.columns}
+        self.masks_until: dict[int, int] = {}  # step -> moment before which infinities are those of masks
+        self._infinite: set[int] = set()
 
     def add(self, name: str, step: int, tensor: DumpedTensor, when: int) -> None:
         self.ids.append(self.names[name])
         self.steps.append(step)
         self.when.append(when)
+        if any(isinstance(value, float) and math.isinf(value) for value in (tensor.max, tensor.min)):
+            self._infinite.add(step)
         for statistic in self.columns:
             value = getattr(tensor, _COUNTS.get(statistic, statistic))
             self.columns[statistic].append(math.nan if value is None else value)
             self.there[statistic].append(value is not None)
+
+    def has_infinity(self, step: int) -> bool:
+        """An extreme of a row of the step is infinite."""
+        return step in self._infinite
 
     def part(self, rank: int, metric: str) -> Part:
         """The rows as a part; a statistic that no row has is left out, one that the file does not have in a row is missing there."""
@@ -149,4 +174,10 @@ class _Rows:
         places = {name: i for i, name in enumerate(self.order)}  # a call that a later step alone makes stands where it ran
         ids = np.array([places[name] for name in self.names], np.int64)[np.frombuffer(self.ids, np.int64)]
         targets, steps = [Target(name) for name in places], np.frombuffer(self.steps, np.int64)
-        return Part(rank, metric, targets, ids, steps, *with_absmax(values, there), np.frombuffer(self.when, np.int64))
+        when, masked = np.frombuffer(self.when, np.int64), np.empty(0, bool)
+        if self.masks_until:
+            masked = when < np.array([self.masks_until.get(step, -1) for step in self.steps], np.int64)
+            for statistic in ("max", "min", "nans"):
+                numbers = values.get(statistic, np.zeros(0))
+                masked &= ~((numbers > 0) if statistic == "nans" else np.isnan(numbers)) if len(numbers) else True
+        return Part(rank, metric, targets, ids, steps, *with_absmax(values, there), when, masked=masked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from msprobe_engine.report.trends.findings import KEPT
-from msprobe_engine.report.trends.model import RunTrend, StandOut, Trends
+from msprobe_engine.report.trends.model import NonFinite, RunTrend, StandOut, Trends
 
 _SHOWN = 5
 _WORDS = {
@@ -15,6 +15,30 @@ _WORDS = {
     "rank": "{1}: {0:.4g} times the other ranks",
     "rank_low": "{1}: 1/{0:.4g} of the other ranks",
 }
+
+
+def headline(trends: Trends) -> str:
+    """The first line: what is wrong, and where, of one run or of two."""
+    for run in trends.runs:
+        if run.nonfinite:
+            return f"First {_nonfinite_line(trends, run.nonfinite[0])}{_of(trends, run)}"
+    if trends.apart:
+        return f"First difference: {_stand_out_line(trends, trends.apart[0])}"
+    if len(trends.runs) > 1:
+        if not trends.compared:
+            return "Nothing was compared: the runs have no numbers in common"
+        return f"No relative difference above {trends.limit:g} in {_many(trends.compared, 'row')}"
+    (run,) = trends.runs
+    alerts = sum(run.raised.rules.values())
+    if alerts:
+        return f"{_many(alerts, 'alert')}: " + ", ".join(f"{rule} {count:,}" for rule, count in sorted(run.raised.rules.items()))
+    if run.stand_out:
+        return f"No alert, no NaN or Inf; farthest from its usual size: {_stand_out_line(trends, run.stand_out[0])}"
+    return "No alert, no NaN or Inf, nothing far from its usual size"
+
+
+def _of(trends: Trends, run: RunTrend) -> str:
+    return f" in {run.name}" if len(trends.runs) > 1 else ""
 
 
 def lines(trends: Trends) -> Iterator[str]:
@@ -68,19 +92,26 @@ def _nonfinite(trends: Trends, run: RunTrend) -> Iterator[str]:
     if run.nonfinite_count:
         yield f"{run.name}: NaN or Inf in {_many(run.nonfinite_count, 'target')}, first:"
     for one in run.nonfinite[:_SHOWN]:
-        target = trends.metrics[one.metric].targets[one.target].shown
-        ranks = f"rank{'s' if len(one.ranks) > 1 else ''} {runs_of(one.ranks)}"
-        yield f"  {one.kind} at step {one.step} {ranks}: {target} ({one.metric}: {', '.join(one.statistics)})"
+        yield f"  {_nonfinite_line(trends, one)} ({', '.join(one.statistics)})"
+
+
+def _nonfinite_line(trends: Trends, one: NonFinite) -> str:
+    target = trends.metrics[one.metric].targets[one.target].shown
+    return f"{one.kind}: step {one.step}, rank{'s' if len(one.ranks) > 1 else ''} {runs_of(one.ranks)}, {target} ({one.metric})"
 
 
 def _found(trends: Trends, found: list[StandOut], headline: str) -> Iterator[str]:
     if found:
         yield f"{headline}: {len(found)}{' or more' if len(found) >= KEPT else ''}, first:"
     for one in found[:_SHOWN]:
-        target = trends.metrics[one.metric].targets[one.target].shown
-        apart = "only one of them is finite" if one.factor > 2 else "relative difference {0:.2g}"
-        text = _WORDS.get(one.what, apart).format(one.factor, trends.plan.rank_text(one.rank) if one.rank >= 0 else "")
-        yield f"  step {one.step}: {target} ({one.metric}, {one.statistic}): {text}"
+        yield f"  {_stand_out_line(trends, one)}"
+
+
+def _stand_out_line(trends: Trends, one: StandOut) -> str:
+    target = trends.metrics[one.metric].targets[one.target].shown
+    apart = "only one of them is finite" if one.factor > 2 else "relative difference {0:.2g}"
+    text = _WORDS.get(one.what, apart).format(one.factor, trends.plan.rank_text(one.rank) if one.rank >= 0 else "")
+    return f"step {one.step}: {target} ({one.metric}, {one.statistic}): {text}"
 
 
 def runs_of(numbers: Iterable[int]) -> str:
