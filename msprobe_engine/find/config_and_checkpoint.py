@@ -45,7 +45,7 @@ def diagnose_packs(target: Path, golden: Path) -> Diagnosis:
     ]
     found.evidence += [Sentence("Not compared: {0}.", why) for why in compared.not_compared.values()]
     found.evidence += compared.notes
-    found.next = [f"msprobe config_check -c {shlex.quote(str(golden))} {shlex.quote(str(target))} -o config_check_result"] if matter else []
+    found.next = [f"msprobe config_check {shlex.quote(str(target))} {shlex.quote(str(golden))} -o config_check_result"] if matter else []
     found.looked_at = {"pack": str(target), "golden": str(golden), "compared": sum(sheet.compared for sheet in compared.sheets.values())}
     found.nothing = Sentence("No difference of the configurations that matters")
     return found
@@ -128,10 +128,19 @@ def started_otherwise(target: Path | None, golden: Path | None) -> tuple[list[st
     if len(matter) > MOST_LINES:
         lines.append(
             Sentence(
-                "Configuration: {0} more differences; msprobe config_check -c {1} {2} lists them.", len(matter) - MOST_LINES, golden, target
+                "Configuration: {0} more differences; msprobe config_check {1} {2} lists them.", len(matter) - MOST_LINES, target, golden
             )
         )
     return lines, list(compared.problems), matter
+
+
+def add_settings(found: Diagnosis, target: Path, golden: Path) -> None:
+    """What the runs of two dumps were started with, where both have a pack: as evidence, and first where it explains the first suspect."""
+    packs = pack_beside(target), pack_beside(golden)
+    if packs[0] is not None and packs[1] is not None:
+        lines, problems, differences = started_otherwise(*packs)
+        found.evidence += [*lines, *problems]
+        blame_settings(found, differences)
 
 
 def blame_settings(found: Diagnosis, differences: Sequence[Difference]) -> None:
@@ -165,7 +174,7 @@ def diagnose_checkpoints(target: Path, golden: Path) -> Diagnosis:
     """
     from msprobe_engine.find.checkpoint.diff import diff
 
-    compared = diff(golden, target)
+    compared = diff(target, golden)
     different = compared.different
     others = [*compared.only_in_a, *compared.only_in_b, *(value.name for value in compared.values_that_matter)]
     found = Diagnosis(CHECKPOINT if different or others else NONE, problems=list(compared.problems))
@@ -175,11 +184,11 @@ def diagnose_checkpoints(target: Path, golden: Path) -> Diagnosis:
     found.suspects = values[:_MOST_VALUES] + [_tensor(one) for one in ranked(different, MOST_SUSPECTS)]
     found.evidence = [Sentence("{0}.", compared.verdict()), *compared.hints]
     found.evidence += [Sentence("{0}: {1}.", one.record, one.why) for one in values[_MOST_VALUES:][:MOST_LINES]]
-    found.unmatched = {"golden": compared.only_in_a, "target": compared.only_in_b} if compared.only_in_a or compared.only_in_b else {}
+    found.unmatched = {"golden": compared.only_in_b, "target": compared.only_in_a} if compared.only_in_a or compared.only_in_b else {}
     found.problems += [f"{one.name}: {one.note}" for one in compared.unknown[:MOST_LINES]]
     if found.finding == NONE and not compared.equal and not found.problems:
         found.problems.append(compared.verdict())
-    found.next = [f"msprobe ckpt diff {shlex.quote(str(golden))} {shlex.quote(str(target))} -o ckpt_diff"] if found.finding != NONE else []
+    found.next = [f"msprobe ckpt diff {shlex.quote(str(target))} {shlex.quote(str(golden))} -o ckpt_diff"] if found.finding != NONE else []
     found.looked_at = {"checkpoint": str(target), "golden": str(golden), "tensors": len(compared.tensors)}
     found.nothing = (
         Sentence("The checkpoints hold the same") if not found.problems else Sentence("What could be read of both checkpoints is the same")
@@ -188,16 +197,16 @@ def diagnose_checkpoints(target: Path, golden: Path) -> Diagnosis:
 
 
 def _value(one: ValueDifference) -> Suspect:
-    why = Sentence("{0} here, {1} in the golden one", repr(one.b), repr(one.a)) + (Sentence("; {0}", one.why) if one.why else "")
-    return Suspect(one.name, "", 0, 0, kind=CHECKPOINT, why=why, numbers={"target": {"value": one.b}, "golden": {"value": one.a}})
+    why = Sentence("{0}, golden {1}", repr(one.a), repr(one.b)) + (Sentence("; {0}", one.why) if one.why else "")
+    return Suspect(one.name, "", 0, 0, kind=CHECKPOINT, why=why, numbers={"target": {"value": one.a}, "golden": {"value": one.b}})
 
 
 def _tensor(one: TensorResult) -> Suspect:
     why = one.hint or one.note or ("" if one.changed is not None or one.shape_a != one.shape_b else Sentence("its elements are others"))
-    golden: dict[str, Any] = {"type": one.dtype_a, "shape": list(one.shape_a), "norm": one.norm_a, "NaN": one.nan_a, "Inf": one.inf_a}
-    target: dict[str, Any] = {"type": one.dtype_b, "shape": list(one.shape_b), "norm": one.norm_b, "NaN": one.nan_b, "Inf": one.inf_b}
+    target: dict[str, Any] = {"type": one.dtype_a, "shape": list(one.shape_a), "norm": one.norm_a, "NaN": one.nan_a, "Inf": one.inf_a}
+    golden: dict[str, Any] = {"type": one.dtype_b, "shape": list(one.shape_b), "norm": one.norm_b, "NaN": one.nan_b, "Inf": one.inf_b}
     if one.shape_a != one.shape_b:
-        shapes = Sentence("its shape is {0} here, {1} in the golden one", list(one.shape_b), list(one.shape_a))
+        shapes = Sentence("its shape is {0}, golden {1}", list(one.shape_a), list(one.shape_b))
         why = shapes + (Sentence("; {0}", why) if why else "")
     elif one.changed is not None:
         why = Sentence("{0} of {1} elements differ, by {2} at most", one.changed, one.numel, f"{one.max_abs or 0.0:.3g}") + (

@@ -8,11 +8,11 @@ from pathlib import Path
 
 EPILOG = """\
 examples:
-  msprobe ckpt diff run_a run_b                                 the newest checkpoints of two runs
-  msprobe ckpt diff run_a/iter_0001000 hf/snapshot -o report    Megatron against Hugging Face; JSON, CSV and HTML
-  msprobe ckpt diff a b --rtol 1e-3 --atol 1e-6                 a gate: differences within are none
-  msprobe ckpt diff a b --json - --only-different --top 10
-  msprobe ckpt diff iter_0001000.digests.json run_b/iter_0001000
+  msprobe ckpt diff run golden                                 the newest checkpoints of two runs
+  msprobe ckpt diff run/iter_0001000 hf/snapshot -o report     Megatron against Hugging Face; JSON, CSV and HTML
+  msprobe ckpt diff run golden --rtol 1e-3 --atol 1e-6         a gate: differences within are none
+  msprobe ckpt diff run golden --json - --only-different --top 10
+  msprobe ckpt diff run/iter_0001000 iter_0001000.digests.json
 
 exit codes: 0 equal, 1 different, 2 wrong usage or nothing to read, 3 cannot tell (damaged, refused, nothing in common)"""
 
@@ -20,21 +20,24 @@ exit codes: 0 equal, 1 different, 2 wrong usage or nothing to read, 3 cannot tel
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Two checkpoints, the gate, and where reports go."""
     parser.add_argument(
-        "a", metavar="A", type=Path, help="checkpoint: a file, a directory, the directory of a run, or a manifest of digests"
+        "a",
+        metavar="RUN",
+        type=Path,
+        help="checkpoint: a file, a directory, the directory of a run, or a manifest of digests; A in the report",
     )
-    parser.add_argument("b", metavar="B", type=Path, help="the other one; any format against any")
+    parser.add_argument("b", metavar="GOLDEN", type=Path, help="one that is right, of any format and layout; B in the report")
     parser.add_argument("-o", "--output_path", type=Path, metavar="DIR", help="write ckpt_diff.json, .csv and .html there")
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON; -: to the standard output, in place of the text")
     parser.add_argument("--csv", metavar="FILE", type=Path, help="write a line per tensor")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write one page")
     parser.add_argument("--only-different", "--only_different", action="store_true", help="leave equal tensors out of the files")
     parser.add_argument("--top", type=int, metavar="N", help="list only the N tensors that are furthest apart")
-    parser.add_argument("--rtol", type=float, default=0.0, help="of |a|; see --atol (default: 0)")
+    parser.add_argument("--rtol", type=float, default=0.0, help="of the size of the run's element; see --atol (default: 0)")
     parser.add_argument(
         "--atol",
         type=float,
         default=0.0,
-        help="a tensor whose elements are all within atol + rtol |a| is no difference (default: 0)",
+        help="a tensor whose elements are all within atol + rtol |element| is no difference (default: 0)",
     )
     parser.add_argument("--model-only", "--model_only", action="store_true", help="weights and buffers only: no optimizer, no values")
     parser.add_argument("--map", metavar="YAML", type=Path, help="names that the tool cannot know, and facts of the model")

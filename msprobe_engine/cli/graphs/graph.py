@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "-fm", "--fuzzy_match", action="store_true", help="match calls of functions without their numbers")
     parser.add_argument("-cs", "--complete_stack", action="store_true", help="whole call stacks in .vis; default: one line each")
     parser.add_argument("--rules", choices=("8.1.1", "26.2.0"), help="of matching and precision index; default: 8.1.1 with -i, else 26.2.0")
-    add_shared(parser, "html and db (with -i: html and vis)")
+    add_shared(parser, "html (with -i: html and vis)")
     parser.epilog = EPILOG
 
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         target,
         golden or None,
         generation=OLD if old else NEW,
-        formats=formats_of(args, ("html", "vis") if args.input_path else ("html", "db")),
+        formats=formats_of(args, ("html", "vis") if args.input_path else ("html",)),
         fuzzy=args.fuzzy_match,
         complete_stack=args.complete_stack,
         tensor_log=log,

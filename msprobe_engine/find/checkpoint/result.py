@@ -8,8 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from msprobe_engine.align.parameters.kinds import OTHER, kind_of, layer_of
+from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.sentences import Sentence, joined
-from msprobe_engine.formats.checkpoint.model import MODEL, OPTIMIZER
+from msprobe_engine.formats.checkpoint.model import MODEL, OPTIMIZER, RANDOM
+
+_LONGEST_VALUE = 60
 
 EQUAL, WITHIN, DIFFERENT, SHAPE, INCOMPLETE, UNREADABLE = "equal", "within tolerance", "different", "shape", "incomplete", "unreadable"
 """How a pair of tensors came out. `INCOMPLETE`: what both sides have is the same, but a side has not all of it."""
@@ -275,16 +278,17 @@ class Result:
                 what = Sentence("{0} of {1} could not be compared whole", counted(unread, "tensor"), n)
             return Sentence("cannot tell: {0}; no difference in the rest", what) + self._beside()
         parts: list[Sentence] = []
+        if self.values_that_matter:  # a learning rate says why elements differ; the elements do not say more
+            first, *more = sorted(self.values_that_matter, key=lambda value: value.group == RANDOM)
+            parts.append(Sentence("{0} is {1}, golden {2}", first.name, short_value(first.a), short_value(first.b)))
+            if more:
+                parts.append(Sentence("{0} more that matter", counted(len(more), "value")))
         if self.different:
             told = len(self.different), counted(n, "tensor"), self._beyond_weights()
             parts.append(Sentence("{0} of {1} differs{2}", *told) if n == 1 else Sentence("{0} of {1} differ{2}", *told))
         for side, names in (("A", self.only_in_a), ("B", self.only_in_b)):
             if names:
                 parts.append(Sentence("{0} only in {1}", counted(len(names), "tensor"), side))
-        if self.values_that_matter:
-            matter = counted(len(self.values_that_matter), "value")
-            one = len(self.values_that_matter) == 1
-            parts.append(Sentence("{0} that matters differs", matter) if one else Sentence("{0} that matter differ", matter))
         if self.unknown:
             parts.append(Sentence("{0} could not be compared whole", counted(len(self.unknown), "tensor")))
         return Sentence("different: {0}", joined(", ", parts)) + self._beside()
@@ -388,3 +392,9 @@ def counted(n: int, word: str) -> str:
     if word == "tensor":
         return Sentence("{0} tensor", n) if n == 1 else Sentence("{0} tensors", n)
     return f"{n} {word}" + ("" if n == 1 else "s")
+
+
+def short_value(value: object) -> str:
+    """A value as it fits into a line."""
+    shown = one_line(repr(value))
+    return shown if len(shown) <= _LONGEST_VALUE else shown[: _LONGEST_VALUE - 3] + "..."

@@ -31,14 +31,14 @@ def page(result: Result, only_different: bool = False, top: int | None = None) -
     count = len(result.different)
     parts: list[str] = [_tiles(result)]
     parts += section(_t("hints"), bullets(result.hints))
+    matter = [(v.name, repr(v.a), repr(v.b), v.why) for v in result.values_that_matter]
+    expected = [(v.name, repr(v.a), repr(v.b), v.why) for v in result.values if not v.matters]
+    parts += section(_t("values", len(matter), result.values_equal), _values(matter))
     parts += section(_t("map"), _map(result))
     title = _t("different_tensors", count) if top is None else _t("different_tensors_top", count, len(different))
     parts += section(title, _tensors(different[:MOST_ROWS]))
     for letter, names in (("a", result.only_in_a), ("b", result.only_in_b)):
         parts += section(_t(f"only_{letter}", len(names)), _list(names))
-    matter = [(v.name, repr(v.a), repr(v.b), v.why) for v in result.values_that_matter]
-    expected = [(v.name, repr(v.a), repr(v.b), v.why) for v in result.values if not v.matters]
-    parts += section(_t("values", len(matter), result.values_equal), _values(matter))
     parts += section(_t("values_expected", len(expected)), _folded(_values(expected)))
     parts += section(_t("unknown"), table(_head("tensor", "why"), [(t.name, t.note) for t in result.unknown], names={0}))
     for part in result.not_compared:
@@ -88,11 +88,13 @@ def _list(items: Sequence[str]) -> Html:
 
 
 def _values(rows: Iterable[Sequence[object]]) -> Html:
-    return table((_t("value"), "A", "B", _t("why")), rows, names={0})
+    return table((_t("value"), _t("side_a"), _t("side_b"), _t("why")), rows, names={0})
 
 
 def _sides(result: Result) -> Html:
-    rows = [(letter, s.path, s.format, s.tensors, size(s.nbytes), s.files) for letter, s in (("A", result.a), ("B", result.b))]
+    rows = [
+        (letter, s.path, s.format, s.tensors, size(s.nbytes), s.files) for letter, s in ((_t("side_a"), result.a), (_t("side_b"), result.b))
+    ]
     return table(_head("side", "path", "format", "tensors", "size", "files"), rows, numbers={3, 4, 5}, names={1})
 
 

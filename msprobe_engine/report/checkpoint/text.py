@@ -6,18 +6,19 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from msprobe_engine.core.log import one_line
-from msprobe_engine.find.checkpoint.result import Result, SideFacts, TensorResult, counted, ranked
+from msprobe_engine.find.checkpoint.result import Result, SideFacts, TensorResult, counted, ranked, short_value
 
 TOP = 20
 _NAMES, _FEW = 10, 3
-_NAME_WIDTH, _VALUE_WIDTH = 90, 60
+_NAME_WIDTH = 90
 
 
 def text(result: Result, top: int = TOP) -> str:
     """The report, lines of at most about 160 characters; `top`: how many of the tensors that differ are listed."""
     lines = [result.verdict()]
     lines += [f"  hint: {one_line(hint)}" for hint in result.hints]
-    lines += [_side("A", result.a), _side("B", result.b)]
+    lines += [_side("A, the run", result.a), _side("B, the golden one", result.b)]
+    lines += _values(result)
     different = result.different
     if different:
         shown = ranked(different, top)
@@ -26,11 +27,6 @@ def text(result: Result, top: int = TOP) -> str:
         lines += [f"  {one_line(t.name)}: {one_line(t.hint or t.note)}" for t in shown if t.hint or t.note]
         lines += _files(result)
     lines += _names("only in A", result.only_in_a) + _names("only in B", result.only_in_b)
-    if result.values:
-        expected = sum(not value.matters for value in result.values)
-        lines += ["", f"values: {_differ(len(result.values) - expected)}, {expected} more as expected, {result.values_equal} the same"]
-        lines += [f"  {one_line(v.name)}: {_value(v.a)} -> {_value(v.b)}" for v in result.values_that_matter[:TOP]]
-        lines += _more(len(result.values_that_matter), TOP)
     if result.unknown:
         lines += ["", "not compared whole:"]
         lines += [f"  {one_line(t.name)}: {one_line(t.note)}" for t in result.unknown[:_NAMES]] + _more(len(result.unknown))
@@ -54,6 +50,15 @@ def text(result: Result, top: int = TOP) -> str:
     resumed = f", {result.resumed} results taken over from a run that was not finished" if result.resumed else ""
     lines += ["", f"read {size(result.nbytes)} in {result.seconds:.1f} s ({size(int(speed))}/s){resumed}"]
     return "\n".join(lines)
+
+
+def _values(result: Result) -> list[str]:
+    if not result.values:
+        return []
+    expected = sum(not value.matters for value in result.values)
+    lines = ["", f"values: {_differ(len(result.values) - expected)}, {expected} more as expected, {result.values_equal} the same"]
+    lines += [f"  {one_line(v.name)}: {short_value(v.a)}, golden {short_value(v.b)}" for v in result.values_that_matter[:TOP]]
+    return lines + _more(len(result.values_that_matter), TOP)
 
 
 def size(nbytes: int) -> str:
@@ -129,11 +134,6 @@ def _differ(n: int) -> str:
 
 def _more(total: int, most: int = _NAMES) -> list[str]:
     return [f"  and {total - most} more"] if total > most else []
-
-
-def _value(value: object) -> str:
-    shown = one_line(repr(value))
-    return shown if len(shown) <= _VALUE_WIDTH else shown[: _VALUE_WIDTH - 3] + "..."
 
 
 def _summary(result: Result) -> list[str]:

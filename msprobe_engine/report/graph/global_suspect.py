@@ -63,16 +63,19 @@ class Suspects:
     problems: list[str] = field(default_factory=list)
 
 
-def of_two(jobs: Sequence[Job], what: str, mappings: Mappings, known: Mapping[Key, Comparison], problems: Sequence[str] = ()) -> Suspects:
+def of_two(
+    jobs: Sequence[Job], paths: tuple[str, str], mappings: Mappings, known: Mapping[Key, Comparison], problems: Sequence[str] = ()
+) -> Suspects:
     """Where two runs part.
 
     Args:
         jobs: pairs of dump files.
-        what: the two runs, for messages.
+        paths: of the two runs.
         mappings: names of the target on the golden side.
         known: comparisons that are in memory; the others are read and walked again.
         problems: what could not be read or compared before; the first line counts it.
     """
+    from msprobe_engine.find.config_and_checkpoint import add_settings
     from msprobe_engine.find.difference.origin import MISSING
     from msprobe_engine.find.run import compare_steps
 
@@ -105,7 +108,8 @@ def of_two(jobs: Sequence[Job], what: str, mappings: Mappings, known: Mapping[Ke
     found = Suspects()
     try:
         with collection_paused():
-            diagnosis = compare_steps(sorted({job.step for job in jobs}), read, what, begun=begun)
+            diagnosis = compare_steps(sorted({job.step for job in jobs}), read, " and ".join(paths), begun=begun)
+            add_settings(diagnosis, Path(paths[0]), Path(paths[1]))
     except (NothingCapturedError, DumpFormatError) as error:
         return Suspects("unknown", Sentence("Nothing could be compared"), problems=[Sentence("no first suspect: {0}", error)])
     diagnosis.problems = list(dict.fromkeys([*problems, *diagnosis.problems]))

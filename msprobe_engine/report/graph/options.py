@@ -60,7 +60,7 @@ class GraphOptions:
     """
 
     generation: str = NEW
-    formats: tuple[str, ...] = (HTML, DB)
+    formats: tuple[str, ...] = (HTML,)
     match: str = "structure"
     fuzzy: bool = False
     layer_mapping: Any = None

@@ -95,7 +95,7 @@ def _made(jobs: Sequence[Job], options: GraphOptions, store: _Store, progress: P
 def _suspects(jobs: Sequence[Job], parts: Sequence[Part], options: GraphOptions, store: _Store, result: Result) -> global_suspect.Suspects:
     if result.golden:
         mappings = Mappings(layer=options.layer_mapping if options.layer_mapping not in (None, True) else None)
-        found = global_suspect.of_two(jobs, f"{result.target} and {result.golden}", mappings, store.known(), result.problems)
+        found = global_suspect.of_two(jobs, (result.target, result.golden), mappings, store.known(), result.problems)
     else:
         found = global_suspect.of_one(jobs, {part.job.key for part in parts if part.nonfinite}, result.problems)
     store.forget_walks()

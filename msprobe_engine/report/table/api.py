@@ -172,6 +172,7 @@ def _fingerprint(sources: Sources, options: CompareOptions) -> str:
 
 def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result], options: CompareOptions) -> None:
     """Where the difference begins. Runs with other numbers of ranks are read whole: they may be cut differently."""
+    from msprobe_engine.find.config_and_checkpoint import add_settings
     from msprobe_engine.find.nonfinite.one_side import add_later_nonfinite, add_nonfinite_of_one_side
     from msprobe_engine.find.run import compare_steps
 
@@ -186,6 +187,8 @@ def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result]
         add_nonfinite_of_one_side(found.diagnosis, Path(found.target), Path(found.golden), options.steps, options.ranks)
         if all_of_it:
             add_later_nonfinite(found.diagnosis, Path(found.target), Path(found.golden))
+        if not options.compat:
+            add_settings(found.diagnosis, Path(found.target), Path(found.golden))
     except (NothingCapturedError, DumpFormatError) as error:
         if not found.all_problems:
             found.problems.append(f"no diagnosis: {error}")
