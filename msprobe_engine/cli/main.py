@@ -178,6 +178,7 @@ def sub_parser(name: str) -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     module.add_arguments(parser)
     add_json_answer(parser, name)
+    parser.accept_all_spellings()
     parser.set_defaults(run=module.run)
     return parser
 

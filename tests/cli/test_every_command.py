@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.cli.main import COMMANDS, GROUPS, all_commands, main
+from msprobe_engine.cli.main import COMMANDS, GROUPS, all_commands, main, sub_parser
 
 Capture = pytest.CaptureFixture[str]
 ALL = all_commands()
@@ -184,3 +184,34 @@ def test_a_real_interrupt_without_a_terminal(here: Path) -> None:
         child.send_signal(signal.SIGINT)
         assert child.stderr.read() == "msprobe show: interrupted\n"
         assert child.wait() == 130
+
+
+WRITES = {
+    "diagnose": "diagnosis.html",
+    "graph": "graph_*.html",
+    "nan_analyze": "anomaly_analyze_*.json",
+    "trends": "trends.html",
+}
+"""Commands that write about a run, and what."""
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_results_lie_in_the_directory_of_the_run(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A new directory each time, whose place is printed; nothing beside the run."""
+    for number in (1, 2):
+        assert ended(name, "run") == 1
+        (file,) = (here / "run" / "analysis" / f"{name}-{number}").glob(WRITES[name])
+        assert file.name in capsys.readouterr().out
+    assert sorted(path.name for path in here.iterdir()) == ["run"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_options_in_one_spelling(name: str) -> None:
+    """Every option is shown with hyphens and taken with underscores as well; -o has all the words that there have been for it."""
+    parser = sub_parser(name)
+    for action in parser._actions:
+        assert not [option for option in action.option_strings if option.startswith("--") and "_" in option]
+        for option in action.option_strings:
+            assert parser._option_string_actions[option[:2] + option[2:].replace("-", "_")] is action or not option.startswith("--")
+        if "-o" in action.option_strings:
+            assert {"--output", "--output-path", "--output_path", "--output-dir", "--output_dir"} <= parser._option_string_actions.keys()

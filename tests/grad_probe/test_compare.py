@@ -200,11 +200,11 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     b = write(tmp_path / "b", {0: {"w": [P] * 4, "odd\x1b": [P]}, 1: {"w": [P, P, N, N], "odd\x1b": [N]}})
     out = str(tmp_path / "out")
     assert main(["grad_probe", "compare", str(a), str(a), "-o", out, "--no-plots"]) == 0
-    assert "Nothing is suspect" in capsys.readouterr().out
+    assert "No gradient is suspect" in capsys.readouterr().out
     assert main(["grad_probe", "compare", str(a), str(b), "-o", out, "--no-plots"]) == 1
     text = capsys.readouterr().out
     assert "rank 0 step 1: w: similarity 0.5000, fell by 0.5000" in text
-    assert "The runs part in step 1: 2 parameters suspect there" in text
+    assert "First difference: step 1, gradient of " in text
     assert "\x1b" not in text
     assert not (tmp_path / "out/rank0/similarities_picture").exists()
     assert main(["grad_probe", "compare", str(a / "rank0"), str(b / "rank0"), "-o", str(tmp_path / "one"), "--no-plots"]) == 1
@@ -250,5 +250,5 @@ def test_nothing_is_suspect_only_of_what_was_compared(
     assert main(["grad_probe", "compare", *map(str, sides), "-o", str(tmp_path / "out"), "--no-plots"]) == code
     said = "".join(capsys.readouterr())
     assert phrase in said, said
-    assert "Nothing is suspect" in said
+    assert "No gradient is suspect" in said
     assert "Compared: ranks 1, steps 2" in said

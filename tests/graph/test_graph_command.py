@@ -251,9 +251,11 @@ def test_runs_of_one_second_have_names_of_their_own(tmp_path: Path) -> None:
 
 
 def test_formats_of_both_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """html and db; with the json of 8.1.1 html and a .vis per step and rank."""
+    """html, and db when it is asked for; with the json of 8.1.1 html and a .vis per step and rank."""
     target, golden = pair(tmp_path, ranks=1, wrong=3)
-    _say(capsys, "graph", target, golden, "-o", tmp_path / "a")
+    _say(capsys, "graph", target, golden, "-o", tmp_path / "page")
+    assert [path.suffix for path in (tmp_path / "page").iterdir()] == [".html"]
+    _say(capsys, "graph", target, golden, "-o", tmp_path / "a", "--format", "html,db")
     assert sorted(path.suffix for path in (tmp_path / "a").iterdir()) == [".db", ".html"]
     with sqlite3.connect(next((tmp_path / "a").glob("*.vis.db"))) as file:
         assert file.execute("select count(*) from tb_nodes where data_source = 'NPU'").fetchone() == (8,)

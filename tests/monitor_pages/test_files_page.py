@@ -88,7 +88,7 @@ def test_report() -> None:
     """The commands of docs/guide/report.md write the pages that they name, and each part of the table has that name on the page."""
     for words in commands(block("docs/guide/report.md", "bash", "# A run on one page")):
         assert main(words) == 0
-    page = Path("runs/a/report.html").read_text()
+    page = Path("runs/a/analysis/report-1/report.html").read_text()
     assert Path("page.html").is_file()
     for line in (ROOT / "docs/guide/report.md").read_text().splitlines():
         if line.startswith("| ") and not line.startswith(("| part", "| ---", "| Alerts at")):

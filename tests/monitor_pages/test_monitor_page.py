@@ -44,7 +44,7 @@ def test_torch_probe(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(analyze) == 1
     assert capsys.readouterr().out.startswith(block(PAGE, "text", TORCH))
     assert main(report) == 1  # the page shows alerts
-    assert Path("runs/a/report.html").is_file()
+    assert Path("runs/a/analysis/report-1/report.html").is_file()
     assert {alert["rule"] for alert in open_run("runs/a").alerts(0)} >= {"loss_not_finite", "nan_inf"}
 
 

@@ -43,5 +43,5 @@ def test_the_five_minutes(tmp_path: Path) -> None:
             )  # fmt: skip
             said = done.stdout.replace(f"{tmp_path}/", "")
             assert done.returncode == (1 if words[1] == "diagnose" else 0), (line, done.stdout, done.stderr)
-    for page in ("msprobe_diagnosis/diagnosis.html", "msprobe_output/latest/report.html"):
-        assert (tmp_path / page).is_file()
+    for page in ("diagnose-1/diagnosis.html", "report-1/report.html"):
+        assert list((tmp_path / "msprobe_output").glob(f"*/analysis/{page}"))

@@ -54,5 +54,5 @@ def test_commands(page: str) -> None:
             continue
         name = " ".join(words[:2]) if " ".join(words[:2]) in all_commands() else words[0]
         assert name in all_commands(), line
-        known = {option for action in sub_parser(name)._actions for option in action.option_strings}
+        known = set(sub_parser(name)._option_string_actions)
         assert {word for word in words if word.startswith("-") and word != "-"} <= known, line

@@ -430,7 +430,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "every step and rank is kept" in out
     assert "NaN: step 2, rank 0, layers.0.w (grad_reduced, reduced) (norm, min, max, mean, nans)" in out
     assert "only one of them is finite" in out
-    page = tmp_path / "a" / "trends.html"
+    page = tmp_path / "a" / "analysis" / "trends-1" / "trends.html"
     assert page.stat().st_mode & 0o777 == 0o640
     assert main(["trends", str(tmp_path / "a"), "--size", "0"]) == 2
     assert main(["trends", str(tmp_path / "none")]) == 2
@@ -446,9 +446,9 @@ def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     lines = [shlex.split(line, comments=True) for line in re.findall(r"^msprobe .*$", text, re.MULTILINE)]
     assert len(lines) == 4
     assert [main(words[1:]) for words in lines] == [0, 1, 1, 0]
-    assert Path("runs/a/trends.html").exists()
+    assert Path("runs/a/analysis/trends-1/trends.html").exists()
     assert main(["trends", "trend", "-o", "db.html"]) == 0
     out = capsys.readouterr().out
     assert "runs apart by more than 1e-06: 1, first:" in out
-    known = {option for action in sub_parser("trends")._actions for option in action.option_strings}
+    known = set(sub_parser("trends")._option_string_actions)
     assert set(re.findall(r"`(--[a-z_]+)", text)) <= known

@@ -187,7 +187,7 @@ def test_the_report_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     said = capsys.readouterr().out
     assert "1 alert of rule nan_inf" in said
     assert "rows from csv\n" in said
-    assert (tmp_path / "report.html").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "analysis" / "report-1" / "report.html").stat().st_mode & 0o777 == 0o640
     (tmp_path / "empty").mkdir()
     assert main(["monitor", "report", str(tmp_path / "empty")]) == 2
     assert main(["monitor", "report", str(tmp_path / "dump")]) == 2
@@ -199,7 +199,9 @@ def test_the_report_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     write(tmp_path, 0, {s: {f"layers.{i}.w": [1.0] for i in range(8)} for s in range(60)})
     assert main(["monitor", "report", str(tmp_path)]) == 0
     assert main(["trends", str(tmp_path), "--size", "0.001"]) == 0
-    assert (tmp_path / "report.html").read_bytes() == (tmp_path / "trends.html").read_bytes()
+    assert (tmp_path / "analysis" / "report-1" / "report.html").read_bytes() == (
+        tmp_path / "analysis" / "trends-1" / "trends.html"
+    ).read_bytes()
 
 
 SHOWN: dict[str, tuple[dict[str, Any], int]] = {

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from msprobe_engine.cli.options.outputs import RESULTS_OF_RUN
+
 if TYPE_CHECKING:
     from msprobe_engine.measure.options import CompareOptions
 
@@ -37,7 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     paths.add_argument("--rank", metavar="N,N-M", help="only these ranks")
     paths.add_argument("-m", "--mode", default="auto", help="auto: dumps of a training; other modes of 26.2.0 are not here")
     out = parser.add_argument_group("what comes out")
-    out.add_argument("-o", "--output_path", nargs="?", const="./output", default="./output", metavar="DIR", help="default: %(default)s")
+    out.add_argument(
+        "-o",
+        "--output_path",
+        nargs="?",
+        const="./output",
+        metavar="DIR",
+        help=f"default: {RESULTS_OF_RUN.format('compare')}, else ./output",
+    )
     out.add_argument("--csv", action="store_true", help="tables as csv (default with -tp)")
     out.add_argument("--xlsx", action="store_true", help="tables as xlsx (default with -i)")
     out.add_argument("--parquet", action="store_true", help="tables as parquet")
@@ -79,8 +88,9 @@ def run(args: argparse.Namespace) -> int:
     """Exit codes: see the epilog; errors are raised as `ProbeError`, which the entry point turns into 2."""
     from msprobe_engine.align.sources import from_json
     from msprobe_engine.cli.options.inputs import say_steps, warn_same_files
-    from msprobe_engine.cli.options.outputs import refuse_page_name
+    from msprobe_engine.cli.options.outputs import refuse_page_name, results_directory
 
+    given_run = args.target or ""
     if args.target and not (args.target_path or args.golden_path):
         args.target_path, args.golden_path, args.target = args.target, args.golden, None
     _check(args)
@@ -92,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
         target, golden, stack = given["npu_path"], given["bench_path"], given["stack_path"]
         log = log or given["is_print_compare_log"]
     warn_same_files(target, golden)
+    args.output_path = args.output_path or results_directory(given_run, "compare", "./output")
     if given.get("map_dict"):
         _rename(args, given["map_dict"], target)
     if args.diff_analyze:

@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o",
         "--output_path",
-        default="./msprobe_diagnosis",
         metavar="DIR",
-        help="where diagnosis.html and diagnosis.json go (default: %(default)s)",
+        help="where diagnosis.html and diagnosis.json go (default: RUN/analysis/diagnose-N of the output directory of a run, "
+        "else ./msprobe_diagnosis)",
     )
     parser.add_argument(
         "--calibration",
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     into 2."""
     from msprobe_engine.align.mapping.user_mapping import Mappings
     from msprobe_engine.cli.options.inputs import say_steps, warn_same_files
-    from msprobe_engine.cli.options.outputs import refuse_page_name
+    from msprobe_engine.cli.options.outputs import refuse_page_name, results_directory
     from msprobe_engine.core.errors import SinkError
     from msprobe_engine.core.log import printable
     from msprobe_engine.find.coverage import renames, two_frameworks
@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     mappings = Mappings(args.data_mapping, args.cell_mapping, args.api_mapping, args.layer_mapping)
     found = diagnose(args.target, args.golden, calibration=args.calibration, mappings=mappings, exact=args.exact)
     print(say_steps(found.text(), args.target, args.golden))
+    args.output_path = args.output_path or results_directory(args.target, "diagnose", "./msprobe_diagnosis")
     try:
         args.answer_file, page = found.write(args.output_path)
         names = renames.write(found, Path(args.output_path) / renames.FILE)

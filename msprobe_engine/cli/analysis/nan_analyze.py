@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 EPILOG = """\
 examples:
@@ -21,7 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_path", metavar="RUN", nargs="?", help="output directory of a run, dump root, step, or incident directory")
     parser.add_argument("-i", "--input_path", metavar="DIR", help="the same, as the existing tool has it")
     parser.add_argument(
-        "-o", "--output_path", default="./output", metavar="DIR", help="where anomaly_analyze_<time>.json goes (default: ./output)"
+        "-o",
+        "--output_path",
+        metavar="DIR",
+        help="where anomaly_analyze_<time>.json goes (default: RUN/analysis/nan_analyze-N of the output directory of a run, else ./output)",
     )
     parser.epilog = EPILOG
 
@@ -29,9 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 nothing found, 1 found, 3 nothing found in what could be read; errors are raised as `ProbeError`, which the entry point turns
     into 2."""
+    from msprobe_engine.cli.options.outputs import results_directory
     from msprobe_engine.core.errors import UsageError
     from msprobe_engine.core.log import printable
     from msprobe_engine.find.findings import NOTHING, Diagnosis
+    from msprobe_engine.find.nonfinite.report import write_json
     from msprobe_engine.find.nonfinite.whole_run import nan_analyze_run
 
     if bool(args.run_path) == bool(args.input_path):
@@ -40,14 +46,15 @@ def run(args: argparse.Namespace) -> int:
             if args.run_path
             else "give RUN: the output directory of a run, a dump, a step, or an incident directory"
         )
-    result = nan_analyze_run(args.run_path or args.input_path, args.output_path)
+    result = nan_analyze_run(args.run_path or args.input_path, None)
     if result.problems and not result.findings:
         print(Diagnosis(nothing=NOTHING, problems=result.problems).headline())
     print(printable(result.text))
     for problem in result.problems:
         print(printable(f"warning: {problem}"), file=sys.stderr)
-    if result.path is not None:
-        args.answer_file = result.path
+    if result.findings:
+        directory = args.output_path or results_directory(args.run_path or "", "nan_analyze", "./output")
+        result.path = args.answer_file = write_json(result.findings, Path(directory))
         print(printable(f"Details: {result.path.resolve()}"))
     if result.findings:
         return 1

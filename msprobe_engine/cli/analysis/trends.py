@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 examples:
-  msprobe trends runs/a                                  writes runs/a/trends.html
+  msprobe trends runs/a                                  writes runs/a/analysis/trends-1/trends.html
   msprobe trends runs/a runs/b -o ab.html                the second beside the first
   msprobe trends runs/a --metric grad_reduced --target layers.3. --rank 0-7
   msprobe trends trend/monitor_data.trend.db
@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The runs, the page, and what of them is wanted."""
     parser.add_argument("run_path", metavar="RUN", help="output directory of a run, what is in it, a dump, or a trend data base")
     parser.add_argument("other_path", metavar="RUN2", nargs="?", help="a second run, compared with the first")
-    parser.add_argument("-o", "--output", default="", metavar="PATH", help="the page, or a directory for it (default: RUN)")
+    parser.add_argument(
+        "-o", "--output", default="", metavar="PATH", help="the page, or a directory for it (default: RUN/analysis/trends-N)"
+    )
     parser.add_argument("--metric", action="append", default=[], metavar="TEXT", help="only metrics with this in their name; repeatable")
     parser.add_argument(
         "--statistic", action="append", default=[], metavar="TEXT", help="only statistics with this in their name; repeatable"
@@ -80,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 def place(run: str, output: str, name: str) -> Path:
     """Where the page is written: a name that ends in .html is the page, any other one a directory for it."""
-    from msprobe_engine.cli.options.outputs import is_page_name
+    from msprobe_engine.cli.options.outputs import is_page_name, results_directory
     from msprobe_engine.core.io.output_files import make_directory
 
     if is_page_name(output):
@@ -89,7 +91,8 @@ def place(run: str, output: str, name: str) -> Path:
         make_directory(Path(output), name)
         return Path(output) / name
     where = Path(run)
-    return (where if where.is_dir() else where.parent) / name
+    beside = where if where.is_dir() else where.parent
+    return Path(results_directory(run, name.removesuffix(".html"), str(beside))) / name
 
 
 def write(sources: list[Source], page: Path, *, size: float, shift: int = 0) -> int:

@@ -11,17 +11,17 @@ MOST = 20
 
 EPILOG = """\
 examples:
-  msprobe grad_probe compare run_a/grad run_b/grad -o out               all ranks both have
-  msprobe grad_probe compare run_a/grad/rank0 run_b/grad/rank0 -o out   one rank
-  msprobe grad_probe compare run_a/grad run_b/grad -o out --no-plots    numbers only
+  msprobe grad_probe compare run/grad golden/grad -o out               all ranks both have
+  msprobe grad_probe compare run/grad/rank0 golden/grad/rank0 -o out   one rank
+  msprobe grad_probe compare run/grad golden/grad -o out --no-plots    numbers only
 
 exit codes: 0 nothing is suspect, 1 something is, 2 no data or wrong usage, 3 nothing is suspect in what could be compared"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Two directories and where the result goes."""
-    parser.add_argument("first", metavar="A", help="dump_path of a run of task grad_probe, or one rank{R} directory in it")
-    parser.add_argument("second", metavar="B", help="the same of the other run")
+    parser.add_argument("first", metavar="RUN", help="dump_path of a run of task grad_probe, or one rank{R} directory in it")
+    parser.add_argument("second", metavar="GOLDEN", help="the same of a run that is right")
     parser.add_argument(
         "-o", "--output_path", default="./output", metavar="DIR", help="where rank{R}/similarities.csv goes (default: ./output)"
     )
@@ -44,17 +44,19 @@ def run(args: argparse.Namespace) -> int:
     one = is_rank_directory(first) and is_rank_directory(second)
     found = (compare_one if one else compare_runs)(first, second, output, plots=plots, progress=progress)
     suspects = found.suspects
+    if suspects:
+        at = min(s.step for s in suspects)
+        names = list(dict.fromkeys(s.parameter for s in suspects if s.step == at))
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        print(printable(f"First difference: step {at}, gradient of {names[0]}{more}"))
+    else:
+        print("No gradient is suspect")
     for suspect in suspects[:MOST]:
         where = f"step {suspect.step}" if suspect.rank is None else f"rank {suspect.rank} step {suspect.step}"
         print(printable(f"{where}: {suspect.parameter}: similarity {suspect.similarity:.4f}, {suspect.why}"))
     if len(suspects) > MOST:
         print(f"... and {len(suspects) - MOST} more in suspects.csv")
-    if suspects:
-        at = min(s.step for s in suspects)
-        names = len({s.parameter for s in suspects if s.step == at})
-        print(f"The runs part in step {at}: {names} parameter{'s' * (names > 1)} suspect there. Details: {output}")
-    else:
-        print(f"Nothing is suspect. Details: {output}")
+    print(f"Details: {output}")
     print(f"Compared: ranks {found.ranks}, steps {found.steps}, parameters {found.parameters}")
     for line in found.notes:
         print(printable(f"note: {line}"), file=sys.stderr)

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from msprobe_engine.cli.graphs.graph_flags import EXIT_CODES, add_shared, draw, formats_of
+from msprobe_engine.cli.options.outputs import RESULTS_OF_RUN
 
 EPILOG = f"""\
 examples:
@@ -24,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("golden", metavar="GOLDEN", nargs="?", help="a run that is right, of the same kind")
     parser.add_argument("-i", "--input_path", metavar="JSON", help="as 8.1.1: a json with npu_path and, to compare, bench_path")
-    parser.add_argument("-o", "--output_path", nargs="?", const="./output", default="./output", metavar="DIR", help="default: %(default)s")
+    parser.add_argument(
+        "-o", "--output_path", nargs="?", const="./output", metavar="DIR", help=f"default: {RESULTS_OF_RUN.format('graph')}, else ./output"
+    )
     parser.add_argument("-f", "-fm", "--fuzzy_match", action="store_true", help="match calls of functions without their numbers")
     parser.add_argument("-cs", "--complete_stack", action="store_true", help="whole call stacks in .vis; default: one line each")
     parser.add_argument("--rules", choices=("8.1.1", "26.2.0"), help="of matching and precision index; default: 8.1.1 with -i, else 26.2.0")
@@ -34,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit codes: see the epilog; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    from msprobe_engine.cli.options.outputs import results_directory
     from msprobe_engine.core.errors import UsageError
     from msprobe_engine.report.graph.options import NEW, OLD
 
@@ -45,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
         target, golden, log = given["npu_path"], given["bench_path"], given["is_print_compare_log"]
     if not target:
         raise UsageError("give RUN, or RUN and GOLDEN, or -i with a json that has npu_path")
+    args.output_path = args.output_path or results_directory(args.target or "", "graph", "./output")
     old = args.rules == OLD or (args.rules is None and bool(args.input_path))
     return draw(
         args,

@@ -7,7 +7,7 @@ import argparse
 
 EPILOG = """\
 examples:
-  msprobe monitor report runs/a                     writes runs/a/report.html
+  msprobe monitor report runs/a                     writes runs/a/analysis/report-1/report.html
   msprobe monitor report runs/a/monitor -o a.html
   msprobe monitor report runs/a --since Nov21_09-00-00
 
@@ -21,7 +21,9 @@ MEGABYTES = 8.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The run, the page, and a range of time."""
     parser.add_argument("run_path", metavar="RUN", help="output directory of a monitored run, or what is in it")
-    parser.add_argument("-o", "--output", default="", metavar="PATH", help="the page, or a directory for it (default: RUN)")
+    parser.add_argument(
+        "-o", "--output", default="", metavar="PATH", help="the page, or a directory for it (default: RUN/analysis/report-N)"
+    )
     parser.add_argument("--since", metavar="STAMP", help="only directories from this time stamp on (MonDD_HH-MM-SS)")
     parser.add_argument("--until", metavar="STAMP", help="only directories up to this time stamp")
     parser.epilog = EPILOG

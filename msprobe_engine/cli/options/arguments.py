@@ -7,6 +7,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+_OUTPUTS = ("--output", "--output-path", "--output_path", "--output-dir", "--output_dir")
+
 
 class Parser(argparse.ArgumentParser):
     """As argparse has it, but for what it says of unknown options, and positional arguments may stand on both sides of options."""
@@ -36,9 +38,19 @@ class Parser(argparse.ArgumentParser):
         """
         super().error(message + (self._meant(self._given) if "are required" in message else ""))
 
+    def accept_all_spellings(self) -> None:
+        """Show every option with hyphens, and take it with underscores as well, as the existing tool writes them; what ``-o`` names may be
+        called by any of the words that commands have had for it. To be asked when all options are defined."""
+        for action in self._actions:
+            shown = list(dict.fromkeys(_hyphens(option) for option in action.option_strings))
+            outputs = _OUTPUTS if "-o" in shown else ()
+            for option in (*shown, *(_underscores(option) for option in shown), *outputs):
+                self._option_string_actions.setdefault(option, action)
+            action.option_strings = shown
+
     def _meant(self, words: Iterable[str]) -> str:
         """``; did you mean '--calibration' in place of '--calibraton'?`` for every option among `words` that is near a known one."""
-        known = [option for action in self._actions for option in action.option_strings]
+        known = list(self._option_string_actions)
         hints = []
         for word in words:
             if word == "--":
@@ -49,6 +61,14 @@ class Parser(argparse.ArgumentParser):
                 meant = next(name for name in known if _plain(name) == near[0])
                 hints.append(f"'{meant}' in place of '{option}'")
         return f"; did you mean {' and '.join(hints)}?" if hints else ""
+
+
+def _hyphens(option: str) -> str:
+    return f"--{option[2:].replace('_', '-')}" if option.startswith("--") else option
+
+
+def _underscores(option: str) -> str:
+    return f"--{option[2:].replace('-', '_')}" if option.startswith("--") else option
 
 
 def _is_option(word: str) -> bool:

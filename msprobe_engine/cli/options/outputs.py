@@ -1,14 +1,23 @@
-"""Where commands write to: never over what they read, nor one report over another."""
+"""Where commands write to: never over what they read, nor one report over another; of a run's directory in its own ``analysis``."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.log import one_line
 
+RESULTS = "analysis"
+"""Directory of a run for what commands write about it."""
+RESULTS_OF_RUN = "RUN/analysis/{0}-N of the output directory of a run"
+"""For the help of commands."""
+_MOST_RESULTS = 100_000
+_OF_RUN = ("dump", "monitor", "incidents", "config_check_pack.zip", "run.json")
+"""What the output directory of a run holds, at least one of it."""
 _OWN = "ckpt_diff."
 """How the reports that ``-o`` names begin; they may lie in a checkpoint's directory and be written again."""
 
@@ -73,3 +82,24 @@ def _same(one: str, other: str) -> bool:
         return os.path.samefile(one, other)
     except OSError:
         return False
+
+
+def results_directory(run: str, command: str, otherwise: str) -> str:
+    """A new directory ``RUN/analysis/<command>-<n>`` for what a command writes about a run, made now.
+
+    Args:
+        run: path that was given; where it is not the output directory of a run, or cannot be written, the answer is `otherwise`.
+    """
+    place = Path(run)
+    try:
+        if not place.is_dir() or not any((place / name).exists() for name in _OF_RUN):
+            return otherwise
+        make_directories(os.fspath(place / RESULTS))
+        for number in range(1, _MOST_RESULTS):
+            with contextlib.suppress(FileExistsError):
+                found = place / RESULTS / f"{command}-{number}"
+                found.mkdir(mode=0o750)
+                return os.fspath(found)
+    except OSError:
+        pass
+    return otherwise

@@ -157,6 +157,7 @@ def _collect(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
+    from msprobe_engine.cli.options.outputs import results_directory
     from msprobe_engine.formats.pack.kind import is_pack, pack_of
 
     bench, cmp = map(pack_of, args.compare)
@@ -164,7 +165,8 @@ def _compare(args: argparse.Namespace) -> int:
         return _checkpoints(args)
     from msprobe_engine.find.config.packs import compare_packs
 
-    return _report(args, compare_packs(bench, cmp), args.output or RESULT)
+    output = args.output or results_directory(args.target or "", "config_check", RESULT)
+    return _report(args, compare_packs(bench, cmp), output)
 
 
 def _verify(args: argparse.Namespace) -> int:
