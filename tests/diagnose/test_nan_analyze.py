@@ -47,7 +47,8 @@ def test_first_bad_step_wins(tmp_path: Path, rank_dump: Any) -> None:
         bad_step(rank_dump, tmp_path / "dump", step, faulty)
     result = nan_analyze(tmp_path / "dump", tmp_path / "out")
     assert result.steps == [2, 10]
-    assert result.text.splitlines()[0] == "First NaN: model.py:42 forward (step 10, rank 1, forward, module decoder.layers.0.mlp, operator gelu)"
+    place = "step 10, rank 1, forward, module decoder.layers.0.mlp, operator gelu"
+    assert result.text.splitlines()[0] == f"First NaN: model.py:42 forward ({place})"
     assert "File /job/model.py, line 42" in result.text
     assert result.path is not None
     assert result.path.stat().st_mode & 0o777 == 0o640

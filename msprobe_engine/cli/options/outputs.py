@@ -88,11 +88,11 @@ def results_directory(run: str, command: str, otherwise: str) -> str:
     """A new directory ``RUN/analysis/<command>-<n>`` for what a command writes about a run, made now.
 
     Args:
-        run: path that was given; where it is not the output directory of a run, or cannot be written, the answer is `otherwise`.
+        run: path that was given, "": none; where it is not the output directory of a run, or cannot be written, the answer is `otherwise`.
     """
     place = Path(run)
     try:
-        if not place.is_dir() or not any((place / name).exists() for name in _OF_RUN):
+        if not run or not place.is_dir() or not any((place / name).exists() for name in _OF_RUN):
             return otherwise
         make_directories(os.fspath(place / RESULTS))
         for number in range(1, _MOST_RESULTS):

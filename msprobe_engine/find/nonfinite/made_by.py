@@ -88,12 +88,14 @@ def _operand(side: DumpTable, op: int, row: int) -> _Operand | None:
     place = side.name[row].removeprefix(side.ops[op]).lstrip(".")
     value = side.values.get(row)
     if row in side.values:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return _Operand(place, "", (), float(value), float(value)) if number else None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        return _Operand(place, "", (), float(value), float(value))
     most, least = side.stats_of(row)[:2]
     shape = side.shape[row]
-    known = isinstance(most, (int, float)) and isinstance(least, (int, float))
-    ends = (float(least), float(most)) if known else (math.nan, math.nan)
+    ends = math.nan, math.nan
+    if isinstance(most, (int, float)) and isinstance(least, (int, float)):
+        ends = float(least), float(most)
     return _Operand(place, str(side.dtype[row]), tuple(shape) if isinstance(shape, list) else (), *ends)
 
 

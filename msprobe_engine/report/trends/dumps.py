@@ -132,8 +132,8 @@ class DumpSource:
         All ranks of the step are read for it, once; None: none can be read."""
         if step not in self._searched:
             traces, _ = load_step(self._dump, step)
-            verdict = analyse(traces) if traces else None
-            self._searched[step] = verdict and {one.rank: one.call.name for one in reversed(verdict.suspects)}
+            suspects = analyse(traces).suspects if traces else []
+            self._searched[step] = {one.rank: one.call.name for one in reversed(suspects)} if traces else None
         return self._searched[step]
 
 
