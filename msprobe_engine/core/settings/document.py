@@ -100,13 +100,18 @@ def _section(cls: type[Any], path: str, summary: str, shown: dict[tuple[str, ...
     for key in keys:
         name = f"{path}.{key.name}" if path else key.name
         if key.section is None:
-            rows.append(f"* `{key.name}` ({_default(key)}): {_escape(key.help)}{_values(key, name, shown)}\n")
+            rows.append(f"* `{key.name}` ({_default(key)}): {_escape(_help(key))}{_values(key, name, shown)}\n")
     out = [f"\n## {f'`{path}`' if path else 'The root'}\n\n{summary}{''.join(rows)}"]
     for key in keys:
         if key.section is not None:
             name = f"{path}.{key.name}" if path else key.name
             out += _section(key.section, f"{name}[]" if key.many else name, _summary(key), shown)
     return out
+
+
+def _help(key: Key) -> str:
+    """The help without what the page says once of all lists of steps and ranks."""
+    return key.help.partition(", [] is all")[0] if key.ranges else key.help
 
 
 def _values(key: Key, name: str, shown: dict[tuple[str, ...], str]) -> str:
