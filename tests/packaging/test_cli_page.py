@@ -69,7 +69,7 @@ def page() -> str:
             said = said[:1].upper() + said[1:].partition(". ")[0]  # `msprobe help` has the rest
             also = f" Also called {', '.join(other_names[name])}." if other_names[name] else ""
             shared: dict[str, list[str]] = {}
-            own = []
+            own: list[str] = []
             for option in _options(name):
                 place = first_of.setdefault(option, name)
                 (own if place == name else shared.setdefault(place, [])).append(option)
