@@ -24,7 +24,7 @@ from msprobe_engine.formats.dump.writing.tensors import TensorStore
 from msprobe_engine.formats.tensors.reader import TensorFiles, not_saved
 from msprobe_engine.formats.tensors.saved_file import numpy_of
 from msprobe_integrations.mindspore.backend import MindSporeBackend
-from msprobe_integrations.mindspore.dump.keep import SUFFIX, Keeper, template
+from msprobe_integrations.mindspore.dump.keep import Keeper
 from msprobe_integrations.mindspore.tensors import npy
 from msprobe_integrations.mindspore.tensors.dtypes import KERNEL
 
@@ -43,7 +43,9 @@ class Run:
         self.lost: dict[str, int] = {}
         self.backend = MindSporeBackend()
         self.faults = Faults(strict=True)
-        self.store = TensorStore(Options(saves=saves, suffix=SUFFIX), template, self.faults, packed=form == "packed", **options)
+        self.store = TensorStore(
+            Options(saves=saves, suffix=Keeper.suffix), Keeper.template, self.faults, packed=form == "packed", **options
+        )
         self.keeper = Keeper(self.backend, self.store, self.faults, self._lose)
         self.entries: list[Entry] = []
         self.store.begin_step(0, str(root))

@@ -35,6 +35,12 @@ _log = get_logger()
 Front = Callable[[Sink, DumpSink, "TensorStore | None", Callable[[], "int | None"]], Sink]
 
 
+def sink_of(dump: DumpSettings, root: Path, framework: str, rank: int | None, tensors: TensorStore | None) -> DumpSink:
+    """What writes the files that a dump asks for."""
+    options = {key: getattr(dump, key) for key in ("task", "level", "extra_info", "data_mode", "summary_mode")}
+    return DumpSink(root, framework=framework, rank=rank, selection=selection(dump), tensors=tensors, **options)
+
+
 class DumpFiles:
     """The way from finished steps to files.
 
@@ -90,18 +96,7 @@ class DumpFiles:
         if rank is not None:
             set_rank(rank)
         self.root = self.claim(self.dump, self._given)
-        self.sink = DumpSink(
-            self.root,
-            task=self.dump.task,
-            level=self.dump.level,
-            framework=self.backend.framework,
-            extra_info=self.dump.extra_info,
-            rank=rank,
-            data_mode=self.dump.data_mode,
-            summary_mode=self.dump.summary_mode,
-            selection=selection(self.dump),
-            tensors=self.tensors,
-        )
+        self.sink = sink_of(self.dump, self.root, self.backend.framework, rank, self.tensors)
         self._rank = rank
         sink: Sink = ReportedSink(self.sink, self._wrote)
         if self._front is not None:

@@ -6,19 +6,27 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from msprobe_engine.core import redaction
 from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.records import Entry, TensorRef
+from msprobe_engine.core.settings.schema import DumpSettings
+from msprobe_engine.formats.dump.writing.loose_files import Template
 from msprobe_engine.formats.dump.writing.step_files import StepFiles
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
+from msprobe_engine.probe.pipeline import Pipeline
+from msprobe_engine.probe.writer import Writer
+from msprobe_integrations.common.dump.tensor_files import build_store
 
 NO_DIRECTORY = "tensors of a step whose directory cannot be made"
 _GIL_BYTES = 64 << 10  # a smaller copy takes less time than another thread that is let in
 _copy_large = ctypes.memmove  # lets other threads run meanwhile
 _copy = ctypes.PyDLL(None).memmove
 _copy.argtypes, _copy.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
+
+
+K = TypeVar("K", bound="BaseKeeper")
 
 
 class BaseKeeper(ABC):
@@ -29,6 +37,36 @@ class BaseKeeper(ABC):
         faults: isolation of failures.
         lose: counts what could not be saved.
     """
+
+    suffix: ClassVar[str] = ".pt"
+    """Of the files."""
+
+    @classmethod
+    def of_dump(
+        cls: type[K],
+        dump: DumpSettings,
+        backend: Any,
+        pipeline: Pipeline,
+        writer: Writer,
+        faults: Faults,
+        before: K | None = None,
+        **more: Any,
+    ) -> K | None:
+        """What saves tensors as `dump` asks for; None when it does not.
+
+        Args:
+            before: what the same run used until now, see `build_store`.
+            more: of the framework's keeper.
+        """
+        store = build_store(dump, cls.template, faults, writer.lose, None if before is None else before.store, suffix=cls.suffix)
+        make: Any = cls
+        keeper: K | None = None if store is None else make(backend, store, faults, pipeline.lose, **more)
+        return keeper
+
+    @staticmethod
+    @abstractmethod
+    def template(dtype: str, shape: tuple[int, ...]) -> Template:
+        """What files of such tensors are made with, see `TensorStore`."""
 
     def __init__(self, store: TensorStore, faults: Faults, lose: Callable[[str], None]) -> None:
         self.store = store

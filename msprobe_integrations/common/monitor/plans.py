@@ -9,13 +9,14 @@ from typing import Any
 from msprobe_engine.core import log
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import DumpSettings
-from msprobe_engine.core.settings.selection import selection, written_by_each
+from msprobe_engine.core.settings.selection import written_by_each
 from msprobe_engine.core.window import Window
 from msprobe_engine.formats.dump import world
 from msprobe_engine.probe.session import Session
 from msprobe_engine.probe.sinks.dump import crash_safe
 from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 from msprobe_engine.probe.sinks.select import SelectSink
+from msprobe_integrations.common.dump.files import sink_of
 from msprobe_integrations.common.statistics.wanted import CHECKSUMS
 from msprobe_integrations.common.statistics.wants import Wants
 
@@ -189,12 +190,11 @@ class Plans:
         rank = self._session.rank
         if dump is None and rank is None:
             rank = 0  # an incident directory has ranks, also in a run of one process
-        options: dict[str, Any] = {}
+        framework = self._session.backend.framework
         if dump is not None:
-            options = {name: getattr(dump, name) for name in ("task", "extra_info", "data_mode", "summary_mode")}
-            options["selection"] = selection(dump)
-            options["tensors"] = self._keeper.store if self._keeper is not None else None
-        sink = DumpSink(root, level=level, framework=self._session.backend.framework, rank=rank, **options)
+            sink = sink_of(dump, root, framework, rank, self._keeper.store if self._keeper is not None else None)
+        else:
+            sink = DumpSink(root, level=level, framework=framework, rank=rank)
         if dump is not None and written_by_each(dump):
             sink.tell_world(world.of_process(rank, self._backend.world_size(), dump.rank))
         if not self._sinks:

@@ -23,13 +23,15 @@ from msprobe_integrations.common.dump.keep import NO_DIRECTORY, BaseKeeper
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.tensors.memory import Memory, memory_of
 
-SUFFIX = ".npy"
-template = NpyTemplate
-"""What `msprobe_engine.formats.dump.writing.tensors.TensorStore` asks for templates."""
-
 
 class Keeper(BaseKeeper):
     """See `BaseKeeper`; `backend` takes the statistics."""
+
+    suffix = ".npy"
+
+    @staticmethod
+    def template(dtype: str, shape: tuple[int, ...]) -> NpyTemplate:
+        return NpyTemplate(dtype, shape)
 
     def __init__(self, backend: MindSporeBackend, store: TensorStore, faults: Faults, lose: Callable[[str], None]) -> None:
         super().__init__(store, faults, lose)

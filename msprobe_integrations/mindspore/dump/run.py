@@ -21,7 +21,6 @@ from msprobe_integrations.mindspore.capture.captures import Captures
 from msprobe_integrations.mindspore.dump.checks import CELLS
 from msprobe_integrations.mindspore.dump.keep import Keeper
 from msprobe_integrations.mindspore.dump.saved import MindSporeSavedVariables
-from msprobe_integrations.mindspore.dump.tensor_files import build_keeper
 from msprobe_integrations.mindspore.graph.kernel_dump import KernelCapture
 from msprobe_integrations.mindspore.hooks import eager as hooks
 from msprobe_integrations.mindspore.op_tools.free_benchmark.run import FreeBenchmark
@@ -55,7 +54,7 @@ class MindSporeDumpRun(DumpRun):
         if dump.level == "L2":  # MindSpore writes the tensors itself, and dump.json has statistics
             self.files.dump = replace(dump, task="statistics")
             return None
-        return build_keeper(dump, self.backend, self.pipeline, self.files.writer, self.faults, before)
+        return Keeper.of_dump(dump, self.backend, self.pipeline, self.files.writer, self.faults, before)
 
     def make_capture(self, dump: DumpSettings) -> Captures | KernelCapture:
         if dump.level == "L2":

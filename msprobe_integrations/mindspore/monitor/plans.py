@@ -9,7 +9,6 @@ from msprobe_integrations.common.monitor import plans
 from msprobe_integrations.mindspore.capture.captures import Captures
 from msprobe_integrations.mindspore.capture.level import Capture
 from msprobe_integrations.mindspore.dump.keep import Keeper
-from msprobe_integrations.mindspore.dump.tensor_files import build_keeper
 
 
 class Plans(plans.Plans):
@@ -21,5 +20,5 @@ class Plans(plans.Plans):
 
     def _make_dump(self, dump: DumpSettings) -> tuple[Captures, Keeper | None]:
         session = self._session
-        keeper = build_keeper(dump, self._backend, session.pipeline, session.writer, session.faults)
+        keeper = Keeper.of_dump(dump, self._backend, session.pipeline, session.writer, session.faults)
         return Captures(session.pipeline, dump, keeper), keeper

@@ -12,8 +12,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.process.garbage_collection import StepCollection
 from msprobe_engine.core.records import Entry
+from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_engine.probe.pipeline import Pipeline
-from msprobe_integrations.common.capture.filters import RecordFilter
+from msprobe_integrations.common.capture.filters import RecordFilter, record_filter
 from msprobe_integrations.torch.capture.api import ApiCapture
 from msprobe_integrations.torch.capture.closures import around_closure
 from msprobe_integrations.torch.capture.modules import ModuleCapture, ModuleInfo
@@ -22,6 +23,7 @@ from msprobe_integrations.torch.capture.recorder import Recorder
 from msprobe_integrations.torch.dump.keep import Keeper
 from msprobe_integrations.torch.hooks import nodes as node_hooks
 from msprobe_integrations.torch.hooks.compiled import CompiledCode
+from msprobe_integrations.torch.hooks.graph_tasks import current_graph_task
 from msprobe_integrations.torch.hooks.graphed import graphed_modules
 from msprobe_integrations.torch.parameters import placements
 from msprobe_integrations.torch.tensors.raw import scratch_buffers
@@ -74,6 +76,12 @@ class Capture:
         self._optimizer_calls = optimizer_calls
         self._in_optimizer = False
         self._record_collectives = level != "L0" if record_collectives is None else record_collectives
+
+    @classmethod
+    def of_dump(cls, pipeline: Pipeline, dump: DumpSettings, slices: Slices | None, keeper: Keeper | None) -> Capture:
+        """What sees the calls that a dump asks for."""
+        kept = record_filter(dump, current_graph_task)
+        return cls(pipeline, dump.level, stacks=dump.extra_info, data_mode=dump.data_mode, kept=kept, slices=slices, keeper=keeper)
 
     def attach(self, models: nn.Module | Sequence[nn.Module], anew: bool = False) -> None:
         """Name the modules of the model (or of a list of models); `anew`: see `ModuleCapture.attach`."""

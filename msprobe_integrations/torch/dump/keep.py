@@ -40,8 +40,15 @@ _PIECE = 1 << 25
 """Bytes of a strided tensor that are made contiguous at a time on a device."""
 
 
+def template(dtype: str, shape: tuple[int, ...]) -> PtTemplate:
+    """Makes files as ``torch.save`` writes them."""
+    return PtTemplate(sample(dtype, shape))
+
+
 class Keeper(BaseKeeper):
     """See `BaseKeeper`; `backend` takes the statistics, and `slices` cuts before anything is taken of a tensor."""
+
+    template = staticmethod(template)
 
     def __init__(
         self, backend: TorchBackend, store: TensorStore, faults: Faults, lose: Callable[[str], None], slices: Slices | None = None
@@ -164,11 +171,6 @@ def _pinned(nbytes: int) -> tuple[memoryview, int, object]:
     with quiet(), torch.inference_mode(False):
         memory = host_memory((nbytes,), torch.uint8)
     return memory.numpy().data, memory.data_ptr(), memory
-
-
-def template(dtype: str, shape: tuple[int, ...]) -> PtTemplate:
-    """Makes files as ``torch.save`` writes them."""
-    return PtTemplate(sample(dtype, shape))
 
 
 def sample(dtype: str, shape: tuple[int, ...]) -> Sample:

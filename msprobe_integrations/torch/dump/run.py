@@ -11,7 +11,6 @@ import torch
 from msprobe_engine.core.records import Entry, TensorRef
 from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_integrations.common.capture.custom_api import CustomApis
-from msprobe_integrations.common.capture.filters import record_filter
 from msprobe_integrations.common.dump.extras import Extra
 from msprobe_integrations.common.dump.focus import Focus
 from msprobe_integrations.common.dump.run import DumpRun
@@ -24,8 +23,6 @@ from msprobe_integrations.torch.dump.checks import MODELS
 from msprobe_integrations.torch.dump.extras import parts_of
 from msprobe_integrations.torch.dump.keep import Keeper
 from msprobe_integrations.torch.dump.saved import TorchSavedVariables
-from msprobe_integrations.torch.dump.tensor_files import build_keeper
-from msprobe_integrations.torch.hooks.graph_tasks import current_graph_task
 from msprobe_integrations.torch.hooks.modules import OwnHook
 from msprobe_integrations.torch.randomness.perturb import perturb
 from msprobe_integrations.torch.tensors.slices import Slices
@@ -50,18 +47,10 @@ class TorchDumpRun(DumpRun):
         return TorchBackend()
 
     def make_keeper(self, dump: DumpSettings, before: Any) -> Keeper | None:
-        return build_keeper(dump, self.backend, self.pipeline, self.files.writer, self.faults, self.slices, before)
+        return Keeper.of_dump(dump, self.backend, self.pipeline, self.files.writer, self.faults, before, slices=self.slices)
 
     def make_capture(self, dump: DumpSettings) -> Capture:
-        return Capture(
-            self.pipeline,
-            dump.level,
-            stacks=dump.extra_info,
-            data_mode=dump.data_mode,
-            kept=record_filter(dump, current_graph_task),
-            slices=self.slices,
-            keeper=self.keeper,
-        )
+        return Capture.of_dump(self.pipeline, dump, self.slices, self.keeper)
 
     def make_focus(self) -> Focus:
         assert self.capture is not None
