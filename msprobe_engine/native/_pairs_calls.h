@@ -1,26 +1,14 @@
 /* The Python side of _pairs.h; included by _rowstats.c once. */
 
-/* Nonzero and an error set when the address or the count of a call cannot be right. */
-static int bad_memory(const char *name, const void *p, const void *out, Py_ssize_t n) {
-    if (out != NULL && n >= 0 && (p != NULL || n == 0)) return 0;
-    PyErr_Format(PyExc_ValueError, "_rowstats.%s: null pointer or negative size", name);
-    return 1;
-}
-
 static int no_pair_type(long code) {
     if (code == F32 || code == F64 || code == F16 || code == BF16) return 0;
     PyErr_Format(PyExc_ValueError, "_rowstats.reduce_pair: dtype code %ld; allowed are float32, float64, float16 and bfloat16", code);
     return 1;
 }
 
-/* reduce_pair(op, a, code_a, b, code_b, numel, out_ptr, want, c0, c1, c2) */
 static PyObject *py_reduce_pair(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     (void)self;
-    if (nargs != 11) {
-        PyErr_Format(PyExc_TypeError,
-                     "_rowstats.reduce_pair takes 11 arguments (op, a, code_a, b, code_b, numel, out_ptr, want, c0, c1, c2), got %zd", nargs);
-        return NULL;
-    }
+    if (wrong_count(nargs, 11, "reduce_pair(op, a, code_a, b, code_b, numel, out_ptr, want, c0, c1, c2)")) return NULL;
     long op = PyLong_AsLong(args[0]);
     const void *a = PyLong_AsVoidPtr(args[1]);
     long code_a = PyLong_AsLong(args[2]);
@@ -39,12 +27,7 @@ static PyObject *py_reduce_pair(PyObject *self, PyObject *const *args, Py_ssize_
     }
     Acc acc;
     acc_init(&acc);
-    if ((size_t)n * (ITEM[code_a] + ITEM[code_b]) > GIL_BYTES) {
-        Py_BEGIN_ALLOW_THREADS
-        pair(&x, &acc, want);
-        Py_END_ALLOW_THREADS
-    } else
-        pair(&x, &acc, want);
+    UNLOCKED((size_t)n * (ITEM[code_a] + ITEM[code_b]), pair(&x, &acc, want));
     write_row(row, n, F32, &acc, want);
     Py_RETURN_NONE;
 }
@@ -52,10 +35,7 @@ static PyObject *py_reduce_pair(PyObject *self, PyObject *const *args, Py_ssize_
 /* histogram(ptr, shape, strides, dtype_code, kind, out_ptr): adds to 64 int64 counters */
 static PyObject *py_histogram(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     (void)self;
-    if (nargs != 6) {
-        PyErr_Format(PyExc_TypeError, "_rowstats.histogram takes 6 arguments (ptr, shape, strides, dtype_code, kind, out_ptr), got %zd", nargs);
-        return NULL;
-    }
+    if (wrong_count(nargs, 6, "histogram(ptr, shape, strides, dtype_code, kind, out_ptr)")) return NULL;
     Layout l;
     int64_t n = 0;
     const uint8_t *p = PyLong_AsVoidPtr(args[0]);
@@ -69,12 +49,7 @@ static PyObject *py_histogram(PyObject *self, PyObject *const *args, Py_ssize_t 
     }
     Histogram h;
     memset(&h, 0, sizeof h);
-    if ((size_t)n * ITEM[code] > GIL_BYTES) {
-        Py_BEGIN_ALLOW_THREADS
-        run_strided(histogram, p, &l, (int)code, &h.acc, (int)kind, 0);
-        Py_END_ALLOW_THREADS
-    } else if (n > 0)
-        run_strided(histogram, p, &l, (int)code, &h.acc, (int)kind, 0);
+    if (n > 0) UNLOCKED((size_t)n * ITEM[code], run_strided(histogram, p, &l, (int)code, &h.acc, (int)kind, 0));
     for (int k = 0; k < NO_BIN; k++) out[k] += h.count[0][k] + h.count[1][k] + h.count[2][k] + h.count[3][k];
     Py_RETURN_NONE;
 }
@@ -82,10 +57,7 @@ static PyObject *py_histogram(PyObject *self, PyObject *const *args, Py_ssize_t 
 /* set_limit(slot, limit): what BELOW is counted with when `want` names the slot. */
 static PyObject *py_set_limit(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     (void)self;
-    if (nargs != 2) {
-        PyErr_Format(PyExc_TypeError, "_rowstats.set_limit takes 2 arguments (slot, limit), got %zd", nargs);
-        return NULL;
-    }
+    if (wrong_count(nargs, 2, "set_limit(slot, limit)")) return NULL;
     long slot = PyLong_AsLong(args[0]);
     double limit = PyFloat_AsDouble(args[1]);
     if (PyErr_Occurred()) return NULL;

@@ -278,38 +278,50 @@ static void write_row(int64_t *row, int64_t n, int code, const Acc *a, int want)
     }
 }
 
+/* Nonzero and an error set when a call has another number of arguments than its signature says. */
+static int wrong_count(Py_ssize_t nargs, int count, const char *signature) {
+    if (nargs == count) return 0;
+    PyErr_Format(PyExc_TypeError, "_rowstats.%s takes %d arguments, got %zd", signature, count, nargs);
+    return 1;
+}
+
+/* Nonzero and an error set when the address or the count of a call cannot be right; `out` is anything where nothing is written. */
+static int bad_memory(const char *name, const void *p, const void *out, Py_ssize_t n) {
+    if (out != NULL && n >= 0 && (p != NULL || n == 0)) return 0;
+    PyErr_Format(PyExc_ValueError, "_rowstats.%s: null pointer or negative size", name);
+    return 1;
+}
+
+/* What takes long lets other threads run meanwhile. */
+#define UNLOCKED(bytes, call)                                                                    \
+    do {                                                                                         \
+        if ((size_t)(bytes) > GIL_BYTES) {                                                       \
+            Py_BEGIN_ALLOW_THREADS                                                               \
+            call;                                                                                \
+            Py_END_ALLOW_THREADS                                                                 \
+        } else                                                                                   \
+            call;                                                                                \
+    } while (0)
+
 static int bad_code(long code) {
     if (code >= 0 && code < CODES) return 0;
     PyErr_Format(PyExc_ValueError, "_rowstats: dtype code %ld is unknown; allowed are 0 to %d", code, CODES - 1);
     return 1;
 }
 
-/* reduce(ptr, numel, dtype_code, out_ptr, want, index0) */
 static PyObject *py_reduce(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     (void)self;
-    if (nargs != 6) {
-        PyErr_Format(PyExc_TypeError, "_rowstats.reduce takes 6 arguments (ptr, numel, dtype_code, out_ptr, want, index0), got %zd", nargs);
-        return NULL;
-    }
+    if (wrong_count(nargs, 6, "reduce(ptr, numel, dtype_code, out_ptr, want, index0)")) return NULL;
     const uint8_t *p = PyLong_AsVoidPtr(args[0]);
     Py_ssize_t n = PyLong_AsSsize_t(args[1]);
     long code = PyLong_AsLong(args[2]);
     int64_t *row = PyLong_AsVoidPtr(args[3]);
     int want = (int)PyLong_AsLong(args[4]) & WANT_ANY;
     uint64_t index0 = PyLong_AsUnsignedLongLong(args[5]);
-    if (PyErr_Occurred() || bad_code(code)) return NULL;
-    if (row == NULL || n < 0 || (p == NULL && n > 0)) {
-        PyErr_SetString(PyExc_ValueError, "_rowstats.reduce: null pointer or negative numel");
-        return NULL;
-    }
+    if (PyErr_Occurred() || bad_code(code) || bad_memory("reduce", p, row, n)) return NULL;
     Acc a;
     acc_init(&a);
-    if ((size_t)n * ITEM[code] > GIL_BYTES) {
-        Py_BEGIN_ALLOW_THREADS
-        run(p, (size_t)n, (int)code, &a, want, index0);
-        Py_END_ALLOW_THREADS
-    } else
-        run(p, (size_t)n, (int)code, &a, want, index0);
+    UNLOCKED((size_t)n * ITEM[code], run(p, (size_t)n, (int)code, &a, want, index0));
     write_row(row, n, (int)code, &a, want);
     Py_RETURN_NONE;
 }
@@ -347,14 +359,9 @@ static int read_layout(PyObject *shape, PyObject *strides, Layout *l, int64_t *n
     return 0;
 }
 
-/* reduce_strided(ptr, shape, strides, dtype_code, out_ptr, want, index0) */
 static PyObject *py_reduce_strided(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     (void)self;
-    if (nargs != 7) {
-        PyErr_Format(PyExc_TypeError, "_rowstats.reduce_strided takes 7 arguments (ptr, shape, strides, dtype_code, out_ptr, want, index0), got %zd",
-                     nargs);
-        return NULL;
-    }
+    if (wrong_count(nargs, 7, "reduce_strided(ptr, shape, strides, dtype_code, out_ptr, want, index0)")) return NULL;
     Layout l;
     int64_t n = 0;
     const uint8_t *p = PyLong_AsVoidPtr(args[0]);
@@ -363,21 +370,10 @@ static PyObject *py_reduce_strided(PyObject *self, PyObject *const *args, Py_ssi
     int64_t *row = PyLong_AsVoidPtr(args[4]);
     int want = (int)PyLong_AsLong(args[5]) & WANT_ANY;
     uint64_t index0 = PyLong_AsUnsignedLongLong(args[6]);
-    if (PyErr_Occurred() || bad_code(code)) return NULL;
-    if (row == NULL || n < 0 || (p == NULL && n > 0)) {
-        PyErr_SetString(PyExc_ValueError, "_rowstats.reduce_strided: null pointer or negative size");
-        return NULL;
-    }
+    if (PyErr_Occurred() || bad_code(code) || bad_memory("reduce_strided", p, row, n)) return NULL;
     Acc a;
     acc_init(&a);
-    if (n > 0) {
-        if ((size_t)n * ITEM[code] > GIL_BYTES) {
-            Py_BEGIN_ALLOW_THREADS
-            run_strided(run, p, &l, (int)code, &a, want, index0);
-            Py_END_ALLOW_THREADS
-        } else
-            run_strided(run, p, &l, (int)code, &a, want, index0);
-    }
+    if (n > 0) UNLOCKED((size_t)n * ITEM[code], run_strided(run, p, &l, (int)code, &a, want, index0));
     write_row(row, n, (int)code, &a, want);
     Py_RETURN_NONE;
 }
@@ -385,24 +381,12 @@ static PyObject *py_reduce_strided(PyObject *self, PyObject *const *args, Py_ssi
 /* crc32(ptr, bytes, value): as zlib.crc32(memory, value) */
 static PyObject *py_crc32(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     (void)self;
-    if (nargs != 3) {
-        PyErr_Format(PyExc_TypeError, "_rowstats.crc32 takes 3 arguments (ptr, bytes, value), got %zd", nargs);
-        return NULL;
-    }
+    if (wrong_count(nargs, 3, "crc32(ptr, bytes, value)")) return NULL;
     const uint8_t *p = PyLong_AsVoidPtr(args[0]);
     Py_ssize_t n = PyLong_AsSsize_t(args[1]);
     uint32_t state = ~(uint32_t)PyLong_AsUnsignedLong(args[2]);
-    if (PyErr_Occurred()) return NULL;
-    if (n < 0 || (p == NULL && n > 0)) {
-        PyErr_SetString(PyExc_ValueError, "_rowstats.crc32: null pointer or negative length");
-        return NULL;
-    }
-    if (n > GIL_BYTES) {
-        Py_BEGIN_ALLOW_THREADS
-        state = crc_update(state, p, (size_t)n);
-        Py_END_ALLOW_THREADS
-    } else
-        state = crc_update(state, p, (size_t)n);
+    if (PyErr_Occurred() || bad_memory("crc32", p, args, n)) return NULL;
+    UNLOCKED(n, state = crc_update(state, p, (size_t)n));
     return PyLong_FromUnsignedLong((uint32_t)~state);
 }
 
@@ -410,17 +394,10 @@ static PyObject *py_crc32(PyObject *self, PyObject *const *args, Py_ssize_t narg
 static PyObject *py_sample(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     enum { SAMPLE = 32 };
     (void)self;
-    if (nargs != 2) {
-        PyErr_Format(PyExc_TypeError, "_rowstats.sample takes 2 arguments (ptr, bytes), got %zd", nargs);
-        return NULL;
-    }
+    if (wrong_count(nargs, 2, "sample(ptr, bytes)")) return NULL;
     const uint8_t *p = PyLong_AsVoidPtr(args[0]);
     Py_ssize_t n = PyLong_AsSsize_t(args[1]);
-    if (PyErr_Occurred()) return NULL;
-    if (n < 0 || (p == NULL && n > 0)) {
-        PyErr_SetString(PyExc_ValueError, "_rowstats.sample: null pointer or negative length");
-        return NULL;
-    }
+    if (PyErr_Occurred() || bad_memory("sample", p, args, n)) return NULL;
     uint64_t made = (uint64_t)n, word = 0;
     if (n < 8)
         memcpy(&word, p, (size_t)n);
