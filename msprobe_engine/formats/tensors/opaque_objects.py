@@ -6,8 +6,8 @@ checkpoint that holds one was made by code of its own, or to do harm to those wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 _NAMESPACES = frozenset({
@@ -57,6 +57,15 @@ class Named(NamedTuple):
         return self.name
 
 
+class _Nothing(dict[Any, Any]):
+    """A mapping without items that all objects share which have none: a checkpoint has hundreds of thousands."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+_NOTHING: Mapping[Any, Any] = _Nothing()
+
+
 @dataclass(eq=False, slots=True)
 class Inert:
     """An object that was not made.
@@ -71,10 +80,23 @@ class Inert:
 
     cls: str
     args: tuple[Any, ...] = ()
-    keywords: dict[str, Any] = field(default_factory=dict)
+    keywords: Mapping[str, Any] = _NOTHING
     state: Any = None
-    items: dict[Any, Any] = field(default_factory=dict)
-    elements: list[Any] = field(default_factory=list)
+    items: Mapping[Any, Any] = _NOTHING
+    elements: Sequence[Any] = ()
+
+    def append_all(self, elements: list[Any]) -> None:
+        """More elements of a list."""
+        if isinstance(self.elements, list):
+            self.elements.extend(elements)
+        else:
+            self.elements = elements
+
+    def set_all(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """More items of a mapping."""
+        if self.items is _NOTHING:
+            self.items = {}
+        self.items.update(pairs)  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:  # its parts may be nested without end
         return f"<{self.cls}>"

@@ -98,21 +98,27 @@ class Machine:
                 elif code == 0x6A:  # LONG_BINGET
                     stack.append(memo[_UNSIGNED(data, at)[0]])
                     at += 4
-                elif code == 0x85:  # TUPLE1
-                    stack[-1] = (stack[-1],)
-                elif code == 0x28:  # MARK
-                    outer.append(stack)
-                    stack = []
                 elif code == 0x4B:  # BININT1
                     stack.append(data[at])
                     at += 1
-                elif code == 0x29:  # EMPTY_TUPLE
-                    stack.append(())
+                elif code == 0x86:  # TUPLE2
+                    last = stack.pop()
+                    stack[-1] = (stack[-1], last)
+                elif code == 0x85:  # TUPLE1
+                    stack[-1] = (stack[-1],)
                 elif code in (0x81, 0x52):  # NEWOBJ, REDUCE
                     arguments = stack.pop()
                     if type(arguments) is not tuple:
                         raise Wrong(NO_ARGUMENTS)
                     stack[-1] = called(stack[-1], arguments, {})
+                elif code == 0x4D:  # BININT2
+                    stack.append(data[at] + 256 * data[at + 1])
+                    at += 2
+                elif code == 0x28:  # MARK
+                    outer.append(stack)
+                    stack = []
+                elif code == 0x29:  # EMPTY_TUPLE
+                    stack.append(())
                 elif code == 0x62:  # BUILD
                     state, value = stack.pop(), stack[-1]
                     if (found := built(value, state)) is not value:

@@ -126,7 +126,7 @@ class TorchHooks:
             return Inert(arguments[0].name)
         if function.name == "builtins.getattr":
             return _attribute(arguments)
-        return Inert(function.name, arguments, keywords)
+        return Inert(function.name, arguments, keywords) if keywords else Inert(function.name, arguments)
 
     def persistent(self, identity: Any) -> Any:
         if isinstance(identity, tuple) and len(identity) in (5, 6) and identity[0] == "storage" and isinstance(identity[1], Named):
@@ -153,12 +153,12 @@ class TorchHooks:
     def extended(self, value: Any, elements: list[Any]) -> None:
         if not isinstance(value, Inert):
             raise Wrong(f"has a pickle that appends to a {type(value).__name__}; it is damaged")
-        value.elements.extend(elements)
+        value.append_all(elements)
 
     def updated(self, value: Any, pairs: list[tuple[Any, Any]]) -> None:
         if not isinstance(value, Inert):
             raise Wrong(f"has a pickle that sets items of a {type(value).__name__}; it is damaged")
-        value.items.update(pairs)
+        value.set_all(pairs)
 
 
 def _attribute(arguments: tuple[Any, ...]) -> Named:

@@ -107,13 +107,10 @@ def _tuple(m: Machine) -> None:
     m.stack.append(tuple(items))
 
 
-def _tuple_of(count: int) -> Step:
-    def step(m: Machine) -> None:
-        if len(m.stack) < count:
-            raise Wrong(BROKEN)
-        m.stack[-count:] = (tuple(m.stack[-count:]),)
-
-    return step
+def _tuple_of_three(m: Machine) -> None:
+    if len(m.stack) < 3:
+        raise Wrong(BROKEN)
+    m.stack[-3:] = (tuple(m.stack[-3:]),)
 
 
 def _list(m: Machine) -> None:
@@ -209,7 +206,6 @@ _STEPS: dict[int, Step] = {
     ord("N"): _push(lambda _: None),
     0x88: _push(lambda _: True),
     0x89: _push(lambda _: False),
-    ord("M"): _push(lambda m: m.number(2)),
     ord("J"): _push(lambda m: _integer(m, 4)),
     0x8A: _push(lambda m: _integer(m, m.byte())),
     0x8B: _push(lambda m: _integer(m, m.number(4))),
@@ -229,8 +225,7 @@ _STEPS: dict[int, Step] = {
     ord("V"): _push(lambda m: str(m.line(), "raw-unicode-escape")),
     ord("S"): _push(_quoted),
     ord("t"): _tuple,
-    0x86: _tuple_of(2),
-    0x87: _tuple_of(3),
+    0x87: _tuple_of_three,
     ord("]"): _push(lambda _: []),
     ord("l"): _list,
     ord("a"): lambda m: _append_all(m, [m.stack.pop()]),
