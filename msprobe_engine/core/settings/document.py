@@ -33,6 +33,10 @@ sinks:
 In short: `monitor: true`, `dump: false`, `sinks: {tensorboard: true}`, `rules: [nan_inf, loss_spike]`, `step: 5`, `rank: 0-3`. In a
 list of steps or ranks `"3-6"` means 3, 4, 5 and 6, and `[]` all. Relative directories are relative to the working directory of the run.
 
+Ranks may be chosen by what they are: `rank: one_replica`, `rank: first_of_node`, `rank: {sample: 16}` (so many, evenly spread), or
+coordinates, `rank: {dp: 0, pp: [0, 3]}` with the axes `tp`, `cp`, `ep`, `dp`, `pp`. How ranks are laid out is taken from the options of
+Megatron in the training's command line; elsewhere say it, `{dp: 0, sizes: {tp: 8, pp: 4}}` (`sizes: {}`: data parallelism alone).
+
 The existing `config.json` and `monitor_config.json` are accepted as they are. In `config.json` the keys of [`dump`](#dump) stand at the
 top, but for `scope`, `list`, `tensor_list`, `data_mode`, `summary_mode`, `slice`, `request_id`, `bench_path`, `diff_nums`,
 `overflow_nums`, `check_mode`, `tensor_format`, `max_disk_gb`, `memory_budget_mb` and those of [`free_benchmark`](#dumpfree_benchmark),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from msprobe_engine.core.settings import rank_choice
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_engine.core.settings.tree import Key, keys_of, to_tree
 
@@ -44,7 +45,8 @@ def _shapes(key: Key) -> list[dict[str, Any]]:
     if key.ranges:
         bounds = _bounds(key)
         one = [{"type": "integer", **bounds}, {"type": "string", "pattern": _RANGE}]
-        return [{"type": "array", "items": {"anyOf": one}}, *one]
+        chosen: list[dict[str, Any]] = [{"enum": list(rank_choice.ROLES)}, {"type": "object"}] if key.ranks else []
+        return [{"type": "array", "items": {"anyOf": one}}, *one, *chosen]
     single = _single(key)
     if not key.many:
         if key.section is None:

@@ -19,6 +19,10 @@ def _rule(default: Any, help: str, **rule: Any) -> Any:
     return field(default=default, metadata={"help": help, **rule})
 
 
+def _ranks(help: str) -> Any:
+    return _rule((), help, ranges=True, ranks=True, minimum=0, maximum=1_000_000)
+
+
 LEVELS = ("L0", "L1", "mix", "L2", "debug")
 TASKS = ("statistics", "tensor", "structure", "overflow_check", "free_benchmark")
 OPS = ("norm", "min", "max", "mean", "zeros", "nans", "infs", "rms", "absmax", "kurtosis", "underflow", "shape", "dtype", "digest")
@@ -43,7 +47,9 @@ class LoadSettings:
     path: str = _rule("", "root of a dump with tensors (dump_path of that run)")
     modules: tuple[str, ...] = _rule((), "exact record names, like Module.layers.0.mlp.MLP.forward.0")
     step: tuple[int, ...] = _rule((), "steps in which inputs are replaced, [] is all", ranges=True, minimum=0, maximum=1_000_000)
-    rank: tuple[int, ...] = _rule((), "ranks on which inputs are replaced, [] is all", ranges=True, minimum=0, maximum=1_000_000)
+    rank: tuple[int, ...] = _rule(
+        (), "ranks on which inputs are replaced, [] is all", ranges=True, ranks=True, minimum=0, maximum=1_000_000
+    )
     dump_after_load: bool = _rule(False, "dump too; false: only replace")
 
 
@@ -95,7 +101,14 @@ class DumpSettings:
     task: str = _rule("statistics", "what is recorded", choices=TASKS)
     dump_path: str = _rule("", "root of the output; empty: <output_dir>/dump")
     level: str = _rule("L1", "L0 modules, L1 APIs, mix both, L2 kernels (NPU; MindSpore: of graphs), debug only save()", choices=LEVELS)
-    rank: tuple[int, ...] = _rule((), "ranks to dump, [] is all; ranges like '4-6'", ranges=True, minimum=0, maximum=1_000_000)
+    rank: tuple[int, ...] = _rule(
+        (),
+        "ranks to dump, [] is all; ranges like '4-6'",
+        ranges=True,
+        ranks=True,
+        minimum=0,
+        maximum=1_000_000,
+    )
     step: tuple[int, ...] = _rule((), "steps to dump, [] is all; ranges like '10-19'", ranges=True, minimum=0, maximum=1_000_000)
     async_dump: bool = _rule(False, "accepted for compatibility; writing never blocks the training here")
     dump_enable: bool | None = _rule(None, "hot switch: true or false, re-read from the file while the training runs; absent: static")
@@ -197,7 +210,9 @@ class MonitorSettings:
     interval: int = _rule(1, "every so many steps", minimum=1)
     collect_times: int = _rule(100_000_000, "stop after so many monitored steps", minimum=0)
     hot: bool = _rule(False, "re-read the settings file while the training runs, and follow its monitor section")
-    rank: tuple[int, ...] = _rule((), "ranks that monitor, [] is all", ranges=True, minimum=0, maximum=1_000_000)
+    rank: tuple[int, ...] = _rule(
+        (), "ranks that monitor, [] is all", ranges=True, ranks=True, minimum=0, maximum=1_000_000
+    )
     ops: tuple[str, ...] = _rule(
         ("norm", "min", "max", "mean", "nans", "zeros"),
         "statistics that files show",
@@ -342,7 +357,7 @@ class GradProbeSettings:
     """Statistics and signs of all gradients before each optimizer update, for comparing two runs (`PrecisionDebugger.monitor`)."""
 
     dump_path: str = _rule("", "root of the output; empty: <output_dir>/grad_probe")
-    rank: tuple[int, ...] = _rule((), "ranks to watch, [] is all; ranges like '4-6'", ranges=True, minimum=0, maximum=1_000_000)
+    rank: tuple[int, ...] = _ranks("ranks to watch, [] is all; ranges like '4-6'")
     step: tuple[int, ...] = _rule((), "updates to watch, [] is all; ranges like '10-19'", ranges=True, minimum=0, maximum=1_000_000)
     grad_level: str = _rule(
         "L1", "L0 checksums, no signs; L1 statistics and signs; L2 also shares of intervals", choices=("L0", "L1", "L2")

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.settings import rank_choice
 
 T = TypeVar("T")
 BAD: Any = object()
@@ -35,6 +36,7 @@ class Key(NamedTuple):
         optional: null is allowed and means "absent".
         section: dataclass of a section (or of the items of a list of sections).
         item: of a list of sections, the key that an item which is a text gives; empty: items are mappings.
+        ranks: they may also be chosen by what they are, see `rank_choice`.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Key(NamedTuple):
     ranges: bool
     help: str
     item: str = ""
+    ranks: bool = False
 
     @property
     def allowed(self) -> str:
@@ -61,7 +64,7 @@ class Key(NamedTuple):
             words += " " + " and ".join(bounds)
         if self.ranges:
             words = f"integers {' and '.join(bounds)} or ranges like '3-6'"
-            return f"a list of {words}"
+            return f"a list of {words}" + (f"; or {rank_choice.ALLOWED}" if self.ranks else "")
         return f"a list, each item {words}" if self.many else words
 
 
@@ -169,9 +172,8 @@ def _key(field: dataclasses.Field[Any], hint: Any) -> Key:
     m = field.metadata
     choices = tuple(m.get("choices", ()))
     low, high = m.get("minimum"), m.get("maximum")
-    return Key(
-        field.name, kind, many, default, optional, section, choices, low, high, bool(m.get("ranges")), m.get("help", ""), m.get("item", "")
-    )
+    words = m.get("help", ""), m.get("item", "")
+    return Key(field.name, kind, many, default, optional, section, choices, low, high, bool(m.get("ranges")), *words, bool(m.get("ranks")))
 
 
 def build(cls: type[T], node: Any, path: str, report: Report) -> T:
@@ -194,6 +196,8 @@ def build(cls: type[T], node: Any, path: str, report: Report) -> T:
 
 def convert(key: Key, value: Any, path: str, report: Report) -> Any:
     """The value of one key, `BAD` when it is not allowed (reported)."""
+    if key.ranks and rank_choice.is_choice(value):
+        return _chosen_ranks(value, path, report)
     value = written_out(key, value)
     if value is None and (key.optional or key.many or key.section is not None):
         return key.default
@@ -269,6 +273,18 @@ def _ranges(key: Key, value: Any, path: str, report: Report) -> Any:
     for first, last in sorted(spans):  # ranges may overlap
         out.extend(range(max(first, out[-1] + 1) if out else first, last + 1))
     return BAD if bad else tuple(out)
+
+
+def _chosen_ranks(value: Any, path: str, report: Report) -> Any:
+    try:
+        ranks = rank_choice.ranks_of(value)
+    except SettingsError as error:
+        return report.error(path, str(error))
+    if ranks is None:
+        report.warning(path, f"{show(value)} stands for all ranks here, because no launcher says how many there are (WORLD_SIZE)")
+    elif not ranks:
+        return report.error(path, f"{show(value)} stands for no rank of this job")
+    return ranks or ()
 
 
 def _free(value: Any, path: str, report: Report) -> Any:
