@@ -243,34 +243,6 @@ typedef struct {
 
 static int equal(PyObject *a, PyObject *b) { return a == b ? 1 : PyObject_RichCompareBool(a, b, Py_EQ); }
 
-/* Equal as JSON text: 1, 1.0 and True differ, 0.0 and -0.0 differ, NaN equals NaN. */
-static int same_json(PyObject *a, PyObject *b, int depth) {
-    if (a == b) return 1;
-    if (Py_TYPE(a) != Py_TYPE(b) || depth > MAX_DEPTH) return 0;
-    if (PyFloat_CheckExact(a)) return memcmp(&((PyFloatObject *)a)->ob_fval, &((PyFloatObject *)b)->ob_fval, 8) == 0;
-    if (PyList_Check(a) || PyTuple_Check(a)) {
-        Py_ssize_t n = PySequence_Fast_GET_SIZE(a);
-        if (n != PySequence_Fast_GET_SIZE(b)) return 0;
-        for (Py_ssize_t i = 0; i < n; i++) {
-            int same = same_json(PySequence_Fast_GET_ITEM(a, i), PySequence_Fast_GET_ITEM(b, i), depth + 1);
-            if (same != 1) return same;
-        }
-        return 1;
-    }
-    if (PyDict_Check(a)) {
-        PyObject *ka, *va, *kb, *vb;
-        Py_ssize_t pa = 0, pb = 0;
-        if (PyDict_GET_SIZE(a) != PyDict_GET_SIZE(b)) return 0;
-        while (PyDict_Next(a, &pa, &ka, &va) && PyDict_Next(b, &pb, &kb, &vb)) {
-            int same = Py_TYPE(ka) == Py_TYPE(kb) ? equal(ka, kb) : 0;
-            if (same == 1) same = same_json(va, vb, depth + 1);
-            if (same != 1) return same;
-        }
-        return 1;
-    }
-    return equal(a, b);
-}
-
 static PyObject *key_type, *key_value;
 
 /* The value of an Opaque that is a plain float scalar: {"type": "float", "value": 0.5}; else NULL. */
@@ -283,14 +255,17 @@ static PyObject *scalar(PyObject *json) {
     return PyUnicode_CompareWithASCIIString(type, "float") == 0 ? value : NULL;
 }
 
-static int walk(PyObject *a, PyObject *b, Seen *seen, int depth) {
+/* Without `seen`: equal as JSON text: 1, 1.0 and True differ, 0.0 and -0.0 differ, NaN equals NaN. With it: sections of an entry, where
+ * rows and floats are noted in place of being compared. */
+static int same_parts(PyObject *a, PyObject *b, Seen *seen, int depth) {
+    if (!seen && a == b) return 1;
     if (Py_TYPE(a) != Py_TYPE(b) || depth > MAX_DEPTH) return 0;
-    if (PyTuple_Check(a)) {
+    if (seen && PyTuple_Check(a)) {
         Py_ssize_t n = PyTuple_GET_SIZE(a);
         if (n != PyTuple_GET_SIZE(b)) return 0;
         if (n == 1) { /* Opaque */
             PyObject *ja = PyTuple_GET_ITEM(a, 0), *jb = PyTuple_GET_ITEM(b, 0), *value = scalar(ja);
-            if (!value) return scalar(jb) ? 0 : same_json(ja, jb, 0);
+            if (!value) return scalar(jb) ? 0 : same_parts(ja, jb, NULL, 0);
             if (!scalar(jb) || seen->n_floats >= seen->max_floats) return 0;
             seen->floats[seen->n_floats++] = PyFloat_AS_DOUBLE(value);
             return 1;
@@ -302,11 +277,12 @@ static int walk(PyObject *a, PyObject *b, Seen *seen, int depth) {
         seen->rows[seen->n_rows++] = row < 0 ? -1 : (int32_t)row;
         return equal(PyTuple_GET_ITEM(a, 1), PyTuple_GET_ITEM(b, 1));
     }
-    if (PyList_Check(a)) {
-        Py_ssize_t n = PyList_GET_SIZE(a);
-        if (n != PyList_GET_SIZE(b)) return 0;
+    if (PyFloat_CheckExact(a)) return memcmp(&((PyFloatObject *)a)->ob_fval, &((PyFloatObject *)b)->ob_fval, 8) == 0;
+    if (PyList_Check(a) || PyTuple_Check(a)) {
+        Py_ssize_t n = PySequence_Fast_GET_SIZE(a);
+        if (n != PySequence_Fast_GET_SIZE(b)) return 0;
         for (Py_ssize_t i = 0; i < n; i++) {
-            int same = walk(PyList_GET_ITEM(a, i), PyList_GET_ITEM(b, i), seen, depth + 1);
+            int same = same_parts(PySequence_Fast_GET_ITEM(a, i), PySequence_Fast_GET_ITEM(b, i), seen, depth + 1);
             if (same != 1) return same;
         }
         return 1;
@@ -317,12 +293,12 @@ static int walk(PyObject *a, PyObject *b, Seen *seen, int depth) {
         if (PyDict_GET_SIZE(a) != PyDict_GET_SIZE(b)) return 0;
         while (PyDict_Next(a, &pa, &ka, &va) && PyDict_Next(b, &pb, &kb, &vb)) {
             int same = Py_TYPE(ka) == Py_TYPE(kb) ? equal(ka, kb) : 0;
-            if (same == 1) same = walk(va, vb, seen, depth + 1);
+            if (same == 1) same = same_parts(va, vb, seen, depth + 1);
             if (same != 1) return same;
         }
         return 1;
     }
-    return same_json(a, b, depth);
+    return equal(a, b);
 }
 
 static PyObject *same_layout(PyObject *self, PyObject *args) {
@@ -339,8 +315,8 @@ static PyObject *same_layout(PyObject *self, PyObject *args) {
         /* name, sections, parent, stack, micro_step, tags */
         if (same == 1) same = equal(PyTuple_GET_ITEM(a, 0), PyTuple_GET_ITEM(b, 0));
         for (int field = 2; same == 1 && field < 5; field++) same = equal(PyTuple_GET_ITEM(a, field), PyTuple_GET_ITEM(b, field));
-        if (same == 1) same = same_json(PyTuple_GET_ITEM(a, 5), PyTuple_GET_ITEM(b, 5), 0);
-        if (same == 1) same = walk(PyTuple_GET_ITEM(a, 1), PyTuple_GET_ITEM(b, 1), &seen, 0);
+        if (same == 1) same = same_parts(PyTuple_GET_ITEM(a, 5), PyTuple_GET_ITEM(b, 5), NULL, 0);
+        if (same == 1) same = same_parts(PyTuple_GET_ITEM(a, 1), PyTuple_GET_ITEM(b, 1), &seen, 0);
     }
     if (same == 1 && (seen.n_rows != seen.max_rows || seen.n_floats != seen.max_floats)) same = 0;
     PyBuffer_Release(&rows);
