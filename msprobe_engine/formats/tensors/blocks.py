@@ -235,17 +235,18 @@ def _packed(source: TensorSource) -> _Place:
 
 def _pt(file: BinaryIO, path: Path, size: int) -> _Place:
     found = locate_pt(file, path, size)
-    words, values = _decoder(found.dtype, path)
+    view = found.view
+    words, values = _decoder(view.dtype, path)
     if found.big_endian:
         words = words.newbyteorder(">")
     item = words.itemsize
-    place = _Place(found.start, words, values, found.dtype, found.shape, None, found.nbytes, 0, found.conjugate, found.negative)
-    if _in_order(found.shape, found.strides):
-        return place._replace(start=found.start + found.offset * item)
-    count = int(np.prod(found.shape, dtype=object))
+    place = _Place(found.start, words, values, view.dtype, view.shape, None, found.nbytes, 0, view.conjugate, view.negative)
+    if _in_order(view.shape, view.strides):
+        return place._replace(start=found.start + view.offset * item)
+    count = int(np.prod(view.shape, dtype=object))
     if count > _MOST_REPEATED and count * item > found.nbytes:
         raise DumpFormatError(f"{path}: is a view of {count:,} elements on {found.nbytes:,} bytes; at most {_MOST_REPEATED:,} are compared")
-    return place._replace(strides=tuple(step * item for step in found.strides), first=found.offset)
+    return place._replace(strides=tuple(step * item for step in view.strides), first=view.offset)
 
 
 def _bfloat16_npy(file: BinaryIO) -> tuple[int, tuple[int, ...]] | None:

@@ -43,11 +43,16 @@ class StoredTensor(NamedTuple):
     dtype: str
 
 
-class _Described(NamedTuple):
-    """A tensor as the pickle describes it."""
+class TensorView(NamedTuple):
+    """A tensor as a view of its storage.
 
-    key: str
-    """Of its storage."""
+    Attributes:
+        dtype: element type, as ``bfloat16``.
+        offset: first element of the tensor in the storage.
+        shape, strides: in elements.
+        conjugate, negative: the elements in the file are the conjugates, the negatives of the tensor's.
+    """
+
     dtype: str
     offset: int
     shape: tuple[int, ...]
@@ -61,21 +66,12 @@ class PlacedTensor(NamedTuple):
 
     Attributes:
         start, nbytes: its storage in the file, bytes.
-        dtype: element type, as ``bfloat16``.
-        offset: first element of the tensor in the storage.
-        shape, strides: in elements.
-        conjugate, negative: the elements in the file are the conjugates, the negatives of the tensor's.
         big_endian: byte order of the elements.
     """
 
     start: int
     nbytes: int
-    dtype: str
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    conjugate: bool
-    negative: bool
+    view: TensorView
     big_endian: bool
 
 
@@ -97,7 +93,7 @@ def locate_pt(file: BinaryIO, path: Path, size: int) -> PlacedTensor:
         if start + data.file_size > size or data.file_size % width:
             raise Wrong(f"has a storage of {data.file_size} bytes, which does not fit elements of {width} bytes or the file")
         _check_reach(described, data.file_size // width)
-        return PlacedTensor(start, data.file_size, *described[1:], big_endian=order.strip() == b"big")
+        return PlacedTensor(start, data.file_size, described, order.strip() == b"big")
 
 
 def read_pt(path: Path) -> StoredTensor:
@@ -110,18 +106,18 @@ def read_pt(path: Path) -> StoredTensor:
         return _read(file, os.fstat(file.fileno()).st_size)
 
 
-def _members(file: BinaryIO) -> tuple[_Described, bytes, zipfile.ZipInfo]:
+def _members(file: BinaryIO) -> tuple[TensorView, bytes, zipfile.ZipInfo]:
     """The description, the byte order and the member that holds the storage."""
     members = read_members(file, ARCHIVE)
     pickles = [name for name in members if name.endswith("/data.pkl")]
     if len(pickles) != 1:
         raise Wrong(f"has {len(pickles)} members called data.pkl; a file of torch.save has one")
     top = pickles[0][: -len("data.pkl")]
-    described = _describe(read_member(file, members[pickles[0]], _MAX_PICKLE))
+    key, described = _describe(read_member(file, members[pickles[0]], _MAX_PICKLE))
     order = read_member(file, members[top + "byteorder"], 16) if top + "byteorder" in members else b"little"
-    data = members.get(f"{top}data/{described.key}")
+    data = members.get(f"{top}data/{key}")
     if data is None:
-        raise Wrong(f"has no member data/{described.key[:80]}, which its description names")
+        raise Wrong(f"has no member data/{key[:80]}, which its description names")
     return described, order, data
 
 
@@ -159,7 +155,7 @@ def _read_into(file: BinaryIO, checksum: int, buffer: memoryview) -> None:
         raise Wrong("has data whose checksum is not that of the directory; it is damaged")
 
 
-def _view(flat: Array, described: _Described) -> Array:
+def _view(flat: Array, described: TensorView) -> Array:
     shape, strides, offset = described.shape, described.strides, described.offset
     if any(n == 0 for n in shape):
         return np.empty(shape, flat.dtype)
@@ -174,14 +170,14 @@ def _view(flat: Array, described: _Described) -> Array:
     return np.lib.stride_tricks.as_strided(flat[offset:], shape, steps, writeable=False)
 
 
-def _check_reach(described: _Described, elements: int) -> None:
+def _check_reach(described: TensorView, elements: int) -> None:
     if reach(described.offset, described.shape, described.strides) > elements:
         raise Wrong(f"describes a tensor of shape {list(described.shape)} that reaches behind its {elements} elements")
 
 
 @lru_cache(maxsize=1024)
-def _describe(data: bytes) -> _Described:
-    """The one tensor that a pickle describes."""
+def _describe(data: bytes) -> tuple[str, TensorView]:
+    """The one tensor that a pickle describes, behind the key of its storage."""
     keys: list[str] = []
 
     def locate(key: str, dtype: str, *_: Any) -> Storage:
@@ -200,4 +196,4 @@ def _describe(data: bytes) -> _Described:
         kind = value.cls if isinstance(value, Inert) else type(value).__name__
         raise Wrong(f"holds a {kind}, no tensor; only plain tensors are read, and nothing is executed")
     offset = value.start // (item_size(value.dtype) or 1)
-    return _Described(keys[0], value.dtype, offset, value.shape, value.strides, CONJUGATE in lazy, NEGATIVE in lazy)
+    return keys[0], TensorView(value.dtype, offset, value.shape, value.strides, CONJUGATE in lazy, NEGATIVE in lazy)

@@ -22,12 +22,12 @@ from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.writing.packed_files import DTYPES, FORMAT, INDEX, MINDSPORE, TORCH, VERSION, family
+from msprobe_engine.formats.tensors.safetensors_file import read_header
 
 PT, NPY, SAFETENSORS = "pt", "npy", "safetensors"
 _SHARD = re.compile(r"pack-[0-9]{5,9}\.safetensors")
 _UNNAMED = re.compile(r"unnamed\.[0-9]+")
 _SAFE_DTYPES = {kind: {safe: (name, size) for name, (safe, size) in DTYPES.items() if family(name) == kind} for kind in (TORCH, MINDSPORE)}
-_LARGEST_HEADER = 100_000_000  # what the safetensors library accepts
 _LARGEST_INDEX = 1 << 30
 _MOST_DIMENSIONS = 64
 
@@ -247,19 +247,12 @@ def _parse(text: bytes, path: Path) -> Any:
 
 def _shard(path: Path) -> dict[str, TensorSource]:
     """The tensors of one shard by key."""
-    size = _regular(path) or 0
-    with guard_opening(path), open_input(path, follow=False) as file:
-        start = file.read(8)
-        length = int.from_bytes(start, "little")
-        if len(start) < 8 or length > min(size - 8, _LARGEST_HEADER):
-            raise DumpFormatError(f"{path}: is no safetensors file, or was cut off")
-        document = _parse(file.read(length), path)
-    if not isinstance(document, dict):
-        raise DumpFormatError(f"{path}: its header is no JSON object; it is damaged")
+    _regular(path)  # says what is wrong with a link
+    document, start, size = read_header(path, follow=False)
     metadata = document.pop("__metadata__", {})
     odd, kind = _odd_types(metadata, path), metadata.get("format") if isinstance(metadata, dict) else TORCH
     known = _SAFE_DTYPES[MINDSPORE if kind == MINDSPORE else TORCH]
-    return {key: _tensor(key, field, known, odd.get(key), path, 8 + length, size) for key, field in document.items()}
+    return {key: _tensor(key, field, known, odd.get(key), path, start, size) for key, field in document.items()}
 
 
 def _odd_types(metadata: Any, path: Path) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def read_safetensors(path: Path) -> SafeFile:
     Raises:
         DumpFormatError: it cannot be read, is damaged or cut off.
     """
-    header, start, size = _header(path)
+    header, start, size = read_header(path)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict):
         raise DumpFormatError(f"{path}: has metadata that are no texts by name; it is damaged")
@@ -68,9 +68,16 @@ def read_safetensors(path: Path) -> SafeFile:
     return SafeFile(tensors, {str(key): str(value) for key, value in metadata.items()}, raw, nobodys)
 
 
-def _header(path: Path) -> tuple[dict[str, Any], int, int]:
-    """The header, the byte at which the data begin, and the bytes of the file."""
-    with guard_opening(path), open_input(path) as file:
+def read_header(path: Path, *, follow: bool = True) -> tuple[dict[str, Any], int, int]:
+    """The header, the byte at which the data begin, and the bytes of the file.
+
+    Args:
+        follow: links, too.
+
+    Raises:
+        DumpFormatError: it cannot be read, is damaged or cut off.
+    """
+    with guard_opening(path), open_input(path, follow=follow) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, _LARGEST_HEADER):
