@@ -656,3 +656,26 @@ def test_recorded_results_of_an_autocast_region() -> None:
         memory = Memory()
         record = memory.record((x, w), {}, result)
         assert Checker(memory).check("Functional.linear.0", record, None, recorded=True).result.forward == status
+
+
+def test_integers_of_quantizing_operators_may_differ_by_one() -> None:
+    """An API of `quantization_api_list` may give the integer beside the right one, and no further one; other APIs may not."""
+    number = {
+        "type": "torch.Tensor",
+        "dtype": "torch.int32",
+        "shape": [2],
+        "Max": 3,
+        "Min": 3,
+        "Mean": 3,
+        "Norm": 4.24,
+        "requires_grad": False,
+    }
+    record = {"input_args": [number, number], "input_kwargs": {}, "output": [number]}
+
+    def status(result: list[int], *names: str) -> str:
+        outputs = [torch.tensor(result, dtype=torch.int32)]
+        return Checker(None, quantized=names).check("Torch.mul.0", record, None, outputs).result.forward
+
+    assert status([9, 9]) == "pass"
+    assert status([10, 8], "mul") == "pass"
+    assert status([11, 9], "mul") == status([10, 9], "add") == status([10, 9]) == "error"

@@ -51,6 +51,7 @@ def judge(
     changed: Sequence[Array] = (),
     second: Array | None = None,
     input_dtype: str = "",
+    integer_step: int = 0,
 ) -> TensorResult:
     """Verdict of one output or gradient.
 
@@ -64,13 +65,14 @@ def judge(
         second: result of another implementation of the same dtype as the device's: an error that it makes as well is not held
             against the device.
         input_dtype: the coarsest float type among the inputs; without it the device's result has it.
+        integer_step: integers may differ by so much: an operator that quantizes rounds, and a value between two may go either way.
     """
     if not isinstance(bench, np.ndarray) or not isinstance(device, np.ndarray):
         return _scalar(name, bench, device, bench_dtype, device_dtype)
     standard = standards.standard_of(api, device_dtype)
     metrics = _metrics(bench, device, device_dtype, standard)
     old = old_status(*working(bench, device, device_dtype), device_dtype, metrics)
-    status, message, measured = _verdict(api, name, bench, device, device_dtype, standard, changed, second, input_dtype)
+    status, message, measured = _verdict(api, name, bench, device, device_dtype, standard, changed, second, input_dtype, integer_step)
     units = None if measured is None else max(measured.units, measured.most)
     return TensorResult(name, device.shape, bench_dtype, device_dtype, metrics, standard, status, message, old, units)
 
@@ -116,7 +118,7 @@ Verdict = tuple[str, str, Measured | None]
 
 def _verdict(
     api: str, name: str, bench: Array, device: Array, device_dtype: str, standard: str, changed: Sequence[Array],
-    second: Array | None, input_dtype: str,
+    second: Array | None, input_dtype: str, integer_step: int,
 ) -> Verdict:  # fmt: skip
     if bench.shape != device.shape:
         return ERROR, f"the bench's result has the shape {bench.shape}, the device's {device.shape}", None
@@ -127,7 +129,7 @@ def _verdict(
     changed = [np.asarray(other) for other in changed if np.shape(other) == bench.shape]
     kind = float_type(device_dtype)
     if not _is_float(bench) or kind is None:
-        return *_exact(bench, device, changed if standards.belongs(api, "decides") else ()), None
+        return *_exact(bench, device, changed if standards.belongs(api, "decides") else (), integer_step), None
     b, d = bench, device
     if np.iscomplexobj(b) or standards.belongs(api, "signs"):
         wide = np.complex128 if np.iscomplexobj(bench) else np.float64
@@ -174,10 +176,12 @@ def _family(values: Array) -> str:
     return "integer" if kind in "iu" else kind
 
 
-def _exact(bench: Array, device: Array, changed: Sequence[Array]) -> tuple[str, str]:
+def _exact(bench: Array, device: Array, changed: Sequence[Array], step: int) -> tuple[str, str]:
     """Integers and truth values are equal, but where an operator computes first and rounding decides then what comes out (``decides`` in
     standards.yaml): there, where changed inputs give another result."""
     different = bench != device
+    if step and bench.dtype.kind in "iu":
+        different &= np.abs(bench.astype(np.int64) - device.astype(np.int64)) > step
     if not different.any():
         return PASS, ""
     if _explained(different, changed, bench, device):

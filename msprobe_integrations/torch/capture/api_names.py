@@ -94,7 +94,6 @@ class ApiNames:
     def __init__(self) -> None:
         self._known: dict[Any, tuple[str, str] | None] = {}
         self._sites: dict[tuple[CodeType, int, str], tuple[str, str]] = {}
-        self._custom: dict[Any, str] = {}
 
     def resolve(self, func: Callable[..., Any]) -> tuple[str, str] | None:
         """(prefix, api) of `func`, None for what is no operation on data."""

@@ -6,7 +6,7 @@ What a dump holds of a call (its record, and tensors or statistics) is enough. S
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -74,6 +74,7 @@ class Checker:
         seed: of drawn inputs and random state.
         condition: run the bench on changed inputs too, to know how much the operator makes of an error.
         second: another implementation beside the target; what it gets wrong as well is not held against the target.
+        quantized: bare names of APIs whose integer results may differ by 1.
 
     Raises:
         UsageError: a type is not one of torch, or not a bench's.
@@ -88,10 +89,11 @@ class Checker:
         seed: int = 0,
         condition: bool = True,
         second: Target | None = None,
+        quantized: Collection[str] = (),
     ) -> None:
         self._arguments = Arguments(files, seed)
         self._target, self._bench, self._second = target or Target(), bench or Bench(), second
-        self._seed, self._condition = seed, condition
+        self._seed, self._condition, self._quantized = seed, condition, frozenset(quantized)
         self._dtype = _float_type(self._target.dtype)
         if self._bench.dtype not in BENCHES:
             raise UsageError(f"type of the bench: {self._bench.dtype!r}; allowed: {', '.join(BENCHES)}")
@@ -155,7 +157,8 @@ class Checker:
         if bench.outcome.drew and prepared.dropout is None:
             raise CannotRun("draws random numbers: no two devices draw the same")
         second = self._run(prepared, self._second).outcome if self._second is not None else None
-        return Comparison(prepared, device, bench, second, autocast, self._condition, given).result()
+        step = int(prepared.api in self._quantized)
+        return Comparison(prepared, device, bench, second, autocast, self._condition, given, step).result()
 
     def _autocast_of(self, prepared: Prepared) -> torch.dtype | None:
         """Type of the autocast region that recorded results come from: a run here needs one to give their types."""

@@ -37,9 +37,9 @@ class Comparison:
 
     def __init__(
         self, prepared: Prepared, device: Outcome, bench: Ran, second: Outcome | None, autocast: torch.dtype | None, condition: bool,
-        given: bool,
+        given: bool, integer_step: int = 0,
     ) -> None:  # fmt: skip
-        self._given = given
+        self._given, self._integer_step = given, integer_step
         self._prepared, self._device, self._bench, self._second = prepared, device, bench.outcome, second
         self._autocast = autocast
         self._unit = coarsest((*prepared.inputs, *([autocast] if autocast else [])))
@@ -174,6 +174,7 @@ class Comparison:
         result = judge(
             self._prepared.api, name, as_array(bench, share=True), as_array(device, share=True), kind_of(bench), computed,
             changed=others, second=None if second is None else as_array(second, share=True), input_dtype=_text(self._unit),
+            integer_step=self._integer_step,
         )  # fmt: skip
         return result if computed == kind_of(device) else replace(result, device_dtype=kind_of(device))
 

@@ -47,7 +47,8 @@ def make_check(work: Work) -> Check:
         checker = CheckerAsExisting(files, device, seed=work.seed, version=work.compat)
     else:
         target = Target(device, work.dtype, work.compiled)
-        checker = Checker(files, target, Bench(bench, work.bench_dtype), seed=work.seed, condition=work.condition)
+        against = Bench(bench, work.bench_dtype)
+        checker = Checker(files, target, against, seed=work.seed, condition=work.condition, quantized=work.quantized)
     _load()
     keep = Path(work.error_data) if work.error_data else None
 

@@ -99,7 +99,7 @@ def make_check(work: Work) -> Check:
     second = Target(device) if device and not (work.second.startswith(ONLY_ACCELERATOR) and device == "cpu") else None
     bench = Bench(resolved(work.bench, work.jit_compile), work.bench_dtype)
     files = ReceivedTensors()
-    checker = Checker(files, None, bench, seed=work.seed, condition=work.condition, second=second)
+    checker = Checker(files, None, bench, seed=work.seed, condition=work.condition, second=second, quantized=work.quantized)
 
     def check(
         name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None, directory: str, tensors: Mapping[str, tuple[str, str]]
