@@ -15,7 +15,7 @@ that it is said whether the culprit is anywhere among the marked rows, and how m
 asked about, and no row may be marked.
 
 With ``--keep`` dumps and answers of the existing tool are kept, and those that are there are not made again. ``--markdown`` writes the
-scores and the names of the first setting's cases into a file, between the lines ``<!-- faults -->`` and ``<!-- /faults -->``.
+scores and the names of what the first setting gets wrong into a file, between the lines ``<!-- faults -->`` and ``<!-- /faults -->``.
 
 Exit code 1 when fewer than 90 % of the defects are named in a setting, or a harmless variation is not called round-off.
 """
@@ -135,11 +135,9 @@ def table(rows: list[Row]) -> str:
 
 
 def names(rows: list[Row]) -> str:
-    """The cases of a setting, by what became of them."""
+    """The cases of a setting in which the answer is wrong."""
     said = {
-        "Named": [row for row in rows if row.right and not row.harmless],
         "Not named": [row for row in rows if not row.right and not row.harmless],
-        "Harmless, called round-off": [row for row in rows if row.right and row.harmless],
         "Harmless, and a difference was named": [row for row in rows if not row.right and row.harmless],
     }
     return "\n\n".join(f"{what}: {'; '.join(row.case.name for row in found)}." for what, found in said.items() if found)
