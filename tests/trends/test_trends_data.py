@@ -451,4 +451,4 @@ def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     out = capsys.readouterr().out
     assert "runs apart by more than 1e-06: 1, first:" in out
     known = set(sub_parser("trends")._option_string_actions)
-    assert set(re.findall(r"`(--[a-z_]+)", text)) <= known
+    assert set(re.findall(r"`(--[a-z_-]+)", text)) <= known
