@@ -232,24 +232,9 @@ def _refuse(options: Options) -> None:
 def _works(settings: PrecheckSettings, options: Options) -> list[Work]:
     """What each process has to know."""
     number = options.processes or max(1, min(MOST_PROCESSES, max(usable_cores(), len(options.devices))))
-    shared = Work(
-        framework="pytorch",
-        directory="",
-        device="",
-        dtype=None,
-        compiled=False,
-        bench=options.bench,
-        bench_dtype=options.bench_dtype,
-        jit_compile=options.jit_compile,
-        seed=options.seed,
-        condition=options.condition,
-        compat=options.compat or "",
-        error_data="",
-        quantized=settings.quantization_api_list,
-        threads=int(os.environ.get("OMP_NUM_THREADS") or 1),
-        operators=tuple(str(Path(name).resolve()) for name in options.operators),
-        received=True,
-    )
+    operators = tuple(str(Path(name).resolve()) for name in options.operators)
+    own = {"framework": "pytorch", "dtype": None, "compiled": False, "operators": operators, "received": True}
+    shared = Work.of(options, settings, **own)
     devices = [options.devices[n % len(options.devices)] for n in range(number)]
     if settings.three_way == "off":
         return [replace(shared, device=device) for device in devices]

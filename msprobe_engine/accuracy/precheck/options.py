@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from msprobe_engine.accuracy.results import CallResult
+from msprobe_engine.accuracy.settings import PrecheckSettings
 
 BENCHES = ("float64", "raised")
 """Precision of the bench: always float64, or one step above the recorded type, as the existing tool has it."""
@@ -89,6 +91,20 @@ class Work:
     operators: tuple[str, ...] = ()
     received: bool = False
     second: str = ""
+
+    @classmethod
+    def of(cls, options: Options, settings: PrecheckSettings, **own: Any) -> Work:
+        """What all processes of a pre-check have to know; `own`: what is not as `options` say, and what they do not say."""
+        names = ("dtype", "compiled", "bench", "bench_dtype", "jit_compile", "seed", "condition", "operators")
+        given = {name: getattr(options, name) for name in names}
+        given |= {
+            "device": "",
+            "directory": "",
+            "error_data": "",
+            "compat": options.compat or "",
+            "quantized": settings.quantization_api_list,
+        }
+        return cls(**{**given, "threads": int(os.environ.get("OMP_NUM_THREADS") or 1), **own})
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Work:

@@ -6,7 +6,6 @@ A check that was interrupted goes on from its result files; what comes of it is 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -224,23 +223,9 @@ def _files(out_path: str | Path, resume: str | Path | None, options: Options, se
 
 def _works(number: int, dump: DumpCalls, settings: PrecheckSettings, options: Options, error_data: Path | None) -> list[Work]:
     """What each process has to know: they differ in the device alone."""
-    shared = Work(
-        framework=dump.framework,
-        directory=str(dump.file.parent.resolve()),
-        device="",
-        dtype=options.dtype,
-        compiled=options.compiled,
-        bench=options.bench,
-        bench_dtype=options.bench_dtype,
-        jit_compile=options.jit_compile,
-        seed=options.seed,
-        condition=options.condition,
-        compat=options.compat or "",
-        error_data="" if error_data is None else str(error_data.resolve()),
-        quantized=settings.quantization_api_list,
-        operators=options.operators,
-        threads=int(os.environ.get("OMP_NUM_THREADS") or 1),
-    )
+    where = "" if error_data is None else str(error_data.resolve())
+    directory = str(dump.file.parent.resolve())
+    shared = Work.of(options, settings, framework=dump.framework, directory=directory, error_data=where)
     return [replace(shared, device=options.devices[n % len(options.devices)]) for n in range(number)]
 
 
