@@ -60,7 +60,9 @@ incident: {{enabled: true, ring_steps: 2}}
 _CALL = re.compile(r"(?:\[pid +\d+\] )?(\d+ +)?(\w+)\((.*)$")
 _KINDS = {"rename": "rename", "renameat": "rename", "renameat2": "rename", "mkdir": "mkdir", "mkdirat": "mkdir", "unlink": "unlink"}
 _KINDS |= {"unlinkat": "unlink", "rmdir": "unlink", "link": "rename", "linkat": "rename", "symlink": "create", "symlinkat": "create"}
-_LOOKS = ("stat", "fstat", "newfstatat", "lstat", "access", "faccessat", "faccessat2", "readlink", "readlinkat", "statx", "statfs", "utimensat")
+_LOOKS = (
+    "stat", "fstat", "newfstatat", "lstat", "access", "faccessat", "faccessat2", "readlink", "readlinkat", "statx", "statfs", "utimensat",
+)  # fmt: skip
 _WRITES = ("write", "pwrite64", "writev", "ftruncate")
 COLUMNS = ("create", "rename", "mkdir", "unlink", "open", "look", "write", "bytes")
 

@@ -210,9 +210,7 @@ class MonitorSettings:
     interval: int = _rule(1, "every so many steps", minimum=1)
     collect_times: int = _rule(100_000_000, "stop after so many monitored steps", minimum=0)
     hot: bool = _rule(False, "re-read the settings file while the training runs, and follow its monitor section")
-    rank: tuple[int, ...] = _rule(
-        (), "ranks that monitor, [] is all", ranges=True, ranks=True, minimum=0, maximum=1_000_000
-    )
+    rank: tuple[int, ...] = _rule((), "ranks that monitor, [] is all", ranges=True, ranks=True, minimum=0, maximum=1_000_000)
     ops: tuple[str, ...] = _rule(
         ("norm", "min", "max", "mean", "nans", "zeros"),
         "statistics that files show",
