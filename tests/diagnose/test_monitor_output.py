@@ -404,3 +404,17 @@ def test_of_a_monitor_it_is_said_where_a_nan_was_seen(rule: str, tmp_path: Path)
     found = diagnose(run.write())
     assert found.finding == "nonfinite"
     assert found.headline().startswith("First seen NaN or Inf: step 1, rank 1")
+
+
+@pytest.mark.parametrize(
+    ("losses", "grew"), [("0.9,1.1e11,inf", True), ("0.9,0.8,nan", False), ("0.9,20,nan", False), ("nan,nan,nan", False)]
+)
+def test_a_loss_that_grows_until_it_is_none_is_named(losses: str, grew: bool, tmp_path: Path) -> None:
+    """With the steps, the sizes and the learning rate; a NaN out of the blue is not called too large an update."""
+    run = Monitor(tmp_path / "run", ranks=1)
+    run.alerts = [alert("loss_not_finite", 2, 0, "loss", value=float("nan"))]
+    (place,) = (run.write() / "monitor").iterdir()
+    rows = [f"{step},learning_rate,10000\n{step},loss,{loss}\n" for step, loss in enumerate(losses.split(","))]
+    (place / "scalars_0-9.csv").write_text("step,name,value\n" + "".join(rows))
+    said = "the loss grew from 0.9 in step 0 to 1.1e+11 in step 1: the updates are too large (learning rate 1e+04)"
+    assert (said in diagnose(run.root).headline()) is grew

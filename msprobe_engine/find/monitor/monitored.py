@@ -16,6 +16,7 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
 from msprobe_engine.find.collectives.replicas import Odd, say_not_compared
 from msprobe_engine.find.findings import Diagnosis, Suspect
+from msprobe_engine.find.monitor.growing_loss import name_growing_loss
 from msprobe_engine.find.monitor.kinds import of_other_form, other_kinds
 from msprobe_engine.find.monitor.nearest import nearest_first
 from msprobe_engine.find.monitor.not_finite import not_finite
@@ -61,6 +62,7 @@ def diagnose_monitor(target: Path) -> Diagnosis:
         )
         found.next.append(f"msprobe monitor analyze {shlex.quote(str(target))}")
         found.next += _again(first.step, list(first.ranks), found.finding)
+        name_growing_loss(found, run)
         return found
     numbers = _count(run)
     found.problems += [problem for what, count in run.problems.items() if (problem := f"{what} ({count})") not in found.problems]
@@ -76,6 +78,7 @@ def diagnose_monitor(target: Path) -> Diagnosis:
             _suspect(bad, Sentence("{0} is {1}: the first number in the order of execution that is not finite", bad.op, bad.target))
         ]
         found.next = _again(bad.step, [bad.rank], found.finding)
+        name_growing_loss(found, run)
         return found
     replicas = check_replicas(run)
     if replicas.odd:
