@@ -24,6 +24,7 @@ from msprobe_engine.probe.earlier_run import find_earlier_run
 from msprobe_engine.probe.how_it_ended import describe_end
 from msprobe_engine.probe.incident.manager import CaptureRequest, IncidentManager
 from msprobe_engine.probe.incident.notify import Notifier, SilentNotifier
+from msprobe_engine.probe.incident.on_alert import STOPPED, StopTraining
 from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.memory import MemorySink
@@ -153,6 +154,17 @@ class Session:
             for name, value in numbers.items():
                 self.pipeline.scalar(name, value)
             self.pipeline.end_step(step, stacks, complete)
+
+    def stop_if_wanted(self, step: int) -> None:
+        """End the training after a step, where ``on_alert.stop`` wants it: called on the training's thread when all of the step is done.
+
+        Raises:
+            StopTraining: it is to end now.
+        """
+        event = None if self.incidents is None else self.incidents.stops_after(step)
+        if event is not None:
+            _log.error("on_alert.stop: the training ends after step %d, because of incident %s (exit code %d)", step, event.id, STOPPED)
+            raise StopTraining(STOPPED)
 
     def hold(self, held: bool) -> None:
         """Evaluation begins (True) or is over: rules that expect steps wait."""

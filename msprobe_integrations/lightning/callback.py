@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from msprobe_integrations.lightning.numbers import accumulates, scalars, stepped, update
 from msprobe_integrations.lightning.reliance import NAME, PACKAGE, TABLE
 from msprobe_integrations.requirements import MissingNameError
 from msprobe_integrations.torch.training.trainer_callback import ProbeCallback
-from msprobe_integrations.torch.training.trainer_loop import excluded, isolated
+from msprobe_integrations.torch.training.trainer_loop import excluded, isolated, saving
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -20,6 +22,10 @@ def _base() -> Any:
     loaded = [name for name in _PACKAGES if name in sys.modules]
     found = loaded or [name for name in _PACKAGES if importlib.util.find_spec(name.partition(".")[0]) is not None]
     return importlib.import_module((found or list(_PACKAGES))[0]).Callback
+
+
+def _save(trainer: Any) -> None:
+    trainer.save_checkpoint(Path(trainer.default_root_dir) / "on_alert_stop.ckpt")
 
 
 class MsprobeCallback(ProbeCallback, _base()):  # type: ignore[misc]  # known when it runs
@@ -61,7 +67,8 @@ class MsprobeCallback(ProbeCallback, _base()):  # type: ignore[misc]  # known wh
         if (observer := self.observer) is not None and observer.in_step:
             observer.pass_ends(outputs.get("loss") if isinstance(outputs, dict) else outputs)
             if not accumulates(trainer):
-                observer.end(scalars(trainer, observer))
+                with saving("lightning", partial(_save, trainer)):
+                    observer.end(scalars(trainer, observer))
 
     @isolated
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002

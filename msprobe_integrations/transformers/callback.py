@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.common.parameters.optimizer_numbers import update_numbers
 from msprobe_integrations.torch.training.trainer_callback import ProbeCallback
-from msprobe_integrations.torch.training.trainer_loop import excluded, isolated, number, one_pass, replace, scale_of
+from msprobe_integrations.torch.training.trainer_loop import excluded, isolated, number, one_pass, replace, saving, scale_of
 from msprobe_integrations.transformers import patches
 from msprobe_integrations.transformers.reliance import NAME, PACKAGE, TABLE
 
@@ -89,4 +89,8 @@ class MsprobeCallback(ProbeCallback, TrainerCallback):
         if observer is not None and observer.updated(self._trainer.state.global_step):
             skipped = float(getattr(accelerator, "optimizer_step_was_skipped", False))
             found = {"loss": observer.loss, "grad_norm": number(grad_norm), "skipped": skipped}
-            observer.end({name: value for name, value in found.items() if value is not None})
+            with saving("transformers", self._save):
+                observer.end({name: value for name, value in found.items() if value is not None})
+
+    def _save(self) -> None:
+        self._trainer._save_checkpoint(self._trainer.model, trial=None)

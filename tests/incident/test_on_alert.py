@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ import pytest
 from msprobe_engine.core.settings.schema import IncidentSettings, OnAlertSettings
 from msprobe_engine.probe.incident.event import Event
 from msprobe_engine.probe.incident.manager import IncidentManager
-from msprobe_engine.probe.incident.notify import StoreNotifier
+from msprobe_engine.probe.incident.notify import SilentNotifier, StoreNotifier
 from msprobe_engine.probe.incident.on_alert import act_once
 
 EVENT = Event("step5-nan_inf", 5, "nan_inf", 0, 7, "loss is NaN; $(touch never)")
@@ -102,3 +104,70 @@ def test_once_for_all_ranks(tmp_path: Path, store: Any, frame: Any, alert: Any) 
         assert count.read_text() == "x" * (1 if step == 5 else 2)
     for manager in managers:
         manager.close()
+
+
+def test_the_training_ends_when_what_was_captured_is_over(tmp_path: Path) -> None:
+    """Only where it is wanted, after the last captured step, which is the same on all ranks whenever they hear of the incident."""
+    event = Event("step5-nan_inf", 5, "nan_inf", 0, 7, "loss is NaN")
+    for stop, last in ((False, None), (True, 8)):
+        settings = IncidentSettings(capture_level="mix", capture_steps=2)
+        manager = IncidentManager(
+            settings, output_dir=tmp_path, rank=1, world_size=2, notifier=SilentNotifier(), on_alert=OnAlertSettings(stop=stop)
+        )
+        assert manager.stops_after(100) is None
+        manager.incidents[event.id] = event
+        stops = [step for step in range(5, 10) if manager.stops_after(step) is not None]
+        assert (stops[0] if stops else None) == last
+
+
+PLAIN = """
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(40):
+    x = torch.randn(8, 4)
+    if step == 10:
+        x[0] = float("nan")
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print("went on")
+"""
+TRAINER = """
+import torch
+from transformers import Trainer, TrainingArguments
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 1)
+    def forward(self, x, labels=None):
+        out = self.layer(x).squeeze(-1)
+        return {"loss": ((out - labels) ** 2).mean(), "logits": out}
+
+data = [{"x": torch.randn(8) * (float("nan") if n == 20 else 1.0), "labels": torch.randn(())} for n in range(32)]
+arguments = TrainingArguments("saved", per_device_train_batch_size=4, max_steps=30, report_to=[], use_cpu=True, save_strategy="no")
+Trainer(Model(), arguments, train_dataset=data).train()
+print("went on")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "saved"), [(PLAIN, 0), (TRAINER, 1)], ids=["plain", "transformers"])
+def test_a_training_is_ended(program: str, saved: int, tmp_path: Path) -> None:
+    """Exit code 86, the incident is written, and the Trainer has saved a checkpoint."""
+    (tmp_path / "train.py").write_text(program)
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH", ""))))
+    words = ["run", "--output-dir", "out", "--set", "on_alert.stop=true", "--", sys.executable, "train.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "msprobe_engine.cli", *words],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 86, done.stderr
+    assert "went on" not in done.stdout
+    assert "on_alert.stop: the training ends after step" in done.stderr
+    (incident,) = (tmp_path / "out" / "incidents").glob("step*")
+    assert list(incident.rglob("dump.json"))
+    assert len(list(tmp_path.glob("saved/checkpoint-*"))) == saved

@@ -348,6 +348,11 @@ class OnAlertSettings:
 
     command: str = _rule("", "program and arguments, run without a shell; the facts are in its environment (see the page on alerts)")
     webhook: str = _rule("", "http(s) address that gets the facts as a JSON object, with a line in `text` (Slack, Feishu, ...)")
+    stop: bool = _rule(
+        False,
+        "end the training when all ranks have written what was captured; the Trainers of Transformers and Lightning save a checkpoint "
+        "first; exit code 86",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

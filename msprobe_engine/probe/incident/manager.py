@@ -195,6 +195,13 @@ class IncidentManager:
         """The request that wants `step` dumped, if any."""
         return next((request for request in self.requests if request.wants(step)), None)
 
+    def stops_after(self, step: int) -> Event | None:
+        """The incident after which the training is to end, once `step` is the last that it captures; the same step on all ranks."""
+        if self._on_alert is None or not self._on_alert.stop or not self.incidents:
+            return None
+        event = next(iter(self.incidents.values()))
+        return event if step >= event.capture_step + max(self.settings.capture_steps, 1) - 1 else None
+
     def close(self) -> None:
         """Stop listening. Must not raise."""
         self._tend(None)

@@ -1,4 +1,5 @@
-"""What the user wants done when an incident begins: a command is started, a JSON object is posted. Never by default, once per incident.
+"""What the user wants done when an incident begins: a command is started, a JSON object is posted, the training is ended. Never by
+default, once per incident.
 
 Ranks that begin the same incident in the same step agree by a file in its directory; on nodes without a common file system each node does
 it. Both happen on a thread of their own: the training does not wait, and a failure is one line in the log.
@@ -24,10 +25,16 @@ from msprobe_engine.core.process.variables import PREFIX
 from msprobe_engine.core.settings.schema import OnAlertSettings
 from msprobe_engine.probe.incident.event import Event
 
+STOPPED = 86
+"""Exit code of a process that ``on_alert.stop`` has ended."""
 CLAIM = ".on_alert"
 """File in the directory of an incident: who has made it does it."""
 TIMEOUT_SECONDS = 10.0
 _log = get_logger()
+
+
+class StopTraining(SystemExit):
+    """Ends the training because the user wants it after an alert (``on_alert.stop``)."""
 
 
 def act_once(settings: OnAlertSettings, event: Event, directory: Path) -> threading.Thread | None:

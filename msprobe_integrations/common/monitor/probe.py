@@ -278,6 +278,7 @@ class Probe(OfFramework):
         self.parameters.leave_where_off()
         self.session.end_step(self.step, scalars, stacks, complete)
         self._due = False
+        self.session.stop_if_wanted(self.step)
 
     def sample(
         self,

@@ -15,6 +15,7 @@ import torch
 
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import get_logger
+from msprobe_engine.probe.incident.on_alert import StopTraining
 from msprobe_integrations.reliance import Reliance, check
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 from msprobe_integrations.torch.parameters.find import engine_of
@@ -175,6 +176,19 @@ def isolated(method: Hook) -> Hook:
             failed(self.observer, method.__name__, error)
 
     return call  # type: ignore[return-value]  # hooks of Trainers return nothing
+
+
+@contextmanager
+def saving(whose: str, save: Callable[[], object]) -> Iterator[None]:
+    """Around the end of a step: where it ends the training (``on_alert.stop``), a checkpoint is saved first, on all ranks alike."""
+    try:
+        yield
+    except StopTraining:
+        try:
+            save()
+        except Exception as error:
+            _log.error("on_alert.stop: %s saved no checkpoint: %s: %s", whose, type(error).__name__, error)
+        raise
 
 
 @contextmanager
