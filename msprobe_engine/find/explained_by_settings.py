@@ -48,7 +48,8 @@ def lead_with_setting(suspects: Sequence[Suspect], one: Difference) -> None:
     """Name the setting as the cause of the first suspect and of all that say the same, and in front of what the numbers say of it."""
     first = suspects[0]
     same = first.same_elsewhere()
+    cause = Sentence("{0} = {1}, golden {2}", one.name, *one.both)
     for suspect in suspects:
         if (first.parameter and suspect.parameter) or suspect.same_elsewhere() == same:
-            suspect.cause = Sentence("{0} = {1}", one.name, one.values)
-    first.why = Sentence("{0} = {1} in the settings ({2}); {3}", one.name, one.values, one.why, first.why)
+            suspect.cause = cause
+    first.why = Sentence("{0} in the settings ({1}); {2}", cause, one.why, first.why)

@@ -130,7 +130,7 @@ def monitor(root: Path, name: str) -> dict[str, Path]:
                 )
             sink.write(frame, alerts)
         sink.close()
-    assert main(["monitor", "report", str(root)]) == 1
+    assert main(["monitor", "report", str(root), "-o", str(root / "report.html")]) == 1
     return {"trends": root / "report.html"}
 
 

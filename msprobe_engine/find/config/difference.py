@@ -118,9 +118,13 @@ class Difference:
     @property
     def values(self) -> str:
         """``0.003, golden 0.001``; "" where there are none."""
-        if not (self.bench or self.cmp):
-            return ""
-        return ", golden ".join(_NOT_INSTALLED if self.sheet == PIP and one == "None" else short(one) for one in (self.cmp, self.bench))
+        return ", golden ".join(self.both) if self.bench or self.cmp else ""
+
+    @property
+    def both(self) -> tuple[str, str]:
+        """The two values as they are shown."""
+        bench, cmp = (_NOT_INSTALLED if self.sheet == PIP and one == "None" else short(one) for one in (self.bench, self.cmp))
+        return cmp, bench
 
 
 @dataclass

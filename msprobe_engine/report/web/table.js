@@ -7,11 +7,13 @@
   const card = make("div", main, null, "card"), whole = make("section", main);
   whole.hidden = true;
   const numeric = (i) => found.rows.some((row) => Kit.value(row[i]) !== null) && found.rows.every((row) => Kit.value(row[i]) !== null || ["", "N/A", "NaN"].includes(row[i]));
-  // The verdict stands beside the name: the table is wide, and it is what the reader looks for.
-  const places = found.columns.map((_, i) => i), at = found.verdict;
-  if (at !== null) places.splice(1, 0, ...places.splice(at, 1));
+  // The verdict and its reason stand beside the name: the table is wide, and they are what the reader looks for.
+  const places = found.columns.map((_, i) => i), at = found.verdict, said = found.columns.indexOf("Err_message");
+  const first = [at, found.rows.some((row) => row[said] !== "" && row[said] !== "N/A") ? said : -1].filter((i) => i !== null && i > 0);
+  places.splice(1, places.length, ...first, ...places.slice(1).filter((i) => !first.includes(i)));
   const columns = places.map((i) => ({ title: found.columns[i], kind: i === at ? "text" : numeric(i) ? "number" : i < 2 ? "name" : "text", show: (cell) => name(cell), badge: i === at ? (_, row) => tone(row) : null }));
-  const rows = found.rows.map((row) => places.map((i) => row[i]));
+  const all = found.rows.map((row) => places.map((i) => row[i]));
+  const rows = [...all.filter((row) => tone(row)), ...all.filter((row) => !tone(row))];  // what differs first, else in the order of the calls
   const pick = (row) => {
     whole.replaceChildren(); whole.hidden = false;
     make("h2", whole, name(row[0]));

@@ -252,7 +252,7 @@ const Heat = (() => {
     else if (!(S.map === "ts" && b.plan.rankCount < 2)) parts.push(Kit.t("trends." + third + "_over", Kit.t("trends." + over)));
     const run = S.run === "difference" ? Kit.t("trends.run_difference") : S.run === "relative" ? Kit.t("trends.run_relative") : S.run === "both" ? "" : b.runs.length > 1 ? runName(Number(S.run)) : "";
     sentence.replaceChildren();
-    Kit.make("b", sentence, Kit.name(Trends.metric().name) + ", " + Kit.name(Trends.statistic()));
+    Kit.make("b", sentence, Trends.named(Trends.metric().name) + ", " + Trends.named(Trends.statistic()));
     Kit.make("span", sentence, [run, ...parts].filter(Boolean).map((one) => " · " + one).join(""));
     if (Trends.rowsOf(S.metric) !== "tensor") Kit.make("span", sentence, " · " + Kit.t("trends.put_together_" + S.rows) + (Trends.bound() ? " " + Kit.t("trends.bound") : ""));
     if (rows.hidden) {

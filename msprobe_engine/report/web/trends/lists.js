@@ -68,7 +68,7 @@ const Lists = (() => {
       const list = Kit.make("ol", pane, null, "t-list");
       for (const [step, rank, ranks, m, target, kind, statistics, last, steps] of run.nonfinite) {
         const metric = b.metrics[m], where = Kit.t("trends.step_n", step) + (b.plan.rankCount > 1 ? " · " + Kit.t("trends.rank_n", ranks.replace(/,/g, ", ").replace(/-/g, "–")) : "");
-        item(list, kind === "NaN" ? "×" : "▲", "nan", metric.targets[target], [kind + " · " + where, Kit.name(metric.name) + (steps > 1 ? " · " + Kit.t("trends.n_steps_to", Kit.count(steps), last) : "")],
+        item(list, kind === "NaN" ? "×" : "▲", "nan", metric.targets[target], [kind + " · " + where, Trends.named(metric.name) + (steps > 1 ? " · " + Kit.t("trends.n_steps_to", Kit.count(steps), last) : "")],
           () => go(r, m, statistics.length ? statistics[0] : 0, target, step, rank), `${m}/${target}`);
       }
     });
@@ -115,7 +115,7 @@ const Lists = (() => {
     const b = Trends.book, list = Kit.make("ol", pane, null, "t-list");
     for (const [what, step, m, s, target, factor, rank] of found) {
       const metric = b.metrics[m], text = what === "runs" ? (factor > 2 ? Kit.t("trends.one_finite") : Kit.t("trends.what_runs", Kit.number(+factor.toPrecision(2)))) : Kit.t("trends.what_" + what, Kit.number(+factor.toPrecision(3)), rank < 0 ? "" : Trends.rankText(Trends.groupOf(rank)));
-      item(list, { jump: "↑", fall: "↓", ranks: "↕", rank: "↑", rank_low: "↓", runs: "≠" }[what], what === "runs" ? "apart" : "out", metric.targets[target], [Kit.t("trends.step_n", stepName(step)) + " · " + text, Kit.name(metric.name) + ": " + Kit.name(metric.statistics[s])], () => go(run, m, s, target, step, rank < 0 ? null : rank), `${m}/${target}`);
+      item(list, { jump: "↑", fall: "↓", ranks: "↕", rank: "↑", rank_low: "↓", runs: "≠" }[what], what === "runs" ? "apart" : "out", metric.targets[target], [Kit.t("trends.step_n", stepName(step)) + " · " + text, Trends.named(metric.name) + ": " + Trends.named(metric.statistics[s])], () => go(run, m, s, target, step, rank < 0 ? null : rank), `${m}/${target}`);
     }
   }
   function apart() {

@@ -60,8 +60,8 @@
   }
   function sync() {
     const b = Trends.book, m = Trends.metric();
-    options(controls.metric, b.metrics.map((one, i) => [String(i), one.name === "numbers of the steps" ? "trends.scalars" : null, Kit.name(one.name)]), String(S.metric));
-    options(controls.statistic, m.statistics.map((one, i) => [String(i), null, Kit.name(one)]), String(S.statistic));
+    options(controls.metric, b.metrics.map((one, i) => [String(i), Trends.word(one.name), Kit.name(one.name)]), String(S.metric));
+    options(controls.statistic, m.statistics.map((one, i) => [String(i), Trends.word(one), Kit.name(one)]), String(S.statistic));
     for (const button of controls.maps) button.setAttribute("aria-pressed", String(button.dataset.map === S.map));
     const many = b.plan.rankCount > 1;
     controls.maps[1].hidden = controls.maps[2].hidden = !many;

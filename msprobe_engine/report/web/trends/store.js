@@ -242,6 +242,9 @@ const Trends = (() => {
   const span = (pair, i, j = i) => pair[0][i] === pair[1][j] ? String(pair[0][i]) : pair[0][i] + "–" + pair[1][j];
   const stepText = (c) => span(book.plan.fine, c);
   const coarseText = (k) => span(book.plan.fine, k * book.plan.factor, Math.min(fine(), (k + 1) * book.plan.factor) - 1);
+  /* Names of a metric or statistic that are words of ours and not of a file. */
+  const word = (name) => ({ "numbers of the steps": "trends.scalars", "largest absolute value": "trends.absmax" })[name] ?? null;
+  const named = (name) => word(name) ? Kit.t(word(name)) : Kit.name(name);
   const rankText = (r) => span(book.plan.ranks, r);
   const columnOf = (step) => { const first = book.plan.fine[0]; let a = 0, b = first.length - 1; while (a < b) { const m = (a + b + 1) >> 1; if (first[m] <= step) a = m; else b = m - 1; } return a; };
   const groupOf = (rank) => { const first = book.plan.ranks[0]; let i = first.length - 1; while (i > 0 && first[i] > rank) i--; return i; };
@@ -251,6 +254,6 @@ const Trends = (() => {
   function set(changes, event = "change") { Object.assign(state, changes); tell(event); }
   return {
     MISSING, NAN, INF, MINUS_INF, state, on, tell, set, setRows, setMap, targetsOf, rowsOf, rowOf, bound, open, cube, overview, pictures, shownTargets, metric, statistic, fine, coarse, ranks, runsShown, rankAt,
-    stepText, coarseText, rankText, columnOf, groupOf, fineColumns, side, kindOf, get book() { return book; },
+    word, named, stepText, coarseText, rankText, columnOf, groupOf, fineColumns, side, kindOf, get book() { return book; },
   };
 })();

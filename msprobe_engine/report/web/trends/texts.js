@@ -2,7 +2,7 @@
 /* Fixed words of the trends page: [English, Chinese]. */
 Kit.texts("trends", {
   metric: ["Metric", "指标"], statistic: ["Statistic", "统计量"], map: ["Map", "热力图"], map_ts: ["Layers × steps", "层 × 步"], map_rs: ["Ranks × steps", "卡 × 步"], map_tr: ["Layers × ranks", "层 × 卡"],
-  scalars: ["numbers of the steps", "每步数值"],
+  scalars: ["numbers of the steps", "每步数值"], absmax: ["largest absolute value", "最大绝对值"],
   ranks: ["ranks", "卡"], layers: ["layers", "层"], steps: ["steps", "步"], rank: ["rank", "卡"], layer: ["layer", "层"], step: ["step", "步"],
   third_ranks: ["Ranks", "卡"], third_layers: ["Layers", "层"], third_steps: ["Steps", "步"],
   third_max: ["largest", "最大"], third_min: ["smallest", "最小"], third_spread: ["spread", "离散度"], third_chosen_layer: ["the chosen layer", "选中的层"], third_chosen_step: ["the chosen step", "选中的步"],
