@@ -197,10 +197,10 @@ def test_a_closed_pipe_changes_no_exit_code(tmp_path: Path) -> None:
     ("argv", "said"),
     [
         (["compare", "a", "b", "--calibraton", "c"], "did you mean '--calibration' in place of '--calibraton'?"),
-        (["compare", "--target-path=a", "-gp", "b"], "did you mean '--target_path' in place of '--target-path'?"),
+        (["compare", "--target-pth=a", "-gp", "b"], "did you mean '--target-path' in place of '--target-pth'?"),
         (
             ["run_overflow_check", "--api_info", "x"],
-            "required: -api_info/--api_info_file; did you mean '-api_info' in place of '--api_info'?",
+            "required: -api_info/--api-info-file; did you mean '-api_info' in place of '--api_info'?",
         ),
         (["show", "a", "--josn"], "did you mean '--json' in place of '--josn'?"),
         (["monitor", "analyze", "a", "--oupt"], "unrecognized arguments: --oupt"),

@@ -144,4 +144,4 @@ def test_the_rank_is_named_and_the_command_line_tells_it(tmp_path: Path, capsys:
     other = _pack(tmp_path / "other.zip", [[], ["--fault", "dtype"]])
     for command in (["-c", str(good), str(other), "-o", str(tmp_path / "out")], ["--verify", str(good), str(other)]):
         assert main(["config_check", *command]) == 1
-        assert "train.py arguments: --fault, rank 1: (none) against dtype" in capsys.readouterr().out
+        assert "train.py arguments: --fault, rank 1: dtype, golden (none)" in capsys.readouterr().out

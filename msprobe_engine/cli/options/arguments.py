@@ -50,14 +50,14 @@ class Parser(argparse.ArgumentParser):
 
     def _meant(self, words: Iterable[str]) -> str:
         """``; did you mean '--calibration' in place of '--calibraton'?`` for every option among `words` that is near a known one."""
-        known = list(self._option_string_actions)
+        known = [option for action in self._actions for option in action.option_strings]
         hints = []
         for word in words:
             if word == "--":
                 break
             option = word.partition("=")[0]
             near = difflib.get_close_matches(_plain(option), {_plain(name): name for name in known}, n=1) if _is_option(word) else []
-            if near and option not in known:
+            if near and option not in self._option_string_actions:
                 meant = next(name for name in known if _plain(name) == near[0])
                 hints.append(f"'{meant}' in place of '{option}'")
         return f"; did you mean {' and '.join(hints)}?" if hints else ""

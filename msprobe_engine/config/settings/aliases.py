@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from msprobe_engine.config.severity import SHORT
+from msprobe_engine.core.text.sentences import Sentence
 
 ANY = "any"
 FRAMEWORKS = ("torchtitan", "megatron", "mindspore", "transformers", "lightning", "deepspeed", "torch")
@@ -77,7 +78,7 @@ class Terms:
         self._aliases: dict[str, list[Alias]] = {}
         for name, row in data["terms"].items():
             names = row.pop("names")
-            row["severity"] = SHORT[row["severity"]]
+            row["severity"], row["why"] = SHORT[row["severity"]], Sentence(row["why"])
             term = self.terms[name] = Term(name, **row)
             for framework, texts in names.items():
                 for text in texts:

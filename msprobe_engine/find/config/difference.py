@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msprobe_engine.config.severity import ERROR, HARMLESS, PASS, SEVERITIES, level, worst
+from msprobe_engine.core.text.sentences import Sentence
 
 ENV, PIP, DATASET, WEIGHTS, SETTINGS, RANDOM, SYSTEM = "env", "pip", "dataset", "weights", "hyperparameters", "random", "system"
 CHECKERS = (ENV, PIP, DATASET, WEIGHTS, SETTINGS, RANDOM, SYSTEM)
@@ -109,16 +110,16 @@ class Difference:
         alone = self.bench_name in (self.cmp_name, "", ONLY_CMP) or self.cmp_name in ("", ONLY_BENCH)
         name = self.name if alone else f"{self.cmp_name} / {self.bench_name}"
         at = "".join((f", step {listed(self.steps)}" if self.steps else "", f", rank {listed(self.ranks)}" if self.ranks else ""))
-        return f"{self.sheet}: {name}{at}{': ' if self.bench or self.cmp else '; '}{self.reason()}"
+        return Sentence("{0}: {1}{2}", self.sheet, f"{name}{at}{': ' if self.bench or self.cmp else '; '}", self.reason())
 
     def reason(self) -> str:
         """The two values, that of the golden run last, and what they do."""
-        return "; ".join(part for part in (self.values, self.why) if part)
+        return Sentence("{0}; {1}", self.values, self.why) if self.values and self.why else self.values or self.why
 
     @property
     def values(self) -> str:
         """``0.003, golden 0.001``; "" where there are none."""
-        return ", golden ".join(self.both) if self.bench or self.cmp else ""
+        return Sentence("{0}, golden {1}", *self.both) if self.bench or self.cmp else ""
 
     @property
     def both(self) -> tuple[str, str]:
