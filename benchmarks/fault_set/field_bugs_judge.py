@@ -121,7 +121,7 @@ def judged(case: Case, level: str, code: int, text: str, found: dict[str, Any], 
         return {0: "MISSED", 3: "exit 3"}.get(code, "BROKEN")
     suspects = [found.get("first_suspect") or {}, *found.get("suspects", [])[1:3]]
     words = [" ".join(str(suspect.get(key, "")) for key in ("module", "record", "tensor", "why", "source")) for suspect in suspects]
-    marks = ["golden " if "only the golden side" in word else "" for word in words]
+    marks = ["golden " if "only the golden run" in word else "" for word in words]
     words = [f"{modules.get(mark + str(suspect.get('record')), '')} {word}" for mark, suspect, word in zip(marks, suspects, words)]
     words[0] += " " + " ".join(text.splitlines()[:2])
     words = [re.sub(r"File \S+, line \d+,", "", word) for word in words]

@@ -89,6 +89,13 @@ PARAMETERS_OF = {
 LOSSES_OF_CLASSES = frozenset(("cross_entropy", "nll_loss", "kl_div", "log_softmax_loss"))
 """Those of them whose last dimension is that of classes."""
 
+SWITCHES = frozenset(("relu", "relu_", "threshold", "threshold_", "relu6", "hardtanh"))
+"""Functions that hand elements on, or not: the gradient of each is all there or none."""
+
+LOSSES_OF_LABELS = frozenset(("cross_entropy", "nll_loss"))
+"""Those that leave labels out (``ignore_index``): their mean is over the labels that count, and pieces of a batch have unlike numbers of
+them."""
+
 HANDS_ON = frozenset((
     "to", "float", "half", "bfloat16", "double", "type", "type_as", "_to_copy", "relu", "relu_", "dropout", "neg", "neg_", "__neg__",
     "abs", "__abs__", "embedding", "zero_", "clamp", "clamp_", "clip", "clip_", "max", "min", "amax", "amin", "topk", "item", "maximum",

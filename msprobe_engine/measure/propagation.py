@@ -35,6 +35,10 @@ _MOVED = 0.3
 """Part of the noise of weights that an optimizer has moved and that is aligned with what they are multiplied by."""
 
 
+_FEW = 0.3
+"""Part of the noise of elements that a sum over a row shows, where few of them make most of it (squares)."""
+
+
 class Noise(NamedTuple):
     """Of one tensor; `absolute` is that of its elements that no mask covers, in units of the tensor."""
 
@@ -105,7 +109,8 @@ def forward(api: str, operands: Sequence[Operand], result: Result, moved_weights
     element, whole = _worst(operands)
     if api in traits.ADDITIONS:
         combined = [math.hypot(*(one.noise[k] * one.rms for one in operands)) / result.rms for k in (0, 1)]
-        return Carried(combined[0], combined[1])
+        hidden = max((one.noise.absolute for one in operands), default=0.0) if combined[0] < result.unit else 0.0
+        return Carried(combined[0], combined[1], absolute=hidden or None)  # a mask that is added leaves it to what it does not cover
     if api in traits.MASKINGS:
         absolute = max(one.noise.absolute for one in operands)
         return Carried(absolute / result.rms, whole, False, absolute)
@@ -129,7 +134,7 @@ def forward(api: str, operands: Sequence[Operand], result: Result, moved_weights
         known = max(known, _of_sum(api, largest, result))
         return Carried(known, known)
     if api in traits.SUMS and largest.size > result.size:
-        return Carried(_of_sum(api, largest, result), whole)
+        return Carried(math.hypot(_of_sum(api, largest, result), _FEW * element), whole)
     if api in traits.NORMALISATIONS:
         spread = math.sqrt(max(largest.rms**2 - largest.mean**2, 1e-30))
         gain = ELEMENTWISE_GAIN * max(1.0, largest.rms / spread)
@@ -162,6 +167,10 @@ def backward(api: str | None, gradients: Sequence[Operand], kept: Sequence[Opera
     element, whole = _worst([*gradients, *kept])
     incoming = max(gradients, key=lambda one: one.size)
     rows = incoming.size / result.size
+    if api in traits.SWITCHES:  # noise of elements near zero turns them on or off
+        switched = math.sqrt(_worst(kept)[0])
+        element, whole = _worst(gradients)
+        return Carried(math.hypot(element, switched), whole, False)
     if api is not None and (api in traits.MOVES or api in traits.HANDS_ON or api in traits.ADDITIONS or api in traits.MASKINGS):
         grows = max(1.0, math.sqrt(rows) * incoming.rms / result.rms) if rows > 1.5 else 1.0
         element, whole = _worst(gradients)

@@ -36,6 +36,7 @@ from msprobe_engine.align.parallel.outcome import (  # fmt: skip
 from msprobe_engine.align.parallel.partial_sums import PartialSumTracker
 from msprobe_engine.align.parallel.run_pieces import Run
 from msprobe_engine.align.parallel.tied_embeddings import SHARE
+from msprobe_engine.core import operator_traits as traits
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import distances, roundoff
 
@@ -165,7 +166,9 @@ class Unsharder(PartialSumTracker):
         call.shared |= first.role[i] == INPUT and need != made.other
         apart = need == len(pieces) > 1 and made.other == len(others) > 1  # no two pieces of either side say the same
         of_parts = call.parts > 0 and (apart or (call.backward and first.ops[op].split(".")[1] in ADDING))
-        if first.role[i] == OUTPUT and self._a.tree.kinds[op][0] == "forward" and (of_parts or (apart and call.elsewhere)):
+        linear = call.backward and self._several and 0 < call.parts == call.tensors  # what is made of shares of micro batches alone
+        forward = self._a.tree.kinds[op][0] == "forward"
+        if first.role[i] == OUTPUT and (linear or (forward and (of_parts or (apart and call.elsewhere)))):
             self._part(call, i, j, pieces)
             return True
         if value is not None:
@@ -254,11 +257,14 @@ class Unsharder(PartialSumTracker):
         return True
 
     def _is_unequal_mean(self, call: Call, i: int, pieces: Floats, others: Floats) -> bool:
-        """A number made of shares that is neither the sum nor the mean of the pieces' numbers, and may be a mean with unlike weights."""
-        if self._a.first.role[i] != OUTPUT or not (call.scaled or call.parts) or min(len(pieces), len(others)) < 1:
+        """A number made of shares, or a mean over the labels that count, that is neither the sum nor the mean of the pieces' numbers, and
+        may be a mean with unlike weights."""
+        counted = call.cut and self._a.first.ops[call.op].split(".")[1] in traits.LOSSES_OF_LABELS
+        if self._a.first.role[i] != OUTPUT or not (counted or call.scaled or call.parts) or min(len(pieces), len(others)) < 1:
             return False
+        near = merge_statistics.SAME if counted else self._near
         means = merge_statistics.distance(merge_statistics.mean_of(pieces), merge_statistics.mean_of(others))
-        fits = means <= self._near or merge_statistics.shares(pieces, others, self._near) != (1, 1)
+        fits = means <= near or merge_statistics.shares(pieces, others, near) != (1, 1)
         return not fits and merge_statistics.may_be_means(pieces, others)
 
     def _number(self, i: int, pieces: Floats, others: Floats) -> tuple[tuple[str, int], bytes, bytes]:

@@ -20,7 +20,7 @@ from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS, DumpTable
 from msprobe_engine.measure.propagation import Noise
 
 _LEAST = 3
-"""Of so many calls of a run at least one has a partner in the same run of another layout."""
+"""Of so many calls of a run, up to its update, at least one has a partner in the same run of another layout."""
 
 
 def differ(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> bool:
@@ -60,9 +60,13 @@ def _say_one_layout(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTa
 
 def has_pieces(found: Divergence) -> bool:
     """Something was put together, of runs that make most of their calls both; else they are not of two layouts, and one of them only lacks
-    calls."""
+    calls. Those of the update do not count: one call may update all parameters."""
+
+    def calls(side: DumpTable) -> int:
+        return min(last_backward(Tree(side)) + 1, len(side.ops))
+
     return any(
-        whole.made_of and _LEAST * len(whole.structure.pairs) >= max(len(whole.target.ops), len(whole.golden.ops))
+        whole.made_of and _LEAST * len(whole.structure.pairs) >= max(calls(whole.target), calls(whole.golden))
         for whole in found.wholes.values()
     )
 

@@ -25,9 +25,8 @@ import numpy as np
 from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.align.calls.call_tree import Tree, calls_function
 from msprobe_engine.align.calls.structure import Structure
-from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.operator_traits import UNINITIALISED
-from msprobe_engine.find.difference import attribution, lone_arguments
+from msprobe_engine.find.difference import attribution, kept_tensors, lone_arguments
 from msprobe_engine.find.difference.harmless import bookkeeping, left_out, same_result
 from msprobe_engine.find.difference.lone_arguments import LoneArgument
 from msprobe_engine.find.difference.noise.carried import CarriedNoise
@@ -375,28 +374,8 @@ class DifferenceWalk:
 
     @cached_property
     def kept(self) -> tuple[Integers, Integers, Integers, Integers]:
-        """Positions of pairs: backward calls and their forward calls; calls of modules and the gradients of the parameters of each."""
-        tree = self.target
-        own, twins, members, groups = (list[int]() for _ in range(4))
-        calls: dict[str, list[int]] = {}  # module path -> positions of its calls
-        for at, (op, _) in enumerate(self.structure.pairs):
-            kind = tree.kinds[op]
-            if tree.gradients[op]:
-                continue
-            if len(kind) == 4:
-                calls.setdefault(kind[2], []).append(at)
-            if kind[0] == "backward":
-                twin = self._position.get(tree.index.get(forward_twin(self.side.ops[op]), -1))
-                if twin is not None:
-                    own.append(at)
-                    twins.append(twin)
-        for at, (op, _) in enumerate(self.structure.pairs):
-            if tree.gradients[op]:
-                behind = calls.get(tree.kinds[op][2], ())
-                members += behind
-                groups += [at] * len(behind)
-        a, b, c, d = (np.array(some, np.int64) for some in (own, twins, members, groups))
-        return a, b, c, d
+        """`kept_tensors.of_pairs`."""
+        return kept_tensors.of_pairs(self)
 
     def _look(self, op: int, other: int, at: int, records: RecordSums, made: Sequence[float], clean: bool) -> DifferenceOrigin | None:
         side, ratio = self.side, self.carried.ratio

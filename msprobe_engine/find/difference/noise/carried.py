@@ -79,7 +79,7 @@ class CarriedNoise(IncomingNoise):
             bare = carried if not self._parted else self._carried(api, backward, gradients, clean, kept_clean, result, inside, self._clean)
             if coarse > seen.unit[pair]:
                 self._coarse[row] = coarse
-            self._judge(pair, api, limit, inputs, kept, carried, bare, bool(inside))
+            self._judge(pair, api, limit, inputs, kept, carried, bare, inside)
             if gradients:
                 self._of_gradients = largest((self._of_gradients, self._clean.get(row, self._notes[row])))
 
@@ -125,7 +125,7 @@ class CarriedNoise(IncomingNoise):
 
     def _judge(
         self, pair: int, api: str | None, limit: float, inputs: Sequence[Operand], kept: Sequence[Operand], carried: Carried, bare: Carried,
-        around: bool,
+        inside: Sequence[int],
     ) -> None:  # fmt: skip
         walker, seen = self._walker, self.seen
         row, _ = walker.rows[pair]
@@ -150,7 +150,7 @@ class CarriedNoise(IncomingNoise):
             self.alone[pair] = self.ratio[pair]
         else:
             self.alone[pair] = self._times(pair, math.hypot(bare.element, new), bare.whole, bias, limit, behind)
-        note = self._note(pair, api, inputs, kept, carried, new)
+        note = self._note(pair, api, inputs, kept, carried, new, inside)
         self._notes[row] = note
         if self.alone[pair] <= 1 and not seen.other[pair]:
             self._shown.append(max(seen.norm[pair], seen.mean[pair]))
@@ -160,7 +160,7 @@ class CarriedNoise(IncomingNoise):
             self._clean[row] = Noise(explained, min(1.0, bare.whole + explained * seen.share[pair]), explained * seen.rms[pair])
         elif self._parted:
             self._clean[row] = note
-        if not around and seen.count[pair] >= roundoff.MANY:
+        if not inside and seen.count[pair] >= roundoff.MANY:
             self._recent.append(note)
             clean = self._clean.get(row, note)
             self._recent_clean.append(clean)
@@ -172,7 +172,16 @@ class CarriedNoise(IncomingNoise):
         found: float = max((self.seen.unit[pair], *(one.unit for one in operands)))
         return found
 
-    def _note(self, pair: int, api: str | None, inputs: Sequence[Operand], kept: Sequence[Operand], carried: Carried, new: float) -> Noise:
+    def _note(
+        self,
+        pair: int,
+        api: str | None,
+        inputs: Sequence[Operand],
+        kept: Sequence[Operand],
+        carried: Carried,
+        new: float,
+        inside: Sequence[int],
+    ) -> Noise:
         """What a result hands on: what was seen or came in. Gains are not compounded, and what the statistics show bounds it."""
         seen = self.seen
         same = not seen.moved(pair) and seen.count[pair] >= roundoff.MANY and carried.absolute is None
@@ -183,7 +192,9 @@ class CarriedNoise(IncomingNoise):
         keeps = api is not None and (api in traits.ADDITIONS or api in traits.MASKINGS or api in traits.LOSSES or traits.is_softmax(api))
         came_in = carried.element
         if not keeps and seen.count[pair] > 1:
-            came_in = max((one.noise.element for one in (*inputs, *kept)), default=0.0)
+            came_in = max(
+                (one.element for one in (*(operand.noise for operand in (*inputs, *kept)), *self._inside(inside, self._notes))), default=0.0
+            )
         element = max(seen.element[pair], seen.elements[pair], came_in, new)
         if seen.count[pair] >= roundoff.MANY and carried.absolute is None:
             coarse = self._coarse.get(self._walker.rows[pair][0], seen.unit[pair])  # a single element moves by no less

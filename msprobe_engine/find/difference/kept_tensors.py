@@ -1,0 +1,47 @@
+"""What a gradient is made of beside what its record says: tensors that autograd has kept of the way forward, calls of modules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from msprobe_engine.align.parallel import parameter_owner
+from msprobe_engine.core.names import forward_twin
+from msprobe_engine.measure.factorize import Integers
+
+if TYPE_CHECKING:
+    from msprobe_engine.find.difference.walk import DifferenceWalk
+
+
+def of_pairs(walker: DifferenceWalk) -> tuple[Integers, Integers, Integers, Integers]:
+    """Positions of pairs: backward calls and their forward calls; calls of modules and the gradients of the parameters of each (of all
+    that have one gradient: tied weights)."""
+    tree, side = walker.target, walker.side
+    own, twins, members, groups = (list[int]() for _ in range(4))
+    calls: dict[str, list[int]] = {}  # module path -> positions of its calls
+    for at, (op, _) in enumerate(walker.structure.pairs):
+        kind = tree.kinds[op]
+        if tree.gradients[op]:
+            continue
+        if len(kind) == 4:
+            calls.setdefault(kind[2], []).append(at)
+        if kind[0] == "backward":
+            twin = walker.position(tree.index.get(forward_twin(side.ops[op]), -1))
+            if twin >= 0:
+                own.append(at)
+                twins.append(twin)
+    gradients = [(at, op) for at, (op, _) in enumerate(walker.structure.pairs) if tree.gradients[op]]
+    tied: dict[parameter_owner.Mark, dict[str, None]] = {}
+    for _, op in gradients:
+        for row in side.rows(op):
+            if (mark := parameter_owner.mark(side, row)) is not None:
+                tied.setdefault(mark, {})[tree.kinds[op][2]] = None
+    for at, op in gradients:
+        marks = [parameter_owner.mark(side, row) for row in side.rows(op)]
+        for path in dict.fromkeys((tree.kinds[op][2], *(path for mark in marks if mark is not None for path in tied[mark]))):
+            behind = calls.get(path, ())
+            members += behind
+            groups += [at] * len(behind)
+    a, b, c, d = (np.array(some, np.int64) for some in (own, twins, members, groups))
+    return a, b, c, d
