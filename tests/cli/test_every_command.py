@@ -215,3 +215,16 @@ def test_options_in_one_spelling(name: str) -> None:
             assert parser._option_string_actions[option[:2] + option[2:].replace("-", "_")] is action or not option.startswith("--")
         if "-o" in action.option_strings:
             assert {"--output", "--output-path", "--output_path", "--output-dir", "--output_dir"} <= parser._option_string_actions.keys()
+
+
+@pytest.mark.parametrize("name", sorted(READS_RUN))
+def test_latest_is_the_last_launch(name: str, here: Path, capsys: Capture) -> None:
+    """The bare word, where no file has that name."""
+    (here / "msprobe_output").mkdir()
+    (here / "run").rename(here / "msprobe_output" / "20260101-120000-abcd")
+    (here / "msprobe_output" / "latest").symlink_to("20260101-120000-abcd")
+    expected, said = READS_RUN[name]
+    code = ended(*name.split(), *(["-api_info"] if name == "acc_check" else []), "latest")
+    out, err = capsys.readouterr()
+    assert code in (expected if isinstance(expected, tuple) else (expected,)), out + err
+    assert said in out + err

@@ -37,7 +37,9 @@ def describe(settings: ProbeSettings) -> str:
     incident = settings.incident
     if settings.monitor is not None and incident.enabled and settings.rules:
         if incident.level:
-            parts.append(f"the last {incident.ring_steps} steps at level {incident.level} kept for an alert")
+            parts.append(
+                f"the last {incident.ring_steps} steps at level {incident.level} kept for an alert (costs as much as a dump of every step)"
+            )
         if incident.capture_level:
             parts.append(f"operators captured after a {incident.severity} alert")
     if settings.monitor is not None and settings.sinks.max_gb:
