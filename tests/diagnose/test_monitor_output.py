@@ -418,3 +418,20 @@ def test_a_loss_that_grows_until_it_is_none_is_named(losses: str, grew: bool, tm
     (place / "scalars_0-9.csv").write_text("step,name,value\n" + "".join(rows))
     said = "the loss grew from 0.9 in step 0 to 1.1e+11 in step 1: the updates are too large (learning rate 1e+04)"
     assert (said in diagnose(run.root).headline()) is grew
+
+
+@pytest.mark.parametrize(("options", "fits"), [((), True), (("--ranks", "8"), True), (("--max-disk-gb", "1e-6"), False)])
+def test_what_a_monitor_will_write_is_estimated(
+    options: tuple[str, ...], fits: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the bytes of its steps; a limit of a rank that is too low is said, with exit code 1."""
+    run = Monitor(tmp_path / "run", steps=4)
+    for place in (run.write() / "monitor").iterdir():
+        (place / "scalars_0-9.csv").write_text("step,name,value\n" + "".join(f"{step},loss,1.0\n" for step in range(4)))
+    nbytes = sum(file.stat().st_size for file in run.root.rglob("*") if file.is_file())
+    assert main(["estimate", str(run.root), "--steps", "1000", *options, "--json"]) == int(not fits)
+    found = json.loads(capsys.readouterr().out)["monitor"]
+    assert found["seen"] == {"steps": 4, "ranks": 2, "bytes": nbytes}
+    assert found["bytes_per_rank"] == round(nbytes / 8 * 1000)
+    assert found["bytes"] == pytest.approx(found["bytes_per_rank"] * found["ranks"], rel=1e-3)
+    assert found["fits"] is fits
