@@ -47,9 +47,7 @@ class LoadSettings:
     path: str = _rule("", "root of a dump with tensors (dump_path of that run)")
     modules: tuple[str, ...] = _rule((), "exact record names, like Module.layers.0.mlp.MLP.forward.0")
     step: tuple[int, ...] = _rule((), "steps in which inputs are replaced, [] is all", ranges=True, minimum=0, maximum=1_000_000)
-    rank: tuple[int, ...] = _rule(
-        (), "ranks on which inputs are replaced, [] is all", ranges=True, ranks=True, minimum=0, maximum=1_000_000
-    )
+    rank: tuple[int, ...] = _ranks("ranks on which inputs are replaced, [] is all")
     dump_after_load: bool = _rule(False, "dump too; false: only replace")
 
 
@@ -101,14 +99,7 @@ class DumpSettings:
     task: str = _rule("statistics", "what is recorded", choices=TASKS)
     dump_path: str = _rule("", "root of the output; empty: <output_dir>/dump")
     level: str = _rule("L1", "L0 modules, L1 APIs, mix both, L2 kernels (NPU; MindSpore: of graphs), debug only save()", choices=LEVELS)
-    rank: tuple[int, ...] = _rule(
-        (),
-        "ranks to dump, [] is all; ranges like '4-6'",
-        ranges=True,
-        ranks=True,
-        minimum=0,
-        maximum=1_000_000,
-    )
+    rank: tuple[int, ...] = _ranks("ranks to dump, [] is all; ranges like '4-6'")
     step: tuple[int, ...] = _rule((), "steps to dump, [] is all; ranges like '10-19'", ranges=True, minimum=0, maximum=1_000_000)
     async_dump: bool = _rule(False, "accepted for compatibility; writing never blocks the training here")
     dump_enable: bool | None = _rule(None, "hot switch: true or false, re-read from the file while the training runs; absent: static")
@@ -210,7 +201,7 @@ class MonitorSettings:
     interval: int = _rule(1, "every so many steps", minimum=1)
     collect_times: int = _rule(100_000_000, "stop after so many monitored steps", minimum=0)
     hot: bool = _rule(False, "re-read the settings file while the training runs, and follow its monitor section")
-    rank: tuple[int, ...] = _rule((), "ranks that monitor, [] is all", ranges=True, ranks=True, minimum=0, maximum=1_000_000)
+    rank: tuple[int, ...] = _ranks("ranks that monitor, [] is all")
     ops: tuple[str, ...] = _rule(
         ("norm", "min", "max", "mean", "nans", "zeros"),
         "statistics that files show",
