@@ -26,6 +26,7 @@ import resource
 import time
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from pathlib import Path
@@ -43,6 +44,7 @@ from msprobe_integrations.common.ranks.tree import SELF, Kind, Lane, Message, sh
 _dist: Any = torch.distributed
 RANKS_PER_NODE = 8
 NODES_PER_PROCESS = 320
+CONNECTING = 64
 LONGEST_SECONDS = 30.0
 
 
@@ -53,7 +55,7 @@ class Figures:
     Attributes:
         start_ms: CPU of the store's process until every node waits.
         step_ms: the same for one step of all nodes in which nothing happens.
-        longest_ms: that a rank was held at the end of a step.
+        longest_ms: that a rank was held at the end of a step: of a node that has a process of its own, as in a real job.
         event_ms, heard_ms: CPU of the store's process for one event, and until every node has heard of it.
         asking_ms: what a step would cost the store's process if every rank asked.
         sockets: of the store's process.
@@ -192,13 +194,16 @@ def stand_for(port: int, first: int, nodes: int, pipe: Any) -> None:
     """A process that stands for some nodes: it does what it is told and says how long the longest call took."""
     _allow_files()
     wait = timedelta(seconds=120)
-    stores: list[Any] = [_dist.TCPStore("127.0.0.1", port, is_master=False, timeout=wait) for _ in range(nodes)]
+    with ThreadPoolExecutor(CONNECTING) as pool:  # a connection takes 0.2 s of waiting
+        stores: list[Any] = list(pool.map(lambda _: _dist.TCPStore("127.0.0.1", port, is_master=False, timeout=wait), range(nodes)))
+        watched: list[Any] = list(pool.map(lambda store: store.clone(), stores))
     notifiers: list[Any] = []
     while (told := pipe.recv()) != "end":
         word, *rest = told
         longest, heard = 0.0, 0
         if word == "watch":
-            notifiers = [NodeNotifier(store, str(first + n), first=True, watched=store.clone()) for n, store in enumerate(stores)]
+            pairs = enumerate(zip(stores, watched))
+            notifiers = [NodeNotifier(store, str(first + n), first=True, watched=another) for n, (store, another) in pairs]
             for notifier in notifiers:
                 while notifier._watcher is None:
                     time.sleep(0.001)
@@ -226,9 +231,10 @@ def measure(nodes: int, steps: int) -> Figures:
     port = here.recv()
     members: list[Any] = []
     processes = []
-    for first in range(0, nodes, NODES_PER_PROCESS):
+    shares = [1, *(min(NODES_PER_PROCESS, nodes - first) for first in range(1, nodes, NODES_PER_PROCESS))]
+    for first, share in zip((0, *range(1, nodes, NODES_PER_PROCESS)), shares):
         mine, its = context.Pipe()
-        processes.append(context.Process(target=stand_for, args=(port, first, min(NODES_PER_PROCESS, nodes - first), its)))
+        processes.append(context.Process(target=stand_for, args=(port, first, share, its)))
         processes[-1].start()
         members.append(mine)
 
@@ -236,7 +242,7 @@ def measure(nodes: int, steps: int) -> Figures:
         for pipe in who:
             pipe.send(words)
         said = [pipe.recv() for pipe in who]
-        return max(longest for longest, _ in said), sum(heard for _, heard in said)
+        return said[0][0], sum(heard for _, heard in said)
 
     begun = _cpu_ms(server.pid)
     tell("watch")
