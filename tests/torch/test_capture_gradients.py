@@ -186,6 +186,32 @@ def test_the_gradient_of_a_gradient() -> None:
     assert found["Module.0.Linear.backward.1000000"].tags == NODE_ONLY
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_casts_that_autocast_keeps_are_shared_by_no_calls(dtype: torch.dtype) -> None:
+    """Autocast casts a leaf once for all calls that take it in. Each call has its own part of the gradient, in the dtype of the leaf, as it
+    has without that cache."""
+    weight, x = torch.randn(4, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+
+    def train(cache: bool) -> dict[str, list[tuple[float, str]]]:
+        def step() -> None:
+            with torch.autocast("cpu", dtype, cache_enabled=cache):
+                (2 * F.linear(x, weight) + 3 * F.linear(x, weight.abs()) * F.linear(x, weight)).sum().backward()
+
+        frame = capture(None, step, "L1")[0]
+        return {
+            name: [(stat(frame, ref).norm, str(ref.description.dtype)) for ref in record.sections["output"] if ref is not None]
+            for name, record in entries(frame).items()
+            if name.startswith("Functional.linear") and name.endswith("backward")
+        }
+
+    kept, apart = train(True), train(False)
+    assert kept.keys() == apart.keys()
+    assert [len(refs) for refs in apart.values()] == [2, 2, 2]
+    for name, refs in apart.items():
+        assert [ref[1] for ref in kept[name]] == [ref[1] for ref in refs]
+        assert [ref[0] for ref in kept[name]] == pytest.approx([ref[0] for ref in refs], rel=1e-6)
+
+
 def test_linear_backward_names_input_weight_and_bias() -> None:
     """The backward record of F.linear with a 3-D input holds the gradients of input, weight and bias, in argument order."""
     weight, bias = torch.randn(8, 4, requires_grad=True), torch.zeros(8, requires_grad=True)

@@ -20,6 +20,7 @@ NO_PARTS: dict[int, int] = {}
 """Shared by all watches whose inputs have one contribution each: never written to."""
 NO_SUMS: dict[int, Any] = {}
 _NO_WEIGHTS: dict[int, Any] = {}
+_NO_CASTS: dict[int, Any] = {}
 
 Refs = list["TensorRef | None"]
 Done = Callable[["GradientWatch", Refs, Refs], None]
@@ -53,7 +54,7 @@ class GradientWatch:
 
     __slots__ = (
         "_awaited", "_begins", "_done", "_expected", "_fused", "_inputs", "_missing", "_outputs", "_parts", "_passed", "_reduce",
-        "_reduce_arriving", "_sums", "active", "failed", "passes", "shared", "tag", "task", "unfinished",
+        "_reduce_arriving", "_sums", "_wider", "active", "failed", "passes", "shared", "tag", "task", "unfinished",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +85,7 @@ class GradientWatch:
         self.task = -1
         self._parts = self._awaited = self._passed = NO_PARTS
         self._fused = _NO_WEIGHTS
+        self._wider = _NO_CASTS
         self._sums = NO_SUMS
 
     @staticmethod
@@ -94,6 +96,11 @@ class GradientWatch:
     @staticmethod
     def add(a: Any, b: Any) -> Any:
         """Sum of two contributions, unseen by autograd and by the probe."""
+        raise NotImplementedError
+
+    @staticmethod
+    def widened(gradient: Any, dtype: Any) -> Any:
+        """The gradient of an input that was cast on its way into the call, in the input's own dtype."""
         raise NotImplementedError
 
     @staticmethod
@@ -138,6 +145,8 @@ class GradientWatch:
             self.begin()
         for is_output, index, slot in todo:
             gradient = grad_outputs[index] if is_output else grad_inputs[index]
+            if self._wider and not is_output and gradient is not None and slot in self._wider:
+                gradient = self.widened(gradient, self._wider[slot])
             if is_output:
                 if gradient is not None:
                     self._outputs[slot] = ref = self._reduce_arriving(gradient)

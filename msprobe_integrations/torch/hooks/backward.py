@@ -7,10 +7,14 @@ walked once (only nodes that the call itself made, told by their sequence number
 * the gradients with respect to the outputs, where they arrive, and
 * the contribution of exactly this call to the gradient of each input, where it is produced. An input that is used several times
   inside the call has several contributions; the probe adds them up on its own.
+
+Autocast keeps the cast of a leaf for all calls that come later, so that what the cast gives back is the sum over them: the contribution
+of one call is read in front of the cast.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +33,7 @@ sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 _ACCUMULATE_GRAD: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]  # a C++ class without type information
 _CUSTOM: Any = _function.BackwardCFunction
+_CAST = type(torch.empty(0, requires_grad=True).to(torch.bfloat16).grad_fn)
 
 Edge = tuple[Any, int]
 
@@ -39,6 +44,15 @@ def edge(tensor: torch.Tensor) -> Edge | None:
         return None
     node = tensor.grad_fn
     return (tensor, -1) if node is None else (node, tensor.output_nr)
+
+
+@functools.cache
+def _knows_autocast(device: str) -> bool:
+    return torch.amp.is_autocast_available(device)
+
+
+def _autocast(device: str) -> bool:
+    return _knows_autocast(device) and torch.is_autocast_enabled(device)
 
 
 def is_stand_in(parameter: Any) -> bool:
@@ -68,6 +82,11 @@ class GradientWatch(_GradientWatch):
         self.view = None
 
     @staticmethod
+    def widened(gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            return gradient.to(dtype)
+
+    @staticmethod
     def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         with torch.no_grad(), torch._C.DisableTorchFunction():
             return a + b
@@ -90,12 +109,14 @@ class GradientWatch(_GradientWatch):
             return False
         targets: dict[tuple[Node, int], int] = {}
         leaves: dict[int, int] = {}
+        cast_on = ""
         same: dict[int, list[int]] = {}
         for slot, found in enumerate(input_edges):
             if found is None:
                 continue
             if found[1] < 0:
                 first = leaves.setdefault(id(found[0]), slot)
+                cast_on = cast_on or found[0].device.type
                 if hasattr(found[0], "grad_added_to_main_grad"):
                     self._fused = {**self._fused, slot: found[0]}
             else:
@@ -111,7 +132,7 @@ class GradientWatch(_GradientWatch):
             if passed:
                 self._passed = passed
         if targets or leaves:
-            self._walk(roots, own, targets, leaves, since, actions)
+            self._walk(roots, own, targets, leaves, since, actions, bool(cast_on) and _autocast(cast_on))
         if same:
             self.shared = share_out(same, actions)
         if targets:
@@ -131,8 +152,10 @@ class GradientWatch(_GradientWatch):
         leaves: dict[int, int],
         since: int,
         actions: dict[Node, list[Action]],
+        casts: bool,
     ) -> None:
-        """From the nodes `todo` inward. Other roots are inputs passed through: older than the call, their consumers lie outside."""
+        """From the nodes `todo` inward. Other roots are inputs passed through: older than the call, their consumers lie outside. `casts`:
+        autocast is on."""
         seen = set(roots)
         while todo:
             node = todo.pop()
@@ -147,6 +170,8 @@ class GradientWatch(_GradientWatch):
                         continue
                     if type(following) is _ACCUMULATE_GRAD:  # its sequence number is the largest, but it is not the call's
                         slot = leaves.get(id(following.variable)) if leaves else None
+                    elif casts and type(following) is _CAST and (slot := self._before_cast(following, leaves)) is not None:
+                        pass
                     elif following not in seen and following._sequence_nr() >= since:
                         seen.add(following)
                         todo.append(following)
@@ -159,6 +184,14 @@ class GradientWatch(_GradientWatch):
                     actions[node] = [(False, index, slot)]
                 else:
                     found.append((False, index, slot))
+
+    def _before_cast(self, cast: Any, leaves: dict[int, int]) -> int | None:
+        """The input that a node of autocast casts; None of another one."""
+        leaf = cast.next_functions[0][0]
+        slot = leaves.get(id(leaf.variable)) if type(leaf) is _ACCUMULATE_GRAD else None
+        if slot is not None:
+            self._wider = {**self._wider, slot: leaf.variable.dtype}
+        return slot
 
     def _written_view(
         self,
