@@ -42,6 +42,25 @@ def test_other_rank_joins_and_captures_the_same_step(tmp_path: Path, store: Any,
         m.close()
 
 
+def test_ranks_that_are_not_chosen_write_one_file(tmp_path: Path, store: Any, frame: Any, alert: Any) -> None:
+    """Where `incident.rank` names other ranks, a rank says what it saw and writes nothing else; one with an alert writes all the same. The
+    merged file knows them all."""
+    a, b = managers(tmp_path, store, rank=(7,))
+    assert a.on_frame(frame(4, 0), []) is b.on_frame(frame(4, 1), []) is None
+    first = a.on_frame(frame(5, 0, bad=True), [alert(5, 0)])
+    assert first is not None
+    assert b.on_frame(frame(5, 1, bad=True), []) is None
+    directory = tmp_path / "incidents/step5-nan_inf"
+    assert sorted(path.name for path in directory.glob("*rank1*")) == ["rank1.json"]
+    assert (directory / "samples_rank0.jsonl").exists()
+    incident = json.loads((directory / "incident.json").read_text())
+    assert incident["ranks_complete"] == [0, 1]
+    assert incident["steps"] == [4, 5]
+    assert [found["rank"] for found in incident["first_nonfinite"]] == [0, 1]
+    for m in (a, b):
+        m.close()
+
+
 def test_both_ranks_fire(tmp_path: Path, store: Any, frame: Any, alert: Any) -> None:
     """Ranks that see the same thing in the same step share one directory."""
     a, b = managers(tmp_path, store)

@@ -250,7 +250,7 @@ class IncidentManager:
         settings = self.settings
         request: CaptureRequest | None = None
         capture: Capture | None = None
-        if settings.capture_level:
+        if settings.capture_level and self._writes_steps(alerts):
             first = max(event.capture_step, now + 1)
             request = CaptureRequest(settings.capture_level, first, settings.capture_steps, directory, late=first > event.capture_step)
             capture = Capture(request.level, first, request.steps, request.late)
@@ -261,6 +261,10 @@ class IncidentManager:
             # Another rank is ahead: its news came before this rank's frame of that step. Written again when that has come.
             self._waiting.append((event, capture))
         return request
+
+    def _writes_steps(self, alerts: Sequence[Alert]) -> bool:
+        """In a large job one replica is enough, with the ranks that have something to show."""
+        return not self.settings.rank or self.rank in self.settings.rank or bool(alerts)
 
     def _write(self, event: Event, frames: Sequence[Frame], alerts: Sequence[Alert], capture: Capture | None, *, last: bool = True) -> None:
         directory = self.directory / event.id
@@ -279,6 +283,7 @@ class IncidentManager:
             sink_factory=self._sink_factory,
             rank_info=self._rank_info,
             last=last,
+            steps=self._writes_steps(alerts),
         )
         self._do(write, f"incident {event.id}")
         if event.rank == self.rank and self._on_alert is not None:

@@ -60,6 +60,7 @@ def write_incident(
     sink_factory: SinkFactory | None = None,
     rank_info: Mapping[str, Any] | None = None,
     last: bool = True,
+    steps: bool = True,
 ) -> None:
     """Write this rank's frames, samples and rank file, then merge all rank files when it is this rank's turn. May be repeated.
 
@@ -69,11 +70,13 @@ def write_incident(
         alerts: this rank's alerts of the step.
         rank_info: where this rank is: ``pp`` is the stage of the pipeline, ``dp``, ``tp``, ... tell pipelines apart.
         last: this rank will not write its file again; else there is nothing to merge yet.
+        steps: False: the frames are looked at and not written; the rank file is the only one.
 
     Raises:
         OSError, SinkError: something cannot be written. What was written before stays and the rank file says "writing".
     """
     make_directories(str(directory))
+    written = frames if steps else []
     piece: dict[str, Any] = {
         "version": VERSION,
         "state": "writing",
@@ -82,16 +85,16 @@ def write_incident(
         "world_size": world_size,
         "rank_info": dict(rank_info or {}),
         "written_at": time.time(),
-        "steps": [frame.step for frame in frames],
-        "levels": sorted({frame.level for frame in frames if frame.entries}),
+        "steps": [frame.step for frame in written],
+        "levels": sorted({frame.level for frame in written if frame.entries}),
         "alerts": [asdict(alert) for alert in alerts],
         "capture": asdict(capture) if capture is not None else None,
         "lost": _lost(frames),
     }
-    if any(frame.entries for frame in frames):  # takes a while; else the file is there at once
+    if any(frame.entries for frame in written):  # takes a while; else the file is there at once
         write_json(directory / f"rank{rank}.json", piece)
-    _write_samples(directory / f"samples_rank{rank}.jsonl", frames)
-    for frame in frames:
+    _write_samples(directory / f"samples_rank{rank}.jsonl", written)
+    for frame in written:
         if frame.entries:
             sink = (sink_factory or dump_sink)(directory, frame)
             try:
