@@ -202,7 +202,7 @@ def _value(one: ValueDifference) -> Suspect:
 
 
 def _tensor(one: TensorResult) -> Suspect:
-    why = one.hint or one.note or ("" if one.changed is not None or one.shape_a != one.shape_b else Sentence("its elements are others"))
+    why = one.hint or one.note or ("" if one.changed is not None or one.shape_a != one.shape_b else Sentence("its elements differ"))
     target: dict[str, Any] = {"type": one.dtype_a, "shape": list(one.shape_a), "norm": one.norm_a, "NaN": one.nan_a, "Inf": one.inf_a}
     golden: dict[str, Any] = {"type": one.dtype_b, "shape": list(one.shape_b), "norm": one.norm_b, "NaN": one.nan_b, "Inf": one.inf_b}
     if one.shape_a != one.shape_b:

@@ -181,7 +181,7 @@ class Diagnosis:
         if self.finding == STRUCTURE and first is not None and first.kind == "argument":
             text = Sentence("An argument is not the same; no number that was recorded shows it")
         if self.finding == STRUCTURE and self.differences:
-            text = Sentence("The runs have next to no calls in common") if first is None else Sentence("The runs do not do the same")
+            text = Sentence("The runs have next to no calls in common") if first is None else Sentence("The runs make different calls")
         if self.operator_unknown:
             text = Sentence("First seen NaN or Inf")
         if first is None:

@@ -280,7 +280,7 @@ class _StepLoop:
                 self._ways = self._ways or other_ways.said(walker.target, walker.golden)
             again = len(walker.target.recomputed), len(walker.golden.recomputed)
             if again[0] != again[1]:
-                template = "Calls that the backward pass makes again to save memory: {0} in this run, {1} on the golden side."
+                template = "Calls that the backward pass makes again to save memory: {0} in this run, {1} in the golden run."
                 self._recomputed = Sentence(template, *again)
         for rank, rows in walked.of_each(DifferenceWalk.other_arguments).items():
             for row in rows:

@@ -153,12 +153,14 @@ def _together(seen: list[_Seen], left: list[str], errors: list[str]) -> Diagnosi
         found.evidence += [_sentence(other), *other.found.remarks]
         theirs = other.found.first_suspect
         if first is not None and first.step in other.found.steps and theirs is not None and theirs.step > first.step:
-            template = "The records of step {0} are the same: it began behind the last of them, in the update or between two steps."
+            template = (
+                "The records of step {0} are the same: the difference begins after the last of them, in the update or between two steps."
+            )
             found.evidence.append(Sentence(template, first.step))
         if first is not None and theirs is not None and theirs.step < first.step and theirs.step not in found.steps:
             found.evidence.append(
                 Sentence(
-                    "That is before step {0}, which the records are of: a dump of step {1} shows the record it began with.",
+                    "That is before step {0}, the step of the records: a dump of step {1} shows the record in which it begins.",
                     first.step,
                     theirs.step,
                 )

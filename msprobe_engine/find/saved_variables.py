@@ -168,7 +168,7 @@ def _suspect(
     if bad:
         nan = row in side.nans or any(str(value).lower() == "nan" for value in side.stats_of(row)[:2])
         kind = "NaN" if nan else "Inf"
-        why = Sentence("the saved value holds {0}", kind) + (Sentence("; the golden side does not") if golden is not None else "")
+        why = Sentence("the saved value holds {0}", kind) + (Sentence("; the golden run does not") if golden is not None else "")
     elif distance is not None and np.isfinite(distance):
         why = (
             Sentence("the saved value differs by {0}", f"{distance:.2%}")
@@ -176,9 +176,9 @@ def _suspect(
             else Sentence("the saved value differs by {0}", f"{distance:.1e}")
         )
     elif golden is not None and side.shape[row] != golden.shape[other]:
-        why = Sentence("the saved value has shape {0}, the golden side {1}", side.shape[row], golden.shape[other])
+        why = Sentence("the saved value has shape {0}, the golden run {1}", side.shape[row], golden.shape[other])
     else:
-        why = Sentence("the saved value is another one")
+        why = Sentence("the saved value is not the same")
     numbers = {}
     for word, one, at in (("target", side, row), ("golden", golden, other)):
         if one is not None:

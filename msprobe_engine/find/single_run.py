@@ -19,8 +19,8 @@ from msprobe_engine.find.saved_variables import saved_alone
 from msprobe_engine.formats.dump.reader import MOST_BYTES, open_dump
 
 MOST_STEPS = 8
-_BESIDE = Sentence(", no collective that gives something else than was put in")
-_BESIDE_EQUAL = Sentence(", no collective that gives something else than was put in, no parameter whose statistics differ between ranks")
+_BESIDE = Sentence(", no collective with a wrong result")
+_BESIDE_EQUAL = Sentence(", no collective with a wrong result, no parameter whose statistics differ between ranks")
 _TOLD = {
     "tensor": Sentence("tensor"),
     "note": Sentence("note"),

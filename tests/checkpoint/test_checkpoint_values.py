@@ -180,6 +180,6 @@ def test_diagnose_leads_with_the_values_that_matter(tmp_path: Path) -> None:
         torch.save({"model": weights, "optimizer": {"state": {}, "param_groups": groups}}, tmp_path / f"{name}.pt")
     found = diagnose_checkpoints(tmp_path / "target.pt", tmp_path / "golden.pt")
     assert found.headline() == "The checkpoints differ: optimizer.param_groups.0.lr"
-    assert found.suspects[0].why.startswith("0.2 here, 0.1 in the golden one")
+    assert found.suspects[0].why.startswith("0.2, golden 0.1")
     assert found.suspects[1].why.startswith("5 of 6 elements differ, by ")
-    assert "its elements are others" not in found.text()
+    assert "its elements differ" not in found.text()

@@ -105,7 +105,7 @@ CASES: list[tuple[str, Change, str, str]] = [
     ("rotary", _rotary_q, QKV, "only q differs: equal when rotary pairs of rows become halves of each head"),
     ("gate and up", _set(FC1, lambda x: np.concatenate([x[48:], x[:48]])), FC1, "equal with gate and up exchanged"),
     ("in turns", _set(FC1, lambda x: x.reshape(2, 48, 32).transpose(1, 0, 2).reshape(96, 32)), FC1, "its halves take turns row by row"),
-    ("rows", _set(FC2, lambda x: np.roll(x, 5, 0)), FC2, "equal with its rows in another order: moved on by 5"),
+    ("rows", _set(FC2, lambda x: np.roll(x, 5, 0)), FC2, "equal with its rows in another order: shifted by 5"),
     ("columns", _set(FC2, lambda x: x[:, ::-1]), FC2, "equal with its columns in another order"),
     ("scaled", _set(FC2, lambda x: x * np.float32(0.5)), FC2, "B is A times 0.5"),
     ("sign turned", _set(FC2, lambda x: -x), FC2, "B is A with the sign turned"),

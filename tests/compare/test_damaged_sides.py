@@ -489,7 +489,7 @@ def test_a_checkpoint_without_a_section(runs: Path, tmp_path: Path) -> None:
 
 
 MONITORED: dict[str, tuple[Damage, int, str]] = {
-    "nothing": (lambda _: None, 1, "It began in step 5"),
+    "nothing": (lambda _: None, 1, "First alert: step 5"),
     "no file of alerts": (_removed("monitor/*/alerts.jsonl"), 3, "have no alerts.jsonl"),
     "an empty file of alerts": (_text(lambda _: "", "monitor/*/alerts.jsonl"), 3, "0 alerts are in it"),
     "nor an incident": (lambda root: [_removed("monitor/*/alerts.jsonl")(root), _removed("incidents")(root)], 3, "says that"),

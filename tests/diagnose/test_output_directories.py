@@ -116,7 +116,7 @@ def test_what_the_monitor_saw_earlier_is_said(tmp_path: Path, rank_dump: Any) ->
     found = diagnose(tmp_path / "bad", tmp_path / "good")
     assert found.first_suspect is not None
     assert (found.first_suspect.record, found.first_suspect.step) == (BORN, 2)
-    assert any("a dump of step 1 shows the record it began with" in line for line in found.evidence)
+    assert any("a dump of step 1 shows the record in which it begins" in line for line in found.evidence)
 
 
 def test_what_is_left_is_said(tmp_path: Path, rank_dump: Any) -> None:

@@ -69,7 +69,7 @@ def test_other_names_are_said_and_written(tmp_path: Path, capsys: Capture, comma
     assert main(words) == 1
     out = capsys.readouterr().out
     assert out.startswith("Modules bear other names")
-    assert f"6 modules bear other names on the golden side: layers.0.attn.{cls} -> layers.0.attention.Attention, " in out
+    assert f"6 modules bear other names in the golden run: layers.0.attn.{cls} -> layers.0.attention.Attention, " in out
     assert "\n  only in " not in out
     (file,) = (tmp_path / "out").glob("cell_mapping*.yaml")
     assert f"-cm {file}" in out

@@ -206,7 +206,7 @@ def test_records_in_another_order_are_said(command: str, tmp_path: Path, capsys:
     dump(_rank(tmp_path / "golden"), extra=dict(reversed(calls.items())))
     assert run(command, tmp_path / "target", tmp_path / "golden", tmp_path / "out") == 0
     said = "".join(capsys.readouterr())
-    assert "rank 0: 1 records stand in another order than on the golden side, the first is Torch.neg.0.forward: record 7, there 8" in said
+    assert "rank 0: 1 records stand in another order than in the golden run, the first is Torch.neg.0.forward: record 7, there 8" in said
 
 
 @given(st.lists(st.integers(0, 30), unique=True, max_size=12))

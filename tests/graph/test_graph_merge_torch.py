@@ -132,4 +132,4 @@ def test_no_difference_to_one_process(kind: str, dumps: Path) -> None:
     assert found.suspect is None
     assert not any(value == 1 for value in found.index)
     assert not (found.units > 4).any()
-    assert ("2 times the golden side's" in " ".join(notes)) == (kind != "tp")
+    assert ("2 times the golden run's" in " ".join(notes)) == (kind != "tp")

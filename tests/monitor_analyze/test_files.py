@@ -73,7 +73,7 @@ def test_existing_files(tmp_path: Path) -> None:
     original = record("actv_grad", call=40, name="1.mlp")
     assert {key: first[key] for key in original} == original
     assert written["0:1.mlp.2.bias/rank0/post_grad_step_2_call_80"]["ranks"] == [0, 1]
-    assert summary(result).startswith("It began in step 2 in the backward pass: 1.mlp on rank 0")
+    assert summary(result).startswith("First alert: step 2 in the backward pass: 1.mlp on rank 0")
 
 
 def test_our_alerts(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_our_alerts(tmp_path: Path) -> None:
         ("w", "unscaled_grad", 1, (0, 1)), ("layer.0", "actv", 0, (0, 1)), ("layer.9", "actv", 1, (0, 1)),
     ]  # fmt: skip
     text = summary(result)
-    assert text.startswith("It began in step 3 in the forward pass of micro step 1: layer.0 on rank 1 (pipeline stage 0).")
+    assert text.startswith("First alert: step 3 in the forward pass of micro step 1: layer.0 on rank 1 (pipeline stage 0).")
     assert "What it usually means: It overflowed." in text
     assert "What to do next: Dump it." in text
     assert "1 warnings came before it" in text
@@ -115,7 +115,7 @@ def test_warnings_only(tmp_path: Path) -> None:
     """Without anything critical the first warning is what is named, and called that."""
     run = run_of(tmp_path, [alert("w", "update", 1, severity="warning"), alert("v", "param_origin", 1, severity="warning")])
     text = summary(analyze(run))
-    assert text.startswith("It began in step 3 before the forward pass, in the parameters as the last update left them: v on rank 0.")
+    assert text.startswith("First alert: step 3 before the forward pass, in the parameters as the last update left them: v on rank 0.")
     assert "It is a warning" in text
 
 
@@ -146,7 +146,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for steps in ("1,3", "[1, 3]"):
         assert main(["monitor", "analyze", str(run), "-o", str(out), "-k", "1", "-s", steps]) == 1
         text = capsys.readouterr().out
-        assert "It began in step 1" in text
+        assert "First alert: step 1" in text
         assert "The first 1 of 2 alerts" in text
         assert "\x1b" not in text
     assert len(json.loads((out / "anomaly_analyse.json").read_text())) == 1
@@ -175,7 +175,7 @@ def test_existing_module_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "[1,2,3]",
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "It began in step 1 in the forward pass" in done.stdout
+    assert "First alert: step 1 in the forward pass" in done.stdout
     assert len(json.loads((tmp_path / "anomaly_analyse.json").read_text())) == 2
     assert monitor_analyze.main(["--data_path", str(root), "--out_path", str(tmp_path), "--topk", "1", "--step", "[]"]) == 0
     assert "The first 1 of 4 alerts" in capsys.readouterr().out

@@ -62,7 +62,7 @@ def test_the_recommended_set(capsys: pytest.CaptureFixture[str]) -> None:
     assert alert["extra"]["next"]
     codes = [main(words) for words in commands(block(PAGE, "bash", NOW))]
     assert codes == [0, 1, 1]  # the page shows the alerts
-    assert "It began in step 40 in the loss" in capsys.readouterr().out
+    assert "First alert: step 40 in the loss" in capsys.readouterr().out
     assert main(["nan_analyze", "-i", "runs/a/incidents/step40-nan_inf"]) == 1
 
 

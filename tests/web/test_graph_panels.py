@@ -103,7 +103,7 @@ def test_a_call_that_only_the_golden_run_makes(show: Open) -> None:
     """The page opens where the target misses it, not at another call that has its number in the target; the sentence names it."""
     page = show("missing")
     text = page.locator(".callout.bad").inner_text()
-    assert "Functional.mul.1.forward: only the golden side makes this call" in text
+    assert "Functional.mul.1.forward: only the golden run makes this call" in text
     assert chosen(page) == "Functional.softmax.1.forward"
 
 

@@ -155,5 +155,5 @@ def _moves(mine: list[bytes], other: list[bytes]) -> str:
         where = {digest: i for i, digest in enumerate(other)}
         shift = where[mine[first]] - first
         if all((where[digest] - i - shift) % n == 0 for i, digest in enumerate(mine)):
-            return Sentence("moved on by {0}", shift % n)
+            return Sentence("shifted by {0}", shift % n)
     return Sentence("all of them") if len(moved) == n else Sentence("{0} of them, from {1} to {2}", len(moved), first, last)

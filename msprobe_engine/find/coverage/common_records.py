@@ -47,7 +47,7 @@ def restrict_to_common(target: Sides, golden: Sides, evidence: list[str]) -> tup
         _say(
             evidence,
             Sentence(
-                "The dumps hold other selections of records ({0}, on the golden side {1}): what only one of them holds is left out.",
+                "The dumps hold other selections of records ({0}, in the golden run {1}): what only one of them holds is left out.",
                 chosen[0] or "all",
                 chosen[1] or "all",
             ),
@@ -65,7 +65,7 @@ def are_unrelated(found: Divergence, diagnosis: Diagnosis) -> bool:
     diagnosis.differences = sum(walk.differing for walk in found.walks.values()) or len(found.origins)
     diagnosis.evidence.append(
         Sentence(
-            "Only {0} of {1} records have a partner among the {2} of the golden side, and {3} of them differ. Are they "
+            "Only {0} of {1} records have a partner among the {2} of the golden run, and {3} of them differ. Are they "
             "dumps of the same training?",
             f"{matched:,}",
             f"{ours:,}",

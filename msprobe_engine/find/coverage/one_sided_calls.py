@@ -56,9 +56,9 @@ def _note_order(found: Diagnosis, divergence: Divergence) -> None:
             said.setdefault(what, []).append(rank)
     for what, ranks in said.items():
         if len(ranks) == 1:
-            template = "rank {0}: {1} records stand in another order than on the golden side, the first is {2}: record {3}, there {4}"
+            template = "rank {0}: {1} records stand in another order than in the golden run, the first is {2}: record {3}, there {4}"
         else:
-            template = "ranks {0}: {1} records stand in another order than on the golden side, the first is {2}: record {3}, there {4}"
+            template = "ranks {0}: {1} records stand in another order than in the golden run, the first is {2}: record {3}, there {4}"
         sentence = Sentence(template, few_ranges(ranges_of(ranks)), *what)
         if sentence not in found.evidence:
             found.evidence.append(sentence)

@@ -98,8 +98,8 @@ def said(target: Tree, golden: Tree) -> str | None:
     if mine == theirs or first_update(target) < 0 or first_update(golden) < 0:
         return None
     if mine:
-        return Sentence("The optimizer of this run updates several parameters by one call, that of the golden side each by itself.")
-    return Sentence("The optimizer of this run updates each parameter by itself, that of the golden side several by one call.")
+        return Sentence("The optimizer of this run updates several parameters by one call, that of the golden run each by itself.")
+    return Sentence("The optimizer of this run updates each parameter by itself, that of the golden run several by one call.")
 
 
 def _is_wrapper(tree: Tree, op: int) -> bool:

@@ -35,7 +35,7 @@ def report_renames(found: Diagnosis) -> None:
         pairs = [f"{mine} -> {its}" for mine, its in found.mapping.items()]
         more = Sentence(" and {0} more", f"{len(pairs) - _SHOWN:,}") if len(pairs) > _SHOWN else ""
         shown = ", ".join(pairs[:_SHOWN])
-        found.evidence.append(Sentence("{0} modules bear other names on the golden side: {1}{2}.", f"{len(pairs):,}", shown, more))
+        found.evidence.append(Sentence("{0} modules bear other names in the golden run: {1}{2}.", f"{len(pairs):,}", shown, more))
 
 
 def write(found: Diagnosis, path: Path) -> Path | None:

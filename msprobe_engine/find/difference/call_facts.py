@@ -111,11 +111,11 @@ def _why(kind: str, side: DumpTable, row: int, golden: DumpTable, other: int) ->
         return Sentence("{0}; the result does not show it", explain.other_argument(side, row, golden, other))
     if kind == GRAD_FLAG:
         if side.requires_grad[row]:
-            return Sentence("{0} requires a gradient, and none on the golden side (frozen or detached there)", place)
-        return Sentence("{0} requires no gradient, and one on the golden side (frozen or detached here)", place)
+            return Sentence("{0} requires a gradient here and none in the golden run (frozen or detached there)", place)
+        return Sentence("{0} requires no gradient here and one in the golden run (frozen or detached here)", place)
     if kind == SHAPE:
-        return Sentence("{0} has shape {1}, on the golden side {2}", place, side.shape[row], golden.shape[other])
-    return Sentence("{0} has dtype {1}, on the golden side {2}; no number shows it", place, side.dtype[row], golden.dtype[other])
+        return Sentence("{0} has shape {1}, in the golden run {2}", place, side.shape[row], golden.shape[other])
+    return Sentence("{0} has dtype {1}, in the golden run {2}; no number shows it", place, side.dtype[row], golden.dtype[other])
 
 
 def _cause(origin: DifferenceOrigin, walker: DifferenceWalk, why: Sentence) -> Sentence:
@@ -130,9 +130,9 @@ def _of_collectives(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, 
             if one is None or two is None or one == two:
                 continue
             if kind == GROUP:
-                why = Sentence("a collective of {0} ranks, on the golden side of {1}: the groups are not the same", len(one), len(two))
+                why = Sentence("a collective of {0} ranks, in the golden run of {1}: the groups are not the same", len(one), len(two))
             else:
-                why = Sentence("its reduction is {0}, on the golden side {1}; no number shows it", one, two)
+                why = Sentence("its reduction is {0}, in the golden run {1}; no number shows it", one, two)
             yield _origin(op, back[op], kind, -1, -1), why
 
 

@@ -97,11 +97,11 @@ def why(origin: DifferenceOrigin, walker: DifferenceWalk, step: int) -> Sentence
         theirs = [origin.other] if origin.other >= 0 else []
         other = Sentence("holds {0}", _bad(golden, origin.other)) if distances.nonfinite(golden, theirs).any() else Sentence("is finite")
         held = _bad(side, origin.row)
-        return Sentence("{0} holds {1}, and everything that went in is finite; the golden side {2} here", place, held, other)
+        return Sentence("{0} holds {1}, and everything that went in is finite; the golden run {2} here", place, held, other)
     if origin.kind == origins.ARGUMENT or (origin.kind == origins.DEFAULT and origin.op in walker.lone_arguments):
         return Sentence("{0}; the result differs by {1}", cause(origin, walker), size)
     if origin.kind == origins.GRADLESS:
-        here, there = Sentence("this run"), Sentence("the golden side")
+        here, there = Sentence("this run"), Sentence("the golden run")
         with_it, without = (here, there) if side.requires_grad[origin.row] else (there, here)
         taken = Sentence("") if origin.op == side.op[origin.row] else Sentence("its own code gives {0} what it takes in: ", user)
         said = Sentence("{0}{1} requires a gradient in {2} and none in {3}", taken, place, with_it, without)
@@ -112,12 +112,12 @@ def why(origin: DifferenceOrigin, walker: DifferenceWalk, step: int) -> Sentence
     if origin.kind == origins.MISSING:
         return Sentence("only the golden run makes this call; without it {0} takes in {1} that differs by {2}", user, place, size)
     if origin.kind == origins.UNSUMMED:
-        template = "what it gives is part of a sum over ranks, and {0} takes it in before it is summed: {1} differs by {2}"
+        template = "its result is one rank's part of a sum, and {0} uses it before it is summed over ranks: {1} differs by {2}"
         return Sentence(template, user, place, size)
     if origin.kind == origins.UNUSED:
-        return Sentence("its result is right and is not used: {0} takes in {1} that differs by {2}", user, place, size)
+        return Sentence("its result is right but is not used: {0} gets another {1}, which differs by {2}", user, place, size)
     if origin.kind == origins.CHANGED:
-        template = "its result is right, and {0} takes it in as {1} changed by {2}: something that no record has lies between"
+        template = "its result is right, but {0} gets it as {1} changed by {2}: something that is not recorded changed it in between"
         return Sentence(template, user, place, size)
     if origin.kind == origins.INSIDE:
         if side.role[origin.row] == OUTPUT:
@@ -215,7 +215,7 @@ def place_of(side: DumpTable, row: int) -> str:
 
 def _size(origin: DifferenceOrigin, side: DumpTable, golden: DumpTable) -> str:
     if math.isinf(origin.distance):
-        return Sentence("more than numbers can say{0}", _beyond_numbers(origin, side, golden))
+        return Sentence("an infinite amount{0}", _beyond_numbers(origin, side, golden))
     share = _percent(origin.distance)
     return Sentence("{0} ({1} times round-off)", share, f"{origin.times:,.0f}") if 1 < origin.times < roundoff.MOST_TIMES else share
 
@@ -229,9 +229,9 @@ def _beyond_numbers(origin: DifferenceOrigin, side: DumpTable, golden: DumpTable
     if any(bad):
         pairs = ((side, mine, bad[0]), (golden, theirs, bad[1]))
         here, there = (_bad(one, row) if holds else Sentence("finite") for one, row, holds in pairs)
-        return Sentence(" ({0}, on the golden side {1})", here, there)
+        return Sentence(" ({0}, in the golden run {1})", here, there)
     if side.shape[mine] != golden.shape[theirs]:
-        return Sentence(" (shape {0}, on the golden side {1})", side.shape[mine], golden.shape[theirs])
+        return Sentence(" (shape {0}, in the golden run {1})", side.shape[mine], golden.shape[theirs])
     return ""
 
 

@@ -165,7 +165,7 @@ def said(found: Divergence) -> list[str]:
         template = "The runs are of different layouts: {0} tensors were put together from pieces{1}."
         lines.append(Sentence(template, f"{len(whole.made_of):,}", each))
         if whole.factor != 1.0:
-            template = "The gradients are {0} times the golden side's until they are averaged; that was taken out."
+            template = "The gradients are {0} times the golden run's until they are averaged; that was taken out."
             lines.append(Sentence(template, f"{whole.factor:g}"))
         reasons = ", ".join(f"{n:,} {why}" for why, n in sorted(whole.reasons().items()))
         if reasons:

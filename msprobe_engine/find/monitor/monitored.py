@@ -213,7 +213,7 @@ class _Off:
         one = self.items[0]
         template = "{0} numbers of step {1} differ by up to {2}, which no later step confirms or clears, the first is {3}"
         furthest = max(item.distance for item in self.items)
-        return Sentence(template, f"{len(self.items):,}", one.step, f"{furthest:.2%}", f"{one.family}/{one.key.name}")
+        return Sentence(template, f"{len(self.items):,}", one.step, f"{furthest:.2%}", _row(one.family, one.key.name))
 
 
 def _say_part(found: Diagnosis, parted: _Off) -> None:
@@ -228,7 +228,7 @@ def _say_part(found: Diagnosis, parted: _Off) -> None:
         ranks.setdefault((item.family, item.key), set()).add(item.rank)
     for item in list(seen.values())[:MOST_SUSPECTS]:
         share = f"{item.distance:.2%}" if item.distance >= 1e-3 else f"{item.distance:.1e}"
-        size = Sentence("more than numbers can say") if math.isinf(item.distance) else share
+        size = Sentence("an infinite amount") if math.isinf(item.distance) else share
         found.suspects.append(
             _suspect(
                 item,
@@ -283,12 +283,17 @@ def _finding_of(alert: Anomaly) -> str:
     return findings.DIVERGENCE
 
 
+def _row(family: str, name: str) -> str:
+    """``grad_reduced/layers.0.weight``; the loss, which is a family of its own, as it is."""
+    return name if name == family else f"{family}/{name}"
+
+
 def _of_alerts(group: Group) -> Suspect:
     """Alerts that several ranks agree on."""
     alert = group.first
     why = alert.message or alert.meaning or f"rule {alert.rule}"
     numbers: Mapping[str, Any] = {"target": {"row": alert.name, alert.op or "value": alert.value}}
-    record = f"{alert.word}/{_record_of(alert.name)}"
+    record = _row(alert.word, _record_of(alert.name))
     several = list(alert.differing) if len(alert.differing) > 1 else []
     agreeing = ranges_of(group.ranks) if not several and len(group.ranks) > 1 else []
     return Suspect(
@@ -310,7 +315,7 @@ def _of_odd(odd: Odd) -> Suspect:
 
 
 def _suspect(item: Number, why: str, limit: float | None = None) -> Suspect:
-    row = f"{item.family}/{item.key.name}"
+    row = _row(item.family, item.key.name)
     return Suspect(
         record=row,
         module=_module_of(item.key.name),

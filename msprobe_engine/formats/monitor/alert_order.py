@@ -296,7 +296,7 @@ def summary(analysis: Analysis) -> str:
         partly += " in what could be read" if analysis.found.left_out else " in what is here" if analysis.found.missing else ""
         return (f"No alerts{partly} on {ranks_text(ranks)}." if ranks else f"No alerts{partly}.") + looked
     a = began.first
-    lines = [f"It began in step {a.step} {moment_text(began)}: {a.name} on {_on_ranks(began.ranks)}{_pipeline_text(a)}."]
+    lines = [f"First alert: step {a.step} {moment_text(began)}: {a.name} on {_on_ranks(began.ranks)}{_pipeline_text(a)}."]
     lines.append(f"  {a.message}")
     if a.meaning:
         lines.append(f"  What it usually means: {a.meaning}")

@@ -33,10 +33,10 @@ def differing(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
     for owner in dict.fromkeys(owner for owner in _parameters(walker.golden) if owner in of_target):
         name = ".".join(part for part in owner if part)
         if owner in theirs and owner not in mine and walker.missing:
-            why = Sentence("the optimizer of the golden side updates parameter {0}, and that of this run does not", name)
+            why = Sentence("the optimizer of the golden run updates parameter {0}, and that of this run does not", name)
             origin = DifferenceOrigin(0, theirs[owner], MISSING, -1, -1, 0.0, 0.0, 0.0)
         elif owner in mine and owner not in theirs and walker.extra:
-            why = Sentence("the optimizer of this run updates parameter {0}, and that of the golden side does not", name)
+            why = Sentence("the optimizer of this run updates parameter {0}, and that of the golden run does not", name)
             origin = DifferenceOrigin(mine[owner], -1, EXTRA, -1, -1, 0.0, 0.0, 0.0)
         else:
             continue
@@ -58,10 +58,10 @@ def no_update(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
         return []
     if firsts[0] < 0:
         origin = DifferenceOrigin(0, firsts[1], MISSING, -1, -1, 0.0, 0.0, 0.0)
-        why = Sentence("the golden side updates its parameters behind the backward pass, and this run updates none")
+        why = Sentence("the golden run updates its parameters behind the backward pass, and this run updates none")
     else:
         origin = DifferenceOrigin(firsts[0], -1, EXTRA, -1, -1, 0.0, 0.0, 0.0)
-        why = Sentence("this run updates its parameters behind the backward pass, and the golden side updates none")
+        why = Sentence("this run updates its parameters behind the backward pass, and the golden run updates none")
     return [dataclasses.replace(explain.suspect(step, rank, origin, walker), why=why, distance=None, limit=None)]
 
 

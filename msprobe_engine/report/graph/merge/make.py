@@ -106,7 +106,7 @@ def _across(target: dict[int, DumpTable], golden: dict[int, DumpTable], job: Job
         _note(graph, row, Sentence("rank {0} differs from the others", rank))
     if made.factor != 1.0:
         notes.append(
-            Sentence("the gradients are {0} times the golden side's until they are averaged; that was taken out.", f"{made.factor:g}")
+            Sentence("the gradients are {0} times the golden run's until they are averaged; that was taken out.", f"{made.factor:g}")
         )
     for op, node in enumerate(graph.node_of_record):
         origin = origin_of(side, op)
@@ -122,7 +122,7 @@ def _level(graph: Graph, target: DumpTable, golden: DumpTable, pairs: Sequence[t
     here, there = {i for i, _ in beside}, {j for _, j in beside}
     for x, y in pairs:
         for row in (row for row in target.rows(x) if row not in here):
-            _note(graph, row, Sentence("not compared: the golden side has none"))
+            _note(graph, row, Sentence("not compared: the golden run has none"))
             _empty(target, row)
         for row in (row for row in golden.rows(y) if row not in there):
             _empty(golden, row)
@@ -131,7 +131,7 @@ def _level(graph: Graph, target: DumpTable, golden: DumpTable, pairs: Sequence[t
             target.requires_grad[i] = golden.requires_grad[j] = None
         kinds = [(side.dtype[row] is None, row in side.values) for side, row in ((target, i), (golden, j))]
         if kinds[0] != kinds[1]:
-            _note(graph, i, Sentence("not compared: {0} here, {1} on the golden side", target.dtype[i], golden.dtype[j]))
+            _note(graph, i, Sentence("not compared: {0} here, {1} in the golden run", target.dtype[i], golden.dtype[j]))
             _empty(target, i)
             _empty(golden, j)
 
