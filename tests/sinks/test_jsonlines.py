@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -90,7 +91,8 @@ for step in range(10**9):
     sink.write(frame_of({{f"p{{i}}": [1.0] for i in range(50)}}, step=step), [])
     print(step, flush=True)
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}  # with the helpers of these tests
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ | path) as process:
         assert process.stdout is not None
         last = [int(process.stdout.readline()) for _ in range(20)][-1]
         process.send_signal(signal.SIGKILL)

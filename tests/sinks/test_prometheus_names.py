@@ -42,7 +42,7 @@ def everything(rank: int = 0) -> RankMetrics:
 def test_what_is_exported_is_in_the_table_and_the_other_way_round(tmp_path: Path) -> None:
     """Every family that is exported has its line in the table with that type and those labels, and every line of the table is exported."""
     write_snapshot(tmp_path, 1, everything(1).families(), 1000.0)
-    families = node_families(everything().families(), tmp_path, range(1, 3), 1001.0)
+    families = node_families(everything().families(), [tmp_path], range(1, 3), 1001.0)
     assert {f.name.removeprefix(PREFIX) for f in families} == set(METRICS)
     for family in families:
         metric = METRICS[family.name.removeprefix(PREFIX)]
