@@ -23,6 +23,8 @@ _CALLED_BY = "; called by "
 _LONGEST = 500
 """Characters of code that are parsed."""
 _LONGEST_NAME = 40
+_LONGEST_WRITTEN = 2 * _LONGEST_NAME
+"""Bytes of an expression that is put into words: it may be nested as deep as it is long, and words are found by recursion."""
 _SIGNS: dict[str, type[ast.operator]] = {
     "add": ast.Add,
     "sub": ast.Sub,
@@ -115,6 +117,8 @@ def _of_call(node: ast.Call, function: str, place: int | str) -> str:
 
 def _shown(node: ast.expr) -> str:
     """The text of an expression that names something and is short enough to be shown; else ""."""
+    if node.end_lineno != node.lineno or (node.end_col_offset or 0) - node.col_offset > _LONGEST_WRITTEN:
+        return ""
     if not any(isinstance(one, ast.Name) for one in ast.walk(node)) or any(isinstance(one, ast.Call) for one in ast.walk(node)):
         return ""
     text = ast.unparse(node)
