@@ -17,7 +17,7 @@ import torch.distributed as dist
 from forkpool import run_ranks
 
 from msprobe_integrations.common.ranks import connections, links
-from msprobe_integrations.common.ranks.step_exchange import _check_files
+from msprobe_integrations.common.ranks.step_exchange import StepExchange, _check_files
 from msprobe_integrations.common.ranks.tree import SELF, Kind, Lane, Message, shape_of
 from msprobe_integrations.torch.ranks.merge import RowExchange
 
@@ -191,3 +191,35 @@ def test_files_and_threads_of_a_rank() -> None:
         assert connected
         assert files <= 3 * 7 + 4
         assert threads == 1
+
+
+class _StoreThatHangs:
+    """Answers nothing."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def add(self, _key: str, _amount: int) -> int:
+        self.over.wait(60)
+        raise RuntimeError("the store is gone")
+
+    set = get = check = add  # type: ignore[assignment]
+
+
+def test_a_store_that_hangs_holds_nobody() -> None:
+    """Who waits for the other ranks at the start goes on when the job's store does not answer, and hears why afterwards."""
+
+    class Quiet(StepExchange):
+        def _make_lanes(self) -> list[Lane]:
+            return []
+
+    store = _StoreThatHangs()
+    exchange = Quiet(store, [0, 1], 0, "hanging", limit=2)
+    began = time.monotonic()
+    assert not exchange.meet(0.2)
+    assert time.monotonic() < began + 5.0
+    store.over.set()
+    end = time.monotonic() + 10
+    while not exchange.failed and time.monotonic() < end:
+        time.sleep(0.01)
+    assert exchange.failed == "the store is gone"

@@ -181,10 +181,11 @@ class StepExchange:
         return self.connected and bool(self._queue) and time.monotonic() > self._since + seconds
 
     def meet(self, seconds: float) -> bool:
-        """Wait until all ranks have come, at most so long; whoever has not is `missing` then."""
+        """Wait until all ranks have come, at most so long; whoever has not is `missing` then, as far as the store answers in time."""
         self._absent_at = time.monotonic() + seconds
+        end = self._absent_at + LOST
         self._loop.call(self._turn)
-        while not (self.connected or self.missing or self.failed):
+        while not (self.connected or self.missing or self.failed) and time.monotonic() < end:
             time.sleep(0.002)
         return self.connected
 

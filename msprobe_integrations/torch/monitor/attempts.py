@@ -114,8 +114,9 @@ class Attempts:
     def _meet(self) -> None:
         votes = _Votes()
         if not votes.meet(MEETING):
+            why = votes.missing or votes.failed or "not all of them have come"
             votes.close("has waited for the others in vain")
-            raise RuntimeError(f"not all ranks use attempts, so steps run once ({votes.missing or votes.failed})")
+            raise RuntimeError(f"not all ranks use attempts, so steps run once ({why})")
         self._votes = votes
 
     def close(self) -> None:
