@@ -128,7 +128,7 @@ def _suspect(item: Mapping[str, Any]) -> Suspect:
         step=item["step"],
         source=item["source_line"] or "",
         kind=item["cause"],
-        why=Sentence("{0}; {1}", item["why"], item["explanation"]) if item["why"] else item["explanation"],
+        why=Sentence("{0}; {1}", item["why"], item["explanation"]) if item["why"] and item["cause"] == "operator" else item["explanation"],
         cause=item["why"],
         tensor=f"{item['op_name']}.{tensors[0]['place']}" if tensors else "",
         numbers={"target": tensors[0]} if tensors else {},

@@ -122,3 +122,24 @@ def test_which_setting_explains_it(values: tuple[float | None, float | None], pa
     """One with the very values of the call, each on its side; in an update one of the optimizer; no other."""
     numbers = {side: {"value": value} for side, value in zip(("target", "golden"), values)}
     assert explaining(Suspect("Tensor.x.0.forward", "", 0, 0, parameter=parameter, numbers=numbers), [RING, THETA, DECAY]) is expected
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("input.0", "input.0 was not finite when it came in"),
+        ("parameters.weight", "parameter weight was not finite before the step used it"),
+    ],
+)
+def test_what_brought_a_nan(place: str, said: str, tmp_path: Path) -> None:
+    """A NaN that comes in is said to come in, of an input and of a parameter."""
+    bad, fine = _tensor(float("nan")), _tensor(1.0)
+    directory = tmp_path / "step0" / "rank0"
+    directory.mkdir(parents=True)
+    record = "Module.fc.Linear.forward.0"
+    of_module = {"input_args": [bad if place == "input.0" else fine], "input_kwargs": {}, "output": [bad]}
+    data = {record: of_module | {"parameters": {"weight": bad if place != "input.0" else fine}}}
+    (directory / "dump.json").write_text(json.dumps({"task": "statistics", "level": "L0", "framework": "pytorch", "data": data}))
+    (directory / "construct.json").write_text(json.dumps({record: None}))
+    (directory / "stack.json").write_text(json.dumps({record: [LINE.format(7, "f", "y = fc(x)")]}))
+    assert diagnose(tmp_path).headline().startswith(f"First NaN or Inf: model.py:7 f: {said} (step 0, rank 0, module fc")

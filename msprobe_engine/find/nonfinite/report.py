@@ -86,7 +86,7 @@ def finding(verdict: Verdict, number: int) -> dict[str, Any]:
         "what": what(origin.flags),
         "cause": origin.cause,
         "explanation": CAUSES[origin.cause],
-        "why": why_not_finite(call.dump, call.record) if origin.cause == "operator" else "",
+        "why": _short_reason(origin),
         "module": path,
         "operator": op,
         "direction": call.direction,
@@ -98,6 +98,18 @@ def finding(verdict: Verdict, number: int) -> dict[str, Any]:
         "dump": trace.path,
         "complete": trace.complete,
     }
+
+
+def _short_reason(origin: NonFiniteOrigin) -> str:
+    """For the first line: why the numbers of the call were not finite, or what brought them; "" where the numbers do not say."""
+    place = origin.facts[0].place if origin.facts else ""
+    if origin.cause == "operator":
+        return why_not_finite(origin.call.dump, origin.call.record)
+    if origin.cause == "data" and place:
+        return Sentence("{0} was not finite when it came in", place)
+    if origin.cause == "parameter" and place:
+        return Sentence("parameter {0} was not finite before the step used it", place.removeprefix("parameters."))
+    return Sentence("the collective made it") if origin.cause == "collective" else ""
 
 
 def as_json(findings: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
