@@ -92,6 +92,9 @@ LOSSES_OF_CLASSES = frozenset(("cross_entropy", "nll_loss", "kl_div", "log_softm
 SWITCHES = frozenset(("relu", "relu_", "threshold", "threshold_", "relu6", "hardtanh"))
 """Functions that hand elements on, or not: the gradient of each is all there or none."""
 
+SORTS = frozenset(("sort", "argsort", "msort"))
+"""Operators that give the places of elements."""
+
 LOSSES_OF_LABELS = frozenset(("cross_entropy", "nll_loss"))
 """Those that leave labels out (``ignore_index``): their mean is over the labels that count, and pieces of a batch have unlike numbers of
 them."""

@@ -35,7 +35,7 @@ _MOVED = 0.3
 """Part of the noise of weights that an optimizer has moved and that is aligned with what they are multiplied by."""
 
 
-_FEW = 0.3
+_FEW = 0.5
 """Part of the noise of elements that a sum over a row shows, where few of them make most of it (squares)."""
 
 

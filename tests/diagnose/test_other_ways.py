@@ -20,12 +20,13 @@ from msprobe_engine.find.run import diagnose
 class Block(torch.nn.Module):
     """A residual branch."""
 
-    def __init__(self) -> None:
+    def __init__(self, way: str) -> None:
         super().__init__()
+        self.act = torch.nn.functional.relu if "relu" in way else torch.nn.functional.gelu
         self.norm, self.up, self.down = torch.nn.LayerNorm(32), torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+        return x + self.down(self.act(self.up(self.norm(x))))
 
 
 class Normed(torch.nn.Module):
@@ -88,9 +89,15 @@ class Looking(torch.nn.Module):
         return x + self.drop(gelu(seen) if "exact" in self.way else gelu(seen, approximate="tanh"))
 
 
+def labels(targets: torch.Tensor, way: str) -> torch.Tensor:
+    """`way`: each part of the batch has another number of them."""
+    targets = torch.roll(targets, -2 if "moved on" in way else -1, 1).masked_fill(torch.arange(16) > 13, -100)
+    return targets.masked_fill(targets < 15, -100) if "uneven" in way else targets
+
+
 def loss(logits: torch.Tensor, targets: torch.Tensor, way: str) -> torch.Tensor:
     """Over all tokens but the last ones; `way`: a sum divided by their number, of labels that are moved by one."""
-    targets = torch.roll(targets, -2 if "moved on" in way else -1, 1).masked_fill(torch.arange(16) > 13, -100)
+    targets = labels(targets, way)
     logits, targets = logits.float().flatten(0, 1), targets.flatten()
     if "summed" in way:
         return torch.nn.functional.cross_entropy(logits, targets, reduction="sum") / (targets != -100).sum()
@@ -114,8 +121,10 @@ class Model(torch.nn.Module):
     def __init__(self, way: str) -> None:
         super().__init__()
         self.table, self.head = torch.nn.Embedding(50, 32), torch.nn.Linear(32, 50)
-        kind = Gated if "gated" in way else Looking if "looking" in way else None
-        self.layers = torch.nn.ModuleList(kind(way) if kind else Block() for _ in range(2))
+        kind = Gated if "gated" in way else Looking if "looking" in way else Block
+        self.layers = torch.nn.ModuleList(kind(way) for _ in range(2))
+        if "tied" in way:
+            self.head.weight = self.table.weight
         self.again, self.reentrant = "recomputed" in way, "reentrant" in way
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -158,8 +167,13 @@ def train(rank: int, ranks: int, scratch: str, path: Path, way: str) -> None:
         for last in (False, True) if "accumulated" in way else (True,):
             tokens, targets = torch.randint(0, 50, (2, 4, 16))
             apart = contextlib.nullcontext() if last or "every time" in way else model.no_sync()  # type: ignore[operator]
-            with apart:
-                loss(model(tokens), targets, way).backward()
+            with apart, torch.autocast("cpu", torch.bfloat16, enabled="autocast" in way):
+                if "pieces" in way:
+                    counted = [(labels(part, way) != -100).sum() for part in targets.split(2)]
+                    for some, part, count in zip(tokens.split(2), targets.split(2), counted):
+                        (loss(model(some), part, way) * (count / sum(counted))).backward()
+                else:
+                    loss(model(tokens), targets, way).backward()
         if "logged" in way:
             float(sum(parameter.detach().float().norm() ** 2 for parameter in model.parameters()))
         optimizer.step()
@@ -205,6 +219,9 @@ def made(dumps: Path, way: str, ranks: int = 1) -> Path:
         pytest.param("bf16 recomputed reentrant", "bf16 recomputed", 1, "", marks=pytest.mark.slow),
         pytest.param("buckets accumulated every time", "buckets accumulated", 2, "", marks=pytest.mark.slow),
         ("buckets accumulated every time L0", "buckets accumulated L0", 2, ""),
+        ("bf16 relu uneven pieces", "bf16 relu uneven", 1, "of different layouts"),
+        ("autocast looking added tied uneven pieces", "autocast looking added tied uneven", 1, "of different layouts"),
+        pytest.param("autocast relu recomputed reentrant", "autocast relu", 1, "makes again", marks=pytest.mark.slow),
     ],
 )
 def test_another_way_is_no_difference(target: str, golden: str, ranks: int, note: str, dumps: Path) -> None:

@@ -17,6 +17,7 @@ from msprobe_engine.align.parallel.merge_statistics import Floats
 from msprobe_engine.align.parallel.micro_batches import Piece, last_backward
 from msprobe_engine.align.parallel.outcome import AGREES, IN_PLACE, LOCAL, NEAR, PART, PASSING, Call, GlobalTensors
 from msprobe_engine.align.parallel.run_pieces import Run
+from msprobe_engine.core import operator_traits as traits
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import distances, roundoff
 
@@ -152,6 +153,9 @@ class PartialSumTracker:
         """What a call gives out that was told where this rank is: masks and indices, or something made of the arguments alone."""
         side = self._a.first
         blind = call.lost == call.tensors  # nothing else goes in
+        places = call.cut and side.ops[call.op].split(".")[1] in traits.SORTS and len(side.shape[i] or ()) == 1
+        if places and side.role[i] == OUTPUT and not roundoff.eps(side.dtype[i]):
+            return True
         return side.role[i] == OUTPUT and (call.local or call.lost > 0) and (not roundoff.eps(side.dtype[i]) or blind)
 
     def _masked_gradient(self, i: int) -> bool:

@@ -47,6 +47,8 @@ class CarriedNoise(IncomingNoise):
         inputs, clean = ([two[k] for two in going_in if two is not None] for k in (0, 1))
         kept, kept_clean = self._behind(at, inputs, clean) if backward else ([], [])
         coarse = max(map(self._came_through, taken), default=0.0) if api in _KEEP_ELEMENTS and not backward else 0.0
+        if not inputs and api is not None and backward:  # what came back was written into a view, and no record shows it
+            inputs, clean = ([Operand(one, 0.0, 0.0, 1.0, 1, 1, 0.0)] for one in (self._recent.largest, self._recent_clean.largest))
         blank = not all(one.rms for one in (*inputs, *kept))
         inside = walker.target.children.get(op, ()) if not gradients else ()
         if not inputs and self._later and any(isinstance(walker.side.values.get(walker.rows[pair][0]), float) for pair in span):
