@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -215,6 +216,15 @@ def test_options_in_one_spelling(name: str) -> None:
             assert parser._option_string_actions[option[:2] + option[2:].replace("-", "_")] is action or not option.startswith("--")
         if "-o" in action.option_strings:
             assert {"--output", "--output-path", "--output_path", "--output-dir", "--output_dir"} <= parser._option_string_actions.keys()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_default_that_is_said_is_the_default(name: str) -> None:
+    """A number, a choice or a path that the help calls the default is what the command gets without the option."""
+    for action in sub_parser(name)._actions:
+        said = re.search(r"\(default: ([\w./]+)\)", action.help or "")
+        if said and action.default is not None and (said[1][0] in ".0123456789" or said[1] in (action.choices or ())):
+            assert action.default == type(action.default)(said[1]), action.option_strings
 
 
 @pytest.mark.parametrize("name", sorted(READS_RUN))

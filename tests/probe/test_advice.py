@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings
+from msprobe_engine.core.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 
@@ -128,3 +129,27 @@ def test_the_first_line_says_when_nothing_is_written(tmp_path: Path, caplog: pyt
     with caplog.at_level(logging.INFO):
         train("nothing", tmp_path / "file", MonitorSettings())
     assert f"writing to {tmp_path}/file (no sink)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"monitor": MonitorSettings()}, "msprobe is on: monitor; writing to"),
+        ({"dump": DumpSettings(level="L0")}, "msprobe is on: dump L0; writing to"),
+        (
+            {"monitor": MonitorSettings(), "incident": IncidentSettings(level="L0", ring_steps=3)},
+            "monitor, incidents (last 3 steps, level L0)",
+        ),
+        ({}, "the probe has nothing to do"),
+    ],
+)
+def test_the_first_line_names_what_is_on(tmp_path: Path, caplog: pytest.LogCaptureFixture, keys: dict[str, Any], said: str) -> None:
+    """The parts that the settings ask for, and no other; without any a warning instead."""
+    parts: dict[str, Any] = {"monitor": None, "incident": IncidentSettings(enabled=False), **keys}
+    with caplog.at_level(logging.INFO):
+        probe = TorchProbe(ProbeSettings(output_dir=str(tmp_path), **parts))
+        probe.attach(nn.Linear(2, 2), None)
+        probe.begin_step(0)
+        probe.close()
+    lines = [line for line in caplog.messages if "msprobe is on" in line or "nothing to do" in line]
+    assert [said in line for line in lines] == [True], lines

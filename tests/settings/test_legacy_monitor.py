@@ -108,6 +108,7 @@ def test_layer_features() -> None:
         [],
     )
     assert monitor({"l2_targets": {"linear_hook": []}})[0].layer_features is None
+    assert monitor({"recording_l2_features": True})[0].layer_features == LayerFeatureSettings(attention_layout="s,b,h,d")
 
 
 @pytest.mark.parametrize(
