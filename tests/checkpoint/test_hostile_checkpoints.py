@@ -1,6 +1,7 @@
 """Checkpoints that were made to do harm or are damaged: nothing in them runs, nothing takes memory or time without end."""
 
 import argparse
+import builtins
 import contextlib
 import io
 import json
@@ -104,6 +105,16 @@ def test_code_in_a_pickle_is_refused_by_name(tmp_path: Path, monkeypatch: pytest
     read_torch(path, trust=[function])
     read_torch(path, trust=[function.partition(".")[0]])
     assert not (tmp_path / "hostile").exists()
+
+
+@pytest.mark.parametrize(("count", "more"), [(1, ""), (8, ""), (9, " and 1 more"), (11, " and 3 more")])
+def test_many_names_are_counted(tmp_path: Path, count: int, more: str) -> None:
+    """Eight are named, the others counted."""
+    names = ("abs", "all", "any", "bin", "chr", "dir", "hex", "len", "max", "min", "oct")[:count]
+    (tmp_path / "x.pt").write_bytes(pickle.dumps([Call(getattr(builtins, name), 1) for name in names]))
+    with pytest.raises(UnknownNameError) as caught:
+        read_torch(tmp_path / "x.pt")
+    assert f"names {', '.join(f'builtins.{name}' for name in names[:8])}{more} in its pickle" in str(caught.value)
 
 
 PICKLES: dict[str, bytes] = {

@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msprobe_engine.config.pack.writer import read_pack
+from msprobe_engine.config.severity import CHANGES, MAY
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.find.config.between_ranks import between_ranks
+from msprobe_engine.find.config.pack_settings import PackSide
 from msprobe_engine.find.config.packs import compare_packs
 from msprobe_engine.report.config import page, tables, text
 from msprobe_engine.report.config.files import json_text
@@ -134,3 +137,28 @@ def test_deep_entries(tmp_path: Path, name: str) -> None:
     for level in range(900):
         deep = {"lr": deep} if level % 2 else [deep]
     _look_at(_write(tmp_path / "a.zip", {name: {"lr": deep, "w": deep}}), _write(tmp_path / "b.zip", {name: {"lr": [deep], "w": 1}}))
+
+
+@pytest.mark.parametrize("name", ["msprobe/static.json", "msprobe/ranks/rank0.json", "msprobe/system/rank0.json"])
+@pytest.mark.parametrize("content", ["{", "[1]", '{"a": ' + "[" * 200 + "]" * 200 + "}"], ids=["cut off", "a list", "deep"])
+def test_a_damaged_entry_is_empty_and_said(tmp_path: Path, name: str, content: str) -> None:
+    """What cannot be read of a pack is left out, not made up."""
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr(name, content)
+    side = PackSide(read_pack(tmp_path / "a.zip"))
+    assert side.mapping(name) == {}
+    assert [name in problem for problem in side.problems].count(True) >= 1, side.problems
+
+
+@pytest.mark.parametrize(
+    ("digests", "ranks", "severity"),
+    [("aab", (2,), CHANGES), ("ab", (1,), CHANGES), ("abc", (0, 1, 2), MAY), ("aaa", None, "")],
+)
+def test_ranks_with_other_weights(tmp_path: Path, digests: str, ranks: tuple[int, ...] | None, severity: str) -> None:
+    """The ranks that are not as most, or as rank 0 of two, are named and change the result; where all differ none is known to be wrong."""
+    shape = {"shape": [2], "dtype": "float32"}
+    weights = {f"msprobe/weights/step0/rank{rank}.json": {"w": {**shape, "digest": digest}} for rank, digest in enumerate(digests)}
+    found = between_ranks(_write(tmp_path / "a.zip", weights)).deviations
+    assert [(one.sheet, one.name, one.ranks, one.severity) for one in found] == (
+        [] if ranks is None else [("weights", "w", ranks, severity)]
+    )
