@@ -17,12 +17,28 @@ from torch.utils.checkpoint import checkpoint
 from msprobe_engine.find.run import diagnose
 
 
+class GELUActivation(torch.nn.Module):
+    """Named as in Transformers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(x)
+
+
+class NewGELUActivation(torch.nn.Module):
+    """Named as in Transformers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 0.5 * x * (1.0 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
 class Block(torch.nn.Module):
     """A residual branch."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
         self.act = torch.nn.functional.relu if "relu" in way else torch.nn.functional.gelu
+        if "classed" in way:
+            self.act = NewGELUActivation() if "newer" in way else GELUActivation()
         self.norm, self.up, self.down = torch.nn.LayerNorm(32), torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -245,6 +261,15 @@ def test_arguments_beside_another_way(target: str, record: str, why: str, dumps:
     assert first is not None
     assert (first.step, first.record) == (0, record)
     assert first.why.startswith(why)
+
+
+@pytest.mark.parametrize("level", ["", pytest.param(" L0", marks=pytest.mark.slow)])
+def test_another_gelu_is_named_where_few_bits_do_not_show_it(level: str, dumps: Path) -> None:
+    """The classes of the modules say it."""
+    found = diagnose(made(dumps, f"bf16 classed newer{level}"), made(dumps, f"bf16 classed{level}"))
+    assert "a NewGELUActivation (GELU by tanh), in the golden run a GELUActivation" in found.headline()
+    assert found.first_suspect is not None
+    assert found.first_suspect.module == "layers.0.act"
 
 
 @pytest.mark.parametrize(("target", "golden", "finding"), [("plain", "zeros", "structure"), ("plain", "plain", "none")])

@@ -19,7 +19,7 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.collectives.links import group_of, reduction_of
 from msprobe_engine.find.difference import explain
 from msprobe_engine.find.difference.harmless import bookkeeping
-from msprobe_engine.find.difference.origin import ARGUMENT, DTYPE, GRAD_FLAG, GROUP, REDUCTION, SHAPE, DifferenceOrigin
+from msprobe_engine.find.difference.origin import ARGUMENT, DTYPE, GRAD_FLAG, GROUP, MODULE, REDUCTION, SHAPE, DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.formats.dump import layout
@@ -36,11 +36,13 @@ def differing(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
     none. Of two layouts only numbers that are no sizes (a learning rate): all else may be each layout's own."""
     if crossed(walker.side, walker.golden.side):
         return []
-    said = [*_of_rows(walker), *_of_collectives(walker)] if walker.one_layout else [*_numbers(walker)]
+    said = [*_of_rows(walker), *_of_collectives(walker), *_of_activations(walker)] if walker.one_layout else [*_numbers(walker)]
     buckets = {op: bookkeeping.comes_to_nothing(walker, op) for op in {origin.op for origin, _ in said if origin.kind in (ARGUMENT, SHAPE)}}
     found = sorted((item for item in said if not buckets.get(item[0].op)), key=lambda item: item[0].op)
     put = [
-        dataclasses.replace(explain.suspect(step, rank, origin, walker), why=why, distance=None, limit=None)
+        dataclasses.replace(
+            explain.suspect(step, rank, origin, walker), why=why, cause=_cause(origin, walker, why), distance=None, limit=None
+        )
         for origin, why in found[:_MOST]
     ]
     return put + [explain.place(step, rank, origin, walker) for origin, _ in found[_MOST:]]
@@ -134,6 +136,28 @@ def _of_collectives(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, 
             else:
                 why = Sentence("its reduction is {0}, in the golden run {1}; no number shows it", one, two)
             yield _origin(op, back[op], kind, -1, -1), why
+
+
+_GELUS = {
+    **dict.fromkeys(("GELUActivation",), "by the error function"),
+    **dict.fromkeys(("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation", "PytorchGELUTanh", "GELUTanh"), "by tanh"),
+    "QuickGELUActivation": "by a sigmoid",
+}
+"""Classes of Transformers -> which GELU they compute: so near each other that few bits do not tell them apart."""
+
+
+def _of_activations(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentence]]:
+    """Modules at the same place that compute another GELU."""
+    theirs = {kind[:3]: op for op in walker.missing if len(kind := walker.golden.kinds[op]) == 4 and kind[3] in _GELUS}
+    for op in walker.extra if theirs else ():
+        kind = walker.target.kinds[op]
+        other = theirs.get(kind[:3])
+        if other is None or kind[-1] not in _GELUS or kind[0] != "forward":
+            continue
+        one, two = kind[3], walker.golden.kinds[other][3]
+        if _GELUS[one] != _GELUS[two]:
+            why = Sentence("the module is a {0} (GELU {1}), in the golden run a {2} (GELU {3})", one, _GELUS[one], two, _GELUS[two])
+            yield _origin(op, other, MODULE, -1, -1), why
 
 
 Values = tuple[tuple[tuple[int, ...] | None, tuple[int, ...] | None], tuple[str | None, str | None]]

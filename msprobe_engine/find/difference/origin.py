@@ -11,7 +11,7 @@ CHANGED = "changed afterwards"
 INSIDE = "made inside"
 GRADLESS = "no gradient"
 DEFAULT = "argument of one side"
-DTYPE, SHAPE, GRAD_FLAG, GROUP, REDUCTION = "dtype", "shape", "requires_grad", "group", "reduction"
+DTYPE, SHAPE, GRAD_FLAG, GROUP, REDUCTION, MODULE = "dtype", "shape", "requires_grad", "group", "reduction", "module"
 """What a record says beside numbers (`call_facts`), as `ARGUMENT` does."""
 
 
