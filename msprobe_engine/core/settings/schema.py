@@ -328,9 +328,7 @@ class IncidentSettings:
     level: str = _rule("", "always-on capture level kept in the ring; empty: monitor samples only", choices=("", "L0", "L1", "mix"))
     capture_level: str = _rule("mix", "dump level armed after an alert; empty: nothing is armed", choices=("", "L0", "L1", "mix"))
     capture_steps: int = _rule(1, "how many steps are dumped after an alert", minimum=1)
-    rank: tuple[int, ...] = _ranks(
-        "ranks that write past steps and capture, beside those with alerts; others one file each, [] is all"
-    )
+    rank: tuple[int, ...] = _ranks("ranks that write past steps and capture, beside those with alerts; others one file each, [] is all")
     path: str = _rule("", "directory; empty: <output_dir>/incidents")
     max_incidents: int = _rule(10, "no more directories than this per run", minimum=1)
     cooldown_steps: int = _rule(20, "no new incident within so many steps of the last, or of the last critical alert", minimum=0)
