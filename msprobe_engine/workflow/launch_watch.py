@@ -42,6 +42,11 @@ _NO_PROCESS = (
 _NO_FRAMEWORK = "name the program that trains after --; msprobe doctor shows the frameworks of this Python"
 _NEAREST = (
     (
+        "refused",
+        "trained without the probe, because its settings do not fit this job",
+        "the error above (the probe is off, training goes on) names the setting; change it and start again",
+    ),
+    (
         "unfit",
         "runs in a Python that lacks {}",
         f"install it there: {install_command()} in the environment of the program that trains",
@@ -123,7 +128,9 @@ class LaunchReports:
                 f"report here. msprobe show {written} lists them"
             ]
         seen, what_to_do = self._explain()
-        return [f"no training was found on this machine: nothing was watched, nothing is written. {seen}", f"what to do: {what_to_do}"]
+        found = any("refused" in process.events for process in self._seen.values())
+        first = "" if found else "no training was found on this machine: "
+        return [f"{first}nothing was watched, nothing is written. {seen}", f"what to do: {what_to_do}"]
 
     def _explain(self) -> tuple[str, str]:
         """What was seen that came nearest to a training, and what to do then."""

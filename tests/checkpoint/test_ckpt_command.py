@@ -79,7 +79,7 @@ def test_exactly_what_was_planted_is_reported(stored: Path, tmp_path: Path, caps
     """Verdict first, exit code 1; JSON, CSV and HTML say the same, and the journal of the run is gone."""
     assert main(["ckpt", "diff", str(stored / "a"), str(stored / "b"), "-o", str(tmp_path)]) == 1
     out = capsys.readouterr().out
-    assert out.startswith("different: 4 of 8 tensors differ, 1 tensor only in A, 1 tensor only in B\n")
+    assert out.startswith("different: lm_head.weight holds NaN in B, 4 of 8 tensors differ, 1 tensor only in A, 1 tensor only in B\n")
     data = json.loads((tmp_path / "ckpt_diff.json").read_text())
     assert (data["equal"], data["exit_code"]) == (False, 1)
     assert {entry["name"] for entry in data["different"]} == {
@@ -97,7 +97,7 @@ def test_exactly_what_was_planted_is_reported(stored: Path, tmp_path: Path, caps
     assert {row["status"] for row in rows} == {"equal", "different", "shape", "only in A", "only in B"}
     assert not any(cell.startswith("=") for row in rows for cell in row.values())
     page = (tmp_path / "ckpt_diff.html").read_text()
-    assert "<title>different: 4 of 8" in page
+    assert "<title>different: lm_head.weight holds NaN in B, 4 of 8" in page
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt_diff.csv", "ckpt_diff.html", "ckpt_diff.json"]
 
 
@@ -125,6 +125,27 @@ def test_the_gate_lets_small_differences_pass(tmp_path: Path) -> None:
     b["v"][1] = float("nan")
     torch.save(b, tmp_path / "b.pt")
     assert main(["ckpt", "diff", *paths, "--rtol", "1e-2"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("run", "golden", "said"),
+    [
+        ({"v": "nan"}, {}, "different: v holds NaN in A, 1 of 3 tensors differ"),
+        ({}, {"w": "-inf"}, "different: w holds Inf in B, 1 of 3 tensors differ"),
+        ({"v": "nan", "w": "inf"}, {}, "different: v holds NaN in A, 1 tensor more with NaN or Inf, 2 of 3 tensors differ"),
+        ({"v": "nan"}, {"v": "nan"}, "equal: 3 tensors (same bits)"),
+    ],
+)
+def test_the_first_line_says_which_side_has_a_number_that_is_none(
+    run: dict[str, str], golden: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    """Whatever else differs, this comes first; what both sides have is no difference."""
+    for name, planted in (("run", run), ("golden", golden)):
+        tensors = {key: torch.ones(8) for key in ("u", "v", "w")}
+        for key, value in planted.items():
+            tensors[key][3] = float(value)
+        torch.save(tensors, tmp_path / f"{name}.pt")
+    assert diff(tmp_path / "run.pt", tmp_path / "golden.pt").verdict() == said
 
 
 def test_another_element_type_with_the_same_values_is_equal(tmp_path: Path) -> None:

@@ -38,6 +38,20 @@ def test_what_was_seen(case: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_settings_that_do_not_fit_the_job(tmp_path: Path) -> None:
+    """What only the training can tell (how many ranks there are) is wrong: the last words do not look for a training."""
+    options = ("--set", "monitor.rank={tp: 1, sizes: {tp: 3}}")
+    script = ("import os\nos.environ['WORLD_SIZE'] = '2'\n", MODEL, PASS, "o.step()\n")
+    done = ln.run(PYTHON, "train.py", cwd=_with(tmp_path, "".join(script)), options=options)
+    assert done.returncode == 0
+    assert "do not make up the 2 ranks of this job" in done.stderr
+    assert done.stderr.splitlines()[-2:] == [
+        "msprobe run: nothing was watched, nothing is written. "
+        "train.py trained without the probe, because its settings do not fit this job.",
+        "msprobe run: what to do: the error above (the probe is off, training goes on) names the setting; change it and start again",
+    ]
+
+
 @pytest.mark.parametrize("command", [["true"], ["bash", "-c", "exit 0"], [PYTHON, "-S", "-c", "print(1)"]])
 def test_no_python_with_the_probe(command: list[str], tmp_path: Path) -> None:
     done = ln.run(*command, cwd=tmp_path, options=())

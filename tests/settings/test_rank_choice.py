@@ -58,6 +58,7 @@ def test_ranks_of_a_choice(choice: Any, argv: list[str], ranks: list[int]) -> No
         ({}, "an empty mapping"),
         ({"dp": -1}, "dp: -1 is no coordinate"),
         ({"dp": "x"}, "dp: x is no coordinate"),
+        ({"dp": []}, "dp: \\[\\] is no coordinate"),
         ({"sample": 0}, "sample: 0 stands for no ranks"),
         ({"sample": 2, "dp": 0}, "stands for no ranks"),
         ({"sizes": {"tp": 2}}, "sizes alone"),
@@ -100,6 +101,14 @@ def test_every_setting_of_ranks_takes_them(path: str, tmp_path: Path, monkeypatc
     for name in path.split("."):
         found = getattr(found, name)
     assert found == (0, 1, 8, 9)
+
+
+@pytest.mark.parametrize("written", ["first_of_nod", "tp=0", ["one_replica", 3]])
+def test_a_word_that_stands_for_no_ranks_is_told_the_words_that_do(written: Any, tmp_path: Path) -> None:
+    file = tmp_path / "probe.json"
+    file.write_text(json.dumps({"monitor": {"rank": written}}))
+    with pytest.raises(SettingsError, match="one_replica, first_of_node, "):
+        read_settings(file)
 
 
 def test_without_a_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

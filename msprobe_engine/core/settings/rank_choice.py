@@ -94,7 +94,7 @@ def _parsed(choice: Any) -> tuple[dict[str, set[int]], dict[str, int] | None]:
 
 def _numbers(axis: str, value: Any) -> set[int]:
     found: set[int] = set()
-    for item in value if isinstance(value, (list, tuple)) else [value]:
+    for item in value if isinstance(value, (list, tuple)) and value else [value]:
         match = _RANGE.fullmatch(item) if isinstance(item, str) else None
         first, last = (item, item) if type(item) is int else (int(match[1]), int(match[2] or match[1])) if match else (-1, -1)
         if not 0 <= first <= last <= _MOST:

@@ -266,7 +266,9 @@ def _ranges(key: Key, value: Any, path: str, report: Report) -> Any:
             first = int(match[1])
             last = int(match[2]) if match[2] else first
         if not low <= first <= last <= high:
-            bad = report.wrong(f"{path}[{i}]", item, f"an integer or a range 'a-b' with {low} <= a <= b <= {high}") is BAD
+            words = f"; or, in place of the list, {rank_choice.ALLOWED}" if key.ranks and isinstance(item, str) else ""
+            allowed = f"an integer or a range 'a-b' with {low} <= a <= b <= {high}{words}"
+            bad = report.wrong(f"{path}[{i}]", item, allowed) is BAD
         else:
             spans.append((first, last))
     out: list[int] = []

@@ -283,6 +283,14 @@ class Result:
             parts.append(Sentence("{0} is {1}, golden {2}", first.name, short_value(first.a), short_value(first.b)))
             if more:
                 parts.append(Sentence("{0} more that matter", counted(len(more), "value")))
+        broken = [t for t in self.different if (t.nan_a, t.inf_a) != (t.nan_b, t.inf_b)]
+        if broken:  # whatever else differs, this is what the training fails of
+            worst, *more_broken = broken
+            kind = "NaN" if worst.nan_a != worst.nan_b else "Inf"
+            side = "A" if worst.nan_a + worst.inf_a > worst.nan_b + worst.inf_b else "B"
+            parts.append(Sentence("{0} holds {1} in {2}", worst.name, kind, side))
+            if more_broken:
+                parts.append(Sentence("{0} more with NaN or Inf", counted(len(more_broken), "tensor")))
         if self.different:
             told = len(self.different), counted(n, "tensor"), self._beyond_weights()
             parts.append(Sentence("{0} of {1} differs{2}", *told) if n == 1 else Sentence("{0} of {1} differ{2}", *told))

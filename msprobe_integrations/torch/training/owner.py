@@ -110,4 +110,5 @@ def _load(asked: request.Request) -> ProbeSettings | None:
         except ProbeError as error:
             _failed = asked
             _log.error("the probe is off, training goes on: %s (asked for by %s)", error, asked.by)
+            report.tell("refused")
     return _settings
