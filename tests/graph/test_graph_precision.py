@@ -18,6 +18,7 @@ from msprobe_engine.report.graph.compare_graphs import compare
 from msprobe_engine.report.graph.existing.vis_db import TARGET, partner_path
 from msprobe_engine.report.graph.nodes.build import build
 from msprobe_engine.report.graph.nodes.model import API_COLLECTION, Comparison, Graph
+from msprobe_engine.report.graph.nodes.rows import pair_rows, told_rows
 from msprobe_engine.report.graph.options import NEW, OLD, VIS, GraphOptions
 
 CASES = {
@@ -324,3 +325,17 @@ def test_a_view_that_one_framework_alone_takes_needs_no_partner(tmp_path: Path) 
     made = compare(first, second, _options(match="structure"))
     assert made.needless == ({made.target.index[view]}, set())
     assert made.partners[made.target.index[view]] == -1
+
+
+def test_rows_that_are_told_stand_beside_others(tmp_path: Path) -> None:
+    """Of a node of which a row is told only what is told stays, wherever its place says it belongs; other nodes keep theirs."""
+    records = {
+        "Torch.add.0.forward": call([tensor(1.0), tensor(2.0)], [tensor(3.0)]),
+        "Torch.mul.0.forward": call([tensor(4.0)], [tensor(5.0)]),
+    }
+    first, second = (graph(tmp_path / side, records) for side in ("target", "golden"))
+    partners = [second.index[name] for name in first.names]
+    told = told_rows(first, pair_rows(first, second, partners), {0: 1, 1: 0})
+    assert list(zip(told.left.tolist(), told.right.tolist())) == [(0, 1), (1, 0), (3, 3), (4, 4)]
+    assert [first.names[node] for node in told.nodes] == ["Torch.add.0.forward", "Torch.mul.0.forward"]
+    assert told.starts.tolist() == [0, 2]
