@@ -376,6 +376,8 @@ def test_a_gradient_that_a_kernel_has_lost() -> None:
         assert (result.forward, result.backward) == (PASS, ERROR)
         assert result.message == "backward: only the bench has a gradient for input 1"
         assert check("Torch.mul.0", x, y.detach(), grad=g).backward == PASS
+        for value, verdict in ((1.0, ERROR), (0.0, PASS)):  # a gradient of zeros is none
+            assert check("Torch.mul.0", torch.ones_like(x, requires_grad=True), y, grad=torch.full_like(g, value)).backward == verdict
     finally:
         forget_operator("Torch.mul")
 

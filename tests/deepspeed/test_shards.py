@@ -126,3 +126,28 @@ def test_round_robin_order(stage: int) -> None:
     assert set(plain) == set(dealt)
     for name, whole in plain.items():
         assert (whole == dealt[name]).all(), name
+
+
+def one_each(stage: int) -> list[tuple[int, bool]]:
+    """Elements of each parameter's gradient on this rank, of a model with as many parameters as ranks; whether they are DeepSpeed's."""
+    if not dist.is_initialized():
+        harness.deepspeed.init_distributed("gloo", verbose=False)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(7, 8, bias=False), torch.nn.Linear(8, 7, bias=False))
+    engine, *_ = harness.deepspeed.initialize(model=net, model_parameters=net.parameters(), config=harness.config(stage, "fp32"))
+    shards = shards_of(engine.optimizer)
+    engine.backward(engine(harness.batches("fp32", 1)[0]).pow(2).mean())
+    found = []
+    for parameter in engine.module.parameters():
+        part, theirs = shards.reduced(parameter), safe_get_full_grad(parameter)
+        assert part is not None
+        found.append((part.numel(), torch.equal(put_together(shards, parameter, part), theirs.view(-1))))
+    return found
+
+
+@pytest.mark.framework
+def test_a_rank_that_has_one_parameter_alone() -> None:
+    """Of the others it gives empty tensors."""
+    first, second = run_ranks(2, one_each, 1)
+    assert first == [(56, True), (0, True)]
+    assert second == [(0, True), (56, True)]
