@@ -184,3 +184,12 @@ def test_automatic_values_of_transformers(tmp_path: Path, monkeypatch: pytest.Mo
     carried = HfDeepSpeedConfig(conf).config
     config, changes = key.parse(carried["msprobe"], "here")
     assert (config, changes) == (str(tmp_path / "probe.yaml"), ())
+
+
+def test_initialize_is_wrapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a process asks for it: a second wrapper would take the key a second time."""
+    monkeypatch.setattr(harness.deepspeed, "initialize", harness.deepspeed.initialize)
+    autoload._initialize(harness.deepspeed)
+    once = harness.deepspeed.initialize
+    autoload._initialize(harness.deepspeed)
+    assert harness.deepspeed.initialize is once
