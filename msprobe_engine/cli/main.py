@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from msprobe_engine import __version__
 from msprobe_engine.cli.exit_codes import DONE, WRONG, run_command
-from msprobe_engine.cli.options.arguments import Parser
+from msprobe_engine.cli.options.arguments import Parser, replace_latest
 from msprobe_engine.cli.options.json_answer import add_json_answer, run_with_json
 from msprobe_engine.core.process.variables import warn_unknown_variables
 
@@ -226,8 +226,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     def command() -> int:
         sub_parser(name).parse_args(given, args)
         if name != "run":
-            from msprobe_engine.cli.options.inputs import replace_latest
-
             replace_latest(args)
         return run_with_json(name, args) if getattr(args, "json_answer", False) else int(args.run(args))
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
+_LATEST, _LAST_LAUNCH = "latest", "msprobe_output/latest"
 _OUTPUTS = ("--output", "--output-path", "--output_path", "--output-dir", "--output_dir")
 
 
@@ -61,6 +64,18 @@ class Parser(argparse.ArgumentParser):
                 meant = next(name for name in known if _plain(name) == near[0])
                 hints.append(f"'{meant}' in place of '{option}'")
         return f"; did you mean {' and '.join(hints)}?" if hints else ""
+
+
+def replace_latest(args: argparse.Namespace) -> None:
+    """The word ``latest`` among the paths that were given stands for the last launch of `msprobe run` below this directory, unless there
+    is a file of that name."""
+    if os.path.lexists(_LATEST) or not os.path.isdir(_LAST_LAUNCH):
+        return
+    for name, value in vars(args).items():
+        if isinstance(value, (str, Path)) and str(value) == _LATEST:
+            setattr(args, name, type(value)(_LAST_LAUNCH))
+        elif isinstance(value, list):
+            setattr(args, name, [type(one)(_LAST_LAUNCH) if isinstance(one, (str, Path)) and str(one) == _LATEST else one for one in value])
 
 
 def _hyphens(option: str) -> str:

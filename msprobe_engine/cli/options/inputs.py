@@ -3,28 +3,14 @@ it is said beside the finding."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
 
 _MOST_FILES = 10_000
 """Files of a directory that are looked at; links to the files of another directory are found at the first of them that is none."""
-_LATEST, _LAST_LAUNCH = "latest", "msprobe_output/latest"
 _DUMP = "dump"
 """An output directory stands for the dumps in it."""
-
-
-def replace_latest(args: argparse.Namespace) -> None:
-    """The word ``latest`` among the paths that were given stands for the last launch of `msprobe run` below this directory, unless there
-    is a file of that name."""
-    if os.path.lexists(_LATEST) or not os.path.isdir(_LAST_LAUNCH):
-        return
-    for name, value in vars(args).items():
-        if isinstance(value, (str, Path)) and str(value) == _LATEST:
-            setattr(args, name, type(value)(_LAST_LAUNCH))
-        elif isinstance(value, list):
-            setattr(args, name, [type(one)(_LAST_LAUNCH) if isinstance(one, (str, Path)) and str(one) == _LATEST else one for one in value])
 
 
 def warn_same_files(target: str | os.PathLike[str], golden: str | os.PathLike[str] | None) -> None:
