@@ -206,6 +206,15 @@ def test_results_lie_in_the_directory_of_the_run(name: str, here: Path, capsys: 
     assert sorted(path.name for path in here.iterdir()) == ["run"]
 
 
+def test_a_run_does_not_choose_where_results_lie(here: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Its ``analysis`` is a link out of it: nothing is written there."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (here / "run" / "analysis").symlink_to(elsewhere)
+    assert ended("diagnose", "run") == 1
+    assert list(elsewhere.iterdir()) == []
+    assert (here / "msprobe_diagnosis" / "diagnosis.html").is_file()
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_options_in_one_spelling(name: str) -> None:
     """Every option is shown with hyphens and taken with underscores as well; -o has all the words that there have been for it."""

@@ -89,10 +89,11 @@ def results_directory(run: str, command: str, otherwise: str) -> str:
 
     Args:
         run: path that was given, "": none; where it is not the output directory of a run, or cannot be written, the answer is `otherwise`.
+            So it is where its ``analysis`` is a link: nobody named that place, and a run that came from elsewhere would choose it.
     """
     place = Path(run)
     try:
-        if not run or not place.is_dir() or not any((place / name).exists() for name in _OF_RUN):
+        if not run or not place.is_dir() or not any((place / name).exists() for name in _OF_RUN) or (place / RESULTS).is_symlink():
             return otherwise
         make_directories(os.fspath(place / RESULTS))
         for number in range(1, _MOST_RESULTS):
