@@ -65,6 +65,21 @@ def test_what_several_ranks_have_is_one_suspect(tmp_path: Path) -> None:
     assert "all 40 ranks" in found.headline()
 
 
+@pytest.mark.parametrize(
+    ("rule", "headline"),
+    [
+        ("loss_spike", "First difference: alert loss_spike, value 97.9162 (step 1, rank 1, "),
+        ("nan_inf", "First seen NaN or Inf: step 1, rank 1, "),
+        ("replica_mismatch", "Ranks that must hold the same values do not: step 1, rank 1, "),
+    ],
+)
+def test_the_first_line_of_an_alert_says_which_it_is(rule: str, headline: str, tmp_path: Path) -> None:
+    """Where the headline alone does not: the rule and its value."""
+    run = Monitor(tmp_path / "run", ranks=2)
+    run.alerts = [alert(rule, 1, 1, "layers.1.mlp.weight", value=97.9162)]
+    assert diagnose(run.write()).headline().startswith(headline)
+
+
 @pytest.mark.parametrize(("grows", "step"), [(4.0, 2), (1.4, None)])
 def test_a_difference_that_grows(grows: float, step: int | None, tmp_path: Path) -> None:
     """What grows faster than round-off does in a training that is not stable is found where it leaves the floor, however small it began;

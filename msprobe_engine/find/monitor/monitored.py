@@ -294,6 +294,8 @@ def _of_alerts(group: Group) -> Suspect:
     why = alert.message or alert.meaning or f"rule {alert.rule}"
     numbers: Mapping[str, Any] = {"target": {"row": alert.name, alert.op or "value": alert.value}}
     record = _row(alert.word, _record_of(alert.name))
+    judged = _finding_of(alert) == findings.DIVERGENCE and math.isfinite(alert.value)  # the others say in their headline what it is
+    cause = Sentence("alert {0}, value {1}", alert.rule, f"{alert.value:.6g}") if judged else ""
     several = list(alert.differing) if len(alert.differing) > 1 else []
     agreeing = ranges_of(group.ranks) if not several and len(group.ranks) > 1 else []
     return Suspect(
@@ -303,6 +305,7 @@ def _of_alerts(group: Group) -> Suspect:
         alert.step,
         kind=alert.rule,
         why=why,
+        cause=cause,
         tensor=alert.name,
         numbers=dict(numbers),
         ranks=several,
