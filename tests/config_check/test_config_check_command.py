@@ -56,6 +56,16 @@ def test_run_and_golden_as_in_all_commands(tmp_path: Path, capsys: pytest.Captur
     assert main(["config_check", BASE, AGAIN, "-c", BASE, AGAIN]) == 2
 
 
+def test_launch_scripts_are_no_packs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who gives what a pack is collected from is told the command that collects it, not which checkpoints there are."""
+    for name in ("run.sh", "good.sh"):
+        (tmp_path / name).write_text("python train.py --lr 1e-4\n")
+    assert main(["config_check", str(tmp_path / "run.sh"), str(tmp_path / "good.sh")]) == 2
+    said = capsys.readouterr().err
+    assert f"msprobe config_check -d {tmp_path / 'run.sh'} -o run.zip" in said
+    assert "checkpoint" not in said
+
+
 @pytest.mark.parametrize("flags", [("-c", BASE, "{empty}"), ("-c", "{empty}", BASE), ("--verify", "{empty}"), ("--ranks", "{empty}")])
 def test_a_directory_without_a_pack_is_said(flags: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An output directory in which no run has left a pack is a wrong path (2), not a damaged pack."""

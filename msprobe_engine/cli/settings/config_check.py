@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from msprobe_engine.find.config.log_files import LogComparison
 
 PACK, RESULT, CHECKPOINT = "./config_check_pack.zip", "./config_check_result", "./ckpt_similarity.json"
+_SCRIPTS = (".sh", ".bash", ".py", ".yaml", ".yml", ".toml")
+"""Of files that a pack is collected from, and that are no checkpoint."""
 VERL, VERL_VERIFY, SLIME = "./verl_param_compare_result", "./verl_param_verify_result", "./slime_param_compare_result"
 
 EPILOG = """\
@@ -158,9 +160,17 @@ def _collect(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     from msprobe_engine.cli.options.outputs import results_directory
+    from msprobe_engine.core.errors import UsageError
+    from msprobe_engine.core.log import one_line
     from msprobe_engine.formats.pack.kind import is_pack, pack_of
 
     bench, cmp = map(pack_of, args.compare)
+    for path in (cmp, bench):
+        if path.suffix in _SCRIPTS and path.is_file():
+            shown = one_line(str(path))
+            raise UsageError(
+                f"{shown}: is no pack; collect one of each side first: msprobe config_check -d {shown} -o {one_line(path.stem)}.zip"
+            )
     if not is_pack(bench) and not is_pack(cmp):
         return _checkpoints(args)
     from msprobe_engine.find.config.packs import compare_packs
