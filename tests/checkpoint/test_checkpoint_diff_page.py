@@ -31,9 +31,9 @@ def lay_out(run: Path, source: Path) -> None:
 @pytest.mark.framework
 def test_every_command_of_the_page(megatron_checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run in their order on one model in two layouts of Megatron, all say equal and leave what the page names."""
-    lay_out(tmp_path / "run_a", megatron_checkpoints / "dense")
-    lay_out(tmp_path / "run_b", megatron_checkpoints / "dense-tp2pp2")
-    shutil.copytree(tmp_path / "run_b" / "iter_0001000", tmp_path / "hf" / "snapshot")
+    lay_out(tmp_path / "run", megatron_checkpoints / "dense")
+    lay_out(tmp_path / "golden", megatron_checkpoints / "dense-tp2pp2")
+    shutil.copytree(tmp_path / "golden" / "iter_0001000", tmp_path / "hf" / "snapshot")
     monkeypatch.chdir(tmp_path)
     lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("msprobe ckpt")]
     assert len(lines) >= 8
