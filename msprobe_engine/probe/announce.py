@@ -49,6 +49,9 @@ class Announcer:
                     _log.log(level, "ALERT %s", alert.message)
                 if len(found) > LINES_PER_STEP:
                     _log.log(level, "ALERT %s: and %d more lines like these in step %d", rule, len(found) - LINES_PER_STEP, found[0].step)
+            elif all(alert.extra.get("over") for alert in found):
+                if _is_shown(steps):
+                    _log.log(level, "ALERT %s", found[0].message)
             elif _is_shown(steps):
                 first = found[0]
                 _log.log(

@@ -32,3 +32,12 @@ def test_a_pause_starts_anew(rule: str, pause: int, anew: bool, capsys: pytest.C
         announcer.say([])
     announcer.say(alerts(10 + pause, 1, rule))
     assert (f"a0 step {10 + pause}" in capsys.readouterr().err) is anew
+
+
+def test_what_is_over_does_not_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """The alert that says so is shown as it is, also while its rule is not forgotten yet."""
+    announcer = Announcer()
+    announcer.say(alerts(0, 1, "loss_not_finite"))
+    over = Alert("loss_not_finite", "warning", "scalar", "loss", 1, 0, 1.0, "", "loss_not_finite: loss, step 1: over", extra={"over": True})
+    announcer.say([over])
+    assert capsys.readouterr().err.splitlines()[-1].endswith("ALERT loss_not_finite: loss, step 1: over")
