@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import operator
+import os
 import subprocess
 import sys
 import types
@@ -37,7 +38,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / name / "__init__.py").write_text("" if name == "fakefw" else text)
         (tmp_path / name / "engine.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     yield tmp_path
     for name in [n for n in sys.modules if n.partition(".")[0].startswith("fake")]:
         del sys.modules[name]
