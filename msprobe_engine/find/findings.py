@@ -45,7 +45,7 @@ _MOST_PROBLEMS = 8
 
 _SEEN_ONLY = ("series", "sample", "nan_inf", "loss_not_finite")
 """Kinds of suspects of a monitor: without operators nobody can say where a NaN was born."""
-_NOT_IN_JSON = frozenset(("unseen", "steps", "nothing", "remarks", "places"))
+_NOT_IN_JSON = frozenset(("unseen", "steps", "nothing", "alert", "remarks", "places"))
 
 _WORDS = 9
 """Width of the words in front of the lines of the text."""
@@ -135,6 +135,7 @@ class Diagnosis:
         nothing: the headline when nothing was found: what one run was searched for; "" of two that were compared. Not in the json.
         places: all places where a difference begins, of each rank its own, the most likely first: those that are no suspects, because
             another rank has the same or there are too many, may be without words. Empty: the suspects are all. Not in the json.
+        alert: the first suspect is what a rule said of one run. Not in the json.
         remarks: of `evidence`, what a run says of itself, so that it holds whatever else was found. Not in the json.
     """
 
@@ -154,6 +155,7 @@ class Diagnosis:
     unseen: bool = False
     steps: list[int] = field(default_factory=list)
     nothing: str = ""
+    alert: bool = False
     remarks: list[str] = field(default_factory=list)
     places: list[Suspect] = field(default_factory=list)
 
@@ -176,6 +178,8 @@ class Diagnosis:
         """The first line: what, and where."""
         first = self.first_suspect
         text: str = HEADLINES[self.finding]
+        if self.finding == DIVERGENCE and self.alert:
+            text = Sentence("First alert")
         if self.finding == STRUCTURE and self.renamed and not any(self.unmatched.values()):
             text = Sentence("Modules bear other names; the runs make the same calls, and their numbers agree")
         if self.finding == STRUCTURE and first is not None and first.kind == "argument":

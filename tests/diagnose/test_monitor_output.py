@@ -68,7 +68,7 @@ def test_what_several_ranks_have_is_one_suspect(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rule", "headline"),
     [
-        ("loss_spike", "First difference: alert loss_spike, value 97.9162 (step 1, rank 1, "),
+        ("loss_spike", "First alert: loss_spike, value 97.9162 (step 1, rank 1, "),
         ("nan_inf", "First seen NaN or Inf: step 1, rank 1, "),
         ("replica_mismatch", "Ranks that must hold the same values do not: step 1, rank 1, "),
     ],

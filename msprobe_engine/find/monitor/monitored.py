@@ -55,11 +55,13 @@ def diagnose_monitor(target: Path) -> Diagnosis:
     found.evidence += found.remarks
     if critical:
         first = critical[0].first
-        found.finding = _finding_of(first)
+        found.finding, found.alert = _finding_of(first), True
         found.suspects = [_of_alerts(group) for group in critical[:MOST_SUSPECTS]]
-        found.evidence.append(
-            Sentence("{0} alerts; the first in the order of execution is rule {1}: {2}", len(loaded.anomalies), first.rule, first.message)
-        )
+        if len(loaded.anomalies) > 1:
+            template = "{0} alerts; the first in the order of execution is rule {1}: {2}"
+            found.evidence.append(Sentence(template, len(loaded.anomalies), first.rule, first.message))
+        else:
+            found.evidence.append(Sentence("One alert, of rule {0}: {1}", first.rule, first.message))
         found.next.append(f"msprobe monitor analyze {shlex.quote(str(target))}")
         found.next += _again(first.step, list(first.ranks), found.finding)
         name_growing_loss(found, run)
@@ -295,7 +297,7 @@ def _of_alerts(group: Group) -> Suspect:
     numbers: Mapping[str, Any] = {"target": {"row": alert.name, alert.op or "value": alert.value}}
     record = _row(alert.word, _record_of(alert.name))
     judged = _finding_of(alert) == findings.DIVERGENCE and math.isfinite(alert.value)  # the others say in their headline what it is
-    cause = Sentence("alert {0}, value {1}", alert.rule, f"{alert.value:.6g}") if judged else ""
+    cause = Sentence("{0}, value {1}", alert.rule, f"{alert.value:.6g}") if judged else ""
     several = list(alert.differing) if len(alert.differing) > 1 else []
     agreeing = ranges_of(group.ranks) if not several and len(group.ranks) > 1 else []
     return Suspect(
