@@ -29,8 +29,8 @@ def test_a_preset_is_a_settings_file(name: str) -> None:
         (
             "watch",
             (),
-            "loss every step, gradients every 10 steps; rules recommended; operators captured after a critical alert; "
-            "at most 1 GB of monitor files per rank",
+            "loss every step, gradients every 10 steps; copies of parameters on several ranks compared every 10 steps; rules recommended; "
+            "operators captured after a critical alert; at most 1 GB of monitor files per rank",
         ),
         (
             "watch",

@@ -28,6 +28,8 @@ def describe(settings: ProbeSettings) -> str:
         families = [name.replace("_", " ") for name in switches if getattr(m, name)]
         every = "every step" if m.interval == 1 else f"every {m.interval} steps"
         parts.append(f"loss every step, {', '.join(families)} {every}" if families else "loss every step")
+        if m.replica_check.interval:
+            parts.append(f"copies of parameters on several ranks compared every {m.replica_check.interval} steps")
     if settings.dump is not None:
         steps = ", ".join(map(str, settings.dump.step[:5])) + (", ..." if len(settings.dump.step) > 5 else "")
         of = f"of step {steps}" if settings.dump.step else "of every step"
