@@ -22,7 +22,7 @@ from msprobe_engine.find.coverage.common_records import are_unrelated, count_not
 from msprobe_engine.find.difference import call_facts, evidence, explain, first_difference, layouts, suspects
 from msprobe_engine.find.difference.divergence import Divergence, diverge
 from msprobe_engine.find.difference.noise.calibration import Floats, of_ranks
-from msprobe_engine.find.difference.optimizer.updated_parameters import name_parameters
+from msprobe_engine.find.difference.optimizer.updated_parameters import name_learning_rate, name_parameters
 from msprobe_engine.find.difference.optimizer.updates import note_update
 from msprobe_engine.find.difference.origin import ARGUMENT
 from msprobe_engine.find.difference.rank_walk import RankWalk
@@ -344,6 +344,8 @@ class _StepLoop:
         if before is not None and (found.suspects or not before.origins):
             found.evidence += layouts.said(before)
         found.evidence += [] if before is None else evidence.precision(before)
+        if found.suspects:
+            name_learning_rate(found.suspects[0], (*found.places, *self._facts))
         renames.report_renames(found)
         two_frameworks.report_coverage(found)
         if before is not None and before.noise:

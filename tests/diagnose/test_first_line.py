@@ -13,6 +13,7 @@ from msprobe_engine.config.severity import CHANGES, MAY
 from msprobe_engine.core.text.source_line import parse_line, place_in_source
 from msprobe_engine.find.argument_names import argument_name
 from msprobe_engine.find.config.difference import ENV, SETTINGS, Difference
+from msprobe_engine.find.difference.optimizer.updated_parameters import name_learning_rate
 from msprobe_engine.find.explained_by_settings import explaining
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.run import diagnose
@@ -143,3 +144,20 @@ def test_what_brought_a_nan(place: str, said: str, tmp_path: Path) -> None:
     (directory / "construct.json").write_text(json.dumps({record: None}))
     (directory / "stack.json").write_text(json.dumps({record: [LINE.format(7, "f", "y = fc(x)")]}))
     assert diagnose(tmp_path).headline().startswith(f"First NaN or Inf: model.py:7 f: {said} (step 0, rank 0, module fc")
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "rate"),
+    [
+        ("1 - lr * weight_decay = 0.99998, golden 0.99999", ["-step_size = -0.002, golden -0.001"], True),
+        ("1 - lr * weight_decay = 0.99998, golden 0.99999", ["1 - beta2 = 0.1, golden 0.05"], False),
+        ("-step_size = -0.002, golden -0.001", [], True),
+        ("eps = 1e-06, golden 1e-08", ["-step_size = -0.002, golden -0.001"], False),
+    ],
+)
+def test_the_learning_rate_is_told_from_the_weight_decay(first: str, others: list[str], rate: bool) -> None:
+    """Both are in one factor of a parameter; the size of the step has the rate alone."""
+    suspect, *rest = (Suspect(f"Tensor.mul_.{at}.forward", "", 0, 3, cause=cause) for at, cause in enumerate((first, *others)))
+    name_learning_rate(suspect, rest)
+    assert suspect.cause.endswith("(the size of the step: the learning rate)") is rate
+    assert suspect.cause.startswith(first)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msprobe_engine.align.calls.call_tree import Tree, calls_function
@@ -37,6 +37,13 @@ def name_parameters(suspects: Sequence[Suspect], divergence: Divergence) -> None
             name = ".".join(part for part in owner if part)
             suspect.parameter = name
             suspect.why = Sentence("in the update of parameter {0} by the optimizer: {1}", name, suspect.why)
+
+
+def name_learning_rate(first: Suspect, others: Iterable[Suspect]) -> None:
+    """``1 - lr * weight_decay`` is off because of either: where the size of the step is off in the same step, it is the rate."""
+    sized = any("step_size" in one.cause and one.step == first.step for one in others)
+    if "step_size" in first.cause or ("lr * weight_decay" in first.cause and sized):
+        first.cause = Sentence("{0} (the size of the step: the learning rate)", first.cause)
 
 
 def _calls(tree: Tree, op: int, row: int) -> list[int]:
