@@ -185,7 +185,7 @@ def paired() -> dict[str, Any]:
         for how, begins in (("alone", (0, 1)), ("alone", (0, 1)), ("batched", (0,) * 3 + (1,) * 3), ("batched", (0,) * 3 + (1,) * 3)):
             calls.clear()
             with backend.batched() if how == "batched" else contextlib.nullcontext():
-                refs += [(i, backend._reduce_pair(derived.Pair(op, a[i : n + i], b[i : n + i], c))) for i in begins]
+                refs += [(i, backend.reduce_pair(derived.Pair(op, a[i : n + i], b[i : n + i], c))) for i in begins]
             found[how].append(calls.copy())
         data = backend.so_far()
         for begin, ref in refs:
