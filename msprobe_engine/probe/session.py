@@ -28,6 +28,7 @@ from msprobe_engine.probe.incident.on_alert import STOPPED, StopTraining
 from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.memory import MemorySink
+from msprobe_engine.probe.sinks.run_files import ENDED
 from msprobe_engine.probe.writer import Writer
 
 _log = get_logger()
@@ -115,7 +116,7 @@ class Session:
             sink.watch_info(self.pipeline.rank_info)
             sink.watch_remark("without_optimizer", self.pipeline.without_optimizer)
             sink.watch_remark("computed_in", self.pipeline.computed_in)
-            sink.watch_remark("ended", self._ended)
+            sink.watch_remark(ENDED, self._ended)
             sink.watch_remark("missing", {} if missing is None else missing)
             for rule in self.pipeline.rules:
                 if rule.passed_over is not None:

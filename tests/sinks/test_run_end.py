@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 
 from msprobe_engine.cli.main import main
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.schema import JsonLinesSettings, MonitorSettings
+from msprobe_engine.core.statistics.rows import empty
 from msprobe_engine.formats.monitor.reader import open_run
+from msprobe_engine.probe.sinks.jsonlines import JsonLinesSink
 
 TRAIN = """
 import os, signal, sys, torch
@@ -38,6 +42,22 @@ def ended(tmp_path: Path, how: str, *settings: str) -> tuple[int, dict[str, Any]
     command = [sys.executable, "-m", "msprobe_engine.cli", "run", "--output-dir", str(out), *words, "--", sys.executable, str(script), how]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=tmp_path)
     return done.returncode, open_run(out).info(0)["ended"]
+
+
+def test_the_end_stands_behind_the_last_step(tmp_path: Path) -> None:
+    """That a run is over may be known while its last steps still wait to be written: their lines come first all the same."""
+    how: dict[str, Any] = {}
+    sink = JsonLinesSink(JsonLinesSettings(), MonitorSettings(), output_dir=tmp_path, rank=0)
+    sink.watch_remark("ended", how)
+    for step in range(2):
+        if step == 1:
+            how["how"] = "closed"
+        sink.write(Frame(step, 0, empty(0), scalars={"loss": 1.0}), [])
+    sink.close()
+    lines = [json.loads(line) for line in sink.path.read_text().splitlines()]
+    assert [line.get("step", "run") for line in lines] == ["run", 0, 1, "run"]
+    assert ["ended" in line["run"] for line in lines if "run" in line] == [False, True]
+    assert lines[-1]["run"]["ended"] == {"how": "closed"}
 
 
 @pytest.mark.slow

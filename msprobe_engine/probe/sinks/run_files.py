@@ -30,6 +30,7 @@ from msprobe_engine.core.settings.schema import MonitorSettings
 
 ALERTS = "alerts.jsonl"
 RUN = "run.json"
+ENDED = "ended"
 SCALARS_HEADER = ["step", "name", "value"]
 
 
@@ -94,14 +95,16 @@ class RunFile:
 
     def conclude(self) -> bool:
         """As `refresh`, when the run is over; a run without a step says nothing."""
-        return "first_step" in self.content and self.refresh(self.content["first_step"])
+        return "first_step" in self.content and self.refresh(self.content["first_step"], over=True)
 
     def stale(self) -> None:
         """What was taken over has not been written after all."""
         self._stale = True
 
-    def refresh(self, step: int) -> bool:
+    def refresh(self, step: int, *, over: bool = False) -> bool:
         """Take over what has become known until a step was written, and write the file when that is anything new; True then.
+
+        How the run ended is taken over when it is `over` only: while the last steps wait to be written it is known already.
 
         Raises:
             SinkError: it cannot be written.
@@ -110,7 +113,7 @@ class RunFile:
             self.content["first_step"] = step
             self._stale = True
         for key, facts in self._watched.items():
-            if (known := dict(facts)) != self.content.get(key, {}):
+            if (over or key != ENDED) and (known := dict(facts)) != self.content.get(key, {}):
                 self.content[key] = known
                 self._stale = True
         if not self._stale:
