@@ -87,7 +87,7 @@ def wandb_rows(directory: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 @pytest.mark.parametrize("named", [False, True], ids=["counted", "named steps"])
 def test_wandb(wandb: Any, tmp_path: Path, named: bool) -> None:
     """The program's rows and their steps are those it would have without the sink; ours lie in them, with an axis of their own."""
-    run = wandb.init(mode="offline", dir=str(tmp_path), project="p")
+    run = wandb.init(mode="offline", dir=str(tmp_path), project="p", settings={"console": "off"})  # else it keeps stderr for good
     sink = TrackerSink(TrackerSettings(), rank=0)
 
     def log(step: int) -> None:
@@ -173,7 +173,7 @@ def test_no_open_run(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_tracker_that_fails(wandb: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """One error in the log; the training and the other sinks know nothing of it."""
-    run = wandb.init(mode="offline", dir=str(tmp_path), project="p")
+    run = wandb.init(mode="offline", dir=str(tmp_path), project="p", settings={"console": "off"})  # else it keeps stderr for good
     sink = TrackerSink(TrackerSettings(), rank=0)
 
     def refuse(*_: object, **__: object) -> None:
@@ -187,7 +187,7 @@ def test_a_tracker_that_fails(wandb: Any, tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_series_are_bounded(wandb: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    wandb.init(mode="offline", dir=str(tmp_path), project="p")
+    wandb.init(mode="offline", dir=str(tmp_path), project="p", settings={"console": "off"})
     sink = TrackerSink(TrackerSettings(max_series=2), rank=0)
     with caplog.at_level(logging.WARNING, "msprobe"):
         train(sink, int)
