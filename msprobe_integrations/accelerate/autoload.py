@@ -36,7 +36,7 @@ def _patch(module: ModuleType) -> None:
 
 def patch(module: ModuleType) -> list[Callable[[], None]]:
     """Look through the methods of `Accelerator`; returns what puts them back. Without an observer they only call through."""
-    from msprobe_integrations.torch.training.trainer_loop import replace
+    from msprobe_integrations.patching import replace
 
     accelerator = module.Accelerator
     return [replace(accelerator, name, _outside) for name in NOT_TRAINING] + [replace(accelerator, "clip_grad_norm_", _clip)]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.autoload import imports, request
+from msprobe_integrations.patching import Patches
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
     from msprobe_engine.core.settings.schema import ProbeSettings
     from msprobe_integrations.deepspeed.engine import EngineObserver
 
-_OURS = "__msprobe_key__"
+_patches = Patches()
 
 
 def arm() -> None:
     """DeepSpeed is about to be imported. Without a request only `deepspeed.initialize` is wrapped: it looks for the key."""
-    imports.after_import("deepspeed", _initialize)
+    imports.after_import("deepspeed", _wrap)
     if request.current() is not None:
         _observe()
 
@@ -43,31 +44,26 @@ def _make(settings: ProbeSettings, file: Path) -> EngineObserver:
     return EngineObserver(settings, file=file)
 
 
-def _initialize(module: ModuleType) -> None:
-    """Wrap ``deepspeed.initialize``: a key of ours in its configuration asks for the probe, and names the engine that is followed.
+def _wrap(module: ModuleType) -> None:
+    _patches.around(module, "initialize", _initialize)
+
+
+def _initialize(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In place of ``deepspeed.initialize``: a key of ours in its configuration asks for the probe, and names the engine that is followed.
 
     Wrong settings end it with a `SettingsError`: the key is part of the configuration that DeepSpeed is given.
     """
-    original: Any = module.initialize
-    if hasattr(original, _OURS):
-        return
+    asked = _asked(original, args, kwargs)
+    result = original(*args, **kwargs)
+    if asked:
+        try:
+            from msprobe_integrations.deepspeed import patches
 
-    @functools.wraps(original)
-    def initialize(*args: Any, **kwargs: Any) -> Any:
-        asked = _asked(original, args, kwargs)
-        result = original(*args, **kwargs)
-        if asked:
-            try:
-                from msprobe_integrations.deepspeed import patches
-
-                patches.choose(result)
-            except Exception as error:
-                raise_of_training(error)
-                _failed(error)
-        return result
-
-    setattr(initialize, _OURS, True)
-    module.initialize = initialize  # type: ignore[attr-defined]
+            patches.choose(result)
+        except Exception as error:
+            raise_of_training(error)
+            _failed(error)
+    return result
 
 
 def _asked(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.autoload.imports import after_import, forget
+from msprobe_integrations.patching import Patches
 
 if TYPE_CHECKING:
     from msprobe_integrations.deepspeed.engine import EngineObserver
 
-_MARK = "__msprobe_wraps__"
 _METHODS: dict[str, tuple[str, dict[str, str]]] = {
     "deepspeed.runtime.engine": (
         "DeepSpeedEngine",
@@ -36,7 +36,7 @@ _METHODS: dict[str, tuple[str, dict[str, str]]] = {
 }
 """Module, class, and per method the kind of event that `EngineObserver.call` knows."""
 _find: Callable[[], EngineObserver | None] | None = None
-_replaced: list[tuple[type, str, Any]] = []
+_patches = Patches()
 _chosen: weakref.ref[Any] | None = None
 
 
@@ -54,10 +54,7 @@ def restore() -> None:
     _find = _chosen = None
     for name, hook in _HOOKS.items():
         forget(name, hook)
-    while _replaced:
-        owner, name, original = _replaced.pop()
-        if getattr(vars(owner).get(name), _MARK, None) is original:
-            setattr(owner, name, original)
+    _patches.undo()
 
 
 def choose(result: Any) -> None:
@@ -102,26 +99,13 @@ def _current(kind: str, engine: Any) -> EngineObserver | None:
 
 def _wrap(module_name: str, module: ModuleType) -> None:
     class_name, methods = _METHODS[module_name]
-    owner = getattr(module, class_name, None)
-    if owner is None:
-        return
     for name, kind in methods.items():
-        original = vars(owner).get(name)
-        if original is None or hasattr(original, _MARK):
-            continue
-        replaced = _wrapper(original, kind)
-        _replaced.append((owner, name, original))
-        setattr(owner, name, replaced)
+        _patches.around(getattr(module, class_name, None), name, functools.partial(_call, kind))
 
 
-def _wrapper(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        observer = _current(kind, args[0]) if args else None
-        return original(*args, **kwargs) if observer is None else observer.call(kind, original, args, kwargs)
-
-    setattr(wrapper, _MARK, original)
-    return wrapper
+def _call(kind: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    observer = _current(kind, args[0]) if args else None
+    return original(*args, **kwargs) if observer is None else observer.call(kind, original, args, kwargs)
 
 
 _HOOKS: dict[str, Callable[[ModuleType], None]] = {name: functools.partial(_wrap, name) for name in _METHODS}

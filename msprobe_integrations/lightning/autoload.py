@@ -19,7 +19,7 @@ def arm() -> None:
 
 
 def _patch(module: ModuleType) -> None:
-    from msprobe_integrations.torch.training.trainer_loop import replace
+    from msprobe_integrations.patching import replace
 
     replace(module.Trainer, "fit", _fit)
 

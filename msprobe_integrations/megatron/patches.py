@@ -20,7 +20,7 @@ from msprobe_engine.core.log import get_logger
 from msprobe_integrations.autoload import request
 from msprobe_integrations.autoload.imports import after_import, forget
 from msprobe_integrations.megatron import flags, graphs
-from msprobe_integrations.megatron.wrapping import unwrap, wrap
+from msprobe_integrations.patching import Around, Patches
 
 if TYPE_CHECKING:
     from msprobe_integrations.megatron.observer import TrainingObserver
@@ -34,6 +34,20 @@ _others: list[weakref.ref[Any]] = []
 """Model chunks of other trainings of this process: those that were built before."""
 _marks: dict[str, float] = {}
 _failed: set[str] = set()
+_patches = Patches()
+
+
+def wrap(place: Any, names: Mapping[str, Around]) -> None:
+    """Replace functions of a module or class, also where they were imported by name earlier."""
+    for name, around in names.items():
+        _patches.around(place, name, around)
+    _patches.early_imports()
+
+
+def unwrap() -> None:
+    """All functions are Megatron's own again, also where they were imported to since."""
+    _patches.late_imports()
+    _patches.undo()
 
 
 def current() -> TrainingObserver | None:

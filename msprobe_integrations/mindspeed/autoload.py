@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import functools
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.autoload import request
 from msprobe_integrations.autoload.imports import after_import, forget
+from msprobe_integrations.patching import MARK, Patches
 
 MANAGER = "mindspeed.features_manager.features_manager"
 PATCHES = "mindspeed.patch_utils"
 FSDP2_TRAINER = "mindspeed_llm.fsdp2.train.trainer"
 FSDP2_ENGINE = "mindspeed_mm.fsdp.train.train_engine"
 DATADUMP = "mindspeed.functional.npu_datadump.npu_datadump"
-_OURS = "__msprobe_features__"
+_patches = Patches()
 
 
 def arm() -> None:
@@ -47,9 +48,8 @@ def disarm() -> None:
     order.put_back()
     fsdp2.put_back()
     manager: Any = getattr(sys.modules.get(MANAGER), "MindSpeedFeaturesManager", None)
-    setter = vars(manager).get("set_features_list") if manager is not None else None
-    if hasattr(setter, _OURS):
-        manager.set_features_list = getattr(setter, _OURS)
+    if hasattr(getattr(manager, "set_features_list", None), MARK):
+        _patches.undo()
         manager.FEATURES_LIST[:] = feature.without(manager.FEATURES_LIST)
 
 
@@ -60,23 +60,21 @@ def _manager(module: ModuleType) -> None:
 
     check(reliance.NAME, reliance.PACKAGE, reliance.FEATURES)
     manager: Any = getattr(module, "MindSpeedFeaturesManager", None)
-    setter = vars(manager).get("set_features_list") if manager is not None else None
-    if setter is None or hasattr(setter, _OURS):
+    setter = getattr(manager, "set_features_list", None)
+    if setter is None or hasattr(setter, MARK):
         return
     from msprobe_integrations.mindspeed.order import watch_features
 
     watch_features(manager)
-    original = setter.__func__
-
-    @functools.wraps(original)
-    def set_features_list(cls: Any, features_list: Sequence[Any]) -> Any:
-        return original(cls, _with_ours(features_list))
-
-    ours = classmethod(set_features_list)
-    setattr(ours, _OURS, setter)
-    manager.set_features_list = ours
+    _patches.around(manager, "set_features_list", _set_features_list)
     if manager.FEATURES_LIST:
         manager.FEATURES_LIST[:] = _with_ours(manager.FEATURES_LIST)
+
+
+def _set_features_list(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = inspect.signature(original).bind(*args, **kwargs)
+    given.arguments["features_list"] = _with_ours(given.arguments["features_list"])
+    return original(*given.args, **given.kwargs)
 
 
 def _datadump(_: ModuleType) -> None:

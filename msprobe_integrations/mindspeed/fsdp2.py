@@ -8,60 +8,41 @@ after it, those of the engine within.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.core.guard import raise_of_training
+from msprobe_integrations.patching import Patches
 
 if TYPE_CHECKING:
     from msprobe_engine.core.settings.schema import ProbeSettings
     from msprobe_integrations.mindspeed.fsdp2_observer import Fsdp2Observer
 
-_OURS = "__msprobe_trainer__"
-_around_what: list[tuple[Any, str, Any]] = []
-"""What `follow` has replaced: a class or module, a name, what was there."""
+_patches = Patches()
 
 
 def follow(module: ModuleType) -> None:
     """The Trainer's module has been imported. What its version lacks is not wrapped."""
-    _around(getattr(module, "Trainer", None), "training_step", _training_step)
-    _around(getattr(module, "Trainer", None), "train", _train)
-    _around(module, "clip_grad_norm", _clip_grad_norm)
+    _patches.around(getattr(module, "Trainer", None), "training_step", _training_step)
+    _patches.around(getattr(module, "Trainer", None), "train", _train)
+    _patches.around(module, "clip_grad_norm", _clip_grad_norm)
 
 
 def follow_engine(module: ModuleType) -> None:
     """The engine's module has been imported."""
     engine = getattr(module, "TrainEngine", None)
-    _around(engine, "train_step", _train_step)
-    _around(engine, "get_batch", _get_batch)
-    _around(engine, "evaluate", _evaluate)
-    _around(engine, "train", _train)
-    _around(module, "clip_grad_norm", _clip_grad_norm)
-
-
-def _around(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    original = getattr(owner, name, None)
-    if original is None or hasattr(original, _OURS):
-        return
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return around(original, args, kwargs)
-
-    setattr(call, _OURS, True)
-    setattr(owner, name, call)
-    _around_what.append((owner, name, original))
+    _patches.around(engine, "train_step", _train_step)
+    _patches.around(engine, "get_batch", _get_batch)
+    _patches.around(engine, "evaluate", _evaluate)
+    _patches.around(engine, "train", _train)
+    _patches.around(module, "clip_grad_norm", _clip_grad_norm)
 
 
 def put_back() -> None:
     """Take back `follow`: the Trainer's functions are its own again."""
-    for owner, name, original in _around_what:
-        if hasattr(getattr(owner, name, None), _OURS):
-            setattr(owner, name, original)
-    _around_what.clear()
+    _patches.undo()
 
 
 def _training_step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -7,8 +7,9 @@ from typing import Any
 
 from msprobe_integrations.common.parameters.optimizer_numbers import LEARNING_RATE, update_numbers
 from msprobe_integrations.mindspeed import reliance
+from msprobe_integrations.patching import replace
 from msprobe_integrations.torch.monitor.probe import TorchProbe
-from msprobe_integrations.torch.training.trainer_loop import TrainerObserver, replace
+from msprobe_integrations.torch.training.trainer_loop import TrainerObserver
 
 
 class Fsdp2Observer(TrainerObserver):

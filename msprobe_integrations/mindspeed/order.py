@@ -8,7 +8,6 @@ while it works and put on again, on top, when it is done: it never sees them.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
@@ -18,14 +17,12 @@ from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import get_logger
 from msprobe_integrations.autoload.imports import after_import, forget
 from msprobe_integrations.megatron import patches
-from msprobe_integrations.megatron.wrapping import unwrap
+from msprobe_integrations.patching import Patches
 
 _log = get_logger()
-_OURS = "__msprobe_order__"
 _depth = 0
 _said: set[str] = set()
-_methods: list[tuple[Any, str, Any]] = []
-"""What `stay_away` has replaced: manager, name, what was there."""
+_patches = Patches()
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules."
 _NUMBERS = "the number of the micro batch: records of a step have no micro_step"
 DEGRADED = {
@@ -55,31 +52,20 @@ def watch_features(manager: Any) -> None:
 
 def stay_away(manager: Any, name: str, then: Callable[[], None] | None = None) -> None:
     """Let the class or static method `name` of `manager` run with `ours_off`, and call `then` after it."""
-    method = vars(manager).get(name) if manager is not None else None
-    original = getattr(method, "__func__", None)
-    if original is None or hasattr(original, _OURS):
-        return
 
-    @functools.wraps(original)
-    def with_ours_off(*args: Any, **kwargs: Any) -> Any:
+    def with_ours_off(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with ours_off():
             result = original(*args, **kwargs)
         if then is not None:
             _safely(then)
         return result
 
-    setattr(with_ours_off, _OURS, True)
-    kind: Any = type(method)  # staticmethod or classmethod
-    setattr(manager, name, kind(with_ours_off))
-    _methods.append((manager, name, method))
+    _patches.around(manager, name, with_ours_off)
 
 
 def put_back() -> None:
     """Every method that `stay_away` has replaced is MindSpeed's own again."""
-    for manager, name, method in _methods:
-        if hasattr(getattr(manager, name), _OURS):
-            setattr(manager, name, method)
-    _methods.clear()
+    _patches.undo()
 
 
 @contextmanager
@@ -101,7 +87,7 @@ def _off() -> None:
     """Also what MindSpeed imports meanwhile stays as Megatron has it."""
     for name, hook in patches.hooks():
         forget(name, hook)
-    unwrap()
+    patches.unwrap()
 
 
 def _on() -> None:

@@ -20,7 +20,7 @@ def arm() -> None:
 
 
 def _patch(module: ModuleType) -> None:
-    from msprobe_integrations.torch.training.trainer_loop import replace
+    from msprobe_integrations.patching import replace
 
     trainer = getattr(module, "Trainer", None)
     if trainer is not None and trainer.__module__ == module.__name__:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from msprobe_integrations.common.parameters.optimizer_numbers import update_numbers
+from msprobe_integrations.patching import replace
 from msprobe_integrations.torch.monitor.probe import TorchProbe
-from msprobe_integrations.torch.training.trainer_loop import TrainerObserver, excluded, number, quietly, replace
+from msprobe_integrations.torch.training.trainer_loop import TrainerObserver, excluded, number, quietly
 from msprobe_integrations.torchtitan.dims import places, sharing
 from msprobe_integrations.torchtitan.reliance import NAME, PACKAGE, TABLE
 

@@ -12,8 +12,9 @@ from transformers import TrainerCallback
 
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.common.parameters.optimizer_numbers import update_numbers
+from msprobe_integrations.patching import replace
 from msprobe_integrations.torch.training.trainer_callback import ProbeCallback
-from msprobe_integrations.torch.training.trainer_loop import excluded, isolated, number, one_pass, replace, saving, scale_of
+from msprobe_integrations.torch.training.trainer_loop import excluded, isolated, number, one_pass, saving, scale_of
 from msprobe_integrations.transformers import patches
 from msprobe_integrations.transformers.reliance import NAME, PACKAGE, TABLE
 

@@ -29,7 +29,7 @@ def unfollow(who: Any) -> None:
 
 
 def _patch(module: ModuleType) -> None:
-    from msprobe_integrations.torch.training.trainer_loop import replace
+    from msprobe_integrations.patching import replace
 
     if not _undo and _wanted:
         _undo.append(replace(module.Trainer, "train", _train))

@@ -102,7 +102,7 @@ def test_functions_are_put_back_as_they_were() -> None:
     import sys
     from types import ModuleType
 
-    from msprobe_engine.core.process.patching import Replaced
+    from msprobe_integrations.patching import Patches
 
     class Base:
         def f(self) -> int:
@@ -116,10 +116,10 @@ def test_functions_are_put_back_as_they_were() -> None:
     late.taken = Child.g  # type: ignore[attr-defined]
     sys.modules["late_user"] = late
     try:
-        replaced = Replaced()
-        replaced.replace(Child, "f", lambda original: lambda self: original(self) + 10)
-        replaced.replace(Child, "g", lambda original: lambda self: original(self) + 10)
-        replaced.replace(Child, "absent", lambda original: original)
+        replaced = Patches()
+        replaced.wrap(Child, "f", lambda original: lambda self: original(self) + 10)
+        replaced.wrap(Child, "g", lambda original: lambda self: original(self) + 10)
+        replaced.wrap(Child, "absent", lambda original: original)
         replaced.early_imports()
         assert (Child().f(), Child().g(), late.taken(Child())) == (11, 12, 12)
         mine = Child.g = lambda self: 99  # type: ignore[method-assign,assignment]  # noqa: ARG005

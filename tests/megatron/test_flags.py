@@ -13,7 +13,8 @@ import pytest
 
 from msprobe_engine.core.errors import SettingsError, UsageError
 from msprobe_integrations.autoload import request
-from msprobe_integrations.megatron import flags, patches, wrapping
+from msprobe_integrations.megatron import flags, patches
+from msprobe_integrations.patching import MARK
 
 
 @pytest.fixture(autouse=True)
@@ -147,11 +148,11 @@ def test_names_are_put_back() -> None:
     for module in (home, early, late):
         sys.modules[module.__name__] = module
     try:
-        wrapping.wrap(home, {"step": lambda original, args, kwargs: original(*args, **kwargs) + 10, "no_such_name": print})
-        wrapping.wrap(Machine, {"turn": lambda original, args, kwargs: original(*args, **kwargs) + 10})
+        patches.wrap(home, {"step": lambda original, args, kwargs: original(*args, **kwargs) + 10, "no_such_name": print})
+        patches.wrap(Machine, {"turn": lambda original, args, kwargs: original(*args, **kwargs) + 10})
         late.step = home.step  # type: ignore[attr-defined]
         assert (home.step(), early.own_name(), late.step(), Machine().turn()) == (11, 11, 11, 12)
-        wrapping.wrap(home, {"step": lambda *_: 0})
+        patches.wrap(home, {"step": lambda *_: 0})
         assert home.step() == 11
         patches.observe(None)
         assert home.step is early.own_name is late.step is step
@@ -181,6 +182,6 @@ def test_megatron_is_put_back() -> None:
     patches.observe(None)
     before = names()
     patches.observe(lambda: None)
-    assert all(hasattr(name, wrapping.MARK) for name in names())
+    assert all(hasattr(name, MARK) for name in names())
     patches.observe(None)
     assert all(a is b for a, b in zip(before, names(), strict=True))

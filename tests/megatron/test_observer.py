@@ -12,8 +12,9 @@ from megatron_harness import observed, probe_settings, run_gpt, train_gpt
 
 from msprobe_engine.core.settings.schema import MonitorSettings
 from msprobe_integrations.common.parameters.watch import ParameterWatch
-from msprobe_integrations.megatron import MegatronCallback, patches, wrapping
+from msprobe_integrations.megatron import MegatronCallback, patches
 from msprobe_integrations.megatron.observer import losses
+from msprobe_integrations.patching import MARK
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 MONITOR = MonitorSettings(gradients=True)
@@ -132,8 +133,8 @@ def test_a_step_that_raises_is_handed_on() -> None:
 def test_names_taken_earlier_are_wrapped_too() -> None:
     """A module that did ``from ... import get_forward_backward_func`` before the observer came has the wrapped function."""
     observed(probe_settings(None))
-    assert hasattr(train_gpt.get_forward_backward_func, wrapping.MARK)
-    assert hasattr(train_gpt.get_megatron_optimizer, wrapping.MARK)
+    assert hasattr(train_gpt.get_forward_backward_func, MARK)
+    assert hasattr(train_gpt.get_megatron_optimizer, MARK)
     patches.observe(None)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 PROGRAM = Path(__file__).with_name("nested_cells.py")
 DEPTH = 320
-"""The bare program trains at it with the limit of 1000; seen through a door without more room nothing deeper than 200 did."""
+"""The bare program trains at it with the limit of 1000; seen through a patch without more room nothing deeper than 200 did."""
 
 
 def train(kind: str) -> dict[str, Any]:

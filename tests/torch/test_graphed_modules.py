@@ -36,7 +36,7 @@ def _alone() -> None:
     """What an earlier test has dropped without an end still looks through the functions that are replaced here."""
     for hooks in list(graphed.graphed_modules._users):
         graphed.graphed_modules.leave(hooks)
-    graphed.graphed_modules._doors.close()
+    graphed.graphed_modules._patches.close()
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ import functools
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.log import get_logger
 from msprobe_integrations.common.capture.calls import Call
+from msprobe_integrations.patching import Replacement
 
 _log = get_logger()
 _FORBIDDEN = "/\\\0\n"
@@ -36,17 +37,6 @@ class ApiRecords(Protocol):
         """A function that was not looked into had these: it may have written to any of them."""
 
 
-class _Registered(NamedTuple):
-    owner: Any
-    name: str
-    original: Any
-    """What stood in the owner's own dictionary; `_INHERITED` when it stood further up."""
-    wrapper: Any
-
-
-_INHERITED: Any = object()
-
-
 class CustomApis:
     """The functions registered in this process.
 
@@ -58,7 +48,7 @@ class CustomApis:
     def __init__(self, capture: Callable[[], ApiRecords | None], compiling: Callable[[], bool] = lambda: False) -> None:
         self._capture = capture
         self._compiling = compiling
-        self._registered: dict[tuple[int, str], _Registered] = {}
+        self._registered: dict[tuple[int, str], Replacement] = {}
 
     def register(self, owner: Any, name: Any, prefix: Any = None) -> None:
         """Make records ``{prefix}.{name}.{N}.forward`` and ``.backward`` of calls of ``owner.name``, at levels L1 and mix.
@@ -73,7 +63,6 @@ class CustomApis:
         if isinstance(function, type):
             raise UsageError(f"register_custom_api: {name} is a class; allowed: functions and methods")
         self.forget(owner, name)
-        own = vars(owner).get(name, _INHERITED) if hasattr(owner, "__dict__") else _INHERITED
         static = inspect.getattr_static(owner, name, None)
         wrapper: Any
         if isinstance(owner, type) and isinstance(static, classmethod):
@@ -83,10 +72,9 @@ class CustomApis:
         else:
             wrapper = self._wrap(function, prefix, name)
         try:
-            setattr(owner, name, wrapper)
+            self._registered[id(owner), name] = Replacement(owner, name, wrapper)
         except (AttributeError, TypeError) as error:
             raise UsageError(f"register_custom_api: {prefix}.{name} cannot be replaced: {error}") from error
-        self._registered[id(owner), name] = _Registered(owner, name, own, wrapper)
 
     def restore(self, owner: Any, name: Any) -> bool:
         """Put the original back; False when the function was not registered.
@@ -102,12 +90,8 @@ class CustomApis:
         known = self._registered.pop((id(owner), name), None)
         if known is None:
             return False
-        if inspect.getattr_static(owner, name, None) is not known.wrapper:
+        if not known.undo():
             _log.warning("restore_custom_api: %s was replaced by something else meanwhile, which stays", name)
-        elif known.original is _INHERITED:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, known.original)
         return True
 
     def _wrap(self, function: Callable[..., Any], prefix: str, name: str, skip: int = 0) -> Callable[..., Any]:

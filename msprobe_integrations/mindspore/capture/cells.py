@@ -14,15 +14,15 @@ from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.common.capture.calls import Call
 from msprobe_integrations.common.capture.modules import ModuleInfo, NamedModules
 from msprobe_integrations.common.hooks import recursion_room
-from msprobe_integrations.common.hooks.doors import Doors
 from msprobe_integrations.mindspore import models as models_of
 from msprobe_integrations.mindspore.capture.recorder import Recorder
 from msprobe_integrations.mindspore.hooks import taps
 from msprobe_integrations.mindspore.hooks.autograd import recording
 from msprobe_integrations.mindspore.hooks.cells import FRAMES
 from msprobe_integrations.mindspore.hooks.eager import at_gradient
+from msprobe_integrations.patching import FunctionPatches
 
-_DEPTH = 3  # recorder.begin, _begin, the handler, the door: the user's frame is the next
+_DEPTH = 3  # recorder.begin, _begin, the handler, the patch: the user's frame is the next
 _RECOMPUTE = "_recompute_cell"
 Models = Any
 
@@ -68,7 +68,7 @@ class CellCapture(NamedModules[CellInfo]):
         self._on = is_on
         self._collecting = is_collecting
         self._known: dict[int, CellInfo] = {}
-        self._doors = Doors()
+        self._patches = FunctionPatches()
         self._handles: list[Any] = []
 
     def given(self, models: Models) -> list[Any]:
@@ -90,14 +90,14 @@ class CellCapture(NamedModules[CellInfo]):
         if self._recorder.taps:
             taps.PASSES.install()
         for entrance in dict.fromkeys(info.entrance for info in around):
-            self._doors.add(entrance, "__call__", self._handler(entrance))
+            self._patches.add(entrance, "__call__", self._handler(entrance))
         for info in own:
             info.parameters = {name: p for name, p in models_of.parameters_of(info.module).items() if p is not None}
             if self._recorder.backward or self._recorder.taps:
                 self._watch_parameters(info)
 
     def _take_off(self) -> None:
-        self._doors.close()
+        self._patches.close()
         taps.PASSES.remove()
         self._known = {}
         for handle in self._handles:

@@ -18,9 +18,9 @@ from mindspore.communication import comm_func
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.records import Entry
 from msprobe_integrations.common.capture.calls import Call
-from msprobe_integrations.common.hooks.doors import Doors
 from msprobe_integrations.mindspore import environment
 from msprobe_integrations.mindspore.capture.recorder import Recorder
+from msprobe_integrations.patching import FunctionPatches
 
 _MINT = "MintDistributed"
 
@@ -56,7 +56,7 @@ class Waiting:
     def __init__(self, recorder: Recorder, fail: Callable[[Exception], None]) -> None:
         self._recorder = recorder
         self._fail = fail
-        self._doors = Doors()
+        self._patches = FunctionPatches()
         self._watched: set[type] = set()
         self._open: dict[int, list[tuple[Any, Entry, Any]]] = {}
 
@@ -85,14 +85,14 @@ class Waiting:
 
     def close(self) -> None:
         """Look at nobody's handles any more."""
-        self._doors.close()
+        self._patches.close()
         self._watched.clear()
         self._open.clear()
 
     def _look_at(self, kind: type) -> None:
         if kind not in self._watched:
             self._watched.add(kind)
-            self._doors.add(next(c for c in kind.__mro__ if "wait" in vars(c)), "wait", self._waited)
+            self._patches.add(next(c for c in kind.__mro__ if "wait" in vars(c)), "wait", self._waited)
 
     def _waited(self, following: Callable[..., Any], handle: Any, *args: Any, **kwargs: Any) -> Any:
         result = following(handle, *args, **kwargs)

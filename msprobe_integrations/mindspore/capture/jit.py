@@ -11,9 +11,9 @@ from typing import Any
 
 from mindspore import nn
 
-from msprobe_integrations.common.hooks.doors import Doors
 from msprobe_integrations.mindspore import environment
 from msprobe_integrations.mindspore.capture.api import ApiCapture, Note
+from msprobe_integrations.patching import FunctionPatches
 
 _PLACES = ("mindspore.graph._utils.pijit_context", "mindspore.common._pijit_context")
 """Where the mode ``bytecode`` is; the first that exists, from 2.9 on the second is only an alias."""
@@ -40,25 +40,25 @@ class JitCapture:
 
     def __init__(self, api: ApiCapture) -> None:
         self._api = api
-        self._doors = Doors()
+        self._patches = FunctionPatches()
         self._given: tuple[Any, Any] = ((), {})
         self._open: list[Note | None] = []
 
     def install(self) -> None:
         """Start seeing calls; nothing happens when it has begun."""
-        if self._doors:
+        if self._patches:
             return
         executor = getattr(environment.api_module(), "_JitExecutor", None)
         if executor is not None:
-            self._doors.add(executor, "__call__", self._called)
+            self._patches.add(executor, "__call__", self._called)
         if _bytecode is not None:
-            self._doors.add(_bytecode, "PreJit", self._arguments)
-            self._doors.add(_bytecode.PIJitCaptureContext, "__enter__", self._enter)
-            self._doors.add(_bytecode.PIJitCaptureContext, "__exit__", self._exit)
+            self._patches.add(_bytecode, "PreJit", self._arguments)
+            self._patches.add(_bytecode.PIJitCaptureContext, "__enter__", self._enter)
+            self._patches.add(_bytecode.PIJitCaptureContext, "__exit__", self._exit)
 
     def remove(self) -> None:
         """Stop seeing calls."""
-        self._doors.close()
+        self._patches.close()
         self._open.clear()
 
     def _called(self, following: Callable[..., Any], executor: Any, *args: Any, **kwargs: Any) -> Any:

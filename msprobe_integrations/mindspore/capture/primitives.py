@@ -11,8 +11,8 @@ from typing import Any
 
 from mindspore.ops import Primitive
 
-from msprobe_integrations.common.hooks.doors import Doors
 from msprobe_integrations.mindspore.capture.api import ApiCapture
+from msprobe_integrations.patching import FunctionPatches
 
 
 class PrimitiveCapture:
@@ -24,12 +24,12 @@ class PrimitiveCapture:
 
     def __init__(self, api: ApiCapture) -> None:
         self._api = api
-        self._doors = Doors()
+        self._patches = FunctionPatches()
         self._known: dict[int, tuple[Any, str, str, type]] = {}
 
     def install(self, cells: Iterable[Any]) -> None:
         """Start seeing calls; nothing happens when it has begun."""
-        if self._doors:
+        if self._patches:
             return
         self._known = known = {}
         for cell in cells:
@@ -39,11 +39,11 @@ class PrimitiveCapture:
                     entrance = next(c for c in type(member).__mro__ if "__call__" in vars(c))
                     known[id(member)] = (member, f"Primitive.{name}", type(member).__name__, entrance)
         for entrance in dict.fromkeys(found[3] for found in known.values()):
-            self._doors.add(entrance, "__call__", self._handler(entrance))
+            self._patches.add(entrance, "__call__", self._handler(entrance))
 
     def remove(self) -> None:
         """Stop seeing calls."""
-        self._doors.close()
+        self._patches.close()
         self._known = {}
 
     def _handler(self, entrance: type) -> Callable[..., Any]:

@@ -13,13 +13,13 @@ import mindspore
 from msprobe_engine.config.collect.random_calls import RandomCalls
 from msprobe_engine.config.pack.writer import PackWriter
 from msprobe_engine.core.log import warning
-from msprobe_engine.core.process.patching import Replaced
 from msprobe_engine.formats.pack import entries
 from msprobe_integrations.common.config.checker import ConfigCheck
 from msprobe_integrations.mindspore.config import tensors as config_tensors
 from msprobe_integrations.mindspore.config.start import Start, ranks
 from msprobe_integrations.mindspore.environment import api_module
 from msprobe_integrations.mindspore.hooks import eager as hooks
+from msprobe_integrations.patching import Patches
 
 _OPS = (
     *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "normal", "uniform"),
@@ -34,13 +34,13 @@ class _Calls:
 
     def __init__(self) -> None:
         self.record = RandomCalls()
-        self._patches = Replaced("mindspore", "numpy", "random", "builtins")
+        self._patches = Patches("mindspore", "numpy", "random", "builtins")
 
     def start(self) -> None:
         self.record.on = True
         if self._patches:
             return
-        replace = self._patches.replace
+        replace = self._patches.wrap
         self.record.replace_all(replace)
         for owner, prefix, names in (
             (mindspore.ops, "mindspore.ops", _OPS),

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from mindspore import _c_expression, nn
 
 from msprobe_engine.core.guard import raise_of_training
-from msprobe_integrations.common.hooks.doors import Doors
 from msprobe_integrations.mindspore.environment import api_module
+from msprobe_integrations.patching import FunctionPatches
 
 GRADIENTS = "gradients"
 _EXECUTORS = ("GraphExecutor_", "JitExecutor_")
@@ -50,26 +50,26 @@ class CompileWatch:
     def __init__(self, instrument: Instrument, ways: Sequence[bool]) -> None:
         self._instrument = instrument
         self._ways = list(ways)
-        self._doors = Doors()
+        self._patches = FunctionPatches()
         self._busy = False
 
     @property
     def installed(self) -> bool:
         """Is the compiler watched?"""
-        return bool(self._doors)
+        return bool(self._patches)
 
     def install(self) -> None:
         """Begin to watch."""
-        if self._doors:
+        if self._patches:
             return
         for name in _EXECUTORS:
             executor = getattr(_c_expression, name, None)
             if executor is not None and "compile" in vars(executor):
-                self._doors.add(executor, "compile", self._called)
+                self._patches.add(executor, "compile", self._called)
 
     def remove(self) -> None:
         """Stop watching. Graphs that are compiled stay as they are."""
-        self._doors.close()
+        self._patches.close()
 
     def _called(self, following: Callable[..., Any], executor: Any, *args: Any, **kwargs: Any) -> Any:
         if self._busy:  # a graph inside of another one

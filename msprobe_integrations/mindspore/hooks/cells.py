@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from msprobe_integrations.common.hooks import recursion_room
-from msprobe_integrations.common.hooks.doors import Doors
 from msprobe_integrations.common.monitor.module_side import Post, Pre
 from msprobe_integrations.common.monitor.targets import Named
+from msprobe_integrations.patching import FunctionPatches
 
 FRAMES = 4
-"""Of ours in each call of a Cell: the door, and what looks through it: the monitor, and the dump, which takes two where gradients come from
-operators around the call."""
+"""Of ours in each call of a Cell: the patch, and what looks through it: the monitor, and the dump (two where gradients come from
+operators around the call)."""
 
 
 class _Place(NamedTuple):
@@ -34,7 +34,7 @@ class CellHooks:
     def __init__(self) -> None:
         self._places: list[_Place] = []
         self._at: dict[int, list[_Place]] = {}
-        self._doors = Doors()
+        self._patches = FunctionPatches()
 
     def add(self, named: Named, pre: Pre | None, post: Post | None, owner: Any = None) -> None:
         """Call `pre` before and `post` after every call of the Cell, until `drop(owner)`."""
@@ -58,15 +58,15 @@ class CellHooks:
 
     def install(self) -> None:
         """See calls from now on."""
-        if not self._doors and self._places:
+        if not self._patches and self._places:
             recursion_room.widen(self, FRAMES)
             for entrance in dict.fromkeys(place.entrance for place in self._places):
-                self._doors.add(entrance, "__call__", self._handler(entrance))
+                self._patches.add(entrance, "__call__", self._handler(entrance))
 
     def remove(self) -> None:
         """See no more calls; nothing is left behind."""
-        if self._doors:
-            self._doors.close()
+        if self._patches:
+            self._patches.close()
             recursion_room.narrow(self)
 
     def _handler(self, entrance: type) -> Callable[..., Any]:

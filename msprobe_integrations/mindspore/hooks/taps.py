@@ -15,9 +15,9 @@ import mindspore
 from mindspore.ops.operations import _inner_ops
 
 from msprobe_engine.core.guard import raise_of_training
-from msprobe_integrations.common.hooks.doors import Doors
 from msprobe_integrations.common.hooks.gradient_watch import Action, GradientWatch
 from msprobe_integrations.mindspore import environment
+from msprobe_integrations.patching import FunctionPatches
 
 Tensor: Any = mindspore.Tensor
 
@@ -29,19 +29,19 @@ class Passes:
         self.current = -1
         self._count = 0
         self._then: dict[int, list[Callable[[], None]]] = {}
-        self._doors = Doors()
+        self._patches = FunctionPatches()
 
     def install(self) -> None:
         """Begin to count; nothing happens when it has begun."""
-        if not self._doors:
+        if not self._patches:
             kind = type(environment.api_module()._pynative_executor)
             for name in ("grad", "grad_aux"):
                 if name in vars(kind):
-                    self._doors.add(kind, name, self._grad)
+                    self._patches.add(kind, name, self._grad)
 
     def remove(self) -> None:
         """Count no more."""
-        self._doors.close()
+        self._patches.close()
 
     def at_end(self, number: int, action: Callable[[], None]) -> None:
         """Call `action` when the pass ends."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mindspore
 
 from msprobe_engine.core.guard import raise_of_training
-from msprobe_integrations.common.hooks.doors import Doors
 from msprobe_integrations.common.monitor.collective_samples import PART, CollectiveSamples, Site, group_label
 from msprobe_integrations.mindspore.capture.api_names import COLLECTIVES
 from msprobe_integrations.mindspore.capture.collectives import described, handles_in, in_place, without_handles, written
@@ -23,6 +22,7 @@ from msprobe_integrations.mindspore.capture.structure import tensors_in
 from msprobe_integrations.mindspore.hooks import frames
 from msprobe_integrations.mindspore.hooks.wrappers import WRAPPERS
 from msprobe_integrations.mindspore.ranks import job
+from msprobe_integrations.patching import FunctionPatches
 
 if TYPE_CHECKING:
     from msprobe_integrations.mindspore.monitor.module_side import ModuleSide
@@ -59,8 +59,8 @@ class CollectiveWatch(CollectiveSamples):
 
     def __init__(self, side: ModuleSide) -> None:
         super().__init__(side)
-        self._doors = Doors()
-        self._waits = Doors()
+        self._patches = FunctionPatches()
+        self._waits = FunctionPatches()
         self._watched: set[type] = set()
         self._numbers: dict[str, int] = {}
         self._open: dict[int, list[tuple[Any, _Call, Any]]] = {}
@@ -81,14 +81,14 @@ class CollectiveWatch(CollectiveSamples):
             operator = getattr(mindspore.ops, name, None)
             if isinstance(operator, type):
                 entrance = next(c for c in operator.__mro__ if "__call__" in vars(c))
-                self._doors.add(entrance, "__call__", self._called)
+                self._patches.add(entrance, "__call__", self._called)
 
     def remove(self) -> None:
         """Nothing is seen any more, nothing is left behind."""
         if self._installed:
             self._installed = False
             WRAPPERS.discard(self)
-            self._doors.close()
+            self._patches.close()
             self._waits.close()
             self._watched.clear()
             self._open.clear()

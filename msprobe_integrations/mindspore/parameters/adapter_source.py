@@ -10,13 +10,13 @@ from typing import Any
 
 import mindspore
 
-from msprobe_integrations.common.hooks.doors import Doors
 from msprobe_integrations.common.parameters.algorithms import algorithm_of
 from msprobe_integrations.common.parameters.watch import ParameterWatch
 from msprobe_integrations.mindspore import environment
 from msprobe_integrations.mindspore.parameters.optimizers import OptimizerView
 from msprobe_integrations.mindspore.parameters.source import CellSource
 from msprobe_integrations.mindspore.tensors.memory import numel_of
+from msprobe_integrations.patching import FunctionPatches
 
 
 def is_adapter_optimizer(value: Any) -> bool:
@@ -64,7 +64,7 @@ class AdapterView(OptimizerView):
 class AdapterSource(CellSource):
     """Implements `ParameterSource`."""
 
-    _doors: Doors
+    _patches: FunctionPatches
 
     @staticmethod
     def view_of(optimizer: Any) -> AdapterView:
@@ -75,12 +75,12 @@ class AdapterSource(CellSource):
         self._watch = watch
         watch.in_place = False
         optimizer = self._view.optimizer
-        self._doors = Doors()
-        self._doors.add(next(c for c in type(optimizer).__mro__ if "step" in vars(c)), "step", self._stepped)
+        self._patches = FunctionPatches()
+        self._patches.add(next(c for c in type(optimizer).__mro__ if "step" in vars(c)), "step", self._stepped)
 
     def close(self) -> None:
         super().close()
-        self._doors.close()
+        self._patches.close()
 
     def _stepped(self, following: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if optimizer is not self._view.optimizer:

@@ -11,7 +11,7 @@ from typing import Any
 from mindspore import mint, nn, ops
 from mindspore.ops.function import nn_func
 
-from msprobe_engine.core.process.patching import Replaced
+from msprobe_integrations.patching import Patches
 
 _FUNCTIONS = (
     *((ops, name) for name in ("dropout", "dropout1d", "dropout2d", "dropout3d")),
@@ -19,7 +19,7 @@ _FUNCTIONS = (
 )
 _ATTENTION = "_inner_dropout"  # of nn.MultiheadAttention
 _CELLS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "DropoutExt", "Dropout2dExt")
-_patches = Replaced("numpy", "builtins")
+_patches = Patches("numpy", "builtins")
 
 
 def remove() -> None:
@@ -29,12 +29,12 @@ def remove() -> None:
     if _patches:
         return
     for owner, name in _FUNCTIONS:
-        _patches.replace(owner, name, lambda _: _function)
-    _patches.replace(nn_func, _ATTENTION, lambda _: _function)
+        _patches.wrap(owner, name, lambda _: _function)
+    _patches.wrap(nn_func, _ATTENTION, lambda _: _function)
     _patches.early_imports()
     for name in _CELLS:
         if hasattr(nn, name):
-            _patches.replace(getattr(nn, name), "construct", lambda _: _construct)
+            _patches.wrap(getattr(nn, name), "construct", lambda _: _construct)
 
 
 def restore() -> None:

@@ -25,7 +25,7 @@ from msprobe_integrations.common.capture.custom_api import record_call
 from msprobe_integrations.common.capture.filters import ALWAYS
 from msprobe_integrations.common.capture.recorder import ALL_READ
 from msprobe_integrations.common.hooks import recursion_room
-from msprobe_integrations.common.hooks.doors import Door
+from msprobe_integrations.patching import FunctionPatch
 from msprobe_integrations.torch.capture import mode_stack as modestack
 from msprobe_integrations.torch.capture import operator_libraries
 from msprobe_integrations.torch.capture.api_names import COMPOSED, TWICE, ApiNames
@@ -365,5 +365,5 @@ def _inherited_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return super(autograd_function._SingleLevelFunction, cls).apply(*args, **kwargs)
 
 
-_ENGINE = Door(_autograd, "_engine_run_backward")
-_APPLY = Door(autograd_function._SingleLevelFunction, "apply", classmethod, _inherited_apply)
+_ENGINE = FunctionPatch(_autograd, "_engine_run_backward")
+_APPLY = FunctionPatch(autograd_function._SingleLevelFunction, "apply", classmethod, _inherited_apply)

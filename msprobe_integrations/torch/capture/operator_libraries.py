@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.core.process.patching import Replaced
 from msprobe_integrations.autoload.imports import after_import
+from msprobe_integrations.patching import Patches
 
 PACKAGE, PREFIX = "mindspeed.ops", "MindSpeed"
 OPERATORS: dict[str, tuple[str, ...]] = {
@@ -48,7 +48,7 @@ Handler = Callable[..., Any]
 """Called with the prefix, the name, the next function in line and the arguments; whatever it returns is the result."""
 
 _compiling = torch.compiler.is_compiling
-_replaced = Replaced("torch", "torch_npu")
+_replaced = Patches("torch", "torch_npu")
 _handlers: tuple[Handler, ...] = ()
 _asked = False
 
@@ -78,7 +78,7 @@ def _package(_: ModuleType) -> None:
 
 def _module(module: ModuleType) -> None:
     for name in OPERATORS[module.__name__.rpartition(".")[2]]:
-        _replaced.replace(module, name, functools.partial(_wrapped, name))
+        _replaced.wrap(module, name, functools.partial(_wrapped, name))
 
 
 def _wrapped(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

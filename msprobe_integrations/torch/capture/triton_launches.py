@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from msprobe_integrations.autoload.imports import after_import, forget
-from msprobe_integrations.common.hooks.doors import Doors
+from msprobe_integrations.patching import FunctionPatches
 
 _CLASSES = {
     "triton.runtime.jit": "JITFunction",
@@ -40,7 +40,7 @@ class TritonLaunches:
 
     def __init__(self, launched: Launched) -> None:
         self._launched = launched
-        self._doors = Doors()
+        self._patches = FunctionPatches()
         self._inside = threading.local()
 
     def install(self) -> None:
@@ -52,13 +52,13 @@ class TritonLaunches:
         """See no more launches."""
         for name in _CLASSES:
             forget(name, self._join)
-        self._doors.close()
+        self._patches.close()
 
     def _join(self, module: ModuleType) -> None:
         for name in _CLASSES[module.__name__].split():
             kind = getattr(module, name, None)
             if kind is not None and "run" in vars(kind):
-                self._doors.add(kind, "run", self._run)
+                self._patches.add(kind, "run", self._run)
 
     def _run(self, run: Callable[..., Any], kernel: Any, *args: Any, **kwargs: Any) -> Any:
         function = _function(kernel)

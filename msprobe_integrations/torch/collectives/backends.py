@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from msprobe_integrations.patching import Patches
+
 METHODS: dict[str, tuple[str, int | None, int | None]] = {
     # method: (name as users know it, position of the inputs, position of the outputs)
     "allreduce": ("all_reduce", 0, 0),
@@ -50,23 +52,19 @@ class Backends:
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._originals: list[tuple[Any, str, Any]] = []
+        self._patches = Patches()
 
     def install(self) -> None:
         """Wrap the methods of all kinds of backends that are known now."""
         base: Any = getattr(torch._C._distributed_c10d, "Backend", None)
         for cls in (base, *_below(base)) if base is not None else ():
             for method in METHODS:
-                original = vars(cls).get(method)  # what a class inherits is wrapped where it is defined
-                if original is not None:
-                    self._originals.append((cls, method, original))
-                    setattr(cls, method, self._wrapped(method, original))
+                if method in vars(cls):  # what a class inherits is wrapped where it is defined
+                    self._patches.wrap(cls, method, functools.partial(self._wrapped, method))
 
     def remove(self) -> None:
         """Put the methods back."""
-        for owner, name, original in reversed(self._originals):
-            setattr(owner, name, original)
-        self._originals = []
+        self._patches.undo()
 
     def _wrapped(self, method: str, original: Any) -> Any:
         def wrapper(backend: Any, *args: Any, **kwargs: Any) -> Any:

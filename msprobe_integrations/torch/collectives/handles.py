@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from msprobe_engine.core.guard import raise_of_training
+from msprobe_integrations.patching import Patches
 from msprobe_integrations.torch.collectives.calls import from_engine
 from msprobe_integrations.torch.collectives.work import Open, Operation, has_failed
 from msprobe_integrations.torch.hooks.graph_tasks import current_graph_task
@@ -40,7 +41,7 @@ class Handles:
     def __init__(self, observers: Callable[[], Sequence[CollectiveObserver]], left_out: Callable[[], None]) -> None:
         self._observers = observers
         self._left_out = left_out
-        self._originals: list[tuple[Any, str, Any]] = []
+        self._patches = Patches()
         self._blocks: dict[str, list[tuple[CollectiveObserver, Open]]] = {}
         self._backward: tuple[int, list[tuple[Any, Begun]]] = (-1, [])
         self._waited_for: list[Any] | None = None
@@ -63,9 +64,7 @@ class Handles:
 
     def remove(self) -> None:
         """Put the methods back."""
-        for owner, name, original in reversed(self._originals):
-            setattr(owner, name, original)
-        self._originals = []
+        self._patches.undo()
         self._blocks.clear()
         self._backward = (-1, [])
 
@@ -117,10 +116,8 @@ class Handles:
                     self._tell_state(work)
 
     def _wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-        original = vars(owner).get(name)  # what a class inherits is wrapped where it is defined
-        if original is not None:
-            self._originals.append((owner, name, original))
-            setattr(owner, name, wrapper(original))
+        if name in vars(owner):  # what a class inherits is wrapped where it is defined
+            self._patches.wrap(owner, name, wrapper)
 
     def _tell(self, key: Any) -> None:
         with _no_torch_function():

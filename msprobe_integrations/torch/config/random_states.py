@@ -67,7 +67,7 @@ class TorchRandomCalls:
             self._replace()
 
     def _replace(self) -> None:
-        replace, record = self._patches.replace, self.record
+        replace, record = self._patches.wrap, self.record
         record.replace_all(replace)
 
         def each(owner: Any, prefix: str, names: tuple[str, ...], draws: Callable[..., bool] | None = None) -> None:

@@ -22,7 +22,7 @@ from torch.autograd.function import BackwardCFunction
 
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import get_logger
-from msprobe_integrations.common.hooks.doors import Door
+from msprobe_integrations.patching import FunctionPatch, shared_patch
 from msprobe_integrations.torch.capture import mode_stack as modestack
 from msprobe_integrations.torch.capture.api import ApiCapture
 from msprobe_integrations.torch.hooks.graphed import is_graphed, say_silent
@@ -142,7 +142,7 @@ class CompiledCode:
         self._compiling = 0
         self._local = threading.local()
         self._frame: Any = None
-        self._doors: list[tuple[Door, Any]] = []
+        self._patches: list[tuple[FunctionPatch, Any]] = []
         self._callbacks: Any = None
         self.seen = False
         self._running = 0
@@ -153,16 +153,18 @@ class CompiledCode:
         return self._running > 0 and getattr(self._local, "at", None) is not None
 
     def install(self) -> None:
-        """Watch the door to compiled code. Without a compiler in the process there is none."""
+        """Watch the entry to compiled code. Without a compiler in the process there is none."""
         frame = sys.modules.get("torch._dynamo.eval_frame")
         if self._frame is not None or frame is None or not hasattr(frame, _ENTRY):
             return
         self._frame = frame
-        self._doors = [(_door(frame, _ENTRY), self._set_callback)]
+        self._patches = [(shared_patch(frame, _ENTRY), self._set_callback)]
         if self._api is not None:
-            self._doors += [(_door(BackwardCFunction, name), self._apply_outside) for name in _APPLY if name in vars(BackwardCFunction)]
-        for door, handler in self._doors:
-            door.add(handler)
+            self._patches += [
+                (shared_patch(BackwardCFunction, name), self._apply_outside) for name in _APPLY if name in vars(BackwardCFunction)
+            ]
+        for patch, handler in self._patches:
+            patch.add(handler)
         if self._modules is not None and hasattr(frame, "skip_code"):
             for code in self._modules.hook_codes():
                 frame.skip_code(code)
@@ -172,9 +174,9 @@ class CompiledCode:
             self._callbacks.register_end_callback(self._compilation_ends)
 
     def remove(self) -> None:
-        """Leave the door as it was."""
-        for door, handler in self._doors:
-            door.discard(handler)
+        """Leave the entry as it was."""
+        for patch, handler in self._patches:
+            patch.discard(handler)
         if self._callbacks is not None:
             for registered, ours in (
                 (self._callbacks.remove_start_callback, self._compilation_begins),
@@ -183,7 +185,7 @@ class CompiledCode:
                 with contextlib.suppress(ValueError):  # the compiler was reset meanwhile
                     registered(ours)
         self._frame = self._callbacks = None
-        self._doors = []
+        self._patches = []
 
     def _compilation_begins(self, _: Any = None) -> None:
         self._compiling += 1
@@ -257,19 +259,11 @@ def _target(function: Any) -> nn.Module | None:
     return None
 
 
-_BETWEEN = (Door.add.__code__.co_filename, is_wrapper.__code__.co_filename)
-_known_doors: dict[tuple[int, str], Door] = {}
-
-
-def _door(owner: Any, name: str) -> Door:
-    found = _known_doors.get((id(owner), name))
-    if found is None:
-        found = _known_doors[id(owner), name] = Door(owner, name)
-    return found
+_BETWEEN = (FunctionPatch.add.__code__.co_filename, is_wrapper.__code__.co_filename)
 
 
 def _beyond(frame: FrameType) -> FrameType:
-    """The frame of the call itself, outside of the door and of other captures behind it."""
+    """The frame of the call itself, outside of the patch and of other captures behind it."""
     while frame.f_back is not None and frame.f_code.co_filename in _BETWEEN:
         frame = frame.f_back
     return frame

@@ -7,10 +7,10 @@ from typing import Any, get_type_hints
 
 from torch.jit import _builtins as _script
 
-from msprobe_engine.core.process.patching import Replaced
+from msprobe_integrations.patching import Patches
 
 
-class Rebinding(Replaced):
+class Rebinding(Patches):
     """Wrappers in place of functions of torch, numpy and random, which scripts that are compiled may call."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from msprobe_engine.core.log import warn_once
 from msprobe_integrations.autoload.imports import after_import, forget
-from msprobe_integrations.common.hooks.doors import Doors
+from msprobe_integrations.patching import FunctionPatches
 
 _MANAGER = "cudagraph_manager"
 """Attribute of Megatron's modules that are replayed (``--cuda-graph-impl local``)."""
@@ -57,14 +57,14 @@ class GraphedModules:
 
     def __init__(self) -> None:
         self._users: weakref.WeakSet[Hooks] = weakref.WeakSet()
-        self._doors = Doors()
+        self._patches = FunctionPatches()
 
     def join(self, hooks: Hooks) -> None:
         """`hooks` are on modules from now on."""
         self._users.add(hooks)
-        if not self._doors:
+        if not self._patches:
             for owner in (torch.cuda, torch.cuda.graphs):
-                self._doors.add(owner, _MAKE, self._make)
+                self._patches.add(owner, _MAKE, self._make)
             for name in _MAKERS:
                 after_import(name, self._imported)
 
@@ -74,15 +74,15 @@ class GraphedModules:
         if not self._users:
             for name in _MAKERS:
                 forget(name, self._imported)
-            self._doors.close()
+            self._patches.close()
 
     def _imported(self, module: ModuleType) -> None:
         if callable(vars(module).get(_MAKE)):
-            self._doors.add(module, _MAKE, self._make)
+            self._patches.add(module, _MAKE, self._make)
         for name, handler in (("CudaGraphManager", _replay), ("GraphableMegatronModule", _replay_te)):
             caller = vars(module).get(name)
             if caller is not None and caller.__module__ == module.__name__ and "__call__" in vars(caller):
-                self._doors.add(caller, "__call__", handler)
+                self._patches.add(caller, "__call__", handler)
 
     def _make(self, make: Callable[..., Any], callables: Any, *args: Any, **kwargs: Any) -> Any:
         users = list(self._users)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from msprobe_engine.core.guard import Faults
+from msprobe_integrations.patching import Replacement
 
 _LOOKS = "_msprobe_looks"
 _Look = Callable[..., None]
@@ -64,7 +65,7 @@ class MethodHooks:
         call = _ours(getattr(owner, name)) or _wrap(owner, name)
         looks: list[_Look] = getattr(call, _LOOKS)[when]
         looks.append(look)
-        self._undo.append(functools.partial(_remove, owner, name, call, looks, look))
+        self._undo.append(functools.partial(_remove, call, looks, look))
 
 
 def _wrap(owner: Any, name: str) -> Any:
@@ -81,8 +82,7 @@ def _wrap(owner: Any, name: str) -> Any:
             look(result)
         return result
 
-    setattr(call, _LOOKS, (before, after, vars(owner).get(name)))
-    setattr(owner, name, call)
+    setattr(call, _LOOKS, (before, after, Replacement(owner, name, call)))
     return call
 
 
@@ -93,14 +93,10 @@ def _ours(function: Any) -> Any:
     return function
 
 
-def _remove(owner: Any, name: str, call: Any, looks: list[_Look], look: _Look) -> None:
+def _remove(call: Any, looks: list[_Look], look: _Look) -> None:
     """Take one look off; with the last one the object gets back what it had: the class's method, or an attribute of its own. A wrapper
     that somebody else has wrapped since stays and only calls on."""
     looks.remove(look)
-    before, after, had = getattr(call, _LOOKS)
-    if before or after or vars(owner).get(name) is not call:
-        return
-    if had is None:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, had)
+    before, after, replacement = getattr(call, _LOOKS)
+    if not before and not after:
+        replacement.undo()

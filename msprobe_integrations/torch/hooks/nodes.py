@@ -4,7 +4,7 @@ For every hook of a node the engine asks ``torch.autograd.Function._register_hoo
 remove it by. Torch's own makes an ``OrderedDict`` and a handle with a weak reference, 0.9 us and five objects; ours are never removed
 one by one (they are told to rest and go with the graph), so a plain dictionary does. While at least one capture is
 open `_cheap` stands in for torch's function; hooks of anybody else go on to it, also those of a node that has ours already. It is no
-`doors.Door`, which costs 0.2 us per call: captures need no handler of their own here, only a count.
+`patching.FunctionPatch`, which costs 0.2 us per call: captures need no handler of their own here, only a count.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from msprobe_integrations.common.hooks.doors import Doors
 from msprobe_integrations.common.parameters.gradients import ACCUMULATED, LOCAL, Piece
+from msprobe_integrations.patching import FunctionPatches
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.parameters.watch import ParameterWatch
@@ -36,7 +36,7 @@ class UnshardedGradients:
         self._classes = {type(group) for group in groups}
         self.covered = {fp.sharded_param for group in groups for fp in group.fsdp_params if fp.sharded_param in pieces}
         self._watch: ParameterWatch | None = None
-        self._doors = Doors()
+        self._patches = FunctionPatches()
         self._reductions: dict[Piece, int] = {}
         self._kept: set[Piece] = set()
         self._micro = False
@@ -45,18 +45,18 @@ class UnshardedGradients:
         """A monitored step begins."""
         self._reductions.clear()
         self._kept.clear()
-        if self._doors:
+        if self._patches:
             return
         self._watch, self._micro = watch, micro
         for cls in self._classes:
             if unreduced:
-                self._doors.add(sys.modules[cls.__module__], "foreach_reduce", self._reduce)
+                self._patches.add(sys.modules[cls.__module__], "foreach_reduce", self._reduce)
             if micro:
-                self._doors.add(cls, "post_backward", self._post_backward)
+                self._patches.add(cls, "post_backward", self._post_backward)
 
     def close(self) -> None:
-        """Take the doors off."""
-        self._doors.close()
+        """Take the patches off."""
+        self._patches.close()
 
     def _reduce(
         self, following: Any, fsdp_params: Sequence[Any], unsharded_grads: Sequence[torch.Tensor], *args: Any, **kwargs: Any

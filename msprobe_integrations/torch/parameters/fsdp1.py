@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import nn
 
 from msprobe_engine.core.log import warn_once
-from msprobe_integrations.common.hooks.doors import Doors
 from msprobe_integrations.common.monitor.targets import matches, plain
 from msprobe_integrations.common.parameters.gradients import ACCUMULATED, CLIPPED, LOCAL, Piece, layer_numbers, layer_of
 from msprobe_integrations.common.parameters.source import Replicas
+from msprobe_integrations.patching import FunctionPatches
 from msprobe_integrations.torch.monitor.targets import unwrapped
 from msprobe_integrations.torch.parameters.plain import PlainSource
 
@@ -75,7 +75,7 @@ class FlatSource(PlainSource):
 
     def __init__(self, probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) -> None:
         super().__init__(probe, models, optimizer)
-        self._flat_doors, self._clip_doors = Doors(), Doors()
+        self._flat_patches, self._clip_patches = FunctionPatches(), FunctionPatches()
         self._reductions: dict[int, int] = {}
         self._at: dict[Piece, Place] = {}
         self._of: dict[int, list[Piece]] = {}
@@ -181,7 +181,7 @@ class FlatSource(PlainSource):
         super().connect(watch)
         classes = {type(place.state) for place in self._at.values()}
         for cls in classes:
-            self._clip_doors.add(cls, "clip_grad_norm_", self._clip)
+            self._clip_patches.add(cls, "clip_grad_norm_", self._clip)
 
     def open(self) -> None:
         """Look at flat gradients before they are reduced."""
@@ -193,22 +193,22 @@ class FlatSource(PlainSource):
         self._reductions.clear()
         if self._monitor.micro_batch_gradients:
             warn_once("FSDP1 micro batches", "monitor.micro_batch_gradients: not seen under FSDP1, only before each reduction")
-        if self._flat_doors or self._watch is None or not self._monitor.unreduced_gradients:
+        if self._flat_patches or self._watch is None or not self._monitor.unreduced_gradients:
             return
         from torch.distributed.fsdp import _runtime_utils
 
         for name in ("_reduce_grad", "_reduce_grad_no_shard"):
             if hasattr(_runtime_utils, name):
-                self._flat_doors.add(_runtime_utils, name, self._reduce)
+                self._flat_patches.add(_runtime_utils, name, self._reduce)
 
     def shut(self) -> None:
-        """Take the doors off."""
+        """Take the patches off."""
         super().shut()
-        self._flat_doors.close()
+        self._flat_patches.close()
 
     def close(self) -> None:
         super().close()
-        self._clip_doors.close()
+        self._clip_patches.close()
 
     def _reduce(self, following: Callable[..., Any], state: Any, handle: Any, *args: Any, **kwargs: Any) -> Any:
         watch = self._watch

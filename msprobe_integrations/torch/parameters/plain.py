@@ -23,7 +23,7 @@ from msprobe_integrations.torch.capture.closures import after_closure
 from msprobe_integrations.torch.hooks.methods import MethodHooks
 from msprobe_integrations.torch.monitor.targets import unwrapped
 from msprobe_integrations.torch.parameters.fsdp import UnshardedGradients
-from msprobe_integrations.torch.parameters.scaler import UpdateDoors, inner_optimizer
+from msprobe_integrations.torch.parameters.scaler import UpdatePatches, inner_optimizer
 from msprobe_integrations.torch.tensors import dtensors
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class PlainSource:
         self._optimizer = inner_optimizer(optimizer)
         self._places: dict[torch.Tensor, tuple[int, int]] = {}
         self._watch: ParameterWatch | None = None
-        self._doors: UpdateDoors | None = None
+        self._patches: UpdatePatches | None = None
         self._lasting = MethodHooks(probe.faults, _PART)
         self._handles: list[Any] = []
         self._touched: set[Piece] = set()
@@ -171,7 +171,7 @@ class PlainSource:
         self._watch = watch
         watch.in_place = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         optimizer = self._optimizer
-        self._doors = UpdateDoors(watch, optimizer, [piece.parameter for piece in self.pieces], self._skipped)
+        self._patches = UpdatePatches(watch, optimizer, [piece.parameter for piece in self.pieces], self._skipped)
         if hasattr(optimizer, "register_step_pre_hook"):
             self._lasting.on_undo(optimizer.register_step_pre_hook(self._before).remove)
             self._lasting.on_undo(optimizer.register_step_post_hook(self._after).remove)
@@ -208,8 +208,8 @@ class PlainSource:
         """Take everything off."""
         self.shut()
         self._lasting.undo()
-        if self._doors is not None:
-            self._doors.close()
+        if self._patches is not None:
+            self._patches.close()
         self._watch = None
 
     def _arriving(self, watch: ParameterWatch, piece: Piece) -> Callable[[torch.Tensor], None]:
@@ -282,8 +282,8 @@ class PlainSource:
             watch.ready()
 
     def _after(self, optimizer: Any, *_: Any) -> None:
-        if self._doors is not None:
-            self._doors.stepped = True
+        if self._patches is not None:
+            self._patches.stepped = True
         if self._watch is not None:
             with self._watch.guard(_PART):
                 found = getattr(optimizer, "found_inf", None)  # a fused update skips on the device

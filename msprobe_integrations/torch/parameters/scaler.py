@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.utils import clip_grad
 
-from msprobe_integrations.common.hooks.doors import Doors
 from msprobe_integrations.common.parameters.gradients import CLIPPED, UNSCALED
+from msprobe_integrations.patching import FunctionPatches
 from msprobe_integrations.torch.tensors import dtensors
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def inner_optimizer(optimizer: Any) -> Any:
     return optimizer
 
 
-class UpdateDoors:
+class UpdatePatches:
     """Tells a watch of the phases of its gradients and of skipped updates.
 
     Args:
@@ -53,26 +53,26 @@ class UpdateDoors:
         self.stepped = False
         """Set by whoever sees the update itself."""
         self._stepping = False
-        self._doors = Doors()
+        self._patches = FunctionPatches()
         for name, handler in (("unscale_", self._unscale), ("step", self._step)):
             for cls in _scalers(name):
-                self._doors.add(cls, name, handler)
+                self._patches.add(cls, name, handler)
         clipping: tuple[Any, ...] = (clip_grad, torch.nn.utils)
         for owner in clipping:
-            self._doors.add(owner, "clip_grad_value_", self._clip_value)
+            self._patches.add(owner, "clip_grad_value_", self._clip_value)
         if hasattr(clip_grad, _WITH_NORM):
-            self._doors.add(clip_grad, _WITH_NORM, self._clip_with_norm)
-            self._doors.add(torch.nn.utils, "clip_grads_with_norm_", self._clip_with_norm)
+            self._patches.add(clip_grad, _WITH_NORM, self._clip_with_norm)
+            self._patches.add(torch.nn.utils, "clip_grads_with_norm_", self._clip_with_norm)
         else:
             for owner in clipping:
-                self._doors.add(owner, "clip_grad_norm_", self._clip_norm)
+                self._patches.add(owner, "clip_grad_norm_", self._clip_norm)
         for module, name in _CLIPPING:
             if hasattr(own := sys.modules.get(module), name):
-                self._doors.add(own, name, self._clip_norm)
+                self._patches.add(own, name, self._clip_norm)
 
     def close(self) -> None:
-        """Take the doors off."""
-        self._doors.close()
+        """Take the patches off."""
+        self._patches.close()
 
     def _unscale(self, following: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         with self._watch.guard(_PART):

@@ -147,8 +147,8 @@ class _Watch:
             (torch._VF, "functional", RECURRENT, False),
         ):
             for name in names:
-                self._patches.replace(owner, name, self._wrapper(group, f"{group}_random.{name}", always))
-        self._patches.replace(np.random, "default_rng", self._seeded_generator)
+                self._patches.wrap(owner, name, self._wrapper(group, f"{group}_random.{name}", always))
+        self._patches.wrap(np.random, "default_rng", self._seeded_generator)
         self._patches.early_imports()
 
     def _wrapper(self, group: str, name: str, always: bool) -> Callable[[Any], Any]:

@@ -22,10 +22,10 @@ def remove() -> None:
     if _patches:
         return
     for name in _FUNCTIONS:
-        _patches.replace(functional, name, _passing)
-    _patches.replace(functional, "scaled_dot_product_attention", _attention)
+        _patches.wrap(functional, name, _passing)
+    _patches.wrap(functional, "scaled_dot_product_attention", _attention)
     for name in _RECURRENT:
-        _patches.replace(torch._VF, name, _recurrent)
+        _patches.wrap(torch._VF, name, _recurrent)
     _patches.early_imports()
 
 

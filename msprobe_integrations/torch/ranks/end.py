@@ -7,14 +7,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from msprobe_integrations.common.hooks.doors import shared_door
+from msprobe_integrations.patching import shared_patch
 
 
 def before_ranks_end(action: Callable[[], Any]) -> Callable[[], None]:
     """Call ``action()``, which must not raise, before every `destroy_process_group` of the default group; returns what ends that."""
     if not dist.is_available():
         return lambda: None
-    doors = [shared_door(owner, "destroy_process_group") for owner in (dist, dist.distributed_c10d)]
+    patches = [shared_patch(owner, "destroy_process_group") for owner in (dist, dist.distributed_c10d)]
 
     def destroy(following: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         group = args[0] if args else kwargs.get("group")
@@ -22,11 +22,11 @@ def before_ranks_end(action: Callable[[], Any]) -> Callable[[], None]:
             action()
         return following(*args, **kwargs)
 
-    for door in doors:
-        door.add(destroy)
+    for patch in patches:
+        patch.add(destroy)
 
     def end() -> None:
-        for door in doors:
-            door.discard(destroy)
+        for patch in patches:
+            patch.discard(destroy)
 
     return end

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from msprobe_engine.core.guard import suppress_faults
-from msprobe_integrations.common.hooks.doors import Doors
+from msprobe_integrations.patching import FunctionPatches
 
 
 class ComputingTypes:
@@ -22,7 +22,7 @@ class ComputingTypes:
 
     def __init__(self, found: dict[str, Any]) -> None:
         self._found = found
-        self._doors = Doors()
+        self._patches = FunctionPatches()
 
     def look_at(self, models: Iterable[nn.Module]) -> None:
         """Parameters and policies of models, and the region of autocast that we may be in."""
@@ -34,12 +34,12 @@ class ComputingTypes:
             for device in {parameter.device.type for parameter in model.parameters()} - {"meta"}:
                 if torch.is_autocast_enabled(device):
                     self._note(torch.get_autocast_dtype(device), "autocast")
-        if not self._doors:
-            self._doors.add(torch.autocast, "__enter__", self._entered)
+        if not self._patches:
+            self._patches.add(torch.autocast, "__enter__", self._entered)
 
     def close(self) -> None:
         """Watch no longer."""
-        self._doors.close()
+        self._patches.close()
 
     def _entered(self, following: Any, region: Any, *args: Any, **kwargs: Any) -> Any:
         with suppress_faults():

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from msprobe_integrations.common.hooks.doors import Door, shared_door
+from msprobe_integrations.patching import FunctionPatch, shared_patch
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.monitor.probe import TorchProbe
@@ -27,25 +27,25 @@ class StagePreparation:
 
     def __init__(self, probe: TorchProbe) -> None:
         self._probe = probe
-        self._doors: list[Door] = []
+        self._patches: list[FunctionPatch] = []
 
     def install(self) -> None:
         """Look at all classes of stages, when anybody has imported them; again is fine."""
         stages = sys.modules.get(_STAGES)
-        if stages is None or self._doors:
+        if stages is None or self._patches:
             return
         for cls in {value for value in vars(stages).values() if isinstance(value, type) and value.__module__ == _STAGES}:
             for name in _METHODS:
                 if name in vars(cls):
-                    door = shared_door(cls, name)
-                    door.add(self._prepare)
-                    self._doors.append(door)
+                    patch = shared_patch(cls, name)
+                    patch.add(self._prepare)
+                    self._patches.append(patch)
 
     def remove(self) -> None:
         """The methods are torch's own again."""
-        for door in self._doors:
-            door.discard(self._prepare)
-        self._doors.clear()
+        for patch in self._patches:
+            patch.discard(self._prepare)
+        self._patches.clear()
 
     def _prepare(self, following: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self._probe.guard("pause"):

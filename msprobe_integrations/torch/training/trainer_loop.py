@@ -16,6 +16,7 @@ import torch
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.probe.incident.on_alert import StopTraining
+from msprobe_integrations.patching import replace
 from msprobe_integrations.reliance import Reliance, check
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 from msprobe_integrations.torch.parameters.find import engine_of
@@ -216,41 +217,6 @@ def _leave(stack: ExitStack, what: str, observer: LoopObserver | None, raised: B
         raise_of_training(error)
         if error is not raised:
             failed(observer, what, error)
-
-
-Around = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-
-
-def replace(owner: Any, name: str, around: Around) -> Callable[[], None]:
-    """``owner.name(...)`` calls ``around(original, args, kwargs)`` from now on, which has to call the original once.
-
-    Args:
-        owner: an object or a class; what it lacks is left alone.
-
-    Returns:
-        What puts back exactly what was there, unless somebody else has replaced it since (then ours only calls on).
-    """
-    original = getattr(owner, name, None)
-    if original is None:
-        return lambda: None
-    had = vars(owner).get(name)
-    on = [True]
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return around(original, args, kwargs) if on[0] else original(*args, **kwargs)
-
-    setattr(owner, name, call)
-
-    def undo() -> None:
-        on[0] = False
-        if vars(owner).get(name) is call:
-            if had is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, had)
-
-    return undo
 
 
 def excluded(observer: LoopObserver, owner: Any, *names: str) -> list[Callable[[], None]]:

@@ -189,7 +189,7 @@ def test_automatic_values_of_transformers(tmp_path: Path, monkeypatch: pytest.Mo
 def test_initialize_is_wrapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often a process asks for it: a second wrapper would take the key a second time."""
     monkeypatch.setattr(harness.deepspeed, "initialize", harness.deepspeed.initialize)
-    autoload._initialize(harness.deepspeed)
+    autoload._wrap(harness.deepspeed)
     once = harness.deepspeed.initialize
-    autoload._initialize(harness.deepspeed)
+    autoload._wrap(harness.deepspeed)
     assert harness.deepspeed.initialize is once

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from mindspeed_world import STAND_IN, imported_anew, observer, write_megatron
 
 from msprobe_integrations.megatron import patches
-from msprobe_integrations.megatron.wrapping import MARK
 from msprobe_integrations.mindspeed import order
+from msprobe_integrations.patching import MARK
 
 PATH = "megatron.training.training.train_step"
 OPERATIONS = ("import", "import loop", "observe", "let go", "decorate", "decorate bare", "replace", "calling", "apply", "remove", "step")

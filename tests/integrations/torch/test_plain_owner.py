@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.autoload import request
-from msprobe_integrations.common.hooks.doors import Door
+from msprobe_integrations.patching import FunctionPatch
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 from msprobe_integrations.torch.training import owner
 from msprobe_integrations.torch.training.loop import LoopObserver
@@ -30,9 +30,9 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int = 2) ->
         optimizer.zero_grad()
 
 
-def doors(*names: tuple[Any, str]) -> list[str]:
+def patches(*names: tuple[Any, str]) -> list[str]:
     """Which of these functions are ours now."""
-    code = next(c for c in Door.__init__.__code__.co_consts if getattr(c, "co_name", "") == "door")
+    code = next(c for c in FunctionPatch.__init__.__code__.co_consts if getattr(c, "co_name", "") == "patched")
     return [name for where, name in names if getattr(vars(where)[name], "__code__", None) is code]
 
 
@@ -52,7 +52,7 @@ def test_a_probe_of_the_script_comes_first(tmp_path: Path) -> None:
             probe.begin_step(10 + number)
             steps(model, optimizer, 1)
             probe.end_step()
-        assert doors(*PLACES) == []
+        assert patches(*PLACES) == []
         probe.close()
     assert [frame.step for frame in probe.frames] == [10, 11]
     assert not launch.directory.exists()
@@ -111,10 +111,10 @@ def test_who_knows_more_takes_over() -> None:
         steps(model, optimizer)
         probe = owner.current().probe  # type: ignore[union-attr]
         assert probe is not None
-        assert doors(*PLACES) == ["__init__", "backward"]
+        assert patches(*PLACES) == ["__init__", "backward"]
         assert owner.claim("transformers", make) is not None
         assert probe.closed
-        assert doors(*PLACES) == []
+        assert patches(*PLACES) == []
         assert "_compiled_call_impl" not in model.__dict__
         steps(model, optimizer)
     assert [frame.step for frame in probe.frames] == [0, 1]
@@ -129,11 +129,11 @@ def test_who_knows_more_is_there_already() -> None:
         steps(model, torch.optim.SGD(model.parameters(), lr=0.1))
         assert Sight.current is not None
         assert Sight.current.stood_back
-        assert doors(*PLACES) == []
+        assert patches(*PLACES) == []
 
 
 def test_forked_children() -> None:
-    """A child that is forked from a training is none: its calls of the model are no steps, and it has no doors."""
+    """A child that is forked from a training is none: its calls of the model are no steps, and it has no patches."""
     with cases.launched() as launch:
         model = cases.two()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -141,7 +141,7 @@ def test_forked_children() -> None:
         child = os.fork()
         if child == 0:
             steps(model, optimizer, 3)
-            os._exit(0 if doors(*PLACES) == [] and "_compiled_call_impl" not in model.__dict__ else 1)
+            os._exit(0 if patches(*PLACES) == [] and "_compiled_call_impl" not in model.__dict__ else 1)
         assert os.waitpid(child, 0)[1] == 0
         steps(model, optimizer, 1)
     assert [frame.step for frame in launch.frames] == [0, 1, 2]

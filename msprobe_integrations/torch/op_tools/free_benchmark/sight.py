@@ -60,7 +60,7 @@ class Sight(ApiCapture):
         for owner, prefix, names in _REPLACEABLE:
             for name, value in list(vars(owner).items()):
                 if isinstance(value, FunctionType) and kind_of(value.__code__) == PLAIN and name in names:
-                    self._replaced.replace(owner, name, partial(self._of_program, prefix, name))
+                    self._replaced.wrap(owner, name, partial(self._of_program, prefix, name))
 
     def close(self) -> None:
         """See no more."""

@@ -1,7 +1,7 @@
 """What is seen of a training loop of plain torch that says nothing: optimizers that are made, calls of their models, backward passes,
 updates. Told to a `PlainObserver`, which is made at the first training pass of a module whose parameters an optimizer holds.
 
-Until then only this small module is loaded. Every call of a module goes through a door only while models are looked for: from the making
+Until then only this small module is loaded. Every call of a module goes through a patch only while models are looked for: from the making
 of an optimizer until all optimizers have updated once, and not inside of a call that is looked at. No global module hooks: torch warns
 of them, and compiles them into compiled code. After that the models that were found have a hook before and one after their own call.
 """
@@ -22,7 +22,7 @@ from torch.optim import optimizer as optim
 from msprobe_engine.core.guard import is_of_training, raise_of_training, suppress_faults
 from msprobe_integrations.autoload import report
 from msprobe_integrations.autoload.imports import after_import
-from msprobe_integrations.common.hooks.doors import Door, shared_door
+from msprobe_integrations.patching import FunctionPatch, shared_patch
 from msprobe_integrations.torch.ranks.end import before_ranks_end
 from msprobe_integrations.torch.training.plain.models import parameters_of, trains
 
@@ -80,7 +80,7 @@ class Sight:
     # optimizers
 
     def _watch_making(self) -> None:
-        self._door(self._undo, shared_door(optim.Optimizer, "__init__"), self._making)
+        self._patch(self._undo, shared_patch(optim.Optimizer, "__init__"), self._making)
 
     def _making(self, following: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         result = following(optimizer, *args, **kwargs)
@@ -108,18 +108,18 @@ class Sight:
             return
         if not self._looking:
             self._looking = True
-            self._module_door().add(self._called)
+            self._module_patch().add(self._called)
             after_import(_SCHEDULES, self._watch_schedules)
 
     def look_no_longer(self) -> None:
         """All models are known."""
         if self._looking:
             self._looking = False
-            self._module_door().discard(self._called)
+            self._module_patch().discard(self._called)
 
     @staticmethod
-    def _module_door() -> Door:
-        return shared_door(nn.Module, "__call__")
+    def _module_patch() -> FunctionPatch:
+        return shared_patch(nn.Module, "__call__")
 
     def _called(self, following: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """A call from outside of any call that is looked at."""
@@ -154,7 +154,7 @@ class Sight:
         """Calls inside are no calls of the loop."""
         with self._safely():
             self._inside.append(id(module))
-            self._module_door().discard(self._called)
+            self._module_patch().discard(self._called)
         try:
             yield
         finally:
@@ -168,7 +168,7 @@ class Sight:
         if len(self._inside) > 1:
             return False
         if self._looking:
-            self._module_door().discard(self._called)
+            self._module_patch().discard(self._called)
         return True
 
     def _leaves(self, key: int) -> None:
@@ -180,7 +180,7 @@ class Sight:
         if key in self._inside:
             del self._inside[self._inside.index(key) :]
         if not self._inside and self._looking:
-            self._module_door().add(self._called)
+            self._module_patch().add(self._called)
 
     def found(self, modules: Sequence[nn.Module]) -> None:
         """A training pass of these begins: follow them."""
@@ -220,17 +220,17 @@ class Sight:
 
     def _follow(self) -> None:
         on = self._following
-        self._door(on, shared_door(torch.autograd, "backward"), self._backward)
+        self._patch(on, shared_patch(torch.autograd, "backward"), self._backward)
         for scaler in {getattr(torch.amp, "GradScaler", None), torch.cuda.amp.GradScaler} - {None}:
             if "step" in vars(scaler):
-                self._door(on, shared_door(scaler, "step"), self._scaler_step)
-                self._door(on, shared_door(scaler, "scale"), self._scale)
+                self._patch(on, shared_patch(scaler, "step"), self._scaler_step)
+                self._patch(on, shared_patch(scaler, "scale"), self._scale)
         on.append(before_ranks_end(self._ranks_end))
 
     @staticmethod
-    def _door(undo: list[Callable[[], Any]], door: Door, handler: Any) -> None:
-        door.add(handler)
-        undo.append(lambda: door.discard(handler))
+    def _patch(undo: list[Callable[[], Any]], patch: FunctionPatch, handler: Any) -> None:
+        patch.add(handler)
+        undo.append(lambda: patch.discard(handler))
 
     def _backward(self, following: Any, *args: Any, **kwargs: Any) -> Any:
         if self.observer is not None and not _compiling() and _graph_task() == -1 and threading.get_ident() == self._thread:
@@ -290,7 +290,7 @@ class Sight:
         others, which wait for what that pass gives."""
         for cls in {c for c in vars(schedules).values() if isinstance(c, type) and c.__module__ == schedules.__name__}:
             if "step" in vars(cls) and hasattr(cls, "_step_microbatches"):
-                self._door(self._undo, shared_door(cls, "step"), self._schedule_step)
+                self._patch(self._undo, shared_patch(cls, "step"), self._schedule_step)
 
     def _schedule_step(self, following: Any, schedule: Any, *args: Any, **kwargs: Any) -> Any:
         if self._inside or threading.get_ident() != self._thread:

@@ -15,7 +15,7 @@ from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.records import Frame
 from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_engine.probe.writer import Writer
-from msprobe_integrations.common.hooks.doors import Door
+from msprobe_integrations.patching import FunctionPatch
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture.api import ApiCapture
 from msprobe_integrations.torch.capture.level import Capture
@@ -30,36 +30,36 @@ def test_any_order() -> None:
     old one."""
     for on, off in itertools.product(itertools.permutations("abc"), repeat=2):
         owner = SimpleNamespace(f=lambda x: [x])
-        before, door = owner.f, Door(owner, "f")
+        before, patch = owner.f, FunctionPatch(owner, "f")
         handlers = {name: marking(name) for name in "abc"}
         for name in on:
-            door.add(handlers[name])
-            door.add(handlers[name])
+            patch.add(handlers[name])
+            patch.add(handlers[name])
         assert owner.f(0) == [*reversed(on), 0]
         for i, name in enumerate(off):
-            door.discard(handlers[name])
+            patch.discard(handlers[name])
             assert owner.f(0) == [*(n for n in reversed(on) if n not in off[: i + 1]), 0]
         assert owner.f is before
 
 
 def test_a_wrapper_of_somebody_else() -> None:
-    """A wrapper put around a door stays, and the door behind it can be used again, without calling itself."""
+    """A wrapper put around a patch stays, and the patch behind it can be used again, without calling itself."""
     owner = SimpleNamespace(f=lambda: ["f"])
-    before, door = owner.f, Door(owner, "f")
+    before, patch = owner.f, FunctionPatch(owner, "f")
 
     def ours(go: Any) -> list[str]:
         return ["ours", *go()]
 
-    door.add(ours)
+    patch.add(ours)
     inner = owner.f
     owner.f = lambda: ["theirs", *inner()]
     for _ in range(2):
-        door.discard(ours)
+        patch.discard(ours)
         assert owner.f() == ["theirs", "f"]
-        door.add(ours)
+        patch.add(ours)
         assert owner.f() == ["theirs", "ours", "f"]
     owner.f = inner
-    door.discard(ours)
+    patch.discard(ours)
     assert owner.f is before
 
 
