@@ -1,15 +1,22 @@
-"""`need`: how a part of the probe gets at a name of a framework that the framework does not promise.
+"""How a part of the probe gets at a name of a framework that the framework does not promise: `need`, and tables for `check`.
 
 A name that has gone is never read as "not so": a missing flag of sharding taken for False would report a piece of unreduced gradients as
 the reduced ones. `need` raises `MissingNameError` instead, says once which part is off, and keeps the name in `MISSING`, which run.json
 (``missing``) and Prometheus (``msprobe_integration_missing``) show. The guard around the part, or who asks and can leave something out,
 catches it. `optional` is for what versions or objects may lack, with the reason why its absence says nothing wrong.
+
+What is looked for when an integration attaches, before anything needs it, is in a table: the module ``reliance`` of each framework, whose
+rows `check` looks for and ``msprobe frameworks`` (`msprobe_integrations.framework_report`) shows.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from msprobe_engine.core.log import get_logger
 
@@ -59,3 +66,65 @@ def _kind(thing: Any) -> str:
     if isinstance(thing, ModuleType):
         return thing.__name__
     return (thing if isinstance(thing, type) else type(thing)).__name__
+
+
+class Requirement(NamedTuple):
+    """One thing that has to be there.
+
+    Attributes:
+        on: ``package.module:Name.attribute``, or ``object.attribute`` of an object given to `check`; several ways joined by ``|``,
+            of which one is enough.
+        needed_for: what does not work without it, in the words of the user.
+        versions: where it is known to be, for the page.
+    """
+
+    on: str
+    needed_for: str
+    versions: str = ""
+
+
+def version_of(package: str) -> str:
+    """Installed version of a distribution, ``""`` when there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        module = sys.modules.get(package.replace("-", "_"))
+        return str(getattr(module, "__version__", "") or "")
+
+
+def lacking(table: Sequence[Requirement], objects: Mapping[str, Any] | None = None) -> list[Requirement]:
+    """Rows of `table` that are not there. Rows about objects that were not given are left out."""
+    objects = objects or {}
+    return [row for row in table if not any(_there(way.strip(), objects) for way in row.on.split("|"))]
+
+
+def check(name: str, package: str, table: Sequence[Requirement], objects: Mapping[str, Any] | None = None) -> list[Requirement]:
+    """Say once per row what is missing and what that takes away, and keep it in `MISSING`; returns the rows. Never raises."""
+    lost = lacking(table, objects)
+    for row in lost:
+        if (key := f"{name}: {row.on}") not in MISSING:
+            MISSING[key] = row.needed_for
+            _log.warning("%s %s has no %s: without it: no %s", name, version_of(package) or "(version unknown)", row.on, row.needed_for)
+    return lost
+
+
+def _there(way: str, objects: Mapping[str, Any]) -> bool:
+    module, colon, path = way.partition(":")
+    if colon:
+        found: Any = sys.modules.get(module)
+        if found is None:
+            try:
+                found = importlib.import_module(module)
+            except Exception:  # whatever a framework's own module raises, it is not usable
+                return False
+    else:
+        name, _, path = way.partition(".")
+        if name not in objects:
+            return True
+        found = objects[name]
+    for part in path.split(".") if path else ():
+        try:
+            found = getattr(found, part)
+        except Exception:
+            return False
+    return True

@@ -28,7 +28,7 @@ def arm() -> None:
 
 def _patch(module: ModuleType) -> None:
     from msprobe_integrations.accelerate.reliance import NAME, PACKAGE, TABLE
-    from msprobe_integrations.reliance import check
+    from msprobe_integrations.requirements import check
 
     check(NAME, PACKAGE, TABLE)
     patch(module)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from msprobe_integrations.reliance import Reliance, check
+from msprobe_integrations.requirements import Requirement, check
 
 NAME = "DeepSpeed"
 PACKAGE = "deepspeed"
@@ -19,31 +19,31 @@ _REDUCED = "reduced gradients"
 _STEPS = "steps of the training"
 
 MODULE_TABLE = (
-    Reliance("deepspeed:initialize", "enabling by the key msprobe of ds_config.json", _ALL),
-    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.forward", _STEPS, _ALL),
-    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.backward", "loss and micro batch numbers", _ALL),
-    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.step", "ends of steps", _ALL),
-    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.save_checkpoint", "pause while a checkpoint is saved", _ALL),
-    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.save_16bit_model", "pause while weights are saved", _ALL),
-    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.load_checkpoint", "pause while a checkpoint is loaded", _ALL),
-    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.destroy", "other engine to follow after one is destroyed", _ALL),
-    Reliance("deepspeed.runtime.pipe.engine:PipelineEngine.train_batch", "steps of the pipeline engine", _ALL),
-    Reliance("deepspeed.runtime.pipe.engine:PipelineEngine.eval_batch", "pause in evaluations of the pipeline engine", _ALL),
-    Reliance("deepspeed.runtime.pipe.engine:PipelineEngine._INSTRUCTION_MAP", "micro batch numbers of the pipeline engine", _ALL),
-    Reliance("deepspeed.runtime.hybrid_engine:DeepSpeedHybridEngine.generate", "pause while text is generated", _ALL),
+    Requirement("deepspeed:initialize", "enabling by the key msprobe of ds_config.json", _ALL),
+    Requirement("deepspeed.runtime.engine:DeepSpeedEngine.forward", _STEPS, _ALL),
+    Requirement("deepspeed.runtime.engine:DeepSpeedEngine.backward", "loss and micro batch numbers", _ALL),
+    Requirement("deepspeed.runtime.engine:DeepSpeedEngine.step", "ends of steps", _ALL),
+    Requirement("deepspeed.runtime.engine:DeepSpeedEngine.save_checkpoint", "pause while a checkpoint is saved", _ALL),
+    Requirement("deepspeed.runtime.engine:DeepSpeedEngine.save_16bit_model", "pause while weights are saved", _ALL),
+    Requirement("deepspeed.runtime.engine:DeepSpeedEngine.load_checkpoint", "pause while a checkpoint is loaded", _ALL),
+    Requirement("deepspeed.runtime.engine:DeepSpeedEngine.destroy", "other engine to follow after one is destroyed", _ALL),
+    Requirement("deepspeed.runtime.pipe.engine:PipelineEngine.train_batch", "steps of the pipeline engine", _ALL),
+    Requirement("deepspeed.runtime.pipe.engine:PipelineEngine.eval_batch", "pause in evaluations of the pipeline engine", _ALL),
+    Requirement("deepspeed.runtime.pipe.engine:PipelineEngine._INSTRUCTION_MAP", "micro batch numbers of the pipeline engine", _ALL),
+    Requirement("deepspeed.runtime.hybrid_engine:DeepSpeedHybridEngine.generate", "pause while text is generated", _ALL),
 )
 ENGINE_TABLE = (
-    Reliance("engine.module", "names of modules and parameters", _ALL),
-    Reliance("engine.optimizer", _PARAMETERS, _ALL),
-    Reliance("engine.global_steps", "step numbers that go on after a checkpoint, and ends of steps", _ALL),
-    Reliance("engine.skipped_steps", "scalar skipped", _ALL),
-    Reliance("engine.global_samples", "the axis of events in DeepSpeed's monitor", _ALL),
-    Reliance("engine._global_grad_norm", "scalar grad_norm of DeepSpeed", _ALL),
-    Reliance("engine.monitor", "DeepSpeed's own events, and its monitor as a sink", _ALL),
-    Reliance("engine._take_model_step", f"{_PARAMETERS} (the moments of an update)", _ALL),
-    Reliance("engine.buffered_allreduce_fallback", "gradients before the reduction without ZeRO", _ALL),
-    Reliance("engine.gradient_clipping", "difference made between clipped and unclipped gradients", _ALL),
-    Reliance("engine.seq_data_parallel_group", "the replica check over data-parallel ranks", _ALL),
+    Requirement("engine.module", "names of modules and parameters", _ALL),
+    Requirement("engine.optimizer", _PARAMETERS, _ALL),
+    Requirement("engine.global_steps", "step numbers that go on after a checkpoint, and ends of steps", _ALL),
+    Requirement("engine.skipped_steps", "scalar skipped", _ALL),
+    Requirement("engine.global_samples", "the axis of events in DeepSpeed's monitor", _ALL),
+    Requirement("engine._global_grad_norm", "scalar grad_norm of DeepSpeed", _ALL),
+    Requirement("engine.monitor", "DeepSpeed's own events, and its monitor as a sink", _ALL),
+    Requirement("engine._take_model_step", f"{_PARAMETERS} (the moments of an update)", _ALL),
+    Requirement("engine.buffered_allreduce_fallback", "gradients before the reduction without ZeRO", _ALL),
+    Requirement("engine.gradient_clipping", "difference made between clipped and unclipped gradients", _ALL),
+    Requirement("engine.seq_data_parallel_group", "the replica check over data-parallel ranks", _ALL),
 )
 _SHARED = (
     ("optimizer", "the inner optimizer's gradients, settings and states", True),
@@ -90,8 +90,8 @@ _KINDS: dict[str, tuple[tuple[str, str, bool], ...]] = {
 }
 
 
-def _table(kind: str) -> tuple[Reliance, ...]:
-    return tuple(Reliance(f"{kind}.{name}", needed_for, _ALL) for name, needed_for, _ in (*_KINDS[kind], *_SHARED))
+def _table(kind: str) -> tuple[Requirement, ...]:
+    return tuple(Requirement(f"{kind}.{name}", needed_for, _ALL) for name, needed_for, _ in (*_KINDS[kind], *_SHARED))
 
 
 KIND_TABLES = {kind: _table(kind) for kind in _KINDS}
@@ -117,7 +117,7 @@ def unknown(optimizer: Any) -> bool:
     """Is this an optimizer of DeepSpeed's own that none of the tables above describes? Said by name."""
     if not type(optimizer).__module__.startswith("deepspeed.runtime."):
         return False
-    row = Reliance(
+    row = Requirement(
         "optimizer.fp32_partitioned_groups_flat | optimizer.single_partition_of_fp32_groups | optimizer.fp32_groups_flat_partition"
         " | optimizer.fp32_groups_flat | optimizer.fp32_groups",
         f"{_PARAMETERS} ({type(optimizer).__name__} keeps them in a way that is not known)",

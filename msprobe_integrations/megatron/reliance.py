@@ -10,71 +10,71 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from msprobe_integrations import reliance
-from msprobe_integrations.reliance import Reliance
+from msprobe_integrations import requirements
+from msprobe_integrations.requirements import Requirement
 
 NAME = "Megatron"
 PACKAGE = "megatron-core"
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 
 CORE = (
-    Reliance(f"{_SCHEDULES}:get_forward_backward_func", "steps, losses and evaluation in a loop of one's own", "0.8 to 0.19"),
-    Reliance(f"{_SCHEDULES}:forward_step", "number of the micro batch", "0.8 to 0.19"),
-    Reliance("megatron.core.optimizer:get_megatron_optimizer", "model and optimizer in a loop of one's own", "0.8 to 0.19"),
-    Reliance("megatron.core.parallel_state:model_parallel_is_initialized", "place of the rank in the parallel layout", "0.8 to 0.19"),
-    Reliance(
+    Requirement(f"{_SCHEDULES}:get_forward_backward_func", "steps, losses and evaluation in a loop of one's own", "0.8 to 0.19"),
+    Requirement(f"{_SCHEDULES}:forward_step", "number of the micro batch", "0.8 to 0.19"),
+    Requirement("megatron.core.optimizer:get_megatron_optimizer", "model and optimizer in a loop of one's own", "0.8 to 0.19"),
+    Requirement("megatron.core.parallel_state:model_parallel_is_initialized", "place of the rank in the parallel layout", "0.8 to 0.19"),
+    Requirement(
         "megatron.core.parallel_state:get_tensor_model_parallel_world_size",
         "sizes of the parallel layout in dump.json",
         "0.8 to 0.19",
     ),
-    Reliance("megatron.core.parallel_state:get_tensor_model_parallel_group", "replica check over tensor-parallel ranks", "0.8 to 0.19"),
-    Reliance(
+    Requirement("megatron.core.parallel_state:get_tensor_model_parallel_group", "replica check over tensor-parallel ranks", "0.8 to 0.19"),
+    Requirement(
         "megatron.core.parallel_state:_GLOBAL_MEMORY_BUFFER", "memory without values in dumps that begin in a later step", "0.8 to 0.19"
     ),
-    Reliance(
+    Requirement(
         "megatron.core.rerun_state_machine:RerunStateMachine.should_run_forward_backward",
         "capture of the second run of Megatron's rerun machine",
         "0.10 to 0.19",
     ),
 )
 DDP_ROWS = (
-    Reliance(
+    Requirement(
         "ddp.bucket_groups | ddp.param_to_buffer",
         "reduced gradients of the distributed optimizer, gradients before the reduction",
         "0.8 to 0.19",
     ),
-    Reliance("group.buckets | group.grad_data", "reduced gradients of the distributed optimizer", "0.8 to 0.19"),
-    Reliance("group.start_grad_sync", "gradients before the reduction", "0.8 to 0.19"),
-    Reliance(
+    Requirement("group.buckets | group.grad_data", "reduced gradients of the distributed optimizer", "0.8 to 0.19"),
+    Requirement("group.start_grad_sync", "gradients before the reduction", "0.8 to 0.19"),
+    Requirement(
         "group.intra_distributed_optimizer_instance_size | group.data_parallel_world_size | group.data_parallel_group",
         "shard of a rank under the distributed optimizer",
         "0.8 to 0.19",
     ),
-    Reliance("bucket.grad_data", "reduced gradients of the distributed optimizer", "0.8 to 0.19"),
-    Reliance("bucket.params", "reduced gradients of the distributed optimizer", "0.8 to 0.19"),
+    Requirement("bucket.grad_data", "reduced gradients of the distributed optimizer", "0.8 to 0.19"),
+    Requirement("bucket.params", "reduced gradients of the distributed optimizer", "0.8 to 0.19"),
 )
-FSDP_ROWS = (Reliance("fsdp.param_and_grad_buffer", "gradients, parameters and states under Megatron-FSDP", "0.14 to 0.19"),)
+FSDP_ROWS = (Requirement("fsdp.param_and_grad_buffer", "gradients, parameters and states under Megatron-FSDP", "0.14 to 0.19"),)
 OPTIMIZER = (
-    Reliance("optimizer.prepare_grads", "gradient phases unscaled and clipped", "0.8 to 0.19"),
-    Reliance("optimizer.step_with_ready_grads", "values just before and after the inner update", "0.8 to 0.19"),
-    Reliance("optimizer.step", "reduced gradients, gradient norm, whether the update was skipped", "0.8 to 0.19"),
-    Reliance("optimizer.param_groups", "learning rate, updates and ratios", "0.8 to 0.19"),
+    Requirement("optimizer.prepare_grads", "gradient phases unscaled and clipped", "0.8 to 0.19"),
+    Requirement("optimizer.step_with_ready_grads", "values just before and after the inner update", "0.8 to 0.19"),
+    Requirement("optimizer.step", "reduced gradients, gradient norm, whether the update was skipped", "0.8 to 0.19"),
+    Requirement("optimizer.param_groups", "learning rate, updates and ratios", "0.8 to 0.19"),
 )
 LOOP = (
-    Reliance("megatron.training.arguments:parse_args", "launch arguments (MSPROBE_CONFIG works)", "0.8 to 0.19"),
-    Reliance("megatron.training.training:setup_model_and_optimizer", "models of Megatron's own loop", "0.8 to 0.19"),
-    Reliance("megatron.training.training:train_step", "the iteration's number, steps as Megatron counts them", "0.8 to 0.19"),
-    Reliance("megatron.training.training:training_log", "params_norm, num_zeros, auxiliary losses", "0.8 to 0.19"),
-    Reliance("megatron.training.training:evaluate", "evaluation that leaves no trace", "0.8 to 0.19"),
-    Reliance("megatron.training.training:save_checkpoint", "moments of checkpoints", "0.8 to 0.19"),
-    Reliance("megatron.training.training:load_checkpoint", "moments of checkpoints", "0.8 to 0.19"),
+    Requirement("megatron.training.arguments:parse_args", "launch arguments (MSPROBE_CONFIG works)", "0.8 to 0.19"),
+    Requirement("megatron.training.training:setup_model_and_optimizer", "models of Megatron's own loop", "0.8 to 0.19"),
+    Requirement("megatron.training.training:train_step", "the iteration's number, steps as Megatron counts them", "0.8 to 0.19"),
+    Requirement("megatron.training.training:training_log", "params_norm, num_zeros, auxiliary losses", "0.8 to 0.19"),
+    Requirement("megatron.training.training:evaluate", "evaluation that leaves no trace", "0.8 to 0.19"),
+    Requirement("megatron.training.training:save_checkpoint", "moments of checkpoints", "0.8 to 0.19"),
+    Requirement("megatron.training.training:load_checkpoint", "moments of checkpoints", "0.8 to 0.19"),
 )
 TABLE = (*CORE, *DDP_ROWS, *FSDP_ROWS, *OPTIMIZER, *LOOP)
 PARTS = ("megatron.training",)
 """Not in every distribution of megatron-core."""
 
 
-def check(chunks: Sequence[Any], optimizer: Any) -> list[Reliance]:
+def check(chunks: Sequence[Any], optimizer: Any) -> list[Requirement]:
     """Say once what this version or this training lacks, and what that takes away. Never raises.
 
     Args:
@@ -99,18 +99,18 @@ def check(chunks: Sequence[Any], optimizer: Any) -> list[Reliance]:
     if is_megatron(optimizer):
         rows += OPTIMIZER
         objects["optimizer"] = optimizer
-    return reliance.check(NAME, PACKAGE, rows, {name: value for name, value in objects.items() if value is not None})
+    return requirements.check(NAME, PACKAGE, rows, {name: value for name, value in objects.items() if value is not None})
 
 
 def check_schedules() -> None:
     """Say what Megatron's schedules lack, as soon as they are imported: without them no step may ever begin, and nothing else would say
     so. Never raises."""
-    reliance.check(NAME, PACKAGE, [row for row in CORE if row.on.startswith(_SCHEDULES)])
+    requirements.check(NAME, PACKAGE, [row for row in CORE if row.on.startswith(_SCHEDULES)])
 
 
 def check_loop_of_mindspeed_mm() -> None:
     """The same for the loop of MindSpeed-MM. Never raises."""
-    step = Reliance(
+    step = Requirement(
         "mindspeed_mm.training:train_step", "steps that have the number of MindSpeed-MM's loop; with --hetero-parallel: no steps"
     )
-    reliance.check("MindSpeed-MM", "mindspeed_mm", [step])
+    requirements.check("MindSpeed-MM", "mindspeed_mm", [step])

@@ -56,7 +56,7 @@ def disarm() -> None:
 def _manager(module: ModuleType) -> None:
     """Put our feature into the list there is and into all that are set later; MindSpeed-LLM sets one of its own."""
     from msprobe_integrations.mindspeed import reliance
-    from msprobe_integrations.reliance import check
+    from msprobe_integrations.requirements import check
 
     check(reliance.NAME, reliance.PACKAGE, reliance.FEATURES)
     manager: Any = getattr(module, "MindSpeedFeaturesManager", None)

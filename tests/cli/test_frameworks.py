@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from msprobe_engine.cli.launch import frameworks
 from msprobe_engine.cli.main import main
-from msprobe_integrations import reliance
-from msprobe_integrations.reliance import Reliance
+from msprobe_integrations import framework_report, requirements
+from msprobe_integrations.requirements import Requirement
 from msprobe_integrations.source_names import defines
 
 FRAMEWORK = "class Engine:\n    step = 1\n    class Inner:\n        deep = 2\nCONSTANT = None\n"
@@ -47,7 +47,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def table(directory: Path, name: str, rows: str, extra: str = "") -> str:
     """A module with a table; returns its name."""
     (directory / f"{name}_table.py").write_text(
-        f"from msprobe_integrations.reliance import Reliance as R\nNAME = {name.title()!r}\nPACKAGE = {name!r}\nTABLE = ({rows})\n{extra}\n"
+        f"from msprobe_integrations.requirements import Requirement as R\n"
+        f"NAME = {name.title()!r}\nPACKAGE = {name!r}\nTABLE = ({rows})\n{extra}\n"
     )
     return f"{name}_table"
 
@@ -219,13 +220,14 @@ def test_every_table_is_well_formed() -> None:
     modules = frameworks._modules([])
     assert len(modules) >= 8
     code = (
-        f"import sys\nfrom msprobe_integrations.reliance import module_of\nfor module in {list(modules.values())!r}: module_of(module)\n"
+        "import sys\nfrom msprobe_integrations.framework_report import module_of\n"
+        f"for module in {list(modules.values())!r}: module_of(module)\n"
         f"print(sorted(set({list(modules)!r}) & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     for module in modules.values():
-        found = reliance.module_of(module)
+        found = framework_report.module_of(module)
         assert found.NAME
         assert found.PACKAGE
         assert len({(row.on, row.needed_for) for row in found.TABLE}) == len(found.TABLE)
@@ -246,16 +248,16 @@ def test_rows_about_objects(path: list[str], cut: int) -> None:
         inner = types.SimpleNamespace()
         setattr(at, name, inner)
         at = inner
-    row = Reliance("thing." + ".".join(path), "x")
-    assert reliance.missing([row], {"thing": whole}) == ([] if cut >= len(path) else [row])
-    assert reliance.missing([row]) == []
-    assert reliance.missing([Reliance(f"{row.on} | thing", "x")], {"thing": whole}) == []
+    row = Requirement("thing." + ".".join(path), "x")
+    assert requirements.lacking([row], {"thing": whole}) == ([] if cut >= len(path) else [row])
+    assert requirements.lacking([row]) == []
+    assert requirements.lacking([Requirement(f"{row.on} | thing", "x")], {"thing": whole}) == []
 
 
 @given(text=st.text(max_size=30))
 def test_any_row_is_answered(text: str) -> None:
     """Whatever stands in a row, checking it raises nothing."""
-    assert reliance.missing([Reliance(text, "x")], {"thing": 1}) in ([], [Reliance(text, "x")])
+    assert requirements.lacking([Requirement(text, "x")], {"thing": 1}) in ([], [Requirement(text, "x")])
 
 
 class Hostile:
@@ -268,9 +270,9 @@ class Hostile:
 
 def test_checking_says_each_loss_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Name, version, what is missing and what that takes away, once per process; what raises is missing."""
-    monkeypatch.setattr(reliance, "_said", set())
-    table = [Reliance("thing.engine", "steps"), Reliance("thing.__class__", "names")]
+    monkeypatch.setattr(requirements, "MISSING", {})
+    table = [Requirement("thing.engine", "steps"), Requirement("thing.__class__", "names")]
     for _ in range(2):
-        assert reliance.check("Fake", "no-such-package", table, {"thing": Hostile()}) == table[:1]
+        assert requirements.check("Fake", "no-such-package", table, {"thing": Hostile()}) == table[:1]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("Fake (version unknown) has no thing.engine: without it: no steps")

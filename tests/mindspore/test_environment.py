@@ -19,7 +19,7 @@ from mindspore import Tensor, nn, ops
 
 from msprobe_engine.cli.launch import frameworks
 from msprobe_engine.core.errors import MissingExtraError, UsageError
-from msprobe_integrations import reliance as reliances
+from msprobe_integrations import framework_report, requirements
 from msprobe_integrations.mindspore import environment, reliance
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.environment import MindSporeError
@@ -138,7 +138,7 @@ def test_every_test_has_its_own_directory(tmp_path: Path) -> None:
 
 def test_everything_is_there() -> None:
     """The MindSpore of these tests has all names of the table, and `msprobe frameworks` says so."""
-    assert reliances.missing(reliance.TABLE) == []
+    assert requirements.lacking(reliance.TABLE) == []
     found = frameworks.check("mindspore", "msprobe_integrations.mindspore.reliance")
     assert {row["state"] for row in found["rows"]} == {"there"}
     assert frameworks.lines([found])[0].endswith(f"all {len(reliance.TABLE)} names are there")
@@ -149,7 +149,7 @@ def test_a_numpy_that_it_was_not_compiled_for(monkeypatch: pytest.MonkeyPatch) -
     assert reliance.trouble() == ""
     monkeypatch.setattr("msprobe_integrations.mindspore.reliance.importlib.import_module", lambda _: environment.check())
     monkeypatch.setattr(environment, "_installed", {"mindspore": "2.10.0", "numpy": "2.4.6"}.get)
-    assert "pip install 'numpy<2'" in reliances.report(reliance)["error"]
+    assert "pip install 'numpy<2'" in framework_report.report(reliance)["error"]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from msprobe_engine.cli.main import main
 from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings, PrometheusSettings, SinkSettings
 from msprobe_integrations import requirements
-from msprobe_integrations.requirements import MissingNameError, need, optional
+from msprobe_integrations.requirements import MissingNameError, Requirement, check, need, optional
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 
@@ -55,8 +56,9 @@ def test_optional_says_nothing() -> None:
     assert requirements.MISSING == {}
 
 
-def test_the_run_shows_what_is_missing(tmp_path: Path) -> None:
-    """run.json has it under ``missing``, Prometheus as ``msprobe_integration_missing`` with name and part."""
+def test_the_run_shows_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """run.json has what `need` and `check` did not find under ``missing``, Prometheus as ``msprobe_integration_missing``, page and text of
+    the run as a sentence."""
     prometheus = PrometheusSettings(enabled=True, mode="textfile", textfile_dir=str(tmp_path / "prom"))
     probe = TorchProbe(
         ProbeSettings(output_dir=str(tmp_path), monitor=MonitorSettings(gradients=True), sinks=SinkSettings(prometheus=prometheus))
@@ -66,6 +68,7 @@ def test_the_run_shows_what_is_missing(tmp_path: Path) -> None:
     probe.attach(model, optimizer)
     with pytest.raises(MissingNameError):
         need(Thing(), "gone", for_="a part")
+    assert check("Fake", "no-such-package", (Requirement("thing.lost", "another part"),), {"thing": Thing()})
     probe.begin_step(0)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
@@ -75,5 +78,12 @@ def test_the_run_shows_what_is_missing(tmp_path: Path) -> None:
         sink.flush()
     shown = next((tmp_path / "prom").glob("*.prom")).read_text(encoding="utf-8")
     probe.close()
-    assert 'msprobe_integration_missing{name="Thing.gone",part="a part",rank="0"} 1.0' in shown
-    assert json.loads(next(tmp_path.rglob("run.json")).read_text(encoding="utf-8"))["missing"] == {"Thing.gone": "a part"}
+    missing = {"Thing.gone": "a part", "Fake: thing.lost": "another part"}
+    for name, part in missing.items():
+        assert f'msprobe_integration_missing{{name="{name}",part="{part}",rank="0"}} 1.0' in shown
+    assert json.loads(next(tmp_path.rglob("run.json")).read_text(encoding="utf-8"))["missing"] == missing
+    for command in (["monitor", "analyze"], ["trends", "-o", str(tmp_path / "page.html")]):
+        assert main([*command, str(tmp_path)]) == 0
+        said = capsys.readouterr().out
+        for name, part in missing.items():
+            assert f"{name} was not there on rank 0 (another version of the framework), so this was off: {part}" in said

@@ -23,7 +23,7 @@ INTEGRATIONS = "msprobe_integrations"
 """Where the integrations are: those with a file reliance.py have a table of what they rely on. Nothing of it is imported here."""
 GROUP = "msprobe.reliance"
 """Entry points of integrations that live somewhere else: name of a framework, module with its table."""
-RUNNER = "msprobe_integrations.reliance"
+RUNNER = "msprobe_integrations.framework_report"
 """What writes the report of such a module; started, not imported."""
 SECONDS = 300
 """Longer than any import takes."""
@@ -82,7 +82,7 @@ def _modules(names: Sequence[str]) -> dict[str, str]:
 
 
 def check(name: str, module: str, *, imports: bool = False) -> dict[str, Any]:
-    """The report of one framework, from a process of its own; see `msprobe_integrations.reliance.report`."""
+    """The report of one framework, from a process of its own; see `msprobe_integrations.framework_report.report`."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "report.json"
         environment = {**os.environ, "MSPROBE_AUTOLOAD": "0"}

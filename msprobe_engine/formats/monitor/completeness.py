@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.core.io.claims import FURTHER_RUN
+from msprobe_engine.core.log import one_line
 from msprobe_engine.core.process.processes import Process, parse_process
 from msprobe_engine.core.text.ranges import ranks_text, steps_text
 from msprobe_engine.core.text.sentences import Sentence
@@ -43,8 +44,8 @@ def missing_parts(run: Run) -> list[str]:
 
 
 def remarks(run: Run) -> list[str]:
-    """Sentences about what a run says of itself that is no fault: -Inf that the rule `nan_inf` has taken for that of masks, and parameters
-    that are in no optimizer."""
+    """Sentences about what a run says of itself that is no fault: -Inf that the rule `nan_inf` has taken for that of masks, parameters
+    that are in no optimizer, and names of a framework that its version lacks, with the part of the probe that is off for it."""
     found: list[str] = []
     if said := _said(run, "masks", "tensors"):
         ranks, count, facts = said
@@ -56,6 +57,13 @@ def remarks(run: Run) -> list[str]:
         if count == 1:
             template = "{0}: {1} parameter of {2} is in no optimizer and has no update statistics: {3}"
         found.append(Sentence(template, run.path, f"{count:,}", ranks_text(ranks), facts["first"]))
+    gone: dict[tuple[str, str], list[int]] = {}
+    for rank in run.ranks:
+        for name, part in told.items() if isinstance(told := run.info(rank).get("missing"), Mapping) else ():
+            gone.setdefault((one_line(str(name)), one_line(str(part))), []).append(rank)
+    for (name, part), ranks in islice(gone.items(), _MOST):
+        template = "{0}: {1} was not there on {2} (another version of the framework), so this was off: {3}"
+        found.append(Sentence(template, run.path, name, ranks_text(ranks), part))
     return found
 
 

@@ -17,7 +17,7 @@ from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.probe.incident.on_alert import StopTraining
 from msprobe_integrations.patching import replace
-from msprobe_integrations.reliance import Reliance, check
+from msprobe_integrations.requirements import Requirement, check
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 from msprobe_integrations.torch.parameters.find import engine_of
 from msprobe_integrations.torch.parameters.scaler import inner_optimizer
@@ -35,7 +35,7 @@ class TrainerObserver(LoopObserver):
     it has reached (trained again, another trial of a search) goes on counting where that one ended: numbers never run backwards.
     """
 
-    relies: tuple[str, str, Sequence[Reliance]] | None = None
+    relies: tuple[str, str, Sequence[Requirement]] | None = None
     """NAME, PACKAGE and TABLE of the integration."""
     objects: Mapping[str, Any] = MappingProxyType({})
     """What rows of the table are about."""

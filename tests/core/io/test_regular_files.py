@@ -165,7 +165,7 @@ def test_nobody_else_opens_outputs() -> None:
         "formats/dump/writing/disk.py",  # measures a disk
         "probe/incident/node_notify.py",  # a file of one owner in shared memory, which ranks of a node read
         "probe/hot_settings.py",  # a settings file keeps its own mode
-        "msprobe_integrations/reliance.py",  # makes a page of this repository
+        "msprobe_integrations/framework_report.py",  # makes a page of this repository
         "probe/rules/document.py",  # the same
         "workflow/doctor.py",  # a file that the user names, asked before the checks
     }

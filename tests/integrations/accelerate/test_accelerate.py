@@ -17,7 +17,7 @@ from harness.models import MODELS, OPTIMIZER
 from harness.run import digest, ranks, write_settings
 
 from msprobe_engine.core import log
-from msprobe_integrations import reliance
+from msprobe_integrations import requirements
 from msprobe_integrations.accelerate import autoload
 from msprobe_integrations.accelerate.reliance import TABLE
 from msprobe_integrations.torch.training import owner
@@ -79,7 +79,7 @@ def test_a_name_is_missing() -> None:
         assert line.endswith(f"has no {row.on}: without it: no {row.needed_for}")
 
 
-def lacking(row: reliance.Reliance) -> list[str]:
+def lacking(row: requirements.Requirement) -> list[str]:
     """In a rank: what is said."""
 
     module, _, path = row.on.partition(":")
@@ -90,7 +90,7 @@ def lacking(row: reliance.Reliance) -> list[str]:
     if any(name in vars(base) for base in holder.__mro__[1:]):  # it would be inherited
         holder, name = importlib.import_module(module), cls
     delattr(holder, name)
-    reliance._said.clear()
+    requirements.MISSING.clear()
     autoload._patch(accelerate.accelerator)
     accelerator = accelerate.Accelerator(cpu=True)
     net: Any = MODELS["mlp"].make()

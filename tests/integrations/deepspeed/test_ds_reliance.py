@@ -14,7 +14,7 @@ from forkpool import run_ranks
 from harness import renames
 
 from msprobe_engine.core.settings.schema import MonitorSettings, ReplicaCheckSettings
-from msprobe_integrations import reliance as reliances
+from msprobe_integrations import requirements
 from msprobe_integrations.deepspeed import reliance
 from msprobe_integrations.deepspeed.callback import DeepSpeedCallback
 
@@ -86,7 +86,7 @@ def drifted(stage: int, every: bool) -> Any:
     for on in rows(stage, every):
         name = on.rpartition(".")[2]
         handler.lines.clear()
-        reliances._said.clear()
+        requirements.MISSING.clear()
         renames.rename(name, f"{name}_of_another_version")
         try:
             bits, frames = train(stage, True)
@@ -129,8 +129,8 @@ def test_a_table_that_is_needed_is_missing(kind: str) -> None:
     assert reliance.usable(kind, Bare(kind, ""))
     for row in reliance.KIND_TABLES[kind]:
         name = row.on.rpartition(".")[2]
-        reliances._said.clear()
-        lost = reliances.missing(reliance.KIND_TABLES[kind], {kind: Bare(kind, name)})
+        requirements.MISSING.clear()
+        lost = requirements.lacking(reliance.KIND_TABLES[kind], {kind: Bare(kind, name)})
         assert lost == [row]
         assert reliance.usable(kind, Bare(kind, name)) is (row.on not in reliance.NEEDED), name
 

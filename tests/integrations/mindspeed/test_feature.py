@@ -153,7 +153,7 @@ def test_a_fault_of_ours_leaves_the_list(config: Path, monkeypatch: pytest.Monke
 def test_a_version_without_lists_of_features(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Where MindSpeed's manager has no `set_features_list`, that is said with what it takes away; Megatron's parser has the
     arguments."""
-    monkeypatch.setattr("msprobe_integrations.reliance._said", set())
+    monkeypatch.setattr("msprobe_integrations.requirements.MISSING", {})
     module = ModuleType("features_manager")
     manager: Any = type("MindSpeedFeaturesManager", (), {"FEATURES_LIST": []})
     module.__dict__["MindSpeedFeaturesManager"] = manager

@@ -14,7 +14,7 @@ from torch import nn
 
 from msprobe_engine.core.log import warn_once
 from msprobe_engine.core.settings.schema import ProbeSettings
-from msprobe_integrations import reliance
+from msprobe_integrations import requirements
 from msprobe_integrations.common.parameters.optimizer_numbers import LEARNING_RATE, update_numbers
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 from msprobe_integrations.torch.parameters.scaler import inner_optimizer
@@ -33,7 +33,7 @@ _PAUSE = 100
 
 def claim(sight: Sight) -> PlainObserver | None:
     """The observer of this process' training, when nobody who knows more follows it."""
-    reliance.check(NAME, PACKAGE, TABLE)
+    requirements.check(NAME, PACKAGE, TABLE)
     return owner.claim("torch", lambda settings, file: PlainObserver(settings, sight, file))
 
 

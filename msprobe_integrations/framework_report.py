@@ -1,69 +1,24 @@
-"""What an integration relies on in its framework, as a table, and what is lost where a version has it no longer.
+"""What ``msprobe frameworks`` shows: what an integration relies on in its framework, and what is lost where a version has it no longer.
 
-Each integration has a module ``reliance`` with ``NAME``, ``PACKAGE`` (distribution) and ``TABLE``. It is checked once, when the
-integration attaches; ``msprobe frameworks`` checks it for everything that is installed, in a process of its own per framework:
-``python -m msprobe_integrations.reliance MODULE FILE [import]`` writes `report` as JSON. A module may have ``PARTS``: packages of the
-framework that need not be installed, whose rows do not count then; and ``trouble()``: why the framework cannot work in this environment
-although it is installed, else ``""``.
+Each integration has a module ``reliance`` with ``NAME``, ``PACKAGE`` (distribution) and ``TABLE``; it is looked through in a process of
+its own per framework: ``python -m msprobe_integrations.framework_report MODULE FILE [import]`` writes `report` as JSON. A module may have
+``PARTS``: packages of the framework that need not be installed, whose rows do not count then; and ``trouble()``: why the framework cannot
+work in this environment although it is installed, else ``""``.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
-from msprobe_engine.core.log import get_logger
+from msprobe_integrations.requirements import Requirement, lacking, version_of
 from msprobe_integrations.source_names import defines
-
-_log = get_logger()
-_said: set[tuple[str, str]] = set()
-
-
-class Reliance(NamedTuple):
-    """One thing that has to be there.
-
-    Attributes:
-        on: ``package.module:Name.attribute``, or ``object.attribute`` of an object given to `check`; several ways joined by ``|``,
-            of which one is enough.
-        needed_for: what does not work without it, in the words of the user.
-        versions: where it is known to be, for the page.
-    """
-
-    on: str
-    needed_for: str
-    versions: str = ""
-
-
-def version_of(package: str) -> str:
-    """Installed version of a distribution, ``""`` when there is none."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        module = sys.modules.get(package.replace("-", "_"))
-        return str(getattr(module, "__version__", "") or "")
-
-
-def missing(table: Sequence[Reliance], objects: Mapping[str, Any] | None = None) -> list[Reliance]:
-    """Rows of `table` that are not there. Rows about objects that were not given are left out."""
-    objects = objects or {}
-    return [row for row in table if not any(_there(way.strip(), objects) for way in row.on.split("|"))]
-
-
-def check(name: str, package: str, table: Sequence[Reliance], objects: Mapping[str, Any] | None = None) -> list[Reliance]:
-    """Say once per row what is missing and what that takes away; returns the rows. Never raises."""
-    lost = missing(table, objects)
-    for row in lost:
-        if (name, row.on) not in _said:
-            _said.add((name, row.on))
-            _log.warning("%s %s has no %s: without it: no %s", name, version_of(package) or "(version unknown)", row.on, row.needed_for)
-    return lost
 
 
 def report(module: ModuleType, *, imports: bool = False) -> dict[str, Any]:
@@ -76,7 +31,7 @@ def report(module: ModuleType, *, imports: bool = False) -> dict[str, Any]:
         name, package, version (``""``: unknown), installed, error (why it cannot be imported, ``""``), and rows: on, needed_for, versions
         and state, which is ``there``, ``lost``, ``in training`` (about objects of a training) or ``not installed`` (an optional part).
     """
-    table: Sequence[Reliance] = module.TABLE
+    table: Sequence[Requirement] = module.TABLE
     ways = [way for row in table for way in _ways(row)]
     roots = sorted({way.partition(":")[0].partition(".")[0] for way in ways if ":" in way})
     version = version_of(module.PACKAGE)
@@ -100,11 +55,11 @@ def report(module: ModuleType, *, imports: bool = False) -> dict[str, Any]:
     return {**said, "rows": [{**row._asdict(), "state": state} for row, state in zip(table, states)]}
 
 
-def _ways(row: Reliance) -> list[str]:
+def _ways(row: Requirement) -> list[str]:
     return [way.strip() for way in row.on.split("|")]
 
 
-def _from_source(row: Reliance, absent: Sequence[str]) -> str:
+def _from_source(row: Requirement, absent: Sequence[str]) -> str:
     """The state of a row as far as it is known without an import; ``""``: not known."""
     ways = _ways(row)
     if all(f"{way.partition(':')[0]}.".startswith(tuple(f"{part}." for part in absent)) for way in ways):
@@ -115,9 +70,9 @@ def _from_source(row: Reliance, absent: Sequence[str]) -> str:
     return "there" if any(defines(module, path.split(".")) for module, _, path in named) else ""
 
 
-def _by_import(row: Reliance) -> str:
+def _by_import(row: Requirement) -> str:
     ways = _ways(row)
-    if any(_there(way, {}) for way in ways if ":" in way):
+    if any(not lacking((Requirement(way, ""),)) for way in ways if ":" in way):
         return "there"
     return "in training" if any(":" not in way for way in ways) else "lost"
 
@@ -128,28 +83,6 @@ def _found(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except Exception:
         return False
-
-
-def _there(way: str, objects: Mapping[str, Any]) -> bool:
-    module, colon, path = way.partition(":")
-    if colon:
-        found: Any = sys.modules.get(module)
-        if found is None:
-            try:
-                found = importlib.import_module(module)
-            except Exception:  # whatever a framework's own module raises, it is not usable
-                return False
-    else:
-        name, _, path = way.partition(".")
-        if name not in objects:
-            return True
-        found = objects[name]
-    for part in path.split(".") if path else ():
-        try:
-            found = getattr(found, part)
-        except Exception:
-            return False
-    return True
 
 
 def module_of(name: str) -> ModuleType:
