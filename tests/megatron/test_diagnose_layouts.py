@@ -87,7 +87,11 @@ AUTO = GraphOptions(merge="auto", steps=frozenset({0}))
 @pytest.mark.fast_cells("pp")
 @pytest.mark.parametrize("layout", ["pp", "vpp", "ep"])
 def test_one_graph_of_all_ranks(layout: str, dumps: Path) -> None:
-    """The graph has the layers and the experts of the whole model, each once, and against one process no node is an error."""
+    """The graph has the layers and the experts of the whole model, each once, and against one process no node is an error.
+
+    The checks of 26.2.0 compare numbers that are arguments exactly: a coefficient of clipping whose norm was summed in another order is an
+    error for them, and one that happens to round alike is none.
+    """
     one, target = golden(dumps, layout), dealt_out(dumps, layout)
     (job,) = jobs_of(target, None, AUTO).jobs
     alone = merged(job, AUTO, [], [])
@@ -98,7 +102,7 @@ def test_one_graph_of_all_ranks(layout: str, dumps: Path) -> None:
     modules = [{name for name in graph.names if name.startswith("Module.") and ".forward.0" in name} for graph in (alone, both.golden)]
     assert modules[1] <= modules[0]
     assert both.suspect is None
-    assert not any(value == 1 for value in both.index)
+    assert not any(value == 1 and both.units[node] > 1 for node, value in enumerate(both.index))
     compared = [node for node, units in enumerate(both.units) if units == units]
     assert len(compared) > 1000
     assert sum(both.units[node] > 1 for node in compared) < 0.01 * len(compared)
