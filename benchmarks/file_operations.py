@@ -5,7 +5,8 @@
 
 Two ranks train a small network with data parallelism; rank 1 runs under strace. Only what is below the output directory counts: that is
 what lies on the file system of the training. Steps are told apart by a question for a file that is not there. In one step all calls
-are dumped, and in one the loss of rank 0 is no number, which is an incident with its ring and capture.
+are dumped, and in one the loss of rank 0 is no number, which is an incident with its ring and capture. The files that are made of what all
+ranks say of it are counted apart: in a job of thousands few ranks write them.
 """
 
 from __future__ import annotations
@@ -60,6 +61,9 @@ incident: {{enabled: true, ring_steps: 2}}
 _CALL = re.compile(r"(?:\[pid +\d+\] )?(\d+ +)?(\w+)\((.*)$")
 _KINDS = {"rename": "rename", "renameat": "rename", "renameat2": "rename", "mkdir": "mkdir", "mkdirat": "mkdir", "unlink": "unlink"}
 _KINDS |= {"unlinkat": "unlink", "rmdir": "unlink", "link": "rename", "linkat": "rename", "symlink": "create", "symlinkat": "create"}
+_MERGED = re.compile(r"/(\.?incident\.json|\.?summary\.md)")
+_PATH = re.compile(r'<(/[^>]*)>|"(/[^"]*)"')
+_SIZE = re.compile(r"st_size=(\d+)")
 _LOOKS = (
     "stat", "fstat", "newfstatat", "lstat", "access", "faccessat", "faccessat2", "readlink", "readlinkat", "statx", "statfs", "utimensat",
 )  # fmt: skip
@@ -76,8 +80,7 @@ def classify(line: str, output: str) -> tuple[str, int] | None:
     if "= -1" in line and name not in _LOOKS:
         return "look", 0
     if name in ("open", "openat", "creat"):
-        makes = "O_CREAT" in arguments and ("O_EXCL" in arguments or "O_TRUNC" in arguments)  # else it may be there: an append
-        return ("create" if makes else "open"), 0
+        return ("create" if "O_CREAT" in arguments else "open"), 0
     if name in _WRITES:
         size = line.rsplit("= ", 1)[-1].split()[0]
         return "write", int(size) if size.isdecimal() else 0
@@ -102,16 +105,33 @@ def count(lines: list[str], output: str) -> dict[str, collections.Counter[str]]:
     """Operations by part of the run: ``start``, ``step``, ``dumped step``, ``incident``, ``end``; a part's lines are under ``lines``."""
     found: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     part = "start"
+    known: set[str] = set()
     for line in lines:
         if MARK in line:
             step = int(line.split(MARK)[1].split('"')[0])
             part = part_of(step)
             found[part]["steps"] += 1
         elif (what := classify(line, output)) is not None:
-            found[part][what[0]] += 1
-            found[part]["bytes"] += what[1]
-            found[part + " lines"][line.split(" ", 1)[-1].replace(output, "")[:160]] += 1
+            kind, path = what[0], _path(line)
+            where = "its merged files" if _MERGED.search(path) else part
+            if kind == "create":
+                kind = "open" if path in known and "O_EXCL" not in line else "create"
+                known.add(path)
+            elif kind == "look" and path + " size" not in known and path in known and (size := _SIZE.search(line)):
+                known.add(path + " size")
+                if int(size[1]) and "O_EXCL" not in line:  # it was there: another rank has made it, this one appends
+                    found[where].update({"create": -1, "open": 1})
+            if kind in ("write", "rename"):
+                known.add(path + " size")
+            found[where][kind] += 1
+            found[where]["bytes"] += what[1]
+            found[where + " lines"][line.split(" ", 1)[-1].replace(output, "")[:160]] += 1
     return found
+
+
+def _path(line: str) -> str:
+    """The file that a call is about: of what is open, or by its name."""
+    return next((path for hit in _PATH.finditer(line.replace("AT_FDCWD<", "<x")) if (path := hit[1] or hit[2])), "")
 
 
 def part_of(step: int) -> str:
@@ -132,11 +152,11 @@ def main() -> None:
     parser.add_argument("--show", help="print the calls of this part")
     options = parser.parse_args()
     found = run(options.sinks)
-    print(f"{'part':<14}" + "".join(f"{name:>9}" for name in COLUMNS))
-    for part in ("start", "step", "dumped step", "incident", "end"):
+    print(f"{'part':<18}" + "".join(f"{name:>9}" for name in COLUMNS))
+    for part in ("start", "step", "dumped step", "incident", "its merged files", "end"):
         counts = found[part]
         share = counts["steps"] if part == "step" else 1
-        print(f"{part:<14}" + "".join(f"{counts[name] / max(1, share):9.1f}" for name in COLUMNS))
+        print(f"{part:<18}" + "".join(f"{counts[name] / max(1, share):9.1f}" for name in COLUMNS))
     if options.show:
         for line, times in found[options.show + " lines"].most_common(200):
             print(f"{times:5} {line}")

@@ -11,9 +11,11 @@ import pytest
 
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.settings.schema import IncidentSettings
+from msprobe_engine.find.nonfinite.incident_samples import load
 from msprobe_engine.probe.incident.event import Event
 from msprobe_engine.probe.incident.manager import CaptureRequest, IncidentManager
 from msprobe_engine.probe.incident.notify import SilentNotifier, StoreNotifier
+from msprobe_engine.probe.incident.pieces import read_piece
 
 
 def managers(tmp_path: Path, store: Any, n: int = 2, **settings: Any) -> list[IncidentManager]:
@@ -51,8 +53,8 @@ def test_ranks_that_are_not_chosen_write_one_file(tmp_path: Path, store: Any, fr
     assert first is not None
     assert b.on_frame(frame(5, 1, bad=True), []) is None
     directory = tmp_path / "incidents/step5-nan_inf"
-    assert sorted(path.name for path in directory.glob("*rank1*")) == ["rank1.json"]
-    assert (directory / "samples_rank0.jsonl").exists()
+    assert sorted(path.name for path in directory.glob("*rank1*")) == ["samples_rank1.jsonl"]
+    assert [len((directory / f"samples_rank{rank}.jsonl").read_text().splitlines()) > 1 for rank in (0, 1)] == [True, False]
     incident = json.loads((directory / "incident.json").read_text())
     assert incident["ranks_complete"] == [0, 1]
     assert incident["steps"] == [4, 5]
@@ -87,13 +89,16 @@ def test_rank_that_hears_of_it_ahead_of_its_own_frame_writes_again(tmp_path: Pat
     a, b = managers(tmp_path, store)
     a.on_frame(frame(5, 0), [alert(5, 0)])
     b.on_frame(frame(3, 1), [])
-    path = tmp_path / "incidents/step5-nan_inf/rank1.json"
-    assert json.loads(path.read_text())["steps"] == [3]
+    path = tmp_path / "incidents/step5-nan_inf/samples_rank1.jsonl"
+    assert (read_piece(path) or {})["steps"] == [3]
     b.on_frame(frame(4, 1), [])
     b.on_frame(frame(5, 1), [alert(5, 1)])
     b.on_frame(frame(6, 1), [])
-    piece = json.loads(path.read_text())
+    piece = read_piece(path)
+    assert piece is not None
     assert piece["steps"] == [3, 4, 5]
+    assert list(load(path.parent)) == [3, 4, 5], "the samples that were written first are not taken twice"
+    assert [len(ranks[1].calls) for ranks in load(path.parent).values()] == [2, 2, 2]
     assert [one["rank"] for one in piece["alerts"]] == [1]
     assert piece["capture"]["first_step"] == 7
 

@@ -25,8 +25,8 @@ EVENT = Event("step5-nan_inf", 5, "nan_inf", 1, 7, "rank 1 is NaN")
 def test_all_ranks_together_read_few_files(tmp_path: Path, frame: Any, alert: Any, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank's file is read about three times in all, whoever merges, and what the last one has written is of all ranks."""
     read: Counter[str] = Counter()
-    once = pieces._read_piece
-    monkeypatch.setattr(pieces, "_read_piece", lambda path: read.update([path.name]) or once(path))
+    once = pieces.read_piece
+    monkeypatch.setattr(pieces, "read_piece", lambda path: read.update([path.name]) or once(path))
     for rank in range(ranks):
         write_incident(tmp_path, [frame(5, rank, entries=False)], [alert(5, rank)], event=EVENT, rank=rank, world_size=ranks)
     assert sum(read.values()) <= 16 * 17 / 2 + 3 * ranks
@@ -60,7 +60,9 @@ def test_whoever_dies_the_merged_file_is_of_all_that_wrote(
     announcer.on_frame(frame(5, announcer.rank, bad=True), [alert(5, announcer.rank)])
     listener.on_frame(frame(5, listener.rank), [])
     directory = tmp_path / "incidents" / "step5-nan_inf"
-    event = Event.from_json(json.loads((directory / "rank0.json").read_text())["event"])
+    said = pieces.read_piece(directory / "samples_rank0.jsonl")
+    assert said is not None
+    event = Event.from_json(said["event"])
     for rank in range(2, writing):
         write_incident(directory, [frame(5, rank)], [], event=event, rank=rank, world_size=ranks)
     merged = directory / "incident.json"

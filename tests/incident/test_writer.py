@@ -13,10 +13,14 @@ import numpy as np
 import pytest
 from frames_of_lists import frame_of
 
+from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.statistics import histograms
+from msprobe_engine.find.nonfinite import incident_samples
+from msprobe_engine.formats.dump.dump_table import read_side
 from msprobe_engine.probe.incident.event import Event
+from msprobe_engine.probe.incident.files import append_lines, rank_file
 from msprobe_engine.probe.incident.merge import combine, merge
-from msprobe_engine.probe.incident.pieces import read_pieces
+from msprobe_engine.probe.incident.pieces import read_piece, read_pieces
 from msprobe_engine.probe.incident.writer import Capture, write_incident
 
 EVENT = Event("step5-nan_inf", 5, "nan_inf", 1, 7, "rank 1 is NaN")
@@ -29,26 +33,61 @@ def write(directory: Path, frame: Any, alert: Any, rank: int, *, world: int = 2,
     )
 
 
-def strict(path: Path) -> Any:
+def strict(path: Path | str) -> Any:
     def refuse(text: str) -> None:
         raise AssertionError(f"{text} is not JSON")
 
-    return json.loads(path.read_text(), parse_constant=refuse)
+    return json.loads(path if isinstance(path, str) else path.read_text(), parse_constant=refuse)
+
+
+def piece_of(directory: Path, rank: int) -> dict[str, Any]:
+    piece = read_piece(directory / f"samples_rank{rank}.jsonl")
+    assert piece is not None
+    return piece
+
+
+def test_what_a_rank_says_is_found_behind_and_before_any_number_of_samples(tmp_path: Path) -> None:
+    """The last whole line that says something counts: a line cut off by a kill or a full disk costs itself only, and what is appended later
+    is not taken for a part of it."""
+    path = rank_file(tmp_path, 0)
+    says = {"version": 1, "state": "writing", "event": {"step": 5}, "rank": 0, "world_size": 1}
+    samples = [{"step": 5, "order": number, "name": "w" * 100} for number in range(2000)]
+    append_lines(path, [says, *samples])
+    assert path.stat().st_size > 1 << 17
+    assert (read_piece(path) or {})["state"] == "writing"
+    with path.open("a") as file:
+        file.write(json.dumps(says | {"state": "complete"})[:30])
+    assert (read_piece(path) or {})["state"] == "writing"
+    append_lines(path, [says | {"state": "complete"}])
+    assert (read_piece(path) or {})["state"] == "complete"
+    assert [len(trace.calls) for trace in incident_samples.load(tmp_path).get(5, {}).values()] == [0]
+
+
+def test_a_cut_off_step_is_not_read_as_a_whole_one(tmp_path: Path, frame: Any, alert: Any) -> None:
+    """The dump of a step is one file that is written in place: a process killed in the midst leaves a part, which is said."""
+    write(tmp_path, frame, alert, 0, world=1)
+    path = tmp_path / "step5/rank0/dump.json"
+    text = path.read_bytes()
+    for cut in range(0, len(text) - 1, 97):
+        path.write_bytes(text[:cut])
+        with pytest.raises(DumpFormatError):
+            read_side(path)
 
 
 def test_files_of_one_rank(tmp_path: Path, frame: Any, alert: Any) -> None:
     """A rank writes its steps as dump directories, samples as strict JSON lines, its rank file and the merged files, mode 0640."""
     write(tmp_path / "i", frame, alert, 0)
     assert {p.name for p in (tmp_path / "i").iterdir()} == {
-        "step3", "step4", "step5", "samples_rank0.jsonl", "rank0.json", "finished", "incident.json", "summary.md",
+        "step3", "step4", "step5", "samples_rank0.jsonl", "finished", "incident.json", "summary.md",
     }  # fmt: skip
     dump = json.loads((tmp_path / "i/step5/rank0/dump.json").read_text())
     assert list(dump["data"]) == ["Module.fc.Linear.forward.0"]
-    lines = [json.loads(line) for line in (tmp_path / "i/samples_rank0.jsonl").read_text().splitlines()]
+    *lines, piece = (strict(line) for line in (tmp_path / "i/samples_rank0.jsonl").read_text().splitlines())
+    assert lines.pop(0)["state"] == "writing"
     assert [line["step"] for line in lines if "name" in line] == [3, 4, 5]
     assert lines[-1]["statistics"]["nans"] == 1
     assert lines[-2]["scalars"]["loss"] == "NaN"
-    assert strict(tmp_path / "i/rank0.json")["state"] == "complete"
+    assert piece["state"] == "complete"
     assert (tmp_path / "i/incident.json").stat().st_mode & 0o777 == 0o640
 
 
@@ -58,7 +97,7 @@ def test_rows_without_a_name_are_no_worst_records(tmp_path: Path, frame: Any, al
     counts = histograms.to_rows(np.full(50, 9), 10)
     bad = replace(bad, rows=np.concatenate([bad.rows, *[counts] * 20]))
     write_incident(tmp_path, [bad], [alert(5, 0)], event=EVENT, rank=0, world_size=1, capture=Capture("mix", 7, 1, False))
-    worst = json.loads((tmp_path / "rank0.json").read_text())["worst"]
+    worst = piece_of(tmp_path, 0)["worst"]
     assert [record["name"] for record in worst][:2] == ["Module.fc.Linear.forward.0.output.0", "grad_reduced/fc.weight"]
 
 
@@ -66,8 +105,7 @@ def test_missing_and_late_ranks_are_named(tmp_path: Path, frame: Any, alert: Any
     """incident.json and summary.md name ranks that wrote nothing, that did not finish, and that were late."""
     write(tmp_path, frame, alert, 0, world=4)
     write(tmp_path, frame, alert, 2, world=4, late=True)
-    piece = json.loads((tmp_path / "rank0.json").read_text())
-    (tmp_path / "rank3.json").write_text(json.dumps({**piece, "rank": 3, "state": "writing"}))
+    (tmp_path / "samples_rank3.jsonl").write_text(json.dumps({**piece_of(tmp_path, 0), "rank": 3, "state": "writing"}) + "\n")
     merge(tmp_path)
     incident = strict(tmp_path / "incident.json")
     assert (incident["ranks_complete"], incident["ranks_writing"], incident["ranks_missing"]) == ([0, 2], [3], [1])
@@ -112,8 +150,8 @@ def test_ranks_race(tmp_path: Path, frame: Any, alert: Any) -> None:
 def test_foreign_rank_files(tmp_path: Path, frame: Any, alert: Any, changes: dict[str, Any] | None) -> None:
     """A torn or foreign rank file, or one with values of other types, does not stop the merge; a million ranks are no job."""
     write(tmp_path, frame, alert, 0)
-    piece = json.loads((tmp_path / "rank0.json").read_text())
-    (tmp_path / "rank1.json").write_text('{"event": ' if changes is None else json.dumps(piece | changes))
+    line = json.dumps(piece_of(tmp_path, 0) | (changes or {})) + "\n"
+    (tmp_path / "samples_rank1.jsonl").write_text(line[: len(line) // 2] if changes is None else line)
     merge(tmp_path)
     assert list(read_pieces(tmp_path)) == [0]
     assert combine(read_pieces(tmp_path))["ranks_missing"] == [1]

@@ -108,7 +108,7 @@ def test_replicas_that_drift_apart(out: Path) -> None:
 def test_all_ranks_write_the_incident(out: Path) -> None:
     """An alert of rank 0 makes both ranks write their last steps into one directory."""
     (incident,) = [path for path in (out / "incidents").iterdir() if path.name.startswith("step")]
-    assert {path.name for path in incident.glob("rank*.json")} == {"rank0.json", "rank1.json"}
+    assert {path.name for path in incident.glob("samples_rank*")} == {"samples_rank0.jsonl", "samples_rank1.jsonl"}
 
 
 @pytest.mark.parametrize("setting", ["collectives: true, collective_sites: [nowhere]", "collective_stacks: true"])

@@ -321,7 +321,7 @@ def incident_pieces(root: Path) -> None:
             "lost": {"late": 1}, "first_nonfinite": record, "worst": [record],
             "rerun": {"verdict": "transient", "different": 1, "compared": 3, "differences": ["x"], "random_equal": False},
         }  # fmt: skip
-        (root / f"rank{rank}.json").write_text(json.dumps(document))
+        (root / f"samples_rank{rank}.jsonl").write_text(json.dumps(document) + "\n")
 
 
 def precheck_results(root: Path) -> None:

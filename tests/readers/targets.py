@@ -197,7 +197,7 @@ TARGETS = (
     ),
     Target("certs-show", settings.authority, ("certs", "show", "{in}/host"), ("host/*.crt", "host/*.pem")),
     Target("certs-show-authority", settings.authority, ("certs", "show", "{in}/authority"), ("authority/*.crt", "authority/*.pem")),
-    Target("incident-pieces", samples.incident_pieces, ("{in}",), ("rank*.json",), enter=enter.incident),
+    Target("incident-pieces", samples.incident_pieces, ("{in}",), ("samples_rank*.jsonl",), enter=enter.incident),
     *(
         Target(f"run-{name}", settings.small_documents, ("{in}/" + file,), (file,), enter=read)
         for name, file, read in (

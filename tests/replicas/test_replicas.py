@@ -252,7 +252,7 @@ def test_a_mismatch_is_an_incident_of_all_ranks(tmp_path: Path) -> None:
     run_ranks(2, incident, str(tmp_path))
     (directory,) = (tmp_path / "incidents").iterdir()
     assert directory.name == "step4-replica_mismatch"
-    assert {path.name for path in directory.iterdir()} >= {"rank0.json", "rank1.json", "samples_rank0.jsonl", "samples_rank1.jsonl"}
+    assert {path.name for path in directory.iterdir()} >= {"samples_rank0.jsonl", "samples_rank1.jsonl"}
     assert "parameter a.weight" in (directory / "summary.md").read_text()
 
 
@@ -275,7 +275,7 @@ def test_any_rule_on_any_rank_writes_all_rings(tmp_path: Path) -> None:
         lines = [json.loads(line) for line in (directory / f"samples_rank{rank}.jsonl").read_text().splitlines()]
         families = {line["family"] for line in lines if "family" in line}
         assert families >= {"grad_reduced", "param_origin", "param_updated", "exp_avg", "exp_avg_sq", "update", "ratio", "actv"}
-        assert {line["step"] for line in lines} >= {0, 1, 2, 3, 4}
+        assert {line["step"] for line in lines if "step" in line} >= {0, 1, 2, 3, 4}
     assert json.loads((directory / "incident.json").read_text())["began"]["ranks"] == [1]
 
 

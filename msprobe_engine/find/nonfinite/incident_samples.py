@@ -1,4 +1,7 @@
-"""Monitor samples of an incident directory (``samples_rank{R}.jsonl``): what is known of steps whose calls were not recorded."""
+"""Monitor samples of an incident directory (``samples_rank{R}.jsonl``): what is known of steps whose calls were not recorded.
+
+A rank may have written its samples again when it knew more, each time behind each other; a line of what it says ends a block of them.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +43,8 @@ def load(directory: Path) -> dict[int, dict[int, Trace]]:
         if hit is None:
             continue
         rank = int(hit.group(1))
-        for text in _lines(path):
-            try:
-                line = parse_json(text)
-                step = line["step"]
-            except (ValueError, KeyError, TypeError, RecursionError):
-                continue
-            if not isinstance(step, int):
-                continue
+        for line in _last_samples(path):
+            step = line["step"]
             trace = out.setdefault(step, {}).setdefault(rank, Trace(step, rank, [], DumpTable(path), path=str(path)))
             for family, name, item in _items(line):
                 reader = RowReader(trace.dump)
@@ -69,6 +66,24 @@ def _calls(dump: DumpTable) -> Iterator[Call]:
         direction = "optimizer" if family in _WITHOUT_CALLS[2:] else "backward" if "grad" in family else "forward"
         of_rows = int(np.bitwise_or.reduce(flags[rows.start : rows.stop]))
         yield Call(record, record, name, "sample", direction, family, (), (), rows, 0, 0, of_rows, None, dump, flags)
+
+
+def _last_samples(path: Path) -> list[dict[str, Any]]:
+    """Of the last block that is whole, else what there is of the only one."""
+    block: list[dict[str, Any]] = []
+    whole: list[dict[str, Any]] = []
+    for text in _lines(path):
+        try:
+            line = parse_json(text)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(line, dict):
+            continue
+        if "state" in line:
+            whole, block = block or whole, []
+        elif isinstance(line.get("step"), int):
+            block.append(line)
+    return whole or block
 
 
 def _lines(path: Path) -> list[str]:

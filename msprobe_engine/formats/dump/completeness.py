@@ -64,7 +64,8 @@ def missing_companions(file: Path, header: Mapping[str, Any]) -> list[str]:
     Args:
         header: the keys of the file but its data.
     """
-    absent = [name for name in layout.COMPANIONS if not (file.parent / name).exists()]
+    outside = [name for name in layout.COMPANIONS if not layout.holds_inside(header, name)]
+    absent = [name for name in outside if not (file.parent / name).exists()]
     if not absent or file.name != layout.DUMP:
         return []
     written = header.get(layout.WRITTEN_WITH)

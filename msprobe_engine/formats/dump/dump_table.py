@@ -24,7 +24,7 @@ from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump import frame_log, layout
 from msprobe_engine.formats.dump.completeness import missing_companions, missing_records
-from msprobe_engine.formats.dump.reader import parse_json, read_bytes
+from msprobe_engine.formats.dump.reader import parse_json, read_bytes, read_inside
 from msprobe_engine.formats.dump.record_rows import DEBUG as DEBUG
 from msprobe_engine.formats.dump.record_rows import INPUT as INPUT
 from msprobe_engine.formats.dump.record_rows import OUTPUT as OUTPUT
@@ -183,6 +183,9 @@ class DumpTable:
             if self.recovered and os.path.lexists(log):  # a killed process: what is beside may be of the run before
                 logged = frame_log.decode(read_bytes(log), str(log))
                 document = parse_json((logged.stack if name == layout.STACK else logged.construct) or b"{}", log)
+            elif layout.holds_inside(self.header, name):
+                file = self.path
+                document = read_inside(file, name)
             elif os.path.lexists(file):
                 document = parse_json(read_bytes(file), file)
             else:

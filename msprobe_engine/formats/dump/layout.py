@@ -7,6 +7,8 @@
     shapes.json                              task structure: the records without statistics
     .incomplete                              there while the step is not finished (`msprobe_engine.formats.dump.step_mark`)
     .frame.bin                               frame log, there until dump.json is (see `msprobe_engine.formats.dump.frame_log`)
+
+A dump of an incident is one file: its dump.json holds stack.json and construct.json, each on a line of its own behind the records.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import json
 import os
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.output_files import write_file
@@ -27,6 +31,8 @@ COMPANIONS = (STACK, CONSTRUCT)
 """What lies beside a dump.json."""
 WRITTEN_WITH = "written_with"
 """Key of its header: which of them were written with it, none or all."""
+INSIDE = "inside"
+"""Key of its header: which of them it holds itself, as keys behind ``data``."""
 TENSORS = "dump_tensor_data"
 RERUN = "rerun"
 """In an incident directory: the dump of the second run of a step, laid out like any other."""
@@ -96,6 +102,12 @@ def refuse_link(path: str) -> None:
     for place in (os.path.dirname(path), path):
         if os.path.islink(place):
             raise OddFileError(stat.S_IFLNK, place, directory=True)
+
+
+def holds_inside(header: Mapping[str, Any], name: str) -> bool:
+    """Does a dump.json with this header hold stack.json (construct.json) itself?"""
+    inside = header.get(INSIDE)
+    return isinstance(inside, list) and name in inside and name in COMPANIONS
 
 
 def correct_data_dir(old: str, new: str) -> None:

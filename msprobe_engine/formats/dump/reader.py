@@ -200,7 +200,7 @@ def _load(path: Path, step: int | None, rank: int | None) -> StepDump:
         try:
             document = _object(read_json(file), file)
             complete = document.get("complete", True) is not False and not (marked and _older(file, path / layout.MARKER))
-            stack, construct = _optional(path / layout.STACK), _optional(path / layout.CONSTRUCT)
+            stack, construct = (_companion(document, file, name) for name in layout.COMPANIONS)
             return _step_dump(path, step, rank, document, stack, construct, complete)
         except DumpFormatError as error:
             problem = error
@@ -244,7 +244,10 @@ def read_stacks(directory: Path) -> dict[str, tuple[str, ...]]:
     Raises:
         DumpFormatError: the file is damaged.
     """
-    return _stacks(_optional(directory / layout.STACK), directory / layout.STACK)
+    file = directory / layout.STACK
+    if not file.exists() and (directory / layout.DUMP).exists():
+        return _stacks(read_inside(directory / layout.DUMP, layout.STACK), directory / layout.DUMP)
+    return _stacks(_optional(file), file)
 
 
 def framework_of(header: Mapping[str, Any], records: Iterable[object]) -> str:
@@ -304,6 +307,24 @@ def _object(document: Any, file: Path) -> dict[str, Any]:
 
 def _optional(file: Path) -> Any:
     return read_json(file) if file.exists() else {}
+
+
+def _companion(document: dict[str, Any], file: Path, name: str) -> Any:
+    return document.pop(name, {}) if layout.holds_inside(document, name) else _optional(file.parent / name)
+
+
+def read_inside(file: Path, name: str) -> Any:
+    """stack.json or construct.json that a dump.json holds; {} where it does not.
+
+    Raises:
+        FileNotFoundError, DumpFormatError: as `read_bytes`, or it is no JSON.
+    """
+    data = read_bytes(file)
+    start = data.rfind(b'\n "%s": {' % name.encode())
+    if start < 0:  # not there, or somebody has laid the file out in another way
+        return _object(parse_json(data, file), file).get(name, {}) if name.encode() in data else {}
+    start = data.index(b"{", start)
+    return parse_json(data[start : data.find(b"\n", start)].rstrip(b","), file)
 
 
 def read_json(file: Path) -> Any:

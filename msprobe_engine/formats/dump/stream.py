@@ -32,6 +32,8 @@ BLOCK = 1 << 20
 _DATA = b'\n "data": {'
 _NAME = b'\n  "'
 _END = b"\n }"
+_INSIDE = tuple(b' "%s": ' % name.encode() for name in layout.COMPANIONS)
+"""What the lines begin with that hold the companions; they are read when they are asked for."""
 _LONGEST_HEADER = 1 << 20
 
 
@@ -138,6 +140,9 @@ def _in_one_piece(data: bytes, path: Path, recovered: bool = False) -> Records:
     if not isinstance(document, dict):
         raise DumpFormatError(f"{path}: holds a {type(document).__name__}; a JSON object is needed")
     records = document.pop("data", None)
+    for name in layout.COMPANIONS:
+        if layout.holds_inside(document, name):
+            document.pop(name, None)
     if not isinstance(records, dict):
         raise DumpFormatError(f"{path}: key 'data' is {'missing' if records is None else 'no JSON object'}; this is no dump file")
     made_of = Records(path, document, iter([records]), recovered)
@@ -165,14 +170,14 @@ def _blocks(path: Path, records: Records, file: BinaryIO, rest: bytes, size: int
         rest = rest[cut:]
     end = rest.rfind(_END)
     last, behind = (rest[:end], rest[end + len(_END) :]) if end >= 0 else (rest, b"")
-    tail = behind.strip()
+    tail = b"\n".join(line for line in behind.split(b"\n") if not line.startswith(_INSIDE)).strip()
     if not tail.endswith(b"}"):
         raise DumpFormatError(
             f"{path}: ends in the middle; it was cut off while being written (killed process or full disk). "
             "Leave the step out or dump it again"
         )
     yield _block(last, path, line, records)
-    later = parse_json(b"{" + tail.lstrip(b",")[:-1] + b"}", path)
+    later = parse_json(b"{" + tail[:-1].strip(b", \n") + b"}", path)
     if "data" in later:
         raise _two_data(path)
     records.header.update(later)

@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.io.input_files import read_input
-from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.core.statistics.rows import Rows
-from msprobe_engine.probe.incident.files import write_json
+from msprobe_engine.probe.incident.files import append_lines, rank_file
 from msprobe_engine.probe.incident.merge import finish
-from msprobe_engine.probe.incident.pieces import MOST_BYTES
+from msprobe_engine.probe.incident.pieces import read_piece
 from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.build import build_rules
 from msprobe_engine.probe.rules.layout import LayoutCache
@@ -104,7 +102,9 @@ def note(directory: Path, rank: int, facts: Mapping[str, Any]) -> None:
     Raises:
         OSError, ValueError: the rank file cannot be read or written.
     """
-    path = directory / f"rank{rank}.json"
-    piece = parse_json(read_input(path, MOST_BYTES, follow=False))
-    write_json(path, {**piece, "rerun": dict(facts)})
+    path = rank_file(directory, rank)
+    piece = read_piece(path)
+    if piece is None:
+        raise ValueError(f"{path}: says nothing of this rank, so what the second run showed has no place")
+    append_lines(path, [{**piece, "rerun": dict(facts)}])
     finish(directory, rank, max(int(piece.get("world_size", 1)), 1))

@@ -71,7 +71,7 @@ def merge_if_behind(directory: Path) -> None:
     Raises:
         OSError: something cannot be read or written.
     """
-    newest = max((time for time, _ in marks_of(directory).values()), default=None)
+    newest = max((time for time, *_ in marks_of(directory).values()), default=None)
     merged = directory / INCIDENT
     if newest is not None and not (merged.exists() and merged.stat().st_mtime_ns > newest):
         merge(directory)

@@ -1,4 +1,4 @@
-"""The files of the ranks of an incident, as `merge` takes them: what is damaged, or made to do harm, is left out and costs its rank only.
+"""What the ranks say of an incident, as `merge` takes it: what is damaged, or made to do harm, is left out and costs its rank only.
 
 Several ranks read them while they train, in a directory that others may write to as well.
 """
@@ -12,13 +12,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.core.io.input_files import read_input
+from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.formats.monitor.reader_json import checked_alert
 
-PIECE = re.compile(r"rank(\d{1,9})\.json")
+PIECE = re.compile(r"samples_rank(\d{1,9})\.jsonl")
 MOST_BYTES = 64 << 20
 """Of the file of one rank."""
+_TAIL = 1 << 16
+"""Bytes at the end of such a file that are looked at first: samples stand in front of what its rank says."""
+_BEGIN = b'{"version": '
+"""Of a line that says something of the rank; samples begin in another way."""
 _MOST_RANKS = 1 << 20
 _ALERT = ("rank", "severity", "message")
 _COUNTS = ("nans", "infs", "count")
@@ -26,12 +30,12 @@ _STATISTICS = (*_COUNTS, "max", "min", "norm")
 
 
 def read_pieces(directory: Path) -> dict[int, dict[str, Any]]:
-    """Rank to rank file. Files that are no rank file of this version are left out."""
+    """Rank to what it says. Files that say nothing in the words of this version are left out."""
     return Pieces(directory).read()
 
 
-Mark = tuple[int, int]
-"""Time and number of a file: another one when the file was replaced."""
+Mark = tuple[int, int, int]
+"""Time, number and size of a file: another one when the file was replaced or has grown."""
 
 
 def marks_of(directory: Path) -> dict[str, Mark]:
@@ -40,7 +44,7 @@ def marks_of(directory: Path) -> dict[str, Mark]:
     for entry in os.scandir(directory):
         if PIECE.fullmatch(entry.name):
             stat = entry.stat(follow_symlinks=False)
-            out[entry.name] = (stat.st_mtime_ns, stat.st_ino)
+            out[entry.name] = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
     return out
 
 
@@ -62,9 +66,9 @@ class Pieces:
         marks = marks_of(self._directory)
         for name, mark in marks.items():
             if self.marks.get(name) != mark:
-                self._known[name] = self._with_known_texts(_read_piece(self._directory / name))
+                self._known[name] = self._with_known_texts(_read(self._directory / name))
         self.marks = marks
-        found = {int(name[len("rank") : -len(".json")]): self._known[name] for name in marks}
+        found = {int(name[len("samples_rank") : -len(".jsonl")]): self._known[name] for name in marks}
         return {rank: piece for rank, piece in sorted(found.items()) if piece is not None}
 
     def _with_known_texts(self, piece: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -76,14 +80,40 @@ class Pieces:
         return piece
 
 
-def _read_piece(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> dict[str, Any] | None:
     try:
-        value = parse_json(read_input(path, MOST_BYTES, follow=False))
-    except (OSError, ValueError):
+        return read_piece(path)
+    except OSError:
         return None
-    if not _is_piece(value):
+
+
+def read_piece(path: Path) -> dict[str, Any] | None:
+    """What the file of a rank says of it: the last whole line that says something, None without one.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open_input(path, follow=False) as file:
+        size = os.fstat(file.fileno()).st_size
+        most = _TAIL
+        while True:
+            start = file.seek(max(0, size - most))
+            lines = file.read(size - start).split(b"\n")[:-1]  # behind the last line break: one that is still being written
+            for line in reversed(lines if start == 0 else lines[1:]):
+                value = _piece(line) if line.startswith(_BEGIN) else None
+                if value is not None:
+                    return dict(value) | {"alerts": [checked_alert(alert, Counter()) for alert in _list(value, "alerts")]}
+            if start == 0 or most >= MOST_BYTES:
+                return None
+            most *= 16
+
+
+def _piece(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = parse_json(line)
+    except ValueError:
         return None
-    return dict(value) | {"alerts": [checked_alert(alert, Counter()) for alert in _list(value, "alerts")]}
+    return value if _is_piece(value) else None
 
 
 def _is_piece(value: Any) -> bool:

@@ -3,18 +3,19 @@
 ::
 
     incidents/step12-nan_inf/
-      step{N}/rank{R}/dump.json ...   calls of the ring's steps (always-on level), later of the captured steps
-      samples_rank{R}.jsonl           monitor samples and scalars of the ring's steps, one per line
-      rank{R}.json                    what rank R says; "state" is "writing" until the calls of its ring are written
-      finished                        a line for each rank that has finished its file
-      incident.json  summary.md       made from all rank files by `merge`
+      step{N}/rank{R}/dump.json   calls of the ring's steps (always-on level), later of the captured steps; with stacks and tree inside
+      samples_rank{R}.jsonl       monitor samples and scalars of the ring's steps, one per line, then what rank R says: "state" is
+                                  "writing" in front of the samples until the calls of its ring are written. Only appended to, by
+                                  whole blocks; the last line that says something counts
+      finished                    a line for each rank that has finished its file
+      incident.json  summary.md   made from all rank files by `merge`
 
-Everything here runs on the writer thread.
+A rank creates two files and one directory, and renames nothing: thousands do so at the same moment. Everything here runs on the writer
+thread.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,8 +28,8 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.records import Frame, leaves
 from msprobe_engine.core.statistics import rows as _rows
-from msprobe_engine.probe.incident.event import VERSION, Event, plain
-from msprobe_engine.probe.incident.files import write_json, write_text
+from msprobe_engine.probe.incident.event import VERSION, Event
+from msprobe_engine.probe.incident.files import append_lines, rank_file
 from msprobe_engine.probe.incident.merge import finish
 from msprobe_engine.probe.rules.builtin.nan_inf import NanInfRule
 from msprobe_engine.probe.sinks.base import Sink
@@ -92,8 +93,7 @@ def write_incident(
         "lost": _lost(frames),
     }
     if any(frame.entries for frame in written):  # takes a while; else the file is there at once
-        write_json(directory / f"rank{rank}.json", piece)
-    _write_samples(directory / f"samples_rank{rank}.jsonl", written)
+        append_lines(rank_file(directory, rank), [piece])
     for frame in written:
         if frame.entries:
             sink = (sink_factory or dump_sink)(directory, frame)
@@ -105,7 +105,7 @@ def write_incident(
     piece["first_nonfinite"] = _first_nonfinite(frames)
     piece["worst"] = _worst([frame for frame in frames if frame.step == event.step] or list(frames[-1:]))
     piece["state"] = "complete"
-    write_json(directory / f"rank{rank}.json", piece)
+    append_lines(rank_file(directory, rank), [*_samples(written), piece])
     if last:
         finish(directory, rank, world_size)
 
@@ -114,25 +114,21 @@ def dump_sink(directory: Path, frame: Frame) -> Sink:
     """The project's dump writer for one frame."""
     from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 
-    return DumpSink(directory, level=frame.level or "mix", framework=frame.framework, rank=frame.rank)
+    return DumpSink(directory, level=frame.level or "mix", framework=frame.framework, rank=frame.rank, single_file=True)
 
 
-def _write_samples(path: Path, frames: Sequence[Frame]) -> None:
-    lines: list[str] = []
+def _samples(frames: Sequence[Frame]) -> Iterator[dict[str, Any]]:
     for frame in frames:
         if frame.scalars:
-            lines.append(json.dumps(plain({"step": frame.step, "rank": frame.rank, "scalars": frame.scalars}), allow_nan=False))
+            yield {"step": frame.step, "rank": frame.rank, "scalars": frame.scalars}
         for order, sample in enumerate(frame.samples):
             row = sample.ref.row
-            line = {
+            yield {
                 "step": frame.step, "rank": frame.rank, "order": order, "family": sample.family, "name": sample.name, "phase": sample.phase,
                 "micro_step": sample.micro_step, "vpp_stage": sample.vpp_stage,
                 "dtype": sample.ref.description.dtype, "shape": list(sample.ref.description.shape), "extra": dict(sample.extra),
                 "statistics": _rows.read(frame.rows[row])._asdict() if row >= 0 else None,
             }  # fmt: skip
-            lines.append(json.dumps(plain(line), allow_nan=False))
-    if lines:
-        write_text(path, "\n".join(lines) + "\n")
 
 
 def _names(frame: Frame) -> Iterator[tuple[str, int]]:

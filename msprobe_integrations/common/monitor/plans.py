@@ -194,7 +194,7 @@ class Plans:
         if dump is not None:
             sink = sink_of(dump, root, framework, rank, self._keeper.store if self._keeper is not None else None)
         else:
-            sink = DumpSink(root, level=level, framework=framework, rank=rank)
+            sink = DumpSink(root, level=level, framework=framework, rank=rank, single_file=True)
         if dump is not None and written_by_each(dump):
             sink.tell_world(world.of_process(rank, self._backend.world_size(), dump.rank))
         if not self._sinks:

@@ -72,7 +72,9 @@ class SecondPass:
         if event is not None and incidents is not None:
             self._directory = incidents.rerun(event, first, alerts)
             level = incidents.settings.capture_level
-            self._sink = DumpSink(self._directory / RERUN, level=level, framework=probe.backend.framework, rank=probe.session.rank or 0)
+            rank = probe.session.rank or 0
+            framework = probe.backend.framework
+            self._sink = DumpSink(self._directory / RERUN, level=level, framework=framework, rank=rank, single_file=True)
 
     def begin(self) -> None:
         """Put the first run aside and the capture on."""

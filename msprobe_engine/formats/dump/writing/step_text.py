@@ -39,7 +39,8 @@ class StepText:
 
     Args:
         options: what of an entry is written.
-        level, task, framework, extra_info, selection, construct_micro_steps: see `msprobe_engine.probe.sinks.dump.dump_files.DumpSink`.
+        level, task, framework, extra_info, selection, construct_micro_steps, single_file:
+            see `msprobe_engine.probe.sinks.dump.dump_files.DumpSink`.
 
     Attributes:
         world: keys of the header of steps that are prepared from now on, see `msprobe_engine.formats.dump.world`.
@@ -56,12 +57,14 @@ class StepText:
         extra_info: bool = True,
         selection: Mapping[str, Any] = MappingProxyType({}),
         construct_micro_steps: bool = False,
+        single_file: bool = False,
     ) -> None:
         self.options = options
         self.level = level
         self.task = task
         self.framework = framework
         self._extra_info = extra_info
+        self._single_file = single_file
         self._selection = dict(selection)
         self._cache = LayoutCache(options, construct_micro_steps)
         self._lock = threading.Lock()
@@ -80,7 +83,7 @@ class StepText:
         header: dict[str, object] = {"task": self.task, "level": level, "framework": frame.framework or self.framework, **where}
         header["nonfinite_counts"] = True  # a tensor without nan_count or inf_count has none
         if self._has_companions(level):
-            header[layout.WRITTEN_WITH] = list(layout.COMPANIONS)
+            header[layout.INSIDE if self._single_file else layout.WRITTEN_WITH] = list(layout.COMPANIONS)
         header |= self.world
         if self.options.summary_mode != "statistics":
             header["summary_mode"] = self.options.summary_mode
@@ -135,9 +138,15 @@ class StepText:
         if self._has_companions(level):
             found.append((layout.STACK, [ready.layout.stack(ready.frame.stacks).encode("ascii")]))
             found.append((layout.CONSTRUCT, [ready.layout.construct.encode("ascii")]))
+        inside: Parts = []
+        if self._single_file:
+            # A text in JSON has no line break in it: without those between its parts each file is one line.
+            for name, parts in found:
+                inside += [b',\n "%s": ' % name.encode(), *(bytes(part).replace(b"\n", b"") for part in parts)]
+            found = []
         if structure:
             found.append((layout.SHAPES, _shapes(ready)))
-        found.append((layout.DEBUG if level == "debug" else layout.DUMP, [ready.head, data, b"\n}"]))
+        found.append((layout.DEBUG if level == "debug" else layout.DUMP, [ready.head, data, *inside, b"\n}"]))
         return found
 
 

@@ -57,6 +57,8 @@ class DumpSink(Sink):
         construct_micro_steps: construct.json as 26.2.0 writes it for Megatron, ``{node: [parent, micro step]}``. 8.1.1 cannot read that.
         selection: settings that leave records out (``{"list": ["layer.3"]}``); named in the header, so that nobody takes the dump for
             all that there was.
+        single_file: a step is its dump.json, which holds stack.json and construct.json, without marker and frame log: one create and no
+            rename. `write_log` writes it; for steps without saved tensors.
         tensors: where tensors of the step are saved; dump.json is written after their files. None: none are saved.
 
     Raises:
@@ -79,6 +81,7 @@ class DumpSink(Sink):
         construct_micro_steps: bool = False,
         selection: Mapping[str, Any] = MappingProxyType({}),
         tensors: TensorStore | None = None,
+        single_file: bool = False,
     ) -> None:
         for value, allowed, what in (
             (level, ("L0", "L1", "mix", "L2", "debug"), "level"),
@@ -109,7 +112,9 @@ class DumpSink(Sink):
             extra_info=extra_info,
             selection=selection,
             construct_micro_steps=construct_micro_steps,
+            single_file=single_file,
         )
+        self._single_file = single_file
         self._root = _Root(self.root)
         self._lock = threading.Lock()
         self._begun: dict[int, str] = {}
@@ -153,7 +158,10 @@ class DumpSink(Sink):
                 # The marker first: a process killed in the middle must not leave half of the old run as a finished step.
                 write_plain(marker, [line])
                 self._remove_old(path, known=step in self._begun)
-            write_plain(marker, [line])
+                if self._single_file:
+                    os.unlink(marker)
+            if not self._single_file:
+                write_plain(marker, [line])
         except OSError as error:
             raise DumpWriteError(error, marker) from error
         if not self._looked_for_others:
@@ -230,6 +238,10 @@ class DumpSink(Sink):
         """
         path = self._begun.get(frame.step) or str(self.begin_step(frame.step))
         ready = self._prepare(frame, None if self._tensors is None else self._tensors.so_far(frame.step))
+        if self._single_file:
+            self._write_single(path, ready, frame.step in self._prepared)
+            self._remember(ready)
+            return
         stack = ready.layout.stack(frame.stacks) if self._extra_info else ""
         construct = ready.layout.construct if self._extra_info else ""
         packed = self._packed
@@ -238,25 +250,28 @@ class DumpSink(Sink):
             self._packed = packed
         file = f"{path}/{layout.FRAME_LOG}"
         parts = frame_log.encode(packed[2], frame.step, frame.rank, ready.head, ready.slots, ready.floats, ready.rows)
-        if frame.step in self._prepared:
-            try:
-                write_file(file, parts)  # the log that is there stays until this one is whole
-            except OSError as error:
-                raise DumpWriteError(error, file) from error
-        else:
-            self._write_first_log(file, parts)
+        self._put(file, parts, frame.step in self._prepared)
+        self._remember(ready)
+
+    def _remember(self, ready: Prepared) -> None:
         with self._lock:
-            self._prepared[frame.step] = ready
+            self._prepared[ready.frame.step] = ready
             while len(self._prepared) > 64:  # the writer dropped frames; they are in their logs
                 del self._prepared[next(iter(self._prepared))]
 
+    def _write_single(self, path: str, ready: Prepared, again: bool) -> None:
+        for name, parts in self._text.documents(ready):
+            self._put(f"{path}/{name}", parts, again)
+
     @staticmethod
-    def _write_first_log(file: str, parts: Sequence[bytes | memoryview]) -> None:
+    def _put(file: str, parts: Sequence[bytes | memoryview], again: bool) -> None:
+        """Write a file, in place the first time; later the one that is there stays until this one is whole."""
         try:
-            write_plain(file, parts)
+            (write_file if again else write_plain)(file, parts)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(file)
+            if not again:
+                with contextlib.suppress(OSError):
+                    os.unlink(file)
             raise DumpWriteError(error, file) from error
 
     def _prepare(self, frame: Frame, saved: Saved | None) -> Prepared:
@@ -282,8 +297,24 @@ class DumpSink(Sink):
                 return
             path = str(self.begin_step(frame.step))
         saved = None if self._tensors is None else self._tensors.finish(frame.step)
-        if ready is None or ready.frame is not frame or not _same(ready.saved, saved):
+        logged, current = ready is not None, ready is not None and ready.frame is frame and _same(ready.saved, saved)
+        if ready is None or not current:
             ready = self._prepare(frame, saved)
+        try:
+            if not self._single_file:
+                self._write_files(path, ready)
+            elif not current:
+                self._write_single(path, ready, logged)
+        except DumpWriteError as error:
+            step_mark.tell_why(path, frame.step, self._rank, loss_causes.cause_of(error))
+            raise
+        finally:
+            self._root.keep(path)
+        with self._lock:
+            while len(self._begun) > 1024:
+                del self._begun[next(iter(self._begun))]
+
+    def _write_files(self, path: str, ready: Prepared) -> None:
         file = path
         try:
             # dump.json is the last, so that it means that everything is there
@@ -292,17 +323,11 @@ class DumpSink(Sink):
                 write_file(file, parts)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{path}/{layout.FRAME_LOG}")
-            if frame.complete:
+            if ready.frame.complete:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(f"{path}/{layout.MARKER}")
         except OSError as error:
-            step_mark.tell_why(path, frame.step, self._rank, loss_causes.cause_of(error))
-            self._root.keep(path)
             raise DumpWriteError(error, file) from error
-        self._root.keep(path)
-        with self._lock:
-            while len(self._begun) > 1024:
-                del self._begun[next(iter(self._begun))]
 
     def drain(self) -> None:
         """Wait until tensors that were copied are written, however long that takes, as long as anything is written at all."""
