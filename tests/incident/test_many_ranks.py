@@ -44,39 +44,40 @@ def test_a_rank_that_will_write_again_does_not_count(tmp_path: Path, frame: Any,
     assert json.loads((tmp_path / "incident.json").read_text())["ranks_complete"] == [0]
 
 
-@pytest.mark.parametrize("survivor", [0, 1], ids=["the announcer lives", "the deputy lives"])
+@pytest.mark.parametrize("survivor", [0, 1, 32], ids=["the announcer lives", "the deputy lives", "a whole node has died, and all but one"])
 def test_whoever_dies_the_merged_file_is_of_all_that_wrote(
     tmp_path: Path, store: Any, frame: Any, alert: Any, survivor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of forty ranks the last ones never finish, so nobody is called any more. Who looks after the incident merges in a later step."""
     ranks, writing = 40, 37  # 32 is the last number that calls somebody
-    kept = IncidentManager(
-        IncidentSettings(), output_dir=tmp_path, rank=survivor, world_size=ranks, notifier=StoreNotifier(store, patience=5)
-    )
-    other = IncidentManager(
-        IncidentSettings(), output_dir=tmp_path, rank=1 - survivor, world_size=ranks, notifier=StoreNotifier(store, patience=5)
-    )
-    announcer, listener = (kept, other) if survivor == 0 else (other, kept)
-    announcer.on_frame(frame(5, announcer.rank, bad=True), [alert(5, announcer.rank)])
-    listener.on_frame(frame(5, listener.rank), [])
+
+    def manager(rank: int) -> IncidentManager:
+        return IncidentManager(
+            IncidentSettings(), output_dir=tmp_path, rank=rank, world_size=ranks, notifier=StoreNotifier(store, patience=5)
+        )
+
+    managers = {rank: manager(rank) for rank in (0, 1, survivor)}
+    kept = managers[survivor]
+    for rank, each in managers.items():
+        each.on_frame(frame(5, rank, bad=rank == 0), [alert(5, 0)] if rank == 0 else [])
     directory = tmp_path / "incidents" / "step5-nan_inf"
     said = pieces.read_piece(directory / "samples_rank0.jsonl")
     assert said is not None
     event = Event.from_json(said["event"])
-    for rank in range(2, writing):
+    for rank in (rank for rank in range(2, writing) if rank != survivor):
         write_incident(directory, [frame(5, rank)], [], event=event, rank=rank, world_size=ranks)
     merged = directory / "incident.json"
     assert len(json.loads(merged.read_text())["ranks_complete"]) == 32
-    for step in range(6, 9):
+    for step in range(6, 40):
         kept.on_frame(frame(step, survivor), [])
     assert json.loads(merged.read_text())["ranks_complete"] == list(range(writing))
     times: list[Path] = []
     once = merge.merge
     monkeypatch.setattr(merge, "merge", lambda path: times.append(path) or once(path))
-    for step in range(9, 300):
+    for step in range(40, 300):
         kept.on_frame(frame(step, survivor), [])
-    kept.close()
-    other.close()
+    for each in managers.values():
+        each.close()
     assert not times, "what has not changed is not merged again"
 
 

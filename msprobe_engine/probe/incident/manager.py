@@ -67,6 +67,16 @@ class _Tended:
 _LONGEST_PAUSE = 64
 """Steps; whoever has not finished its file of an incident by then is dead."""
 
+_LATER = 4
+"""Steps between the first looks of two successors."""
+
+
+def successors(announcer: int, world_size: int) -> list[int]:
+    """Who looks after an incident, in turn: the rank that has announced it, then 0, 1, 2, 4, 8, ..., so that they are on several nodes."""
+    others = [0, *(1 << n for n in range(world_size.bit_length()))]
+    return [announcer, *(rank for rank in others if rank < world_size and rank != announcer)]
+
+
 Submit = Callable[[Callable[[], None], str], None]
 """Runs a job later on the thread that writes dumps: `msprobe_engine.probe.writer.Writer.call_dump`."""
 
@@ -237,11 +247,15 @@ class IncidentManager:
         return False
 
     def _know(self, event: Event, now: int) -> None:
-        """Another incident. The rank that has announced it looks after it, and a deputy, should that one die."""
+        """Another incident. The rank that has announced it looks after it, and a deputy, should that one die. Where both die, with their
+        node or one after the other, further ranks look later, once or twice: few, because each look is at the files of all."""
         self.incidents[event.id] = event
-        deputy = 0 if event.rank else min(1, self.world_size - 1)
-        if self.world_size > 1 and self.rank in (event.rank, deputy):
-            self._tended.append(_Tended(self.directory / event.id, now + 1))
+        order = successors(event.rank, self.world_size)
+        if self.world_size < 2 or self.rank not in order:
+            return
+        place = order.index(self.rank)
+        directory = self.directory / event.id
+        self._tended.append(_Tended(directory, now + 1) if place < 2 else _Tended(directory, now + _LATER * place, _LONGEST_PAUSE))
 
     def _join(self, event: Event, now: int, alerts: Sequence[Alert]) -> CaptureRequest | None:
         self._know(event, now)

@@ -7,7 +7,7 @@ replace it therefore has seen all.
 Not every rank merges: in a job of thousands each of them would read the files of all. Who has finished its own file adds a line to the
 file ``finished``; its size tells how many have, and some of these numbers are called to merge (`finish`): the first few, so that there is
 something to read soon, each power of two, and the last one. All of that reads about three files for each rank. Ranks that die never make
-the number full: the rank that announced the incident and a deputy look after it in later steps (`merge_if_behind`).
+the number full: the rank that announced the incident looks after it in later steps, and others should it die (`merge_if_behind`).
 
 Schema of incident.json (version 1): ``version``; ``id``, ``step``, ``rule``, ``message``, ``announced_by``, ``capture_step`` (earliest
 announcement); ``world_size``; ``ranks_complete``, ``ranks_writing``, ``ranks_missing`` (lists of ranks); ``ranks_late``; ``steps`` (ring
