@@ -12,7 +12,7 @@ from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.checkpoint.result import TensorResult, ValueDifference, ranked
 from msprobe_engine.find.config.between_ranks import Deviation, between_ranks
-from msprobe_engine.find.config.difference import WEIGHTS, Difference, listed
+from msprobe_engine.find.config.difference import WEIGHTS, Difference, folded, listed
 from msprobe_engine.find.config.headline import headline
 from msprobe_engine.find.config.packs import compare_packs
 from msprobe_engine.find.config.tensors import LATER
@@ -124,11 +124,12 @@ def started_otherwise(target: Path | None, golden: Path | None) -> tuple[list[st
     matter = compared.differences
     if not matter:
         return [Sentence("The runs were started with the same configuration, as far as it matters.")], list(compared.problems), []
-    lines: list[str] = [Sentence("Configuration: {0}.", one.sentence()) for one in matter[:MOST_LINES]]
-    if len(matter) > MOST_LINES:
+    told = folded(matter)
+    lines: list[str] = [Sentence("Configuration: {0}.", one.sentence()) for one in told[:MOST_LINES]]
+    if len(told) > MOST_LINES:
         lines.append(
             Sentence(
-                "Configuration: {0} more differences; msprobe config_check {1} {2} lists them.", len(matter) - MOST_LINES, target, golden
+                "Configuration: {0} more differences; msprobe config_check {1} {2} lists them.", len(told) - MOST_LINES, target, golden
             )
         )
     return lines, list(compared.problems), matter

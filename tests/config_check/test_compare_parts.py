@@ -164,6 +164,19 @@ def test_missing_names_ranks_and_steps_are_differences() -> None:
     assert (one.steps, one.bench_name, one.cmp_name) == ((1,), "", "recorded")
 
 
+def test_a_model_that_is_dealt_out_otherwise() -> None:
+    """What a rank lacks then, or has a part of, may be another rank's: no more than a hint. Other numbers of the same shape are a fault."""
+    a = {(0, 0): {"w": _tensor("aa"), "v": _tensor("bb"), "u": _tensor("cc")}}
+    b = {(0, 0): {"w": _tensor("aa"), "u": {**_tensor("cd"), "shape": [2, 2]}}}
+    for other, severity in ((False, CHANGES), (True, MAY)):
+        found = {one.name: one for one in compare_weights(Tensors(a, a), Tensors(b, b), other_cut=other).differences}
+        assert {name: one.severity for name, one in found.items()} == {"v": severity, "u": severity}
+        assert all(("deal the model out" in one.why) == other for one in found.values())
+    b[0, 0]["w"] = _tensor("ab")
+    found = {one.name: one for one in compare_weights(Tensors(a, a), Tensors(b, b), other_cut=True).differences}
+    assert found["w"].severity == CHANGES
+
+
 def test_weights_that_part_later_are_one_difference() -> None:
     """What is equal before the first update and not after is said once, not parameter by parameter."""
     a = {(step, 0): {name: _stats(1) for name in "abcdef"} for step in range(3)}
@@ -224,7 +237,7 @@ def test_an_added_call_on_the_next_line_is_found() -> None:
     b = {0: {"torch.rand": [_call("x = torch.rand(3)"), _call("y = torch.rand(3)", line=6)]}}
     (one,) = compare_random(a, b).differences
     assert one.severity == MAY
-    assert "cmp side only" in one.why
+    assert "target side only" in one.why
     assert compare_random(a, a | {0: {"torch.rand": [_call("x = torch.rand(3)", count=2)]}}).differences
 
 

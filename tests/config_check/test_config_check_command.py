@@ -268,7 +268,7 @@ def test_damaged_entries_are_said_and_the_rest_is_compared(tmp_path: Path, capsy
     assert main(["config_check", "-c", str(tmp_path / "a.zip"), str(tmp_path / "b.zip"), "-o", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().out
     assert "entry env is no JSON" in said
-    assert "only the cmp pack has weights" in said
+    assert "only the target pack has weights" in said
 
 
 @pytest.mark.parametrize("value", [None, True, 3, 1.5, float("nan"), "x" * 40_000, "\ud800", ["a", {"b": []}]])

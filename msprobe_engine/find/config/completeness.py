@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from msprobe_engine.find.config.difference import listed
+from msprobe_engine.find.config.difference import SIDES, listed
 from msprobe_engine.formats.pack import entries
 
 if TYPE_CHECKING:
@@ -67,12 +67,12 @@ def of_one_side(bench: PackSide, cmp: PackSide) -> list[str]:
         only = [name for name in side.pack.names if name not in other.pack and _is_compared(name, ranks, other)]
         if only:
             more = f" and {len(only) - _MOST} more" if len(only) > _MOST else ""
-            found.append(f"only the {who} pack has {', '.join(only[:_MOST])}{more}, so what is in there is not compared")
-        found += [f"only in the {who} pack something is in {name}" for name in _emptied(side, other)]
+            found.append(f"only the {SIDES[who]} pack has {', '.join(only[:_MOST])}{more}, so what is in there is not compared")
+        found += [f"only in the {SIDES[who]} pack something is in {name}" for name in _emptied(side, other)]
         for part in ("ranks", "system", "random"):
             if parts := _parts_of_one_side(side, other, part):
                 more = f" and {len(parts) - _MOST} more" if len(parts) > _MOST else ""
-                found.append(f"only the {who} pack has {', '.join(parts[:_MOST])}{more} of {part}, so this is not compared")
+                found.append(f"only the {SIDES[who]} pack has {', '.join(parts[:_MOST])}{more} of {part}, so this is not compared")
     return found
 
 

@@ -27,9 +27,13 @@ COLUMNS = {
     RANDOM: ("op", "rank", "bench_stack", "cmp_stack", "bench_count", "cmp_count", "check_result"),
     SYSTEM: ("name", "bench_value", "cmp_value", "level"),
 }
+MANY = 4
+"""So many differences of one kind are told in one line."""
 _NOT_INSTALLED = "not installed"
 ONLY_BENCH, ONLY_CMP = "Only in benchmark", "Only in comparison"
 """In the name column of the side that does not have a setting."""
+SIDES = {"bench": "golden", "cmp": "target"}
+"""What the sides are called in sentences."""
 HAS_BENCH, HAS_CMP = "only bench have", "only cmp have"
 """In the column ``equal`` of what one side does not have."""
 
@@ -173,6 +177,21 @@ def merged(differences: Iterable[tuple[tuple[int, ...], Difference]], everyone: 
     for ranks, one in differences:
         found.setdefault(one, set()).update(ranks)
     return [replace(one, ranks=() if ranks >= set(everyone) else tuple(sorted(ranks))) for one, ranks in found.items()]
+
+
+def folded(differences: Iterable[Difference]) -> list[Difference]:
+    """`MANY` or more of one kind (all weights after another seed) are one, with the first names."""
+    alike: dict[tuple[str, str, str, tuple[int, ...], tuple[int, ...]], list[Difference]] = {}
+    for one in differences:
+        alike.setdefault((one.severity, one.sheet, one.why, one.ranks, one.steps), []).append(one)
+    found = []
+    for group in alike.values():
+        if len(group) < MANY:
+            found += group
+        else:
+            names = ", ".join(one.name for one in group[:3])
+            found.append(replace(group[0], bench_name=f"{len(group)} of them ({names}, ...)", cmp_name="", bench="", cmp=""))
+    return found
 
 
 def listed(numbers: Iterable[int]) -> str:

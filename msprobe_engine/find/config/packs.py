@@ -17,7 +17,7 @@ from msprobe_engine.find.config.arguments import compare_arguments, with_argumen
 from msprobe_engine.find.config.by_rank import NO_RANK
 from msprobe_engine.find.config.compare_settings import compare_settings
 from msprobe_engine.find.config.comparison import Comparison
-from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, Difference, Sheet, listed, merged
+from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, SIDES, Difference, Sheet, listed, merged
 from msprobe_engine.find.config.environment import compare_env
 from msprobe_engine.find.config.pack_settings import DYNAMIC_FILE, STATIC_FILE, PackSide
 from msprobe_engine.find.config.packages import compare_packages
@@ -52,6 +52,7 @@ class _Work:
         self.out = Comparison(os.fspath(bench.pack.path), os.fspath(cmp.pack.path))
         sizes = bench.world_size, cmp.world_size
         self.other_ranks = None not in sizes and sizes[0] != sizes[1]
+        self.other_cut = self.other_ranks or _cut(bench) != _cut(cmp)
 
     def done(self) -> Comparison:
         checkers: dict[str, Callable[[], Sheet]] = {
@@ -61,7 +62,10 @@ class _Work:
                 self.bench.tensors(difference.DATASET), self.cmp.tensors(difference.DATASET), other_ranks=self.other_ranks
             ),
             difference.WEIGHTS: lambda: compare_weights(
-                self.bench.tensors(difference.WEIGHTS), self.cmp.tensors(difference.WEIGHTS), other_ranks=self.other_ranks
+                self.bench.tensors(difference.WEIGHTS),
+                self.cmp.tensors(difference.WEIGHTS),
+                other_ranks=self.other_ranks,
+                other_cut=self.other_cut,
             ),
             difference.SETTINGS: self._settings,
             difference.RANDOM: self._random,
@@ -93,7 +97,7 @@ class _Work:
             names = ", ".join(self.out.unknown)
             self.out.problems.append(f"what may change the numbers cannot be compared, see the notes: {names}")
         for who, side in (("bench", self.bench), ("cmp", self.cmp)):
-            self.out.problems += [f"{who}: {problem}" for problem in side.problems]
+            self.out.problems += [f"{SIDES[who]}: {problem}" for problem in side.problems]
             self.out.sides[who] = {"path": os.fspath(side.pack.path), "ours": side.pack.ours, **_described(side)}
         return self.out
 
@@ -106,7 +110,7 @@ class _Work:
             return True
         if any(has):
             side = "bench" if has[0] else "cmp"
-            why = f"only the {side} pack has {name}, so it is not compared"
+            why = f"only the {SIDES[side]} pack has {name}, so it is not compared"
             self.out.not_compared[name] = why
             if self.only is None and not self._of_other_tool(name):
                 names = (name, "") if has[0] else ("", name)
@@ -132,7 +136,7 @@ class _Work:
         files = [(name, name) for name in (STATIC_FILE, DYNAMIC_FILE) if name in mine and name in theirs]
         for name in sorted(set(mine) ^ set(theirs)) if files else ():
             who = "bench" if name in mine else "cmp"
-            self.out.problems.append(f"only the {who} pack has {name}, so these settings are not compared")
+            self.out.problems.append(f"only the {SIDES[who]} pack has {name}, so these settings are not compared")
         for a, b in files or [(mine[-1], theirs[-1])]:
             by_rank = a == b == DYNAMIC_FILE and self.bench.ranks_with_settings() and self.cmp.ranks_with_settings()
             sides = self.bench.settings(a, by_rank), self.cmp.settings(b, by_rank)
@@ -176,7 +180,7 @@ class _Work:
                 out.append(one)
         if names:
             shown = _listed_names(names)
-            run_side, script_side = ("cmp", "bench") if which else ("bench", "cmp")
+            run_side, script_side = ("target", "golden") if which else ("golden", "target")
             self.out.not_compared[difference.SETTINGS] = (
                 f"settings that the program of the {run_side} side sets and the scripts of the {script_side} side do not say: {shown}"
             )
@@ -229,8 +233,14 @@ class _Work:
         for side, ranks in (("bench", mine - theirs), ("cmp", theirs - mine)):
             if ranks:
                 names = ("rank", "") if side == "bench" else ("", "rank")
-                why = f"only the {side} pack has anything of these ranks"
+                why = f"only the {SIDES[side]} pack has anything of these ranks"
                 sheet.differences.append(Difference(difference.SYSTEM, *names, "", "", MAY, why, ranks=tuple(sorted(ranks)), level=ERROR))
+
+
+def _cut(side: PackSide) -> set[tuple[str, Any]]:
+    """How the model is dealt out to the ranks, as far as the settings say it."""
+    ranks = side.settings(DYNAMIC_FILE, True).values() if side.ranks_with_settings() else ()
+    return {(name, one.value) for settings in ranks for name, one in settings.settings.items() if name.endswith("_model_parallel_size")}
 
 
 def _for_every_rank(script: dict[int, PackSettings], run: PackSide) -> tuple[dict[int, PackSettings], dict[int, PackSettings]]:

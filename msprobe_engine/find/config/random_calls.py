@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from msprobe_engine.config.severity import CHANGES, ERROR, MAY, WARNING
-from msprobe_engine.find.config.difference import RANDOM, Difference, Sheet, merged, short
+from msprobe_engine.find.config.difference import RANDOM, SIDES, Difference, Sheet, merged, short
 
 NO_MATCH = "no match stack"
 _FRAME = re.compile(r"File (?P<file>.*), line (?P<line>[0-9]+), in (?P<function>[^,]*), ?(?P<code>.*)", re.DOTALL)
@@ -129,7 +129,7 @@ def _difference(name: str, a: Call | None, b: Call | None, seeds: tuple[Argument
     if a is None or b is None:
         only, side = (a, "bench") if b is None else (b, "cmp")
         assert only is not None
-        why = f"called on the {side} side only, at {_where(only)}; {_SEEDED if seeding else _COUNT}"
+        why = f"called on the {SIDES[side]} side only, at {_where(only)}; {_SEEDED if seeding else _COUNT}"
         names = (name, "") if b is None else ("", name)
         counts = (_times(only), "") if b is None else ("", _times(only))
         return Difference(RANDOM, *names, *counts, CHANGES if seeding else MAY, why, level=ERROR)

@@ -10,7 +10,7 @@ from typing import Any
 
 from msprobe_engine.config.severity import CHANGES, ERROR, MAY
 from msprobe_engine.core.redaction import NO_KEY
-from msprobe_engine.find.config.difference import DATASET, HAS_BENCH, HAS_CMP, WEIGHTS, Difference, Sheet, listed, merged, short
+from msprobe_engine.find.config.difference import DATASET, HAS_BENCH, HAS_CMP, SIDES, WEIGHTS, Difference, Sheet, listed, merged, short
 
 STATISTICS = ("max", "min", "mean", "norm")
 REDACTED = "redacted"
@@ -68,13 +68,14 @@ def _flat(tag: str, value: Any, depth: int) -> Iterator[tuple[str, Mapping[str, 
         yield from _flat(f"{tag}.{key}" if tag else str(key), child, depth + 1)
 
 
-def compare_weights(bench: Tensors, cmp: Tensors, *, other_ranks: bool = False) -> Sheet:
+def compare_weights(bench: Tensors, cmp: Tensors, *, other_ranks: bool = False, other_cut: bool = False) -> Sheet:
     """Compare parameters and buffers. Those of the first recorded step are the weights the training began with.
 
     Args:
         other_ranks: the runs have another number of ranks, so ranks of one side only are no difference.
+        other_cut: the model may be dealt out to the ranks in another way, so what a rank lacks may be another's.
     """
-    work = _Comparison(WEIGHTS, "weight_name", bench, cmp, other_ranks)
+    work = _Comparison(WEIGHTS, "weight_name", bench, cmp, other_ranks, other_cut)
     sheet = work.compared()
     first = min((step for step, _ in bench.places & cmp.places), default=0)
     found: list[tuple[tuple[int, ...], Difference]] = []
@@ -87,7 +88,7 @@ def compare_weights(bench: Tensors, cmp: Tensors, *, other_ranks: bool = False) 
             since = min(since, steps[0])
             continue
         mine, theirs = seen[steps[0]]
-        why, severity = _why_weights(mine, theirs)
+        why, severity = _why_weights(mine, theirs, other_cut)
         found.append(((rank,), Difference(WEIGHTS, name, name, _text(mine), _text(theirs), severity, why, steps=tuple(steps), level=ERROR)))
     sheet.differences += merged(found, work.everyone)
     if later:
@@ -131,9 +132,9 @@ def compare_dataset(bench: Tensors, cmp: Tensors, *, other_ranks: bool = False) 
 class _Comparison:
     """The rows of a sheet, and what in them is not equal."""
 
-    def __init__(self, sheet: str, column: str, bench: Tensors, cmp: Tensors, other_ranks: bool) -> None:
+    def __init__(self, sheet: str, column: str, bench: Tensors, cmp: Tensors, other_ranks: bool, other_cut: bool = False) -> None:
         self.sheet = Sheet(sheet)
-        self.column, self.bench, self.cmp, self.other_ranks = column, bench, cmp, other_ranks
+        self.column, self.bench, self.cmp, self.other_ranks, self.other_cut = column, bench, cmp, other_ranks, other_cut
         self.digests = bool(bench.ours) and bool(cmp.ours)
         self.unequal: dict[tuple[str, int], dict[int, tuple[Any, Any]]] = {}
         self.shared = False
@@ -165,10 +166,12 @@ class _Comparison:
         for (name, side), at in one_sided.items():
             names = (name, "") if side == "bench" else ("", name)
             what = "this parameter or buffer" if self.column == "weight_name" else "this input"
-            why = f"only the {side} side has {what}"
+            why, severity = f"only the {SIDES[side]} side has {what}", CHANGES
+            if self.other_cut:
+                why, severity = f"{why} on this rank, and the runs deal the model out to their ranks in other ways", MAY
             ranks = () if at["ranks"] >= set(self.everyone) else tuple(sorted(at["ranks"]))
             self.sheet.differences.append(
-                Difference(self.sheet.name, *names, "", "", CHANGES, why, ranks=ranks, steps=tuple(sorted(at["steps"])), level=ERROR)
+                Difference(self.sheet.name, *names, "", "", severity, why, ranks=ranks, steps=tuple(sorted(at["steps"])), level=ERROR)
             )
         return self.sheet
 
@@ -209,7 +212,7 @@ class _Comparison:
             names = ("recorded", "") if side == "bench" else ("", "recorded")
             ranks = {rank for _, rank in mine} - {rank for _, rank in theirs}
             if ranks and not self.other_ranks:
-                why = f"only the {side} side has recorded anything of rank {listed(ranks)}, so it is not compared"
+                why = f"only the {SIDES[side]} side has recorded anything of rank {listed(ranks)}, so it is not compared"
                 self.sheet.differences.append(
                     Difference(self.sheet.name, *names, "", "", MAY, why, ranks=tuple(sorted(ranks)), level=ERROR)
                 )
@@ -219,7 +222,7 @@ class _Comparison:
                     steps.setdefault(step, set()).add(rank)
             if steps:
                 every = set().union(*steps.values())
-                why = f"only the {side} side has recorded step {listed(steps)}, so it is not compared"
+                why = f"only the {SIDES[side]} side has recorded step {listed(steps)}, so it is not compared"
                 shown = () if every >= set(self.everyone) else tuple(sorted(every))
                 self.sheet.differences.append(
                     Difference(self.sheet.name, *names, "", "", MAY, why, ranks=shown, steps=tuple(sorted(steps)), level=ERROR)
@@ -279,8 +282,10 @@ def relative(a: Any, b: Any) -> float | None:
     return float(abs(a - b) / a)
 
 
-def _why_weights(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, str]:
+def _why_weights(a: Mapping[str, Any], b: Mapping[str, Any], other_cut: bool) -> tuple[str, str]:
     if a.get("shape") != b.get("shape") and "shape" in a and "shape" in b:
+        if other_cut:
+            return "it has another shape on this rank, and the runs deal the model out to their ranks in other ways", MAY
         return "it has another shape: another model, or another cut by tensor parallelism", CHANGES
     if a.get("dtype") != b.get("dtype") and "dtype" in a and "dtype" in b:
         return "it is kept in another data type", CHANGES

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from msprobe_engine.config.severity import CHANGES, MAY
 from msprobe_engine.core.log import one_line
 from msprobe_engine.find.config.comparison import Comparison
-from msprobe_engine.find.config.difference import Difference
+from msprobe_engine.find.config.difference import folded
 from msprobe_engine.find.config.headline import MOST_HARMLESS, headline
 
 TOP = 20
-MANY = 4
-"""So many differences of one kind are told in one line."""
 _WIDTH = 16
 
 
@@ -22,7 +18,10 @@ def text(found: Comparison, top: int = TOP) -> str:
     Args:
         top: how many differences are listed.
     """
-    told = {severity: _sentences([one for one in found.differences if one.severity == severity]) for severity in (CHANGES, MAY)}
+    told = {
+        severity: [one.sentence() for one in folded(one for one in found.differences if one.severity == severity)]
+        for severity in (CHANGES, MAY)
+    }
     lines = [headline(found, {severity: len(sentences) for severity, sentences in told.items()})]
     words = ", ".join(f"{name} {verdict}" for name, verdict in found.summary().items())
     lines += _named("checkers", [words] if words else ["the packs have nothing in common that can be compared"])
@@ -39,21 +38,6 @@ def text(found: Comparison, top: int = TOP) -> str:
     lines += _named("problem", found.problems)
     lines += _named("note", found.notes)
     return "\n".join(one_line(line) for line in lines)
-
-
-def _sentences(differences: list[Difference]) -> list[str]:
-    """One each; many of a kind (all weights after another seed) are one."""
-    alike: dict[tuple[str, str, tuple[int, ...], tuple[int, ...]], list[Difference]] = {}
-    for one in differences:
-        alike.setdefault((one.sheet, one.why, one.ranks, one.steps), []).append(one)
-    found = []
-    for group in alike.values():
-        if len(group) < MANY:
-            found += [one.sentence() for one in group]
-        else:
-            names = ", ".join(one.name for one in group[:3])
-            found.append(replace(group[0], bench_name=f"{len(group)} of them ({names}, ...)", cmp_name="", bench="", cmp="").sentence())
-    return found
 
 
 def _named(word: str, items: list[str]) -> list[str]:
