@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from msprobe_engine.core.guard import raise_of_training
+from msprobe_integrations.deepspeed.replicas import expert_group, is_expert
+from msprobe_integrations.requirements import MissingNameError, optional
 
 _ASKED = (
     ("dp", ("get_data_parallel_rank",)),
@@ -16,24 +19,24 @@ _ASKED = (
 def rank_info(engine: Any) -> dict[str, int]:
     """This rank's place: ``dp``, ``pp``, ``tp`` and ``ep`` as far as the engine's groups tell. Never raises."""
     found: dict[str, int] = {}
-    stage = getattr(engine, "stage_id", None)
+    stage = optional(engine, "stage_id", because="only pipeline engines have one")
     if isinstance(stage, int):
         found["pp"] = stage
-    unit = getattr(engine, "mpu", None)
+    unit = optional(engine, "mpu", because="the replica check says it")
     for key, names in _ASKED:
         for name in names:
-            ask = getattr(unit, name, None)
+            ask = optional(unit, name, because="a unit of the user's own has what it has")
             if ask is not None and key not in found:
                 rank = _asked(ask)
                 if rank is not None:
                     found[key] = rank
     if "dp" not in found:
-        rank = _group_rank(getattr(engine, "seq_data_parallel_group", None))
+        rank = _group_rank(optional(engine, "seq_data_parallel_group", because="reliance has said what is left out"))
         if rank is not None:
             found["dp"] = rank
-    experts = [p for p in engine.module.parameters() if getattr(p, "allreduce", True) is False]
-    if experts:
-        rank = _expert_rank(getattr(experts[0], "group_name", None))
+    with suppress(MissingNameError):
+        experts = [p for p in engine.module.parameters() if is_expert(p)]
+        rank = _expert_rank(expert_group(experts[0])) if experts else None
         if rank is not None:
             found["ep"] = rank
     return found
@@ -55,10 +58,10 @@ def _group_rank(group: Any) -> int | None:
     return _asked(lambda: dist.get_rank(group))
 
 
-def _expert_rank(name: Any) -> int | None:
+def _expert_rank(name: str) -> int | None:
     def ask() -> int:
         from deepspeed.utils import groups
 
         return int(groups._get_expert_parallel_rank(name))
 
-    return None if name is None else _asked(ask)
+    return _asked(ask)

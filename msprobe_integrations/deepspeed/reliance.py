@@ -1,7 +1,7 @@
 """What is relied on in DeepSpeed, and what is lost where a version has it no longer. Checked when an engine is attached.
 
 Objects: ``engine`` (a DeepSpeedEngine), and its optimizer by kind: ``unfused`` (FP16_UnfusedOptimizer), ``fused`` (FP16_Optimizer),
-``bf16`` (BF16_Optimizer), ``zero12`` (DeepSpeedZeroOptimizer), ``zero3`` (DeepSpeedZeroOptimizer_Stage3).
+``bf16`` (BF16_Optimizer), ``zero12`` (DeepSpeedZeroOptimizer), ``zero3`` (DeepSpeedZeroOptimizer_Stage3), ``parameter`` of the last.
 """
 
 from __future__ import annotations
@@ -82,7 +82,6 @@ _KINDS: dict[str, tuple[tuple[str, str, bool], ...]] = {
         ("fp32_partitioned_groups_flat", _PARAMETERS, True),
         ("grad_position", _PARAMETERS, True),
         ("get_param_id", _PARAMETERS, True),
-        ("dp_process_group", _PARAMETERS, True),
         ("sub_group_to_group_id", "settings of the parameter groups", False),
         ("averaged_gradients", _REDUCED, False),
         ("offload_optimizer", "reduced gradients with an offloaded optimizer", False),
@@ -94,10 +93,14 @@ def _table(kind: str) -> tuple[Requirement, ...]:
     return tuple(Requirement(f"{kind}.{name}", needed_for, _ALL) for name, needed_for, _ in (*_KINDS[kind], *_SHARED))
 
 
+PARAMETER_TABLE = tuple(
+    Requirement(f"parameter.{name}", f"{_PARAMETERS} (ZeRO 3)", _ALL) for name in ("ds_tensor", "ds_numel", "ds_shape", "ds_process_group")
+)
+"""Of a parameter under ZeRO 3, where it is empty between its uses."""
 KIND_TABLES = {kind: _table(kind) for kind in _KINDS}
 NEEDED = {f"{kind}.{name}" for kind in _KINDS for name, _, needed in (*_KINDS[kind], *_SHARED) if needed}
 """Rows without which there is no parameter side at all."""
-TABLE = (*MODULE_TABLE, *ENGINE_TABLE, *(row for table in KIND_TABLES.values() for row in table))
+TABLE = (*MODULE_TABLE, *ENGINE_TABLE, *PARAMETER_TABLE, *(row for table in KIND_TABLES.values() for row in table))
 
 
 def attached(engine: Any) -> None:
@@ -110,7 +113,11 @@ def usable(kind: str, optimizer: Any) -> bool:
     """Does an optimizer of this kind have what the parameter side cannot do without? What is missing is said by name."""
     if kind not in KIND_TABLES:
         return True
-    return not any(row.on in NEEDED for row in check(NAME, PACKAGE, KIND_TABLES[kind], {kind: optimizer}))
+    lost = check(NAME, PACKAGE, KIND_TABLES[kind], {kind: optimizer})
+    if kind == "zero3":
+        parameter = next((p for group in getattr(optimizer, "fp16_groups", None) or () for p in group), None)
+        lost += [] if parameter is None else check(NAME, PACKAGE, PARAMETER_TABLE, {"parameter": parameter})
+    return not any(row.on in NEEDED or row in PARAMETER_TABLE for row in lost)
 
 
 def unknown(optimizer: Any) -> bool:

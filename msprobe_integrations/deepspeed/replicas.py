@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from msprobe_integrations.common.parameters.source import Replicas
+from msprobe_integrations.requirements import MissingNameError, need, optional
 
 
 def replicas(parameter: torch.Tensor, engine: Any, members: Any, partitioned: bool) -> list[Replicas]:
@@ -20,16 +22,41 @@ def replicas(parameter: torch.Tensor, engine: Any, members: Any, partitioned: bo
         partitioned: the parameter itself is cut over `members` (ZeRO 3), not only its master copy.
     """
     found: list[Replicas] = []
-    expert = getattr(parameter, "allreduce", True) is False
+    expert = is_expert(parameter)
     if not partitioned:
-        group = members if members is not None else _data_parallel(engine, getattr(parameter, "group_name", None) if expert else None)
-        found.append(Replicas("expert_dp" if expert else "dp", group, part=False))
-    if not (getattr(parameter, "model_parallel", False) or getattr(parameter, "tensor_model_parallel", False)):
-        found.append(Replicas("tp", _tensor_parallel(getattr(engine, "mpu", None)), part=partitioned))
-    tied = getattr(getattr(engine, "module", None), "get_tied_weights_and_groups", None)
+        with suppress(MissingNameError):
+            group = members if members is not None else _data_parallel(engine, expert_group(parameter) if expert else None)
+            found.append(Replicas("expert_dp" if expert else "dp", group, part=False))
+    if not is_cut(parameter):
+        with suppress(MissingNameError):
+            mpu = None if engine is None else need(engine, "mpu", for_="the replica check over tensor-parallel ranks")
+            found.append(Replicas("tp", _tensor_parallel(mpu), part=partitioned))
+    tied = optional(getattr(engine, "module", None), "get_tied_weights_and_groups", because="only pipeline modules tie weights over ranks")
     if tied is not None:
         found.extend(Replicas("embedding", group, part=partitioned) for weight, group in tied() if weight is parameter)
     return [entry for entry in found if entry.group is not None and dist.get_world_size(entry.group) > 1]
+
+
+def is_expert(parameter: torch.Tensor) -> bool:
+    """Is it a parameter of an expert? Those have both marks, `allreduce` and `group_name`.
+
+    Raises:
+        MissingNameError: it has no `allreduce` and is in a group: gradients of experts would be taken for equal where they are not.
+    """
+    if hasattr(parameter, "group_name"):
+        return need(parameter, "allreduce", for_="parameters of experts told from others") is False
+    return optional(parameter, "allreduce", True, because="only parameters of experts have the mark") is False
+
+
+def expert_group(parameter: torch.Tensor) -> str:
+    """Name of the group that holds the same expert."""
+    return str(need(parameter, "group_name", for_="the replica check of experts"))
+
+
+def is_cut(parameter: torch.Tensor) -> bool:
+    """Is it a piece over tensor-parallel ranks, by the marks of DeepSpeed and Megatron?"""
+    because = "only what is cut has the mark"
+    return bool(optional(parameter, "model_parallel", because=because) or optional(parameter, "tensor_model_parallel", because=because))
 
 
 def _tensor_parallel(mpu: Any) -> Any:
@@ -46,4 +73,4 @@ def _data_parallel(engine: Any, experts: str | None) -> Any:
         from deepspeed.utils import groups
 
         return groups._get_expert_data_parallel_group(experts)
-    return getattr(engine, "seq_data_parallel_group", None)
+    return optional(engine, "seq_data_parallel_group", because="reliance has said what is left out")

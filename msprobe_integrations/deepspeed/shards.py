@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from msprobe_integrations.requirements import MissingNameError, need, optional
+
 WHOLE = -1
 """`Fragment.at` of a master copy that has the parameter's shape."""
 
@@ -68,7 +70,7 @@ class Shards:
 
     def inners(self) -> list[Any]:
         """All torch optimizers that do updates: one, or two when a part of them is offloaded."""
-        second = getattr(self.optimizer, "backup_optimizer", None)
+        second = optional(self.optimizer, "backup_optimizer", because="only where a part of the states is offloaded")
         return [self.inner] if second is None else [self.inner, second]
 
     def members(self, parameter: torch.Tensor) -> Any:  # noqa: ARG002
@@ -287,7 +289,7 @@ class ZeroShards(_Partitioned):
                 yield parameter, Fragment(lo, hi, i, at, order[id(parameter)])
 
     def unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        ask = getattr(self.optimizer, "get_gradient_for_reduction", None)
+        ask = optional(self.optimizer, "get_gradient_for_reduction", because="reliance has said what is left out")
         found: torch.Tensor | None = None if ask is None else ask(parameter)
         return found
 
@@ -295,24 +297,24 @@ class ZeroShards(_Partitioned):
         fragment = self.fragments.get(parameter)
         if fragment is None:
             return None
-        if getattr(self.optimizer, "cpu_offload", False):
+        if optional(self.optimizer, "cpu_offload", because="an offloaded optimizer has no averaged gradients either"):
             return self.stepping(parameter)
-        kept = getattr(self.optimizer, "averaged_gradients", {}).get(fragment.group)
+        kept = optional(self.optimizer, "averaged_gradients", {}, because="reliance has said what is left out").get(fragment.group)
         if not kept:
             return None
         if fragment.lo == fragment.hi:
             nothing: torch.Tensor = kept[0].detach().view(-1)[:0]
             return nothing
-        flat = getattr(kept, "flat_partition", None)
+        flat = optional(kept, "flat_partition", because="older versions keep a list")
         if flat is not None:
             return self._cut(flat, parameter)
-        parts = [part for part in kept if not getattr(part, "_zero_padding", False)]
+        parts = [part for part in kept if not optional(part, "_zero_padding", because="it marks padding, which comes last")]
         found = parts[fragment.order].detach() if fragment.order < len(parts) else None
         return found.view(-1) if found is not None and found.numel() == fragment.hi - fragment.lo else None
 
     def states(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         found = super().states(parameter)
-        if getattr(parameter, "use_muon", False):
+        if "momentum_buffer" in found and "muon" in type(self.inner).__name__.lower() and _of_muon(parameter):
             found.pop("momentum_buffer", None)  # kept in an order of its own, which is not the partition's
         return found
 
@@ -330,13 +332,13 @@ class Zero3Shards(_Partitioned):
     kind = "zero3"
 
     def members(self, parameter: torch.Tensor) -> Any:
-        return getattr(parameter, "ds_process_group", self.optimizer.dp_process_group)
+        return parameter.ds_process_group  # type: ignore[attr-defined]
 
     def numel(self, parameter: torch.Tensor) -> int:
         return int(parameter.ds_numel)  # type: ignore[attr-defined]
 
     def value(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        fragment, kept = self.fragments.get(parameter), getattr(parameter, "ds_tensor", None)
+        fragment, kept = self.fragments.get(parameter), parameter.ds_tensor  # type: ignore[attr-defined]
         if fragment is None or kept is None or kept.numel() < fragment.hi - fragment.lo:
             return None
         found: torch.Tensor = kept.detach().view(-1)[: fragment.hi - fragment.lo]
@@ -349,9 +351,9 @@ class Zero3Shards(_Partitioned):
         fragment = self.fragments.get(parameter)
         if fragment is None:
             return None
-        if getattr(self.optimizer, "offload_optimizer", False):
+        if optional(self.optimizer, "offload_optimizer", because="an offloaded optimizer has no averaged gradients either"):
             return self.stepping(parameter)
-        kept = getattr(self.optimizer, "averaged_gradients", {}).get(fragment.group)
+        kept = optional(self.optimizer, "averaged_gradients", {}, because="reliance has said what is left out").get(fragment.group)
         return kept[fragment.order].detach().view(-1)[: fragment.hi - fragment.lo] if kept is not None else None
 
     def _find(self) -> Iterator[tuple[torch.Tensor, Fragment]]:
@@ -371,8 +373,16 @@ class Zero3Shards(_Partitioned):
         return found
 
     def _param_group(self, group: int) -> int:
-        table = getattr(self.optimizer, "sub_group_to_group_id", None)
+        table = optional(self.optimizer, "sub_group_to_group_id", because="reliance has said what is left out")
         return -1 if table is None else int(table[group])
+
+
+def _of_muon(parameter: torch.Tensor) -> bool:
+    """Is the parameter updated by Muon? Where that cannot be told its momentum is left out, too."""
+    try:
+        return bool(need(parameter, "use_muon", for_="momentum of Muon"))
+    except MissingNameError:
+        return True
 
 
 _KINDS: tuple[tuple[str, type[Shards]], ...] = (

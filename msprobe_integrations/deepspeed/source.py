@@ -32,8 +32,9 @@ from msprobe_integrations.common.parameters.optimizer_numbers import update_numb
 from msprobe_integrations.common.parameters.source import Replicas
 from msprobe_integrations.deepspeed import reliance
 from msprobe_integrations.deepspeed.places import rank_info
-from msprobe_integrations.deepspeed.replicas import replicas
+from msprobe_integrations.deepspeed.replicas import is_cut, is_expert, replicas
 from msprobe_integrations.deepspeed.shards import Shards, Zero3Shards, ZeroShards, kind_of, shards_of
+from msprobe_integrations.requirements import MissingNameError, need
 from msprobe_integrations.torch.hooks.methods import MethodHooks
 from msprobe_integrations.torch.parameters.find import Engine
 
@@ -60,7 +61,10 @@ def find(probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) -> Deep
     kind = kind_of(found)
     if reliance.unknown(found) if kind is Shards else not reliance.usable(kind.kind, found):
         return None
-    return DeepSpeedSource(probe, engine, found, models[0] if engine is None else engine.module)
+    try:
+        return DeepSpeedSource(probe, engine, found, models[0] if engine is None else engine.module)
+    except MissingNameError:  # has been said
+        return None
 
 
 def is_engine(model: Any) -> bool:
@@ -98,6 +102,7 @@ class DeepSpeedSource:
         self._shards = shards_of(optimizer)
         self._stepping = False
         self._stepped = False
+        self._knows_clipping = True
         self._passes: dict[Piece, int] = {}
         self._watch: ParameterWatch | None = None
         self._lasting = MethodHooks(probe.faults, PART)
@@ -143,6 +148,10 @@ class DeepSpeedSource:
     def connect(self, watch: ParameterWatch) -> None:
         """Follow the updates."""
         self._watch = watch
+        try:
+            self._clips()
+        except MissingNameError:  # then those of the inner optimizer are left out: clipped ones would be called unscaled
+            self._knows_clipping, watch.entry_only = False, True
         whole = hasattr(self._engine, "_take_model_step")  # with DeepSpeed's own clipping in stage 0
         owner, name = (self._engine, "_take_model_step") if whole else (self._optimizer, "step")
         self._lasting.before(owner, name, lambda *_, **__: self._enter(watch))
@@ -160,11 +169,16 @@ class DeepSpeedSource:
         watch = self._watch
         if self._open or watch is None or not (self._monitor.micro_batch_gradients or self._monitor.unreduced_gradients):
             return
-        every_pass = isinstance(self._shards, Zero3Shards) or bool(getattr(self._optimizer, "partition_gradients", False))
+        every_pass, knows_sums = isinstance(self._shards, Zero3Shards), True
+        if isinstance(self._shards, ZeroShards):
+            try:
+                every_pass = bool(need(self._optimizer, "partition_gradients", for_="gradients before the reduction under ZeRO 1 and 2"))
+            except MissingNameError:
+                knows_sums = False  # a gradient before a reduction is a sum, or that of one micro batch
         if self._monitor.micro_batch_gradients or every_pass:
             for piece in self.pieces:
                 self._open.on_undo(piece.parameter.register_hook(self._open.guarded(self._local(piece, watch, every_pass))).remove)
-        if every_pass or not self._monitor.unreduced_gradients:
+        if every_pass or not knows_sums or not self._monitor.unreduced_gradients:
             return
         if isinstance(self._shards, ZeroShards):
             if hasattr(self._optimizer, "reduce_ready_partitions_and_remove_grads"):
@@ -192,7 +206,8 @@ class DeepSpeedSource:
         for name, value in update_numbers(self._optimizer.param_groups).items():
             watch.scalar(name, value)
         watch.before_step()
-        watch.change_to(CLIPPED if self._clips() else UNSCALED)
+        if self._knows_clipping:
+            watch.change_to(CLIPPED if self._clips() else UNSCALED)
 
     def _leave(self, watch: ParameterWatch) -> None:
         norm = getattr(self._engine if self._engine is not None else self._optimizer, "_global_grad_norm", None)
@@ -251,19 +266,20 @@ class DeepSpeedSource:
         facts: dict[str, Any] = {}
         if layer is not None:
             facts["layer"] = layer
-        if getattr(parameter, "tensor_model_parallel", False) or getattr(parameter, "model_parallel", False):
+        if is_cut(parameter):
             facts["tensor_parallel"] = "shard"
-        if getattr(parameter, "allreduce", True) is False:
+        if is_expert(parameter):
             facts["expert"] = True
         fragment, numel = self._shards.fragments[parameter], self._shards.numel(parameter)
-        shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+        shape = tuple(parameter.ds_shape if isinstance(self._shards, Zero3Shards) else parameter.shape)  # type: ignore[attr-defined]
         if not self._ranks(parameter):
             return Piece(name, parameter, 0, 0, numel, facts, None, shape)
         facts["of"] = numel
         return Piece(name, parameter, 0, fragment.lo, fragment.hi, facts, exchange, shape)
 
     def _clips(self) -> bool:
-        clipping = getattr(self._engine, "gradient_clipping", None)
-        if clipping is not None:
-            return float(clipping() or 0.0) > 0
-        return float(getattr(self._optimizer, "clip_grad", 0.0) or 0.0) > 0
+        for_ = "difference made between clipped and unclipped gradients"
+        clipping = (
+            need(self._optimizer, "clip_grad", for_=for_) if self._engine is None else need(self._engine, "gradient_clipping", for_=for_)
+        )
+        return float((clipping() if callable(clipping) else clipping) or 0.0) > 0
