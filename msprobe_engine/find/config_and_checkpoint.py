@@ -156,13 +156,19 @@ def blame_settings(found: Diagnosis, differences: Sequence[Difference]) -> None:
     if setting is not None:
         lead_with_setting(found.suspects, setting)
     else:
-        _blame_first_weights(found, [_suspect(one) for one in differences if one.sheet == WEIGHTS and one.term != LATER][:MOST_SUSPECTS])
+        _blame_first_weights(found, [one for one in differences if one.sheet == WEIGHTS and one.term != LATER])
 
 
-def _blame_first_weights(found: Diagnosis, weights: Sequence[Suspect]) -> None:
+def _blame_first_weights(found: Diagnosis, differences: Sequence[Difference]) -> None:
     """Where numbers of a monitor part in the step that the run begins with, weights that were other ones before it come first: what they
     make of it does not name them. A monitor that watches parameters names them itself."""
     first = found.first_suspect
+    weights = [_suspect(one) for one in differences[:MOST_SUSPECTS]]
+    for one, of in zip(weights, differences):
+        alike = sum(other.why == of.why for other in differences)
+        alone = "a weight differs before the first step: {0}"
+        several = "{1} weights differ before the first step; of the first: {0}"
+        one.cause = Sentence(several, of.why, f"{alike:,}") if alike > 1 else Sentence(alone, of.why)
     if weights and first is not None and first.kind == "series" and first.step <= weights[0].step and "param_" not in first.record:
         found.suspects = [*weights, *found.suspects][:MOST_SUSPECTS]
 

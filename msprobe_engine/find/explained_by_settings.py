@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from msprobe_engine.config.severity import CHANGES
+from msprobe_engine.config.severity import CHANGES, MAY
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.config.difference import SETTINGS, Difference
+from msprobe_engine.find.config.difference import DATASET, SETTINGS, WEIGHTS, Difference
 from msprobe_engine.find.findings import Suspect
 
 _OF_OPTIMIZER = re.compile(
@@ -18,7 +18,8 @@ _OF_OPTIMIZER = re.compile(
 
 
 def explaining(first: Suspect, differences: Sequence[Difference]) -> Difference | None:
-    """The difference of settings that the first suspect follows from: one with its very values; in an update, one of the optimizer.
+    """The difference of settings that the first suspect follows from: one with its very values; in an update, one of the optimizer; of
+    numbers of a monitor, the only one there is.
 
     Args:
         differences: the worst first.
@@ -29,7 +30,19 @@ def explaining(first: Suspect, differences: Sequence[Difference]) -> Difference 
         same = next((one for one in settings if [_number(one.cmp), _number(one.bench)] == [_number(value) for value in values]), None)
         if same is not None:
             return same
+    if first.kind == "series":
+        return _only_one(differences)
     return next((one for one in settings if _of_optimizer(one)), None) if first.parameter else None
+
+
+def _only_one(differences: Sequence[Difference]) -> Difference | None:
+    """Where numbers part that name no call: the setting that is the only thing which the runs were started with and that changes numbers,
+    else the only one that may. Samples and weights follow from settings, and those of the optimizer have a series of their own."""
+    others = [one for one in differences if one.matters and one.sheet not in (DATASET, WEIGHTS) and not _of_optimizer(one)]
+    for severity in (CHANGES, MAY):
+        if found := [one for one in others if one.severity == severity]:
+            return found[0] if len(found) == 1 and found[0].sheet == SETTINGS else None
+    return None
 
 
 def _of_optimizer(one: Difference) -> bool:

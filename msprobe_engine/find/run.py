@@ -343,7 +343,9 @@ class _StepLoop:
             self._nothing_off(before)
         if before is not None and (found.suspects or not before.origins):
             found.evidence += layouts.said(before)
-        found.evidence += [] if before is None else evidence.precision(before)
+        if before is not None and (precision := evidence.precision(before)) is not None:
+            found.evidence.append(precision.sentence())
+            found.nothing = precision.headline() if found.finding == findings.NONE else ""
         if found.suspects:
             name_learning_rate(found.suspects[0], (*found.places, *self._facts))
         renames.report_renames(found)

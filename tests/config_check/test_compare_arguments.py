@@ -57,9 +57,9 @@ def _rows(differences: list[Difference]) -> list[tuple[str, str, str, str]]:
 @pytest.mark.parametrize(
     ("a", "b", "row"),
     [
-        ("", "--fault dtype", ("--fault", "(none)", "dtype", MAY)),
+        ("", "--fault dtype", ("--fault", "not given", "dtype", MAY)),
         ("--fault=dtype", "--steps 2 --fault none_at_all --steps 2", ("--fault", "dtype", "none_at_all", MAY)),
-        ("--steps 2 --fp8-margin", "--steps 2", ("--fp8-margin", "True", "(none)", MAY)),
+        ("--steps 2 --fp8-margin", "--steps 2", ("--fp8-margin", "True", "not given", MAY)),
         ("--init_method xavier", "--init_method normal", ("--init_method", "xavier", "normal", MAY)),
         ("--set x=1 --set y=2", "--set x=9 --set y=2", ("--set", "['x=1', 'y=2']", "['x=9', 'y=2']", MAY)),
         ("-B 4", "-B 8", ("--B", "4", "8", MAY)),
@@ -144,4 +144,4 @@ def test_the_rank_is_named_and_the_command_line_tells_it(tmp_path: Path, capsys:
     other = _pack(tmp_path / "other.zip", [[], ["--fault", "dtype"]])
     for command in (["-c", str(good), str(other), "-o", str(tmp_path / "out")], ["--verify", str(good), str(other)]):
         assert main(["config_check", *command]) == 1
-        assert "train.py arguments: --fault, rank 1: dtype, golden (none)" in capsys.readouterr().out
+        assert "train.py arguments: --fault, rank 1: dtype, golden not given" in capsys.readouterr().out

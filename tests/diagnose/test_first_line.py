@@ -60,12 +60,12 @@ def _tensor(value: float, dtype: str = "float32") -> dict[str, Any]:
     return {"type": "torch.Tensor", "dtype": f"torch.{dtype}", "shape": [4, 4], **four, "requires_grad": False}
 
 
-def _run(root: Path, record: str, given: list[Any], result: float, pack: str = "") -> Path:
+def _run(root: Path, record: str, given: list[Any], result: float, pack: str = "", kind: str = "float32") -> Path:
     """A run of one call, with its line of source and a pack of what it was started with."""
     directory = root / "dump" / "step0" / "rank0"
     directory.mkdir(parents=True)
     values = [{"type": type(one).__name__, "value": one} if isinstance(one, (int, float)) else one for one in given]
-    data = {record: {"input_args": values, "input_kwargs": {}, "output": [_tensor(result)]}}
+    data = {record: {"input_args": values, "input_kwargs": {}, "output": [_tensor(result, kind)]}}
     header = {"task": "statistics", "level": "L1", "framework": "pytorch", "dump_data_dir": None}
     (directory / "dump.json").write_text(json.dumps(header | {"data": data}))
     (directory / "construct.json").write_text(json.dumps({record: None}))
@@ -84,6 +84,12 @@ def test_an_argument(tmp_path: Path) -> None:
     runs = [_run(tmp_path / str(eps), "Functional.rms_norm.0.forward", [_tensor(2.0), [4], None, eps], 1 + eps) for eps in (1e-2, 1e-6)]
     said = "First difference: model.py:7 f: rms_norm eps = 0.01, golden 1e-06 (step 0, rank 0, Functional.rms_norm.0.forward)"
     assert _first_line(*runs) == said
+
+
+def test_runs_of_other_types(tmp_path: Path) -> None:
+    """Round-off between them is none of one type, and that is the first thing to know of two runs that were thought to be alike."""
+    runs = [_run(tmp_path / kind, "Torch.abs.0.forward", [_tensor(2.0, kind)], 2.0, kind=kind) for kind in ("bfloat16", "float32")]
+    assert _first_line(*runs) == "No difference beyond round-off, which is that of other types: bfloat16, golden float32."
 
 
 def test_other_samples(tmp_path: Path) -> None:
@@ -125,10 +131,32 @@ def test_which_setting_explains_it(values: tuple[float | None, float | None], pa
     assert explaining(Suspect("Tensor.x.0.forward", "", 0, 0, parameter=parameter, numbers=numbers), [RING, THETA, DECAY]) is expected
 
 
+EPS = Difference(SETTINGS, "Only in benchmark", "train.py arguments: --eps", "", "1e-3", MAY, "not known")
+
+
+@pytest.mark.parametrize(
+    ("differences", "expected"),
+    [
+        ([THETA, RING], THETA),
+        ([THETA, DECAY], THETA),
+        ([EPS], EPS),
+        ([EPS, THETA], THETA),
+        ([EPS, RING], None),
+        ([DECAY], None),
+        ([RING], None),
+        ([THETA, THETA], None),
+        ([], None),
+    ],
+)
+def test_the_only_setting_leads_where_no_call_is_known(differences: list[Difference], expected: Difference | None) -> None:
+    """Of what a monitor saw: the only thing that changes numbers, else the only one that may; an update has a series of its own."""
+    assert explaining(Suspect("loss", "", 0, 0, kind="series"), differences) is expected
+
+
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ("input.0", "input.0 was not finite when it came in"),
+        ("input.0", "the input data hold NaN already: input.0 [4, 4]"),
         ("parameters.weight", "parameter weight was not finite before the step used it"),
     ],
 )

@@ -435,6 +435,26 @@ def test_a_loss_that_grows_until_it_is_none_is_named(losses: str, grew: bool, tm
     assert (said in diagnose(run.root).headline()) is grew
 
 
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        (("nan", "0.9", "0.8"), "the loss of rank 0 is NaN or Inf, that of ranks 1-2 is finite"),
+        (("nan", "nan", "0.8"), "the loss of ranks 0-1 is NaN or Inf, that of rank 2 is finite"),
+        (("nan", "nan", "inf"), ""),
+        (("nan",), ""),
+    ],
+)
+def test_a_loss_that_is_none_on_some_ranks_names_them(losses: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    """Their batch of that step is the first thing to look at; where all ranks have it, or there is one, nothing is told by it."""
+    run = Monitor(tmp_path / "run", ranks=len(losses))
+    run.alerts = [alert("loss_not_finite", 2, 0, "loss", value=float("nan"), kind="loss")]
+    for place, loss in zip(sorted((run.write() / "monitor").iterdir()), losses):
+        (place / "scalars_0-9.csv").write_text(f"step,name,value\n1,loss,0.9\n2,loss,{loss}\n")
+    headline = diagnose(run.root).headline()
+    assert (said or "NaN or Inf: step 2") in headline
+    assert ("is finite" in headline) is bool(said)
+
+
 @pytest.mark.parametrize(("options", "fits"), [((), True), (("--ranks", "8"), True), (("--max-disk-gb", "1e-6"), False)])
 def test_what_a_monitor_will_write_is_estimated(
     options: tuple[str, ...], fits: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -26,7 +26,7 @@ from msprobe_engine.find.config.difference import SETTINGS, Difference, merged
 
 POSITIONAL = "argument "
 """Name of a word without an option, with its number."""
-_NONE = "(none)"
+_NONE = "not given"
 _NEGATIONS = ("no_", "disable_")
 _START_TIME = re.compile(
     r"20[0-9]{6}[-_T]?[0-9]{4}(?:[0-9]{2})?|20[0-9]{2}-[0-9]{2}-[0-9]{2}[-_T ]+[0-9]{2}[-:_.]?[0-9]{2}(?:[-:_.]?[0-9]{2})?"

@@ -10,6 +10,7 @@ from typing import Any
 
 from msprobe_engine.config.severity import CHANGES, ERROR, MAY
 from msprobe_engine.core.redaction import NO_KEY
+from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config.difference import DATASET, HAS_BENCH, HAS_CMP, SIDES, WEIGHTS, Difference, Sheet, listed, merged, short
 
 STATISTICS = ("max", "min", "mean", "norm")
@@ -288,7 +289,7 @@ def _why_weights(a: Mapping[str, Any], b: Mapping[str, Any], other_cut: bool) ->
             return "it has another shape on this rank, and the runs deal the model out to their ranks in other ways", MAY
         return "it has another shape: another model, or another cut by tensor parallelism", CHANGES
     if a.get("dtype") != b.get("dtype") and "dtype" in a and "dtype" in b:
-        return "it is kept in another data type", CHANGES
+        return Sentence("it is kept in {0}, golden {1}", *(str(one["dtype"]).removeprefix("torch.") for one in (b, a))), CHANGES
     if a.get("digest") and b.get("digest") and all(key in a and key in b and _same_number(a[key], b[key]) for key in STATISTICS):
         return "its bits differ, though max, min, mean and norm agree: few elements, or the same ones in another order", CHANGES
     return "the training begins with other numbers in it", CHANGES

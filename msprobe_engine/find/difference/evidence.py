@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from msprobe_engine.core.text.ranges import few_ranges, ranges_of
@@ -14,21 +16,41 @@ _BLIND = 0.25
 """Part of the records of a step of which nothing can be said, at which nothing is said of the step."""
 
 
-def precision(divergence: Divergence) -> list[str]:
-    """That the runs are of different precision as a whole, which is no difference by itself; of the rank where most tensors are."""
-    most, line = 0, list[str]()
+class Precision(NamedTuple):
+    """That the runs are of different precision as a whole, which is no difference by itself; of the rank where most tensors are.
+
+    Attributes:
+        other, of: how many tensors have another type.
+        target, golden: the types of the first.
+    """
+
+    other: int
+    of: int
+    target: str
+    golden: str
+
+    def sentence(self) -> Sentence:
+        template = "The runs are of different precision: {0} of {1} tensors have another type, the first {2} against {3}."
+        return Sentence(template, f"{self.other:,}", f"{self.of:,}", self.target, self.golden)
+
+    def headline(self) -> Sentence:
+        """Of runs that are apart by nothing else."""
+        target, golden = (one.removeprefix("torch.") for one in (self.target, self.golden))
+        return Sentence("No difference beyond round-off, which is that of other types: {0}, golden {1}", target, golden)
+
+
+def precision(divergence: Divergence) -> Precision | None:
+    """None where they are of the same, or of several in both runs."""
+    found: Precision | None = None
     for walker in divergence.different().walkers.values():
         m = walker.measured
         differ = m.dtype & ~m.argument
-        tensors, other = int((~m.argument).sum()), int(differ.sum())
-        if other > most and of_other_precision(m.dtype, m.argument):
+        other = int(differ.sum())
+        if other > (found.other if found else 0) and of_other_precision(m.dtype, m.argument):
             row, partner = walker.rows[int(np.argmax(differ))]
-            template = "The runs are of different precision: {0} of {1} tensors have another type, the first {2} against {3}."
-            most, line = (
-                other,
-                [Sentence(template, f"{other:,}", f"{tensors:,}", walker.side.dtype[row], walker.golden.side.dtype[partner])],
-            )
-    return line
+            types = str(walker.side.dtype[row]), str(walker.golden.side.dtype[partner])
+            found = Precision(other, int((~m.argument).sum()), *types)
+    return found
 
 
 def amount(distance: float) -> str:

@@ -16,7 +16,7 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
 from msprobe_engine.find.collectives.replicas import Odd, say_not_compared
 from msprobe_engine.find.findings import Diagnosis, Suspect
-from msprobe_engine.find.monitor.growing_loss import name_growing_loss
+from msprobe_engine.find.monitor.growing_loss import name_loss
 from msprobe_engine.find.monitor.kinds import of_other_form, other_kinds
 from msprobe_engine.find.monitor.nearest import nearest_first
 from msprobe_engine.find.monitor.not_finite import not_finite
@@ -58,13 +58,12 @@ def diagnose_monitor(target: Path) -> Diagnosis:
         found.finding, found.alert = _finding_of(first), True
         found.suspects = [_of_alerts(group) for group in critical[:MOST_SUSPECTS]]
         if len(loaded.anomalies) > 1:
-            template = "{0} alerts; the first in the order of execution is rule {1}: {2}"
-            found.evidence.append(Sentence(template, len(loaded.anomalies), first.rule, first.message))
+            found.evidence.append(Sentence("{0} alerts; the first in the order of execution: {1}", len(loaded.anomalies), _message(first)))
         else:
-            found.evidence.append(Sentence("One alert, of rule {0}: {1}", first.rule, first.message))
+            found.evidence.append(Sentence("One alert: {0}", _message(first)))
         found.next.append(f"msprobe monitor analyze {shlex.quote(str(target))}")
         found.next += _again(first.step, list(first.ranks), found.finding)
-        name_growing_loss(found, run)
+        name_loss(found, run)
         return found
     numbers = _count(run)
     found.problems += [problem for what, count in run.problems.items() if (problem := f"{what} ({count})") not in found.problems]
@@ -80,7 +79,7 @@ def diagnose_monitor(target: Path) -> Diagnosis:
             _suspect(bad, Sentence("{0} is {1}: the first number in the order of execution that is not finite", bad.op, bad.target))
         ]
         found.next = _again(bad.step, [bad.rank], found.finding)
-        name_growing_loss(found, run)
+        name_loss(found, run)
         return found
     replicas = check_replicas(run)
     if replicas.odd:
@@ -288,6 +287,11 @@ def _finding_of(alert: Anomaly) -> str:
 def _row(family: str, name: str) -> str:
     """``grad_reduced/layers.0.weight``; the loss, which is a family of its own, as it is."""
     return name if name == family else f"{family}/{name}"
+
+
+def _message(alert: Anomaly) -> str:
+    """Its line, which begins with the rule."""
+    return alert.message if alert.message.startswith(alert.rule) else f"{alert.rule}: {alert.message}"
 
 
 def _of_alerts(group: Group) -> Suspect:

@@ -17,6 +17,9 @@ from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
 
 _IGNORED_LABEL = -100
 """What the losses of torch and MindSpore leave out unless they are told another number."""
+_OF_LABELS = ("cross_entropy", "nll_loss")
+_CALLS_OF_A_LOSS = 8
+"""As far back as the division of a summed loss looks for the call that summed it: casts and a move to the device lie between."""
 _LOGARITHMS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0}
 """Function -> where its logarithm is that of 0."""
 _CASTS = frozenset(("to", "half", "type", "type_as", "bfloat16", "float", "cast", "copy", "copy_"))
@@ -65,7 +68,11 @@ def why_not_finite(side: DumpTable, op: int) -> Sentence:
     if parts[-1] == "backward":
         return _of_gradient(side, name, parts[-3])
     seen = _see(side, op, parts[-3])
-    return Sentence("") if seen is None else next((said for rule in _RULES if (said := rule(seen))), Sentence(""))
+    if seen is None:
+        return Sentence("")
+    if said := _labels_counted(side, op, seen):
+        return said
+    return next((said for rule in _RULES if (said := rule(seen))), Sentence(""))
 
 
 def _see(side: DumpTable, op: int, function: str) -> _Seen | None:
@@ -117,14 +124,18 @@ def _root(seen: _Seen) -> Sentence | None:
     return Sentence("1 / sqrt(0): an element of {0} is 0", x.place) if function == "rsqrt" and x.least == 0 else None
 
 
-def _division(seen: _Seen) -> Sentence | None:
+def _divided(seen: _Seen) -> tuple[_Operand | None, _Operand | None]:
+    """The divisor of a division, and what is divided."""
     function = seen.function.strip("_").removeprefix("i")
     if function in ("reciprocal", "rtruediv"):
-        below, above = seen.at(0, "self", "input"), seen.at(1, "other")
-    elif function in ("div", "divide", "true_divide", "truediv"):
-        below, above = seen.at(1, "other"), seen.at(0, "self", "input")
-    else:
-        return None
+        return seen.at(0, "self", "input"), seen.at(1, "other")
+    if function in ("div", "divide", "true_divide", "truediv"):
+        return seen.at(1, "other"), seen.at(0, "self", "input")
+    return None, None
+
+
+def _division(seen: _Seen) -> Sentence | None:
+    below, above = _divided(seen)
     if below is None or not below.has_zero:
         return None
     if seen.nan and (below.is_zero or (above is not None and above.has_zero)):
@@ -160,11 +171,36 @@ def _power(seen: _Seen) -> Sentence | None:
 
 def _labels(seen: _Seen) -> Sentence | None:
     target, told = seen.at(1, "target"), seen.at(4, "ignore_index")
-    if seen.function not in ("cross_entropy", "nll_loss") or target is None or not seen.nan:
+    if seen.function not in _OF_LABELS or target is None or not seen.nan:
         return None
     ignored = _IGNORED_LABEL if told is None or told.dtype else told.least
     if target.least == target.most == ignored:
         return Sentence("0 / 0: all labels are {0}, which are ignored, so the mean is that of nothing", _number(ignored))
+    return None
+
+
+def _labels_counted(side: DumpTable, op: int, seen: _Seen) -> Sentence | None:
+    """The loss is a sum over labels, divided by how many there are in a later call, and there were none."""
+    below, _ = _divided(seen)
+    if not seen.nan or below is None or not below.is_zero:
+        return None
+    for before in range(op - 1, max(op - _CALLS_OF_A_LOSS, 0) - 1, -1):
+        parts = side.ops[before].split(".")
+        if len(parts) >= 4 and parts[-1] == "forward" and parts[-3] in _OF_LABELS:
+            target = next(
+                (
+                    one
+                    for row in side.rows(before)
+                    if side.role[row] == INPUT
+                    and (one := _operand(side, before, row)) is not None
+                    and one.place in ("input.1", "input.target")
+                ),
+                None,
+            )
+            if target is not None and target.least == target.most == _IGNORED_LABEL:
+                template = "0 / 0: all labels are {0}, which are ignored, and the loss is divided by their number, {1}"
+                return Sentence(template, _number(_IGNORED_LABEL), below.place)
+            return None
     return None
 
 
@@ -190,7 +226,15 @@ def _spread(seen: _Seen) -> Sentence | None:
     if seen.function not in operator_traits.NORMALISATIONS:
         return None
     eps = seen.at({"rms_norm": 3, "batch_norm": 7}.get(seen.function, 4), "eps")
-    return Sentence("eps is 0: a row without spread is divided by 0") if eps is not None and not eps.dtype and eps.is_zero else None
+    if eps is not None and not eps.dtype and eps.is_zero:
+        return Sentence("eps is 0: a row without spread is divided by 0")
+    x = seen.at(0, "self", "input")
+    kind = float_type("float64" if x is not None and "64" in x.dtype else "float32")  # kernels take the squares of narrower types in it
+    largest = 0.0 if x is None else max(x.most, -x.least)
+    if kind is None or not math.isfinite(largest) or largest <= math.sqrt(kind.largest):
+        return None
+    template = "the squares for the spread are beyond {0}, which ends at {1}: {2} is up to {3}"
+    return Sentence(template, kind.name, f"{kind.largest:.6g}", "" if x is None else x.place, _number(largest))
 
 
 def _infinities(seen: _Seen) -> Sentence | None:

@@ -12,6 +12,7 @@ from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.names import forward_twin
+from msprobe_engine.core.text.ranges import ranks_text
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.core.text.source_line import place_in_source, source_of
 from msprobe_engine.find.nonfinite.first_over_ranks import Verdict
@@ -32,7 +33,7 @@ CAUSES: Mapping[str, str] = {
     "parameter": Sentence(
         "the parameter was already bad when the step used it: look at the gradients and the optimizer of the step before"
     ),
-    "data": Sentence("it was there when the value was first recorded: bad input data, or an operation before it"),
+    "data": Sentence("no recorded call made it: the batch holds it, or what was done to the batch before the first recorded call made it"),
     "unrecorded": Sentence("between two recorded calls: an operation that the dump does not hold"),
     "sample": Sentence("first bad sample of the monitor, which knows no operators: msprobe run --preset nan -- LAUNCH LINE keeps them"),
     "update": Sentence("the recorded calls of the step are finite: it was made between the backward pass and the update, or in the update"),
@@ -92,7 +93,7 @@ def finding(verdict: Verdict, number: int) -> dict[str, Any]:
         "direction": call.direction,
         "source_line": source_of(stack) or None,
         "tensors": [fact.describe() for fact in origin.facts],
-        "notes": origin.notes,
+        "notes": [*origin.notes, *_finite_elsewhere(verdict, origin)],
         "clean_calls_before": [c.name for c in before[-5:]],
         "spread": [{"rank": rank, "op_name": c.name} for rank, c in verdict.spread[number]],
         "dump": trace.path,
@@ -106,10 +107,22 @@ def _short_reason(origin: NonFiniteOrigin) -> str:
     if origin.cause == "operator":
         return why_not_finite(origin.call.dump, origin.call.record)
     if origin.cause == "data" and place:
-        return Sentence("{0} was not finite when it came in", place)
+        fact = origin.facts[0]
+        count = fact.nans if origin.flags & NAN else fact.infs
+        amount = f"{count:,} {what(origin.flags)}" if count else what(origin.flags)
+        return Sentence("the input data hold {0} already: {1} {2}", amount, place, list(fact.shape))
     if origin.cause == "parameter" and place:
         return Sentence("parameter {0} was not finite before the step used it", place.removeprefix("parameters."))
     return Sentence("the collective made it") if origin.cause == "collective" else ""
+
+
+def _finite_elsewhere(verdict: Verdict, origin: NonFiniteOrigin) -> list[str]:
+    """Of bad data, the ranks whose same call took in something finite."""
+    if origin.cause != "data":
+        return []
+    same = {rank: trace.named(origin.call.name) for rank, trace in verdict.traces.items() if rank != origin.rank}
+    finite = [rank for rank, call in same.items() if call is not None and not call.in_flags & NONFINITE]
+    return [Sentence("what this call takes in is finite on {0}", ranks_text(sorted(finite)))] if finite else []
 
 
 def as_json(findings: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

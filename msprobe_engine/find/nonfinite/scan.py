@@ -268,8 +268,6 @@ class _Scanner:
                 elif call.direction == "backward":
                     cause = "unrecorded"
                     notes.append(Sentence("the gradient that arrives here is already bad; the operation that made it is not in the dump"))
-                else:
-                    notes.append(Sentence("it was there when the value first came into the record: input data, or an operation before it"))
         self._add(call.index - 0.5, cause, owner, facts, notes)
         self.result.origins[-1].spread.append(call.index)
 

@@ -174,8 +174,8 @@ class _Rows:
                 self._builder_of(family).add(Part(numbers[mine], steps[mine], {op: v[mine] for op, v in values.items()}), self)
 
     def _add_kinds(self, ids: list[int], shapes: Sequence[str], dtypes: Sequence[str]) -> None:
-        new = set(zip(ids, shapes, dtypes)) - self._kinds
-        self._kinds |= new
+        new = [kind for kind in dict.fromkeys(zip(ids, shapes, dtypes)) if kind not in self._kinds]  # in the order of the file
+        self._kinds.update(new)
         names = {home: family for family, home in self._families.items()}
         for i, shape, dtype in new:
             if self._homes[i] >= 0 and (shape or dtype):
