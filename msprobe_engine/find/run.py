@@ -382,7 +382,7 @@ class _StepLoop:
         if self._exact and found.finding == findings.NONE:
             self._count_every_bit()
         equal = SAME_IN_COMMON if self._one_sided else SAME_BESIDE_NAN if self._hidden else SAME
-        found.evidence += self._largest.sentences() or [equal]
+        found.evidence += self._largest.sentences() or ([] if self._first is not None else [equal])  # an argument is no tensor
         found.problems += self._largest.blind
 
     def _count_every_bit(self) -> None:

@@ -403,4 +403,4 @@ def test_settings_of_one_pack_alone(swapped: bool, tmp_path: Path, capsys: pytes
     assert main(["config_check", "-c", *map(str, sides), "-o", str(tmp_path / "out")]) == 3
     said = "".join(capsys.readouterr())
     assert said.startswith("Cannot tell")
-    assert f"only the {'cmp' if swapped else 'bench'} pack has hyperparameters_dynamic.json" in said
+    assert f"only the {'target' if swapped else 'golden'} pack has hyperparameters_dynamic.json" in said

@@ -163,7 +163,8 @@ def said(found: Divergence) -> list[str]:
         sizes = sorted(set(whole.made_of.values()))
         each = Sentence(" ({0} each)", " or ".join(map(str, sizes))) if sizes else ""
         template = "The runs are of different layouts: {0} tensors were put together from pieces{1}."
-        lines.append(Sentence(template, f"{len(whole.made_of):,}", each))
+        nothing = Sentence("The runs are of different layouts; no tensor that is compared had to be put together from pieces.")
+        lines.append(Sentence(template, f"{len(whole.made_of):,}", each) if whole.made_of else nothing)
         if whole.factor != 1.0:
             template = "The gradients are {0} times the golden run's until they are averaged; that was taken out."
             lines.append(Sentence(template, f"{whole.factor:g}"))
