@@ -29,6 +29,7 @@ from msprobe_engine.find.difference.rank_walk import RankWalk
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.fold_suspects import fold, stages_of
+from msprobe_engine.find.launch_line import with_launch_lines
 from msprobe_engine.find.monitor.monitored import diagnose_monitor, diagnose_two_monitors
 from msprobe_engine.find.nonfinite import incident_samples
 from msprobe_engine.find.nonfinite.load import read_step
@@ -92,6 +93,7 @@ def diagnose(
             config_and_checkpoint.blame_ranks(found, here.config)
     if golden is None and found.finding == findings.DESYNC and here.config is not None:
         found.next.insert(0, config_and_checkpoint.compare_ranks(here.config))
+    found.next = with_launch_lines(found.next, here.config, None if there is None else there.config)
     if output is not None:
         found.write(output)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import statistics
 import time
 from collections import Counter, deque
@@ -11,6 +12,7 @@ from dataclasses import asdict
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.log import one_line
+from msprobe_engine.core.process.variables import LAUNCH_LINE
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_engine.formats.dump.summary import size
@@ -23,6 +25,7 @@ _FIRST = 3
 """Steps at the beginning whose times say nothing: caches, compilation."""
 _KEPT = 1000
 _WALK_SECONDS = 0.5
+_NONFINITE = ("nan_inf", "loss_not_finite")
 
 
 class ClosingWords:
@@ -82,7 +85,7 @@ class ClosingWords:
             ("not written", ", ".join(f"{name} {count}" for name, count in sorted(lost.items()))),
             ("files", f"{'' if complete else 'at least '}{size(total)} in {root}"),
             ("slow-down", self._slow_down()),
-            ("next", self._next(root)),
+            *zip(("next", ""), self._next(root)),
         ]
         return "msprobe: the run is over\n" + "\n".join(f"  {name:12}{said}" for name, said in parts if said)
 
@@ -108,12 +111,17 @@ class ClosingWords:
             f"{over_all:.3f} over all steps"
         )
 
-    def _next(self, root: str) -> str:
+    def _next(self, root: str) -> list[str]:
+        """Commands; the second begins the training again where a NaN was seen and no operators were kept."""
+        root = shlex.quote(root)
+        line = one_line(os.environ.get(LAUNCH_LINE, ""))
         if self._began:
-            return f"msprobe diagnose {root}"
+            unknown = line and not self._settings.incident.level and any(alert.rule in _NONFINITE for alert in self._began)
+            again = [f"msprobe run --preset nan -- {line}"] if unknown else []
+            return [f"msprobe diagnose {root}", *again]
         if self._settings.monitor is not None:
-            return f"msprobe monitor report {root}"
-        return f"msprobe diagnose {root} GOLDEN" if self._settings.dump is not None else ""
+            return [f"msprobe monitor report {root}"]
+        return [f"msprobe diagnose {root} GOLDEN"] if self._settings.dump is not None else []
 
 
 def _earliest(alerts: Sequence[Alert]) -> str:

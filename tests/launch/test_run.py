@@ -77,6 +77,17 @@ def test_changes(here: Path) -> None:
     assert one["pythonpath"].count("bootstrap") == 1
 
 
+def test_the_launch_line_is_kept(here: Path) -> None:
+    """For the commands that are proposed later, as a shell takes it and without secrets; of a launch line inside of another the outer."""
+    code = "import os; print(os.environ['MSPROBE_LAUNCH_LINE'])"
+    words = ["a b", "--hub_token", "hf_ABcdEFgh12345678901234567890abcdEF"]
+    told = ln.run(PYTHON, "-c", code, *words, cwd=here).stdout.strip()
+    assert shlex.split(told)[:4] == [PYTHON, "-c", code, "a b"]
+    assert "hf_AB" not in told
+    inner = [PYTHON, "-m", "msprobe_engine.cli.main", "run", "-c", "probe.yaml", "--", PYTHON, "-c", code]
+    assert shlex.split(ln.run(*inner, cwd=here).stdout.strip()) == inner
+
+
 @pytest.mark.parametrize(
     ("name", "text", "variable", "value"),
     [

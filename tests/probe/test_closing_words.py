@@ -64,6 +64,28 @@ def test_alerts_incidents_and_what_was_lost(tmp_path: Path) -> None:
     assert lines["next"].startswith("msprobe diagnose ")
 
 
+@pytest.mark.parametrize(
+    ("rule", "line", "sections", "again"),
+    [
+        ("nan_inf", "torchrun train.py", {}, True),
+        ("loss_not_finite", "torchrun train.py", {}, True),
+        ("loss_spike", "torchrun train.py", {}, False),
+        ("nan_inf", "", {}, False),
+        ("nan_inf", "torchrun train.py", {"incident": {"level": "mix"}}, False),
+    ],
+)
+def test_the_launch_line_again_where_operators_are_missing(
+    rule: str, line: str, sections: dict[str, object], again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a NaN, where the line is known and no operators were kept: whoever has only a monitor gets them by it."""
+    monkeypatch.setenv("MSPROBE_LAUNCH_LINE", line)
+    closing = words(tmp_path, monitor=True, **sections)
+    closing.on_frame(frame(4), [alert(rule, 4)])
+    last = closing.text([], {}).splitlines()[-1].strip()
+    assert (last == f"msprobe run --preset nan -- {line}") is again
+    assert last.startswith("next") is not again
+
+
 def test_the_first_alert_is_the_first_in_the_order_of_execution(tmp_path: Path) -> None:
     """Not the first that a rule has found: the loss is made before the gradients."""
     closing = words(tmp_path, monitor=True)

@@ -93,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
         print("msprobe run: MSPROBE_AUTOLOAD=0: the launch line runs without a probe", file=sys.stderr)
     elif environment.get("MSPROBE_CONFIG"):
         _watch(environment, latest=preset is not None and args.output_dir is None)
+        _keep_launch_line(environment, command)
     sys.stdout.flush()
     sys.stderr.flush()
     for number in ("SIGPIPE", "SIGXFSZ"):  # ignored by Python, and a program inherits what is ignored
@@ -160,6 +161,15 @@ def _watch(environment: dict[str, str], *, latest: bool) -> None:
     root = os.path.dirname(settings.output_dir) if latest else ""
     if told := watch_launch([place for place in places if place], root):
         environment[LAUNCH] = told
+
+
+def _keep_launch_line(environment: dict[str, str], command: list[str]) -> None:
+    """Let the configuration pack of the run have the launch line, and its last words; of one inside of another the outer."""
+    from msprobe_engine.config.secrets.masking import masked_arguments
+    from msprobe_engine.core.process.variables import LAUNCH_LINE
+
+    if LAUNCH not in os.environ:
+        environment[LAUNCH_LINE] = shlex.join(masked_arguments(command))
 
 
 def prepared(config: str | None, changes: list[str], output_dir: str | None = None, perturb: str | None = None) -> dict[str, str]:

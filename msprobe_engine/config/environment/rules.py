@@ -14,6 +14,7 @@ import yaml
 
 from msprobe_engine.config.severity import SHORT
 from msprobe_engine.core.process.processes import OWNER
+from msprobe_engine.core.process.variables import LAUNCH_LINE
 
 OF_PROCESS = frozenset(
     (
@@ -29,7 +30,8 @@ OF_PROCESS = frozenset(
             "TORCHELASTIC_ERROR_FILE",
         ),
         *("MS_NODE_ID", "MASTER_PORT", "MASTER_ADDR"),
-        *(OWNER, "MSPROBE_CONFIG", "MSPROBE_SET", "MSPROBE_LAUNCH"),  # what `msprobe run` and a probe leave for the processes they start
+        # what `msprobe run` and a probe leave for the processes they start
+        *(OWNER, "MSPROBE_CONFIG", "MSPROBE_SET", "MSPROBE_LAUNCH", LAUNCH_LINE),
     )
 )
 """Variables that differ from rank to rank, or from start to start, in every job."""

@@ -10,6 +10,7 @@ from msprobe_engine.core.log import current_rank, debug, one_line, warn_once
 from msprobe_engine.core.process.launch import environment_rank
 
 PREFIX = "MSPROBE_"
+LAUNCH_LINE = "MSPROBE_LAUNCH_LINE"
 VARIABLES = {
     "MSPROBE_CONFIG": "the settings file, where none is named in the code or on the command line",
     "MSPROBE_SET": "`key=value`, one per line: changes to that file, as `--set` of `msprobe run` makes them",
@@ -17,6 +18,7 @@ VARIABLES = {
     "MSPROBE_CHILDREN": "`1`: processes that a training starts, and that train something themselves, get a probe too",
     "MSPROBE_OWNER": "set by a probe, for the processes that its own starts; not to be set by hand",
     "MSPROBE_LAUNCH": "set by `msprobe run`, for the processes that its launch line starts; not to be set by hand",
+    LAUNCH_LINE: "set by `msprobe run`: what stands behind `--`, without secrets, for the commands that it proposes later",
     "MSPROBE_LOG_LEVEL": "0 debug, 1 info, 2 warning, 3 error, 4 nothing; wins over `log_level`",
     "MONITOR_OUTPUT_DIR": "where CSV files go if `sinks.csv.path` is empty; with a `monitor_config.json` all (else `./monitor_output`)",
     "DYNAMIC_MONITOR": "`True`: a `monitor_config.json` is followed while the training runs (`monitor.hot` of `probe.yaml`)",

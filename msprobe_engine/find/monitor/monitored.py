@@ -16,6 +16,7 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
 from msprobe_engine.find.collectives.replicas import Odd, say_not_compared
 from msprobe_engine.find.findings import Diagnosis, Suspect
+from msprobe_engine.find.launch_line import GOLDEN, UNKNOWN
 from msprobe_engine.find.monitor.growing_loss import name_loss
 from msprobe_engine.find.monitor.kinds import of_other_form, other_kinds
 from msprobe_engine.find.monitor.nearest import nearest_first
@@ -177,9 +178,9 @@ def _again(step: int, ranks: Sequence[int], finding: str, golden: bool = False) 
         return again_with_operators()
     options = f"--preset dump --set 'dump.step=[{step}]' --set 'dump.rank=[{','.join(map(str, ranks))}]'"
     if golden:
-        command = f"msprobe run {options} --output-dir again -- LAUNCH LINE"
-        return [f"{command} (both runs, each into a directory of its own)", "msprobe diagnose again again_golden"]
-    return [f"msprobe run {options} -- LAUNCH LINE", "msprobe diagnose msprobe_output/latest"]
+        both = (("again", UNKNOWN), ("again_golden", GOLDEN))
+        return [*(f"msprobe run {options} --output-dir {place} -- {line}" for place, line in both), "msprobe diagnose again again_golden"]
+    return [f"msprobe run {options} -- {UNKNOWN}", "msprobe diagnose msprobe_output/latest"]
 
 
 def _spread(odd: Odd) -> float:

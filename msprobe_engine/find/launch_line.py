@@ -1,0 +1,44 @@
+"""Commands that begin a training again: with the launch line of the run, where its pack has it."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from msprobe_engine.config.pack.writer import read_pack
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.io.json_text import parse_json
+from msprobe_engine.core.process.variables import LAUNCH_LINE
+from msprobe_engine.formats.pack.entries import of_rank
+
+UNKNOWN = "LAUNCH LINE"
+"""Stands in a command for a launch line that is not known."""
+GOLDEN = "LAUNCH LINE OF GOLDEN"
+
+
+def with_launch_lines(commands: Sequence[str], target: Path | None, golden: Path | None) -> list[str]:
+    """The commands with the launch lines of the runs.
+
+    Args:
+        target, golden: packs of the runs, None: there is none.
+    """
+    if not any(UNKNOWN in command for command in commands):
+        return list(commands)
+    mine, theirs = _launch_line(target) or UNKNOWN, _launch_line(golden) or GOLDEN
+    return [theirs.join(part.replace(UNKNOWN, mine) for part in command.split(GOLDEN)) for command in commands]
+
+
+def _launch_line(pack: Path | None) -> str:
+    """What stood behind ``msprobe run --``, without its secrets; "" where the pack does not say. Its words are quoted anew: nothing of a
+    file becomes more than words."""
+    if pack is None:
+        return ""
+    with contextlib.suppress(DumpFormatError, ValueError, UnicodeDecodeError):
+        read = read_pack(pack)
+        name = next((name for name in read.names if name.startswith(of_rank("env", 0).rpartition("/")[0])), "")
+        values = parse_json(read.raw(name).decode()) if name else {}
+        line = values.get(LAUNCH_LINE) if isinstance(values, dict) else None
+        return shlex.join(shlex.split(line)) if isinstance(line, str) else ""
+    return ""
