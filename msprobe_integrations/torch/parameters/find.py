@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 
 from msprobe_integrations.common.parameters.source import ParameterSource
+from msprobe_integrations.requirements import MissingNameError
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.monitor.probe import TorchProbe
@@ -76,8 +77,11 @@ def find_source(probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) 
     if any(type(module).__name__ == "FullyShardedDataParallel" for model in models for module in model.modules()):
         from msprobe_integrations.torch.parameters.fsdp1 import FlatSource, is_flat
 
-        if is_flat(models):
-            return FlatSource(probe, models, optimizer)
+        try:
+            if is_flat(models):
+                return FlatSource(probe, models, optimizer)
+        except MissingNameError:  # has been said; as plain parameters they would be other numbers
+            return None
     from msprobe_integrations.torch.parameters.plain import PlainSource
 
     return PlainSource(probe, models, optimizer)

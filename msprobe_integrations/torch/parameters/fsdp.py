@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,9 +16,13 @@ from torch import nn
 
 from msprobe_integrations.common.parameters.gradients import ACCUMULATED, LOCAL, Piece
 from msprobe_integrations.patching import FunctionPatches
+from msprobe_integrations.requirements import MissingNameError, need, optional
+from msprobe_integrations.torch.tensors.dtensors import is_dtensor
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.parameters.watch import ParameterWatch
+
+_PART = "unreduced gradients and those of micro batches under FSDP2"
 
 
 class UnshardedGradients:
@@ -27,14 +32,18 @@ class UnshardedGradients:
         pieces: parameter (a DTensor) to piece.
 
     Attributes:
-        covered: parameters whose gradients are found here.
+        covered: parameters whose gradients are found here, if they are; those that a hook on the parameter sees are reduced ones.
     """
 
     def __init__(self, models: Sequence[nn.Module], pieces: Mapping[torch.Tensor, Piece]) -> None:
         self._pieces = pieces
-        groups = [group for model in models for module in model.modules() for group in _groups(module)]
+        try:
+            groups = [group for model in models for module in model.modules() for group in _groups(module)]
+            parameters = [need(fp, "sharded_param", for_=_PART) for group in groups for fp in need(group, "fsdp_params", for_=_PART)]
+        except MissingNameError:
+            groups, parameters = [], [p for p in pieces if is_dtensor(p)]
         self._classes = {type(group) for group in groups}
-        self.covered = {fp.sharded_param for group in groups for fp in group.fsdp_params if fp.sharded_param in pieces}
+        self.covered = {parameter for parameter in parameters if parameter in pieces}
         self._watch: ParameterWatch | None = None
         self._patches = FunctionPatches()
         self._reductions: dict[Piece, int] = {}
@@ -50,9 +59,14 @@ class UnshardedGradients:
         self._watch, self._micro = watch, micro
         for cls in self._classes:
             if unreduced:
-                self._patches.add(sys.modules[cls.__module__], "foreach_reduce", self._reduce)
+                self._look_through(sys.modules[cls.__module__], "foreach_reduce", self._reduce)
             if micro:
-                self._patches.add(cls, "post_backward", self._post_backward)
+                self._look_through(cls, "post_backward", self._post_backward)
+
+    def _look_through(self, owner: Any, name: str, handler: Any) -> None:
+        with suppress(MissingNameError):
+            need(owner, name, for_=_PART)
+            self._patches.add(owner, name, handler)
 
     def close(self) -> None:
         """Take the patches off."""
@@ -98,18 +112,14 @@ class UnshardedGradients:
 
 def _gradient(fsdp_param: Any) -> torch.Tensor | None:
     """What autograd has left on the unsharded parameter."""
-    gradient = getattr(getattr(fsdp_param, "_unsharded_param", None), "grad", None)
-    found: torch.Tensor | None = getattr(gradient, "_local_tensor", gradient)
+    gradient = need(fsdp_param, "_unsharded_param", for_=_PART).grad
+    found: torch.Tensor | None = optional(gradient, "_local_tensor", gradient, because="only that of a DTensor has one")
     return found
 
 
 def _groups(module: nn.Module) -> list[Any]:
     """FSDP2's parameter groups of a module: one until torch 2.10, then a list."""
-    get = getattr(module, "_get_fsdp_state", None)
-    if get is None:
+    if not any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__):
         return []
-    state = get()
-    groups = getattr(state, "_fsdp_param_groups", None)
-    if groups is None:
-        groups = [getattr(state, "_fsdp_param_group", None)]
-    return [group for group in groups if group is not None]
+    groups = need(need(module, "_get_fsdp_state", for_=_PART)(), "_fsdp_param_groups", "_fsdp_param_group", for_=_PART)
+    return [group for group in (groups if isinstance(groups, (list, tuple)) else [groups]) if group is not None]

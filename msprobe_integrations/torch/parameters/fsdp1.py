@@ -10,6 +10,7 @@ A parameter that got no gradient has one of zeros here: FSDP1 reduces its part o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from msprobe_integrations.common.monitor.targets import matches, plain
 from msprobe_integrations.common.parameters.gradients import ACCUMULATED, CLIPPED, LOCAL, Piece, layer_numbers, layer_of
 from msprobe_integrations.common.parameters.source import Replicas
 from msprobe_integrations.patching import FunctionPatches
+from msprobe_integrations.requirements import MissingNameError, need, optional
 from msprobe_integrations.torch.monitor.targets import unwrapped
 from msprobe_integrations.torch.parameters.plain import PlainSource
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 _FSDP = "FullyShardedDataParallel"
+_PART = "parameters and gradients of FSDP1 by name"
 
 
 class Place(NamedTuple):
@@ -55,16 +58,24 @@ class Place(NamedTuple):
 
 
 def flat_handles(model: nn.Module) -> Iterator[tuple[str, Any, Any]]:
-    """(path without wrappers, FSDP1's module, handle of its flat parameter); nothing where there is no FSDP1."""
+    """(path without wrappers, FSDP1's module, handle of its flat parameter); nothing where there is no FSDP1.
+
+    Raises:
+        MissingNameError: the handle is called otherwise.
+    """
     for path, module in unwrapped(model).named_modules():
-        if type(module).__name__ == _FSDP and (handle := getattr(module, "_handle", None)) is not None:
+        if type(module).__name__ == _FSDP and (handle := need(module, "_handle", for_=_PART)) is not None:
             yield plain(path), module, handle
 
 
 def is_flat(models: Sequence[nn.Module]) -> bool:
-    """Is there a flat parameter with the tables that are needed here?"""
+    """Is there a flat parameter?
+
+    Raises:
+        MissingNameError: one without the table that is needed here: pieces would be taken for whole parameters.
+    """
     handles = [handle for model in models for _, _, handle in flat_handles(model)]
-    return bool(handles) and all(hasattr(handle.flat_param, "_shard_param_infos") for handle in handles)
+    return bool([need(need(handle, "flat_param", for_=_PART), "_shard_param_infos", for_=_PART) for handle in handles])
 
 
 class FlatSource(PlainSource):
@@ -167,7 +178,7 @@ class FlatSource(PlainSource):
         place = self._at.get(piece)
         if place is None:
             return super().replicated(piece)
-        between = getattr(place.state, "_inter_node_pg", None)
+        between = optional(place.state, "_inter_node_pg", because="only HYBRID_SHARD has one")
         group = between if piece.sharded and between is not None else None if piece.sharded else place.handle.process_group
         return [] if group is None or dist.get_world_size(group) < 2 else [Replicas("dp", group, True)]
 
@@ -198,7 +209,8 @@ class FlatSource(PlainSource):
         from torch.distributed.fsdp import _runtime_utils
 
         for name in ("_reduce_grad", "_reduce_grad_no_shard"):
-            if hasattr(_runtime_utils, name):
+            with suppress(MissingNameError):
+                need(_runtime_utils, name, for_="unreduced gradients of FSDP1")
                 self._flat_patches.add(_runtime_utils, name, self._reduce)
 
     def shut(self) -> None:
