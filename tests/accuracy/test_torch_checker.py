@@ -11,8 +11,9 @@ import torch
 from call_records import Memory, check, names, tensor
 
 from msprobe_engine.accuracy.results import ERROR, NOT_JUDGED, NOT_RUN, PASS, SKIP, CallResult
+from msprobe_engine.accuracy.verdict.standards import NEW, OLD
 from msprobe_engine.core.errors import UsageError
-from msprobe_integrations.torch.op_tools.accuracy import comparison
+from msprobe_integrations.torch.op_tools.accuracy import as_existing, comparison
 from msprobe_integrations.torch.op_tools.accuracy.as_existing import CheckerAsExisting
 from msprobe_integrations.torch.op_tools.accuracy.checker import Bench, Checker, Target
 from msprobe_integrations.torch.op_tools.accuracy.custom import forget_operator, load_operators, register_operator
@@ -660,19 +661,21 @@ def test_recorded_results_of_an_autocast_region() -> None:
         assert Checker(memory).check("Functional.linear.0", record, None, recorded=True).result.forward == status
 
 
+INTEGERS = {
+    "type": "torch.Tensor",
+    "dtype": "torch.int32",
+    "shape": [2],
+    "requires_grad": False,
+    "Max": 3,
+    "Min": 3,
+    "Mean": 3,
+    "Norm": 4.24,
+}
+
+
 def test_integers_of_quantizing_operators_may_differ_by_one() -> None:
     """An API of `quantization_api_list` may give the integer beside the right one, and no further one; other APIs may not."""
-    number = {
-        "type": "torch.Tensor",
-        "dtype": "torch.int32",
-        "shape": [2],
-        "Max": 3,
-        "Min": 3,
-        "Mean": 3,
-        "Norm": 4.24,
-        "requires_grad": False,
-    }
-    record = {"input_args": [number, number], "input_kwargs": {}, "output": [number]}
+    record = {"input_args": [INTEGERS, INTEGERS], "input_kwargs": {}, "output": [INTEGERS]}
 
     def status(result: list[int], *names: str) -> str:
         outputs = [torch.tensor(result, dtype=torch.int32)]
@@ -681,3 +684,30 @@ def test_integers_of_quantizing_operators_may_differ_by_one() -> None:
     assert status([9, 9]) == "pass"
     assert status([10, 8], "mul") == "pass"
     assert status([11, 9], "mul") == status([10, 9], "add") == status([10, 9]) == "error"
+
+
+@pytest.mark.parametrize(
+    ("version", "names", "off", "status", "shown"),
+    [
+        (NEW, ("mul",), 0, "pass", {"max_abs": 0.0}),
+        (NEW, ("mul",), 1, "pass", {"max_abs": 1.0}),
+        (NEW, ("mul",), 2, "error", {"max_abs": 2.0}),
+        (NEW, (), 1, "error", {"error_rate": 1.0}),
+        (OLD, ("mul",), 1, "error", {"error_rate": 1.0}),
+    ],
+)
+def test_integers_of_quantizing_operators_as_the_existing_tool(
+    version: str, names: tuple[str, ...], off: int, status: str, shown: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """26.2.0 judges integers of the APIs in `quantization_api_list` by their largest error, which may be 1; 8.1.1 knows no such list."""
+    calls = []
+
+    def mul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return x * y + (off if len(calls) == 2 else 0)  # the first is the bench
+
+    monkeypatch.setattr(as_existing, "find", lambda _: mul)
+    record = {"input_args": [INTEGERS, INTEGERS], "input_kwargs": {}, "output": [INTEGERS]}
+    result = CheckerAsExisting(None, version=version, quantized=names).check("Torch.mul.0", record, None).result
+    assert result.forward == status
+    assert result.tensors[0].metrics == shown

@@ -138,6 +138,24 @@ def test_saved_tensors_that_cannot_be_read_are_told(dump: Path, tmp_path: Path) 
     assert not found["Mint.matmul.0"].message
 
 
+@pytest.mark.parametrize(("names", "off", "status"), [((), 1, "error"), (("mul",), 1, "pass"), (("mul",), 2, "error")])
+def test_integers_of_quantizing_operators_may_differ_by_one(names: tuple[str, ...], off: int, status: str) -> None:
+    """An API of `quantization_api_list` may give the integer beside the right one, and no further one; other APIs may not."""
+    from msprobe_integrations.mindspore.op_tools.accuracy.checker import Checker
+
+    calls = []
+
+    def mul(x: Any, y: Any) -> Any:
+        calls.append(1)
+        return x * y + (off if len(calls) == 1 else 0)  # the first is the call under test
+
+    checker = Checker(None, quantized=names)
+    checker._apis["Mint.mul"] = checker._apis["Mint.mul"]._replace(function=mul)
+    tensor = {"type": "mindspore.Tensor", "dtype": "Int32", "shape": [2], "Max": 3, "Min": 3, "Mean": 3, "Norm": 4.24}
+    record = {"input_args": [tensor, tensor], "input_kwargs": {}, "output": []}
+    assert checker.check("Mint.mul.0", record, None).result.forward == status
+
+
 def test_what_cannot_be_run_has_a_row() -> None:
     """An unknown API, one without a kernel, damaged arguments: skipped with the reason, and the calls behind it are not touched by it."""
     from msprobe_integrations.mindspore.op_tools.accuracy.checker import Checker

@@ -73,7 +73,7 @@ def shown(metrics: Mapping[str, Metric], standard: str, device_dtype: str, size:
         status: `old_status`.
     """
     if "cosine" not in metrics:
-        return frozenset({"error_rate"} & metrics.keys())
+        return frozenset({"error_rate", "max_abs"} & metrics.keys())  # the latter of `quantization_api_list`
     one_side = metrics["cosine"] is None and size > 1 and status == ERROR
     seen = set(_walk(metrics, device_dtype, one_side, version)[1])
     if plain_name(device_dtype) in NARROW:

@@ -4,7 +4,7 @@ judged. See `msprobe_integrations.torch.op_tools.accuracy.checker`, whose result
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -56,6 +56,7 @@ class Checker:
         seed: of drawn inputs.
         condition: run the bench on changed inputs too.
         compat: the numbers of results are those of the existing tool.
+        quantized: bare names of APIs whose integer results may differ by 1.
 
     Raises:
         UsageError: `dtype` is no floating type of MindSpore.
@@ -72,10 +73,11 @@ class Checker:
         seed: int = 0,
         condition: bool = True,
         compat: bool = False,
+        quantized: Collection[str] = (),
     ) -> None:
         self._arguments = Arguments(files, seed)
         self._bench, self._compiled, self._recorded, self._condition = bench, compiled, recorded, condition
-        self._compat = compat
+        self._compat, self._quantized = compat, frozenset(quantized)
         self._dtype = None if dtype is None else next((name for name in FLOATS if name.lower() == dtype.lower()), "")
         if self._dtype == "":
             raise UsageError(f"type of the target: {dtype!r} is no floating type of MindSpore; allowed: {', '.join(FLOATS).lower()}")
@@ -126,7 +128,7 @@ class Checker:
             except CannotRun:  # changed inputs may be outside of what the operator takes
                 changed = []
         remark = "" if types or not kinds else f"the bench has the same precision: {first or 'MindSpore has no other kernel'}"
-        result, data = _judged(call, bench, device, changed, unit, remark)
+        result, data = _judged(call, bench, device, changed, unit, remark, int(name.split(".")[-2] in self._quantized))
         return _with_existing(result, data, self._compat), data
 
     def _call(self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> Call:
@@ -197,7 +199,7 @@ def _round_off(kind: str) -> float:
 
 
 def _judged(
-    call: Call, bench: Outcome, device: Outcome, changed: Sequence[Outcome], unit: str, remark: str
+    call: Call, bench: Outcome, device: Outcome, changed: Sequence[Outcome], unit: str, remark: str, integer_step: int
 ) -> tuple[CallResult, dict[str, Any]]:
     api = call.name.split(".")[-2]
     inputs = [array_of(value) for value in leaves_of([list(call.args), dict(call.kwargs)])]
@@ -206,7 +208,8 @@ def _judged(
     def compared(name: str, part: str, n: int, b: Any, d: Any, near: Sequence[Any]) -> TensorResult:
         data[f"{part}.bench.{n}"], data[f"{part}.device.{n}"] = array_of(b), array_of(d)
         arrays = [array_of(other) for other in near if other is not None]
-        return judge(api, f"{call.name}.{name}", array_of(b), array_of(d), kind_of(b), kind_of(d), changed=arrays, input_dtype=unit)
+        sides = array_of(b), array_of(d), kind_of(b), kind_of(d)
+        return judge(api, f"{call.name}.{name}", *sides, changed=arrays, input_dtype=unit, integer_step=integer_step)
 
     problems = [remark] if remark else []
     if len(bench.outputs) != len(device.outputs):

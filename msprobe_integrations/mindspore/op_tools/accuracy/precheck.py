@@ -52,6 +52,7 @@ def make_check(work: Work) -> Check:
         seed=work.seed,
         condition=work.condition,
         compat=bool(work.compat),
+        quantized=work.quantized,
     )
     keep = Path(work.error_data) if work.error_data else None
 

@@ -10,17 +10,18 @@ tensor. Dropout is the identity, and only its zeros are counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, TensorResult, not_judged, skipped
 from msprobe_engine.accuracy.verdict.existing import comparable, old_status
 from msprobe_engine.accuracy.verdict.judge import judge
 from msprobe_engine.accuracy.verdict.metrics import working
-from msprobe_engine.accuracy.verdict.standards import OLD
+from msprobe_engine.accuracy.verdict.standards import NEW, OLD
 from msprobe_engine.core.errors import ProbeError
 from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_integrations.common.capture.nested import mapper
@@ -63,12 +64,16 @@ class CheckerAsExisting:
         device: what is tested.
         seed: of drawn inputs and random state.
         version: of the existing tool, one of `standards.VERSIONS`.
+        quantized: bare names of APIs whose integer results may differ by 1; 8.1.1 has no such list.
     """
 
-    def __init__(self, files: TensorFiles | None, device: str = "cpu", *, seed: int = 0, version: str = OLD) -> None:
+    def __init__(
+        self, files: TensorFiles | None, device: str = "cpu", *, seed: int = 0, version: str = OLD, quantized: Collection[str] = ()
+    ) -> None:
         self._arguments = Arguments(files, seed)
         self._device = torch.device(device)
         self._seed, self._version = seed, version
+        self._quantized = frozenset(quantized) if version == NEW else frozenset()
 
     def check(self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> Checked:
         """Check one call: its name without direction, its records as in dump.json."""
@@ -111,7 +116,7 @@ class CheckerAsExisting:
                     raise CannotRun("there is no gradient in the record")
                 grads = _told(_backward, api, bench, incoming, sides.bench[0]), _told(_backward, api, device, incoming, sides.device[0])
         data = _data([args, kwargs], bench, device, incoming, grads)
-        return _result(name, api, bench, device, grads, reason, self._version), data
+        return _result(name, api, bench, device, grads, reason, self._version, api in self._quantized), data
 
     def _sides(self, api: str, args: list[Any], kwargs: dict[str, Any], needs: Any, record: Mapping[str, Any]) -> _Sides:
         if api in _SINGLE:
@@ -202,9 +207,11 @@ def _backward(api: str, out: Any, incoming: torch.Tensor, args: Sequence[Any]) -
     return [value.grad for value in leaves_of(list(args)) if isinstance(value, torch.Tensor)]
 
 
-def _result(name: str, api: str, bench: Any, device: Any, grads: tuple[list[Any], list[Any]], reason: str, version: str) -> CallResult:
+def _result(
+    name: str, api: str, bench: Any, device: Any, grads: tuple[list[Any], list[Any]], reason: str, version: str, quantized: bool
+) -> CallResult:
     dropout = "dropout" in name
-    forward, first = (_zeros(bench, device), []) if dropout else _compared(api, f"{name}.forward.output", bench, device, version)
+    forward, first = (_zeros(bench, device), []) if dropout else _compared(api, f"{name}.forward.output", bench, device, version, quantized)
     backward, second = NOT_RUN, list[TensorResult]()
     if reason:
         backward, second = SKIP, [TensorResult(f"{name}.backward.output.0", (), "", "", status=SKIP, message=reason, old_status=SKIP)]
@@ -212,21 +219,21 @@ def _result(name: str, api: str, bench: Any, device: Any, grads: tuple[list[Any]
         if dropout:
             backward = _zeros(grads[0][0], grads[1][0])
         else:
-            backward, second = _compared(api, f"{name}.backward.output", *grads, version)
+            backward, second = _compared(api, f"{name}.backward.output", *grads, version, quantized)
     return CallResult(name, forward, backward, reason, (*first, *second))
 
 
-def _compared(api: str, prefix: str, bench: Any, device: Any, version: str) -> tuple[str, list[TensorResult]]:
+def _compared(api: str, prefix: str, bench: Any, device: Any, version: str, quantized: bool) -> tuple[str, list[TensorResult]]:
     """Status of a direction, the last one that is no pass, and the rows."""
     pairs = list(zip(bench, device)) if isinstance(bench, (list, tuple)) else [(bench, device)]
-    rows = [_row(api, f"{prefix}.{n}", b, d, version) for n, (b, d) in enumerate(pairs)]
+    rows = [_row(api, f"{prefix}.{n}", b, d, version, quantized) for n, (b, d) in enumerate(pairs)]
     status = PASS
     for row in rows:
         status = row.old_status if row.old_status in (ERROR, WARNING) else status
     return status, rows
 
 
-def _row(api: str, name: str, bench: Any, device: Any, version: str) -> TensorResult:
+def _row(api: str, name: str, bench: Any, device: Any, version: str, quantized: bool) -> TensorResult:
     if bench is None and device is None:
         return TensorResult(name, (), "", "", status=SKIP, message="the bench has no result", old_status=SKIP)
     if isinstance(bench, (list, tuple, dict)):
@@ -238,6 +245,9 @@ def _row(api: str, name: str, bench: Any, device: Any, version: str) -> TensorRe
         b, d = working(b, d, found.device_dtype)
         metrics = metrics if comparable(b.dtype.name, d.dtype.name, version) else {}
         status = old_status(b, d, found.device_dtype, metrics, version)
+        if quantized and "error_rate" in metrics and b.dtype.kind in "iu":
+            largest = float(np.abs(d - b).max())  # of unsigned types that wrap, too
+            metrics, status = {"max_abs": largest}, PASS if largest <= 1 else ERROR
     return replace(found, metrics=metrics, status=status, old_status=status, message="")
 
 

@@ -44,7 +44,7 @@ def make_check(work: Work) -> Check:
         raise UsageError(f"--dtype {work.dtype}: is no floating type of torch; allowed are float64, float32, bfloat16, float16, ...")
     checker: Checker | CheckerAsExisting
     if work.compat:
-        checker = CheckerAsExisting(files, device, seed=work.seed, version=work.compat)
+        checker = CheckerAsExisting(files, device, seed=work.seed, version=work.compat, quantized=work.quantized)
     else:
         target = Target(device, work.dtype, work.compiled)
         against = Bench(bench, work.bench_dtype)
