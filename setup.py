@@ -36,6 +36,7 @@ setup(
         # without a call per item is not in it at all. The walk over frames (PyFrame_GetBack, PyFrame_GetLasti) is not in it either.
         module("msprobe_engine.native._dumptext", ["msprobe_engine/native/_numbertext.h"]),
         module("msprobe_engine.native._tabletext", ["msprobe_engine/native/_numbertext.h"]),
+        module("msprobe_engine.native._pickletree"),
         module("msprobe_integrations.common._stackwalk"),
     ]
 )

@@ -106,10 +106,11 @@ def merge_incident(artifacts: Artifacts, output: Path) -> None:
 
 def finish_incident(artifacts: Artifacts, output: Path) -> None:
     """All ranks finish their files one after another, and merge when it is their turn."""
+    from msprobe_engine.probe.incident.files import rank_file
     from msprobe_engine.probe.incident.merge import finish
 
     for rank in range(artifacts.ranks):
-        os.link(artifacts.path("incident") / f"rank{rank}.json", output / f"rank{rank}.json")
+        os.link(rank_file(artifacts.path("incident"), rank), rank_file(output, rank))
         finish(output, rank, artifacts.ranks)
 
 

@@ -172,15 +172,18 @@ def _renamed(text: str, place: Place) -> str:
 
 def replicate_incident(base: Path, directory: Path, ranks: int) -> Path:
     """What the ranks have written of one incident, before anybody has put it together."""
+    from msprobe_engine.probe.incident.files import rank_file
+
     source = next(path for path in (base / "incidents").iterdir() if path.is_dir())
     directory.mkdir(parents=True)
     for rank in range(ranks):
         place = Place(rank, ranks)
-        piece = json.loads((source / f"rank{place.base}.json").read_text())
+        *samples, said = rank_file(source, place.base).read_text().splitlines()
+        piece = json.loads(said)
         event = piece["event"]
         piece = json.loads(_renamed(json.dumps(piece), place))
         piece |= {"world_size": ranks, "rank_info": piece["rank_info"] | {"dp": place.dp}, "event": event}
-        (directory / f"rank{rank}.json").write_text(json.dumps(piece, indent=1))
+        rank_file(directory, rank).write_text("\n".join([*samples, json.dumps(piece)]) + "\n")
     return directory
 
 

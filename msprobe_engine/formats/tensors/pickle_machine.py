@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from functools import lru_cache
+from typing import Any, ClassVar, Protocol
 
 from msprobe_engine.core.errors import DumpFormatError
 
@@ -27,7 +29,17 @@ class Wrong(Exception):
 
 
 class Hooks(Protocol):
-    """What is done with the instructions that would run something. All may raise `Wrong`."""
+    """What is done with the instructions that would run something. All may raise `Wrong`.
+
+    Attributes:
+        name, inert: classes of what stands for names, and for objects whose state is set as their attribute ``state``.
+        made: calls that need no `called`, by what stands for their name. A text: ``inert(text, arguments)``; None: of one tuple, which it
+            is.
+    """
+
+    name: ClassVar[type]
+    inert: ClassVar[type]
+    made: dict[Any, str | None]
 
     def named(self, module: str, name: str) -> Any:
         """What stands for a name."""
@@ -69,6 +81,19 @@ def checked_key(value: Any) -> Any:
     return value
 
 
+Advance = Callable[["Machine", bytes, int, list[Any], Hooks], tuple[int, list[Any]]]
+
+
+@lru_cache(maxsize=1)
+def compiled() -> Advance | None:
+    """The C implementation of the usual instructions, None when it was not built."""
+    try:
+        found: Advance = importlib.import_module("msprobe_engine.native._pickletree").advance
+    except ImportError:
+        return None
+    return found
+
+
 class Machine:
     """The stack, its marks, the memo, and the place in the data."""
 
@@ -82,12 +107,16 @@ class Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """What nearly all instructions of a large checkpoint are is done here, without a call for each."""
+        """What nearly all instructions of a large checkpoint are is done here, without a call for each, or in C where that was built. What
+        is damaged comes to an end here in any case: C goes no further than to the instruction in front of it."""
+        advance = compiled() if type(self.data) is bytes else None
         data, table, memo, outer = self.data, self._table, self.memo, self.outer
         called, built = self.hooks.called, self.hooks.built
         at, stack = self.at, self.stack
         try:
             while True:
+                if advance is not None:
+                    at, stack = advance(self, data, at, stack, self.hooks)
                 code = data[at]
                 at += 1
                 if code == 0x94:  # MEMOIZE
@@ -123,10 +152,10 @@ class Machine:
                     state, value = stack.pop(), stack[-1]
                     if (found := built(value, state)) is not value:
                         stack[-1] = found
-                        _replace(memo, value, found)
+                        self.replace(value, found)
                 elif code == 0x75:  # SETITEMS
                     items, stack = stack, outer.pop()
-                    set_all(self.hooks, stack[-1], items)
+                    self.set_items(stack[-1], items)
                 elif code == 0x7D:  # EMPTY_DICT
                     stack.append({})
                 elif code == 0x71:  # BINPUT
@@ -148,6 +177,16 @@ class Machine:
                     at, stack = self.at, self.stack
         finally:
             self.at, self.stack = max(at, self.at), stack
+
+    def set_items(self, target: Any, items: list[Any]) -> None:
+        set_all(self.hooks, target, items)
+
+    def replace(self, value: Any, found: Any) -> None:
+        """What was made of `value` by its state stands for it from now on; it was put into the memo a few instructions ago."""
+        for _, key in zip(range(4096), reversed(self.memo)):
+            if self.memo[key] is value:
+                self.memo[key] = found
+                break
 
     def take(self, count: int) -> bytes:
         begin = self.at
@@ -189,11 +228,3 @@ def set_all(hooks: Hooks, target: Any, items: list[Any]) -> None:
             target[key if type(key) is str else checked_key(key)] = value
     else:
         hooks.updated(target, [(checked_key(key), value) for key, value in pairs])
-
-
-def _replace(memo: dict[int, Any], value: Any, found: Any) -> None:
-    """What was made of `value` by its state stands for it from now on; it was put into the memo a few instructions ago."""
-    for _, key in zip(range(4096), reversed(memo)):
-        if memo[key] is value:
-            memo[key] = found
-            break

@@ -17,9 +17,12 @@ ARCHIVE = Limits(member=1 << 62, total=1 << 62)
 MAX_DIMENSIONS = 64
 
 
+MOST_ELEMENTS = 1 << 62
+
+
 def is_size(value: Any) -> bool:
     """Whether a value can be a number of elements or bytes."""
-    return type(value) is int and 0 <= value < 1 << 62
+    return type(value) is int and 0 <= value < MOST_ELEMENTS
 
 
 def is_view(offset: Any, shape: Any, strides: Any) -> bool:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -73,6 +73,8 @@ class Storage:
     nbytes: int
 
 
+_OTHERS = "copyreg._reconstructor", "copyreg.__newobj__", "builtins.getattr"
+"""Calls that stand for something besides those of `_MADE`."""
 Locate = Callable[[str, str, int, Any], Storage]
 """``locate(key, dtype, count of elements, what is behind these in the identity)``"""
 
@@ -103,6 +105,9 @@ class TorchHooks:
     locate: Locate
     trust: Collection[str] = ()
     refused: dict[str, None] = field(default_factory=dict)
+    name: ClassVar[type] = Named
+    inert: ClassVar[type] = Inert
+    made: dict[Any, str | None] = field(default_factory=dict)
     _names: dict[tuple[str, str], Named] = field(default_factory=dict)
 
     def named(self, module: str, name: str) -> Any:
@@ -111,6 +116,10 @@ class TorchHooks:
             found = self._names[module, name] = Named(full_name(module, name))
             if not is_known(found.name, self.trust):
                 self.refused[found.name] = None
+            if _MADE.get(found.name) is _fixed:
+                self.made[found] = None
+            elif found.name not in _MADE and found.name not in _OTHERS:
+                self.made[found] = found.name
         return found
 
     def called(self, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -122,9 +131,9 @@ class TorchHooks:
         found = make(arguments) if make is not None and not keywords else None
         if found is not None:
             return found
-        if function.name in ("copyreg._reconstructor", "copyreg.__newobj__") and arguments and isinstance(arguments[0], Named):
+        if function.name in _OTHERS[:2] and arguments and isinstance(arguments[0], Named):
             return Inert(arguments[0].name)
-        if function.name == "builtins.getattr":
+        if function.name == _OTHERS[2]:
             return _attribute(arguments)
         return Inert(function.name, arguments, keywords) if keywords else Inert(function.name, arguments)
 
