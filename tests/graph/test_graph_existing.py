@@ -136,7 +136,7 @@ def test_model_explorer(tmp_path: Path) -> None:
     (file,) = run(target, golden, tmp_path / "out", GraphOptions(formats=(MODEL_EXPLORER,), workers=1)).files
     document = json.loads(file.read_text())
     assert set(document) == {"label", "graphs"}
-    assert [graph["id"] for graph in document["graphs"]] == ["step 0 rank 0 NPU", "step 0 rank 0 Bench"]
+    assert [graph["id"] for graph in document["graphs"]] == ["step 0 rank 0 run", "step 0 rank 0 golden"]
     for graph in document["graphs"]:
         nodes = {node["id"]: node for node in graph["nodes"]}
         assert len(nodes) == len(graph["nodes"]) > 50

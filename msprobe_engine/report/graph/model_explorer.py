@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,11 +20,12 @@ from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.output_files import WholeFile
 from msprobe_engine.core.io.regular_files import explain
 from msprobe_engine.report.graph.existing.items import items
-from msprobe_engine.report.graph.existing.vis_db import GOLDEN, TARGET
 from msprobe_engine.report.graph.nodes.model import ROOT, Comparison, Graph
 from msprobe_engine.report.graph.writer import Plan
 
-_VERDICTS = {0.0: ("pass", "#FFFCF3"), 0.5: ("warning", "#FFDC7F"), 1.0: ("error", "#FF704D")}
+_COLOURS = ((1.0, "#FFFCF3"), (4.0, "#FFDC7F"), (math.inf, "#FF704D"))
+"""Of differences up to so many times what rounding explains, as on our own page."""
+_VERDICTS = {0.0: "pass", 0.5: "warning", 1.0: "error"}
 _UNMATCHED = "#C7C7C7"
 _SHOWN_AS = {"dtype": "dtype", "shape": "tensor_shape"}
 """Fields of ours under the names that Model Explorer writes on edges."""
@@ -55,10 +57,10 @@ class ModelExplorerWriter:
         Raises:
             SinkError: it cannot be written.
         """
-        sides = [(TARGET, made)] if isinstance(made, Graph) else [(TARGET, made.target), (GOLDEN, made.golden)]
+        sides = [("run", made)] if isinstance(made, Graph) else [("run", made.target), ("golden", made.golden)]
         try:
             for source, graph in sides:
-                compared = made if isinstance(made, Comparison) and source == TARGET else None
+                compared = made if isinstance(made, Comparison) and source == "run" else None
                 self._file.write(self._between)
                 self._file.writelines(_graph(f"step {made.step} rank {made.rank} {source}", graph, compared))
                 self._between = ",\n"
@@ -164,11 +166,11 @@ def _node(graph: Graph, node: int, space: str, taken: list[tuple[int, int, int]]
         "outputsMetadata": _metadata(results),
     }
     if compared is not None:
-        index = compared.index[node]
+        units = float(compared.units[node])
         if compared.partners[node] < 0:
             made["style"] = {"backgroundColor": _UNMATCHED}
-        elif index is not None:
-            made["style"] = {"backgroundColor": _VERDICTS[index][1]}
+        elif not math.isnan(units):
+            made["style"] = {"backgroundColor": next(colour for most, colour in _COLOURS if units <= most)}
     return made
 
 
@@ -191,7 +193,7 @@ def _attributes(graph: Graph, node: int, compared: Comparison | None) -> dict[st
         partner, index = compared.partners[node], compared.index[node]
         found["partner"] = compared.golden.names[partner] if partner >= 0 else "none"
         if index is not None:
-            found["verdict"] = _VERDICTS[index][0]
+            found["verdict of 26.2.0"] = _VERDICTS[index]
         if (units := float(compared.units[node])) == units:
             found["units of round-off"] = f"{units:.6g}"
     for link in graph.links.get(node, ()):
