@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import resource
@@ -147,6 +148,54 @@ def test_strangers_are_sent_away() -> None:
     loop.call(lambda: None)
     loop.join(10)
     assert not loop.alive
+
+
+def test_strangers_that_stay_take_no_files_from_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who connects and says nothing holds a small share of the files that the process may open, keeps no rank out, and does not keep
+    the thread alive when the last exchange has ended."""
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda _: (32, 32))
+    user, adopted = object(), threading.Event()
+    loop = connections.join_loop(user)
+    secret, port, *_ = loop.address("").split(" ")
+    key = b"s" * 20
+    strangers = [socket.create_connection(("127.0.0.1", int(port)), timeout=10) for _ in range(40)]
+    loop.call(lambda: links.Links(loop, key, 0, (1,), lambda *_: adopted.set(), lambda *_: None) and None)
+    with socket.create_connection(("127.0.0.1", int(port)), timeout=10) as sock:
+        sock.sendall(loop.hello(bytes.fromhex(secret), key, 1) + connections.encode(Message(Kind.UP, 0, 1, 0)))
+        assert adopted.wait(10)
+        assert len(loop.connections) <= 32 // 8 + 1
+    loop.users.discard(user)
+    loop.call(lambda: None)
+    loop.join(10)
+    assert not loop.alive
+    for each in strangers:
+        each.close()
+
+
+def test_a_connection_for_which_no_file_is_left_is_waited_for_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays ready to be accepted; the thread looks again later instead of without pause, and accepts it then."""
+    monkeypatch.setattr(connections, "_FULL", 0.2)
+    user = object()
+    loop = connections.join_loop(user)
+    _, port, *_ = loop.address("").split(" ")
+    tries = 0
+    accept = socket.socket.accept
+
+    def full(sock: socket.socket) -> tuple[socket.socket, object]:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(sock)
+
+    monkeypatch.setattr(socket.socket, "accept", full)
+    begin = time.monotonic()
+    assert _connect(int(port), b"GET / HTTP/1.0\r\n\r\n".ljust(64)) == b""
+    assert tries == 3
+    assert time.monotonic() - begin >= 0.4
+    loop.users.discard(user)
+    loop.call(lambda: None)
+    loop.join(10)
 
 
 def test_a_message_of_no_form_ends_its_connection() -> None:

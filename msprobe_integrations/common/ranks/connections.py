@@ -7,8 +7,10 @@ that does not begin with the secret is closed. What comes over it are numbers of
 from __future__ import annotations
 
 import contextlib
+import errno
 import heapq
 import os
+import resource
 import secrets
 import selectors
 import socket
@@ -17,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import count
+from itertools import count, islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,8 +36,10 @@ _MAGIC = b"msprobe1"
 _MOST_BYTES = 1 << 28
 """Of one message: two million rows."""
 _CHUNK = 1 << 18
-_STRANGERS = 256
-"""Connections that have not said yet what they are for."""
+_STRANGERS, _OF_ALL_FILES = 256, 8
+"""Connections that have not said yet what they are for: so many at most, and one of so many files that the process may open."""
+_FULL = 1.0
+"""Seconds without new connections after one for which the process had no file left."""
 _UNCLAIMED = 60.0
 _DRAIN = 2.0
 _log = get_logger()
@@ -119,7 +123,7 @@ class Loop:
             family = socket.AF_INET6 if both else socket.AF_INET
             self._listener = socket.create_server(("127.0.0.1" if alone else "", 0), family=family, backlog=256, dualstack_ipv6=both)
             self._listener.setblocking(False)
-            self._selector.register(self._listener, selectors.EVENT_READ, lambda _events: self._accept())
+            self._listen()
             hosts = [] if alone else own_hosts(store_host)
             self._address = " ".join([self._secret.hex(), str(self._listener.getsockname()[1]), machine_id(), *hosts])
         return self._address
@@ -128,17 +132,22 @@ class Loop:
 
     def _work(self) -> None:
         while self.alive:
-            timeout = 0.0 if self._calls else max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
-            for key, events in self._selector.select(timeout):
+            for key, events in self._selector.select(self._pause()):
                 self._guard(key.data, events)
             while self._calls:
                 self._guard(self._calls.popleft())
             while self._timers and self._timers[0][0] <= time.monotonic():
                 self._guard(heapq.heappop(self._timers)[2])
             self._drop_strangers()
-            if not self.users and not self.connections:
+            if not self.users and not self.connections - self._strangers.keys():
                 _forget(self)
         self._close()
+
+    def _pause(self) -> float | None:
+        if self._calls:
+            return 0.0
+        times = [*(at for at, _, _ in self._timers[:1]), *islice(self._strangers.values(), 1)]
+        return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _guard(self, action: Callable[..., None], *args: Any) -> None:
         try:
@@ -153,14 +162,28 @@ class Loop:
 
     def _accept(self) -> None:
         assert self._listener is not None
-        with contextlib.suppress(OSError):
+        try:
             sock, _ = self._listener.accept()
-            connection = Connection(self, sock)
-            if len(self._strangers) >= _STRANGERS:
-                connection.close()
-                return
-            self._strangers[connection] = time.monotonic() + GREETING
-            connection.listen(self._greet)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # it stays ready to be accepted: the thread would not rest
+                self.watch(self._listener, 0, self._on_listener)
+                self.later(_FULL, self._listen)
+            return
+        most = max(1, min(_STRANGERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _OF_ALL_FILES))
+        while len(self._strangers) >= most:  # the oldest goes: a rank says at once what it wants
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.close()
+        connection = Connection(self, sock)
+        self._strangers[connection] = time.monotonic() + GREETING
+        connection.listen(self._greet)
+
+    def _listen(self) -> None:
+        if self._listener is not None and self.alive:
+            self.watch(self._listener, selectors.EVENT_READ, self._on_listener)
+
+    def _on_listener(self, _events: int) -> None:
+        self._accept()
 
     def _greet(self, connection: Connection) -> None:
         """A connection has sent something, or has ended."""
