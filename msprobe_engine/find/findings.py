@@ -38,6 +38,9 @@ HEADLINES: Mapping[str, str] = {
 NOTHING = Sentence("No NaN or Inf that matters")
 """What one run was searched for."""
 
+SAME_FILES = Sentence("Nothing was compared: both sides are the same directory or file, so that they are equal says nothing")
+"""Of two paths that lead to one run."""
+
 _MOST_FURTHER = 6
 """Suspects on the console."""
 _MOST_PROBLEMS = 8
@@ -238,8 +241,22 @@ class Diagnosis:
         lines += listed("warning", [*self.problems[:_MOST_PROBLEMS], *unnamed], _WORDS)
         lines += listed("next", self.next, _WORDS)
         if self.looked_at:
-            lines += listed("looked at", [", ".join(f"{key} {value}" for key, value in self.looked_at.items())], _WORDS)
+            lines += listed("looked at", [", ".join(self._said_looked_at())], _WORDS)
         return "\n".join(one_line(line) for line in lines)
+
+    def _said_looked_at(self) -> list[str]:
+        """``step 0, 1 rank, 1,097 of 1,098 records``, and paths with what they are."""
+        words = {"ranks": "rank", "records": "record", "collectives": "collective", "numbers": "number", "tensors": "tensor"}
+        said = []
+        for key, value in self.looked_at.items():
+            if key == "steps":
+                said.append(f"step{'' if str(value).isdecimal() else 's'} {value}")
+            elif key in words and isinstance(value, int):
+                of = self.looked_at.get("recorded", value) if key == "records" else value
+                said.append(f"{value:,}{f' of {of:,}' if of != value else ''} {words[key]}{'' if of == 1 else 's'}")
+            elif key != "recorded":
+                said.append(f"{key} {value}")
+        return said
 
     def _further(self, placed: bool) -> list[str]:
         """Lines of the suspects behind the first; those that say the same are one. `placed`: they are of ranks."""

@@ -22,6 +22,7 @@ Capture = pytest.CaptureFixture[str]
 ALL = all_commands()
 WITHOUT_ARGUMENT = {"doctor": 0, "frameworks": (0, 1), "init": 0, "settings schema": 0}
 """Commands that have an answer without any argument; all others end with 2 and say what they need. `parse` is the interactive tool then."""
+ANSWERS = {name: "--json" in {option for action in sub_parser(name)._actions for option in action.option_strings} for name in ALL}
 READS_RUN = {
     "diagnose": (1, "NaN"),
     "monitor analyze": (2, "no monitor has written here"),
@@ -33,8 +34,52 @@ READS_RUN = {
     "show": (0, "step 0: rank0"),
     "trends": (1, "trends.html"),
     "acc_check": ((0, 1, 3), ""),
+    "ckpt diff": (2, "no checkpoint is recognised"),
+    "ckpt digest": (2, "no checkpoint is recognised"),
+    "ckpt show": (2, "no checkpoint is recognised"),
+    "compare": (3, "NaN"),
+    "config_check": (2, "without config_check_pack.zip"),
+    "data2db": (0, ""),
+    "grad_probe compare": (2, ""),
+    "graph_visualize": (1, "First NaN"),
+    "merge_result": (3, "cannot be read as yaml"),
+    "monitor learn": (2, "no monitor has written here"),
+    "op_generate": (0, ""),
+    "parse": (2, "holds no tensor file"),
+    "run_overflow_check": ((0, 1), "Details: "),
+    "settings check": (2, "a settings file ends in"),
 }
-"""Commands whose one path is a run directory, and what they say of one that has a dump with a NaN and no monitor."""
+"""Commands that read the path of a run, and what they say of one that has a dump with a NaN and no monitor."""
+PATHS = {
+    "acc_check": ["-api_info", "{}"],
+    "api_precision_compare": ["-npu", "{}", "-gpu", "{}"],
+    "certs crl": ["{}"],
+    "certs host": ["{}", "host"],
+    "certs revoke": ["{}", "host"],
+    "certs show": ["{}"],
+    "ckpt diff": ["{}", "{}"],
+    "ckpt digest": ["{}", "-o", "digests.json"],
+    "code_mapping": ["--ir", "{}", "--dump_data", "{}"],
+    "compare": ["{}", "{}"],
+    "config_check": ["{}", "{}"],
+    "data2db": ["--db", "trend.db", "--data", "{}"],
+    "grad_probe compare": ["{}", "{}"],
+    "graph_visualize": ["-tp", "{}"],
+    "merge_result": ["-i", "{}", "-o", "merged", "-config", "{}"],
+    "monitor learn": ["{}", "-o", "learned.yaml"],
+    "op_generate": ["--dump", "{}", "--api", "Torch.log.0.forward", "-o", "scripts"],
+    "parse": ["-t", "npy", "-d", "{}"],
+    "run": ["--config", "{}", "--", "true"],
+    "run_overflow_check": ["-api_info", "{}"],
+}
+"""What is typed around a path, where it is not the path alone."""
+NO_INPUT = {"certs init", "doctor", "frameworks", "init", "settings schema"}
+"""Commands that read nothing that is named."""
+
+
+def typed(name: str, path: str) -> list[str]:
+    """The command with a path for all that it reads."""
+    return [*name.split(), *(word.format(path) for word in PATHS.get(name, ["{}"]))]
 
 
 @pytest.fixture
@@ -84,17 +129,20 @@ def test_no_argument(name: str, capsys: Capture) -> None:
         assert any(word in said[0] for word in ("required: ", "give ", "pass a file", "say what to do", "no launch line")), said
 
 
-@pytest.mark.parametrize("name", sorted(READS_RUN))
+@pytest.mark.parametrize("name", sorted({*ALL} - NO_INPUT))
 def test_a_wrong_path(name: str, here: Path, capsys: Capture) -> None:
-    """2, and a message that names the path and says what to give."""
-    option = ["-api_info"] if name == "acc_check" else []
+    """2, and a message that names the path and says what to give; with --json the answer says the same. Nothing is made."""
     for path in ("nothing", str(here / "no" / "such" / "directory")):
-        code = ended(*name.split(), *option, path)
+        code = ended(*typed(name, path))
         out, err = capsys.readouterr()
         (said,) = message(err)
         assert (code, out) == (2, "")
         assert said.startswith(f"msprobe {name}: ")
         assert path in said
+        if ANSWERS[name]:
+            assert ended(*typed(name, path), "--json") == 2
+            out = capsys.readouterr().out
+            assert not out or path in json.loads(out)["error"]
     assert sorted(path.name for path in here.iterdir()) == ["run"]
 
 
@@ -103,13 +151,28 @@ def test_a_wrong_path(name: str, here: Path, capsys: Capture) -> None:
 def test_a_run_directory(name: str, capsys: Capture) -> None:
     """Is taken as it is, and what is said comes without a terminal, too."""
     expected, said = READS_RUN[name]
-    option = ["-api_info"] if name == "acc_check" else []
-    code = ended(*name.split(), *option, "run")
+    code = ended(*typed(name, "run"))
     out, err = capsys.readouterr()
     assert "Traceback" not in out + err
     assert code in (expected if isinstance(expected, tuple) else (expected,)), out + err
     assert said in out + err
     assert "\x1b" not in out + err
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", [name for name in sorted(READS_RUN) if name != "parse"])
+def test_a_run_directory_as_json(name: str, capsys: Capture) -> None:
+    """The same end, and one object on the standard output; what has none of the common form says errors on the standard error alone."""
+    expected, _ = READS_RUN[name]
+    code = ended(*typed(name, "run"), "--json")
+    out, err = capsys.readouterr()
+    assert code in (expected if isinstance(expected, tuple) else (expected,)), out + err
+    if out:
+        told = json.loads(out)
+        assert told.get("exit_code", code) == code
+    else:
+        assert code == 2
+        assert "run" in err
 
 
 def _module(name: str) -> str:
@@ -243,7 +306,7 @@ def test_latest_is_the_last_launch(name: str, here: Path, capsys: Capture) -> No
     (here / "run").rename(here / "msprobe_output" / "20260101-120000-abcd")
     (here / "msprobe_output" / "latest").symlink_to("20260101-120000-abcd")
     expected, said = READS_RUN[name]
-    code = ended(*name.split(), *(["-api_info"] if name == "acc_check" else []), "latest")
+    code = ended(*typed(name, "latest"))
     out, err = capsys.readouterr()
     assert code in (expected if isinstance(expected, tuple) else (expected,)), out + err
     assert said in out + err

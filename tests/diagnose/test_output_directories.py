@@ -146,7 +146,7 @@ def test_what_was_looked_at_is_counted(tmp_path: Path, rank_dump: Any) -> None:
         _dump(rank_dump, tmp_path / name / "dump", 2, out)
     found = diagnose(tmp_path / "bad" / "dump", tmp_path / "good" / "dump")
     assert found.looked_at == {"steps": "0, 1", "ranks": 1, "records": 6, "recorded": 6}
-    assert "looked at  steps 0, 1, ranks 1, records 6, recorded 6" in found.text()
+    assert "looked at  steps 0, 1, 1 rank, 6 records" in found.text()
 
 
 def test_files_are_named_in_full(

@@ -37,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0: no abnormal overflow; errors are raised as `ProbeError`, which the entry point turns into 2."""
-    from pathlib import Path
     from typing import Any
 
+    from msprobe_engine.accuracy.precheck.calls import find_dump
     from msprobe_engine.core.backend import load_backend
     from msprobe_engine.core.errors import MissingExtraError
     from msprobe_engine.core.log import get_logger, printable
@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
         backend: Any = load_backend("torch")
     except ImportError:
         raise MissingExtraError("torch", "torch", "running calls again") from None
-    rows = backend.rerun_overflow(Path(args.api_info_file), args.device_id, args.jit_compile == "true")
+    file = find_dump(args.api_info_file)
+    rows = backend.rerun_overflow(file, args.device_id, args.jit_compile == "true")
     log = get_logger()
     for row in rows:
         for line in row.log_lines():
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(map(printable, table(rows).split("\n"))))
     if rows and rows[0].device == "cpu":
         print("There is no accelerator here: the CPU in the recorded types was held against the CPU in float64.")
-    for line in summary(rows, read_side(args.api_info_file)):
+    for line in summary(rows, read_side(file)):
         print(printable(line))
     print(printable(f"Details: {write(rows, args.output_path).resolve()}"))
     return 1 if any(ABNORMAL in (row.verdict, row.backward) for row in rows) else 0

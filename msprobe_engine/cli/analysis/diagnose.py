@@ -57,13 +57,15 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.core.errors import SinkError
     from msprobe_engine.core.log import printable
     from msprobe_engine.find.coverage import renames, two_frameworks
-    from msprobe_engine.find.findings import NONE
+    from msprobe_engine.find.findings import NONE, SAME_FILES
     from msprobe_engine.find.run import diagnose
 
     refuse_page_name(args.output_path)
-    warn_same_files(args.target, args.golden)
+    same = warn_same_files(args.target, args.golden)
     mappings = Mappings(args.data_mapping, args.cell_mapping, args.api_mapping, args.layer_mapping)
     found = diagnose(args.target, args.golden, calibration=args.calibration, mappings=mappings, exact=args.exact)
+    if same and found.finding == NONE:
+        found.nothing = SAME_FILES
     print(say_steps(found.text(), args.target, args.golden))
     args.output_path = args.output_path or results_directory(args.target, "diagnose", "./msprobe_diagnosis")
     try:

@@ -11,7 +11,7 @@ examples:
   msprobe ckpt diff run golden                                 the newest checkpoints of two runs
   msprobe ckpt diff run/iter_0001000 hf/snapshot -o report     Megatron against Hugging Face; JSON, CSV and HTML
   msprobe ckpt diff run golden --rtol 1e-3 --atol 1e-6         a gate: differences within are none
-  msprobe ckpt diff run golden --json - --only-different --top 10
+  msprobe ckpt diff run golden --only-different --top 10 --json
   msprobe ckpt diff run/iter_0001000 iter_0001000.digests.json
 
 exit codes: 0 equal, 1 different, 2 wrong usage or nothing to read, 3 cannot tell (damaged, refused, nothing in common)"""
@@ -27,7 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("b", metavar="GOLDEN", type=Path, help="one that is right, of any format and layout; B in the report")
     parser.add_argument("-o", "--output_path", type=Path, metavar="DIR", help="write ckpt_diff.json, .csv and .html there")
-    parser.add_argument("--json", metavar="FILE", help="write the report as JSON; -: to the standard output, in place of the text")
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write the report as JSON; without FILE to the standard output, in place of the text",
+    )
     parser.add_argument("--csv", metavar="FILE", type=Path, help="write a line per tensor")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write one page")
     parser.add_argument("--only-different", "--only_different", action="store_true", help="leave equal tensors out of the files")

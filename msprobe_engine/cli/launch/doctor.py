@@ -40,7 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cuda", "npu", "cpu"), help="type of the device; default: the first of these that is there")
     parser.add_argument("--budget", type=float, default=600.0, metavar="SECONDS", help="time for all checks together (default: 600)")
     parser.add_argument("--only", action="append", default=[], metavar="KEYS", help="only these checks: A1,B2; A stands for A1, A2, ...")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON; - is the standard output")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        nargs="?",
+        const=Path("-"),
+        metavar="FILE",
+        help="write everything as JSON; without FILE to the standard output",
+    )
     parser.add_argument("--brief", action="store_true", help="only say what is here: run no check")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a table for docs/evidence/hardware.md")
     parser.add_argument(

@@ -13,13 +13,15 @@ _DUMP = "dump"
 """An output directory stands for the dumps in it."""
 
 
-def warn_same_files(target: str | os.PathLike[str], golden: str | os.PathLike[str] | None) -> None:
-    """Say in one line that both sides are one: the same path, the same file by another name, or directories of links to the same files."""
+def warn_same_files(target: str | os.PathLike[str], golden: str | os.PathLike[str] | None) -> bool:
+    """Say in one line that both sides are one: the same path, the same file by another name, or directories of links to the same files.
+    True then."""
     from msprobe_engine.core.log import one_line
 
-    if golden is not None and _are_same(Path(target), Path(golden)):
-        said = f"warning: {target} and {golden} are the same files: that they are equal says nothing"
-        print(one_line(said), file=sys.stderr)
+    if golden is None or not _are_same(Path(target), Path(golden)):
+        return False
+    print(one_line(f"warning: {target} and {golden} are the same files: that they are equal says nothing"), file=sys.stderr)
+    return True
 
 
 def _are_same(one: Path, other: Path) -> bool:

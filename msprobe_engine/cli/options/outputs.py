@@ -84,6 +84,11 @@ def _same(one: str, other: str) -> bool:
         return False
 
 
+def is_run(place: Path) -> bool:
+    """Does the directory hold what a run leaves?"""
+    return any((place / name).exists() for name in _OF_RUN)
+
+
 def results_directory(run: str, command: str, otherwise: str) -> str:
     """A new directory ``RUN/analysis/<command>-<n>`` for what a command writes about a run, made now.
 
@@ -93,7 +98,7 @@ def results_directory(run: str, command: str, otherwise: str) -> str:
     """
     place = Path(run)
     try:
-        if not run or not place.is_dir() or not any((place / name).exists() for name in _OF_RUN) or (place / RESULTS).is_symlink():
+        if not run or not place.is_dir() or not is_run(place) or (place / RESULTS).is_symlink():
             return otherwise
         make_directories(os.fspath(place / RESULTS))
         for number in range(1, _MOST_RESULTS):

@@ -66,7 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out.add_argument(
         "-o", "--output", metavar="PATH", help=f"pack (default {PACK}), directory ({RESULT}), or JSON of checkpoints ({CHECKPOINT})"
     )
-    out.add_argument("--json", metavar="FILE", help="write the result as JSON; -: to the standard output, in place of the text")
+    out.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write the result as JSON; without FILE to the standard output, in place of the text",
+    )
     out.add_argument("--html", metavar="FILE", help="write the result as a page")
     out.add_argument("--top", type=int, default=20, metavar="N", help="list N differences of each severity (default: %(default)s)")
     out.add_argument(
@@ -159,10 +165,10 @@ def _collect(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from msprobe_engine.cli.options.outputs import results_directory
+    from msprobe_engine.cli.options.outputs import is_run, results_directory
     from msprobe_engine.core.errors import UsageError
     from msprobe_engine.core.log import one_line
-    from msprobe_engine.formats.pack.kind import is_pack, pack_of
+    from msprobe_engine.formats.pack.kind import NAME, is_pack, pack_of
 
     bench, cmp = map(pack_of, args.compare)
     for path in (cmp, bench):
@@ -172,6 +178,11 @@ def _compare(args: argparse.Namespace) -> int:
                 f"{shown}: is no pack; collect one of each side first: msprobe config_check -d {shown} -o {one_line(path.stem)}.zip"
             )
     if not is_pack(bench) and not is_pack(cmp):
+        if bench.is_dir() and cmp.is_dir() and (is_run(bench) or is_run(cmp)):
+            raise UsageError(
+                f"{one_line(str(cmp if is_run(cmp) else bench))}: is the directory of a run without {NAME}; runs of msprobe run and of a "
+                "probe with config_check have one, msprobe config_check -d SCRIPT collects one"
+            )
         return _checkpoints(args)
     from msprobe_engine.find.config.packs import compare_packs
 

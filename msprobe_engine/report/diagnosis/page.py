@@ -9,7 +9,7 @@ from typing import Any
 
 from msprobe_engine.core.text.ranges import few_ranges, ranges_of
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.findings import NONE, Diagnosis, Suspect
+from msprobe_engine.find.findings import NONE, SAME_FILES, Diagnosis, Suspect
 from msprobe_engine.report.web.markup import Html, bullets, code, facts, paragraph, section, table, text, tiles
 from msprobe_engine.report.web.page import document
 from msprobe_engine.report.web.words import words
@@ -31,15 +31,23 @@ def page(found: Diagnosis) -> str:
     parts += section(_t("problems"), bullets(found.problems))
     if first is not None and first.stack:
         parts += section(_t("stack"), f"<pre>{text(chr(10).join(first.stack))}</pre>")
-    parts += section(_t("looked_at"), facts(found.looked_at.items()))
+    parts += section(_t("looked_at"), facts(_looked_at(found)))
     return document(
         found.headline(),
         kind="diagnosis",
         body="\n".join(parts),
         sections=("diagnosis",),
-        verdict="bad" if found.finding != NONE else "warn" if found.problems else "good",
+        verdict="bad" if found.finding != NONE else "warn" if found.problems or found.nothing == SAME_FILES else "good",
         headline=text(found.headline()),
     )
+
+
+def _looked_at(found: Diagnosis) -> list[tuple[str, object]]:
+    """Of the records how many, where not all of them could be compared."""
+    rows = {key: value for key, value in found.looked_at.items() if key != "recorded"}
+    if (all_of_them := found.looked_at.get("recorded")) not in (None, rows.get("records")):
+        rows["records"] = f"{rows['records']} / {all_of_them}"
+    return list(rows.items())
 
 
 def _t(key: str, *arguments: object) -> Html:

@@ -100,7 +100,8 @@ def read_wanted(path: Path) -> Wanted:
     try:
         document = parse_yaml(read_input(path, _LARGEST).decode("utf-8-sig"))
     except (OSError, ValueError) as error:
-        raise SettingsError(f"{path}: cannot be read as yaml ({error})") from None
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise SettingsError(f"{path}: cannot be read as yaml ({why})") from None
     api = document.get("api") if isinstance(document, dict) else None
     if not isinstance(api, list) or not api or not all(isinstance(name, str) and name for name in api):
         raise SettingsError(f"{path}: key 'api' is {str(api)[:200]!r}; a list of calls is needed, for example [Distributed.all_reduce]")

@@ -38,7 +38,8 @@ Front = Callable[[Sink, DumpSink, "TensorStore | None", Callable[[], "int | None
 def sink_of(dump: DumpSettings, root: Path, framework: str, rank: int | None, tensors: TensorStore | None) -> DumpSink:
     """What writes the files that a dump asks for."""
     options = {key: getattr(dump, key) for key in ("task", "level", "extra_info", "data_mode", "summary_mode")}
-    return DumpSink(root, framework=framework, rank=rank, selection=selection(dump), tensors=tensors, **options)
+    in_run = not dump.dump_path
+    return DumpSink(root, framework=framework, rank=rank, selection=selection(dump), tensors=tensors, in_run_directory=in_run, **options)
 
 
 class DumpFiles:
@@ -79,7 +80,7 @@ class DumpFiles:
     def claim(self, dump: DumpSettings, root: Path) -> Path:
         """Where this process may write below `root`. Before the first step only where that has to be known: a program makes a debugger
         in processes that never dump anything, like the one that starts its ranks."""
-        return self._outputs.claim_part(root, self.backend.rank(), of_output_dir=not dump.dump_path, by_process=True)
+        return self._outputs.claim_part(root, self.backend.rank(), of_output_dir=not dump.dump_path, by_process=bool(dump.dump_path))
 
     def begin(self, step: int) -> None:
         """A step begins: its directory is made."""

@@ -50,6 +50,7 @@ class DumpSink(Sink):
         framework: ``pytorch`` or ``mindspore``, for frames that do not say.
         extra_info: write stack.json and construct.json.
         rank: global rank, None outside a distributed run (the directory is then ``proc{pid}``).
+        in_run_directory: without a rank it is ``rank0``, like all else in the directory of a run, of which a process claims this name.
         data_mode: subset of ``input``, ``output``, ``forward``, ``backward``; ``("all",)`` is everything.
         summary_mode: ``statistics``; ``md5`` writes CRC-32 too; ``xor`` writes the XOR of 64-bit words in place of statistics;
             ``digest``: the digest is written whenever a row has one, in every mode. A mode that is not ``statistics`` is named in
@@ -82,6 +83,7 @@ class DumpSink(Sink):
         selection: Mapping[str, Any] = MappingProxyType({}),
         tensors: TensorStore | None = None,
         single_file: bool = False,
+        in_run_directory: bool = False,
     ) -> None:
         for value, allowed, what in (
             (level, ("L0", "L1", "mix", "L2", "debug"), "level"),
@@ -99,7 +101,7 @@ class DumpSink(Sink):
         self.task = task
         self.framework = framework
         self._extra_info = extra_info
-        self._rank_directory = layout.rank_directory(rank)
+        self._rank_directory = layout.rank_directory(0 if rank is None and in_run_directory else rank)
         self._rank = rank
         self._tensors = tensors
         saves = None if tensors is None else tensors.options.saves
@@ -121,7 +123,7 @@ class DumpSink(Sink):
         self._prepared: dict[int, Prepared] = {}
         self._packed: tuple[Layout, str, frame_log.PackedLayout] | None = None
         self._said_replaced = False
-        self._looked_for_others = rank is not None
+        self._looked_for_others = rank is not None or in_run_directory
         self._made = time.time()
 
     def tell_world(self, world: Mapping[str, object]) -> None:
@@ -189,7 +191,7 @@ class DumpSink(Sink):
                 )  # fmt: skip
 
     def assign_rank(self, rank: int) -> None:
-        """The rank is known now: directories that were named by the process number get its name, those of finished steps too. To be
+        """The rank is known now: directories that were named without it get its name, those of finished steps too. To be
         called when nothing waits to be written. A directory that cannot be renamed stays where it is, which is said."""
         if self._rank is not None:
             return
@@ -198,6 +200,8 @@ class DumpSink(Sink):
             self._prepared.clear()  # they name the old directory
             for step, old in list(self._begun.items()):
                 new = str(self.directory(step))
+                if new == old:
+                    continue
                 try:
                     if os.path.isdir(new):  # of an earlier run
                         layout.refuse_link(new)
