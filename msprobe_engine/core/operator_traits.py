@@ -99,10 +99,13 @@ LOSSES_OF_LABELS = frozenset(("cross_entropy", "nll_loss"))
 """Those that leave labels out (``ignore_index``): their mean is over the labels that count, and pieces of a batch have unlike numbers of
 them."""
 
-HANDS_ON = frozenset((
-    "to", "float", "half", "bfloat16", "double", "type", "type_as", "_to_copy", "relu", "relu_", "dropout", "neg", "neg_", "__neg__",
+CASTS = frozenset(("to", "float", "half", "bfloat16", "double", "type", "type_as", "_to_copy", "cast"))
+"""Operators that give elements another type, and compute nothing else."""
+
+HANDS_ON = CASTS | frozenset((
+    "relu", "relu_", "dropout", "neg", "neg_", "__neg__",
     "abs", "__abs__", "embedding", "zero_", "clamp", "clamp_", "clip", "clip_", "max", "min", "amax", "amin", "topk", "item", "maximum",
-    "minimum", "sort", "cast", "identity",
+    "minimum", "sort", "identity",
 ))  # fmt: skip
 """Operators that hand on elements, or values near zero or a bound: whatever is not zero is an element that went in, maybe rounded."""
 

@@ -234,6 +234,8 @@ def _argument(target: DumpTable, golden: DumpTable, i: int, j: int) -> tuple[flo
     x, y = target.values.get(i), golden.values.get(j)
     if x == y and type(x) is type(y):
         return 0.0, False
+    if isinstance(x, float) != isinstance(y, float):  # one side may give a tensor of one element (a learning rate)
+        x, y = _of_one_element(target, i, x), _of_one_element(golden, j, y)
     if isinstance(x, float) and isinstance(y, float):
         if x != x and y != y:
             return 0.0, False
@@ -245,6 +247,12 @@ def _argument(target: DumpTable, golden: DumpTable, i: int, j: int) -> tuple[flo
     if isinstance(x, str) and isinstance(y, str) and _device(x) and _device(y):
         return 0.0, False
     return math.inf, True
+
+
+def _of_one_element(side: DumpTable, row: int, value: Any) -> Any:
+    """The number of a tensor of one element; `value` of what is no tensor."""
+    tensor = row not in side.values and isinstance(side.shape[row], list) and elements(side.shape[row]) == 1
+    return float(side.stats[row][0]) if tensor and roundoff.eps(side.dtype[row]) else value
 
 
 def _device(text: str) -> bool:

@@ -26,7 +26,7 @@ MODULE_GAIN, BACKWARD_GAIN, ELEMENTWISE_GAIN = 3.0, 1.5, 1.5
 _LOSS_GAIN = 4.0
 _SOFTMAX_GAIN = 2.0
 _OPTIMIZER_PART = 0.1
-"""Of a parameter that an optimizer moves in one step, at most: what noise of the update can be of it."""
+"""Of a parameter that an optimizer moves in one step, but for one that begins at zero: what noise of the update can be of it."""
 
 _OF_ZEROS = 2.0
 """The same of a parameter that was zero: an element near zero changes its sign, and with it the whole update of that element."""
@@ -146,8 +146,7 @@ def forward(api: str, operands: Sequence[Operand], result: Result, moved_weights
         coarser = result.unit > min(one.unit for one in operands)
         return Carried(element, whole, coarser, max(one.noise.absolute for one in operands))
     if api in traits.OPTIMIZER_UPDATES:
-        part = _OPTIMIZER_PART if len(operands) > 2 else _OF_ZEROS  # a parameter of zeros does not go in: what comes out is the update
-        return Carried(math.sqrt(min(1.0, element)) * part, whole)
+        return _updated(operands, result, whole)
     gain = ELEMENTWISE_GAIN if api in traits.ELEMENTWISE else MODULE_GAIN
     if api in traits.SCALINGS and (len(operands) == 1 or min(one.size for one in operands) == 1):
         gain = 1.0
@@ -195,6 +194,16 @@ def _product(operands: Sequence[Operand], result: Result, moved_weights: bool) -
         aligned = b.noise.element * a.last * a.rms * b.rms / result.rms
         element, whole = max(element, aligned), math.hypot(whole, _MOVED * aligned)
     return Carried(element, whole)
+
+
+def _updated(operands: Sequence[Operand], result: Result, whole: float) -> Carried:
+    """A parameter and what it is moved by, of which an optimizer makes as much where its gradient is nothing but noise."""
+    if len(operands) <= 2:  # a parameter of zeros does not go in: what comes out is the update
+        return Carried(math.sqrt(min(1.0, _worst(operands)[0])) * _OF_ZEROS, whole)
+    held, moved_by = operands[0], _worst(operands[1:])[0]
+    size = held.rms / result.rms
+    part = max(_OPTIMIZER_PART, abs(1.0 - size))
+    return Carried(math.hypot(held.noise.element * size, math.sqrt(min(1.0, moved_by)) * part), whole)
 
 
 def _of_sum(api: str, operand: Operand, result: Result) -> float:

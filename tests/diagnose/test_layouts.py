@@ -105,6 +105,52 @@ def test_padded_vocabulary() -> None:
     assert not merge_statistics.padded([33, 8], [64, 9], 2)
 
 
+def _micro_batches(path: Path, ranks: int, off: float) -> Path:
+    """A dump of modules alone, of four micro batches over the ranks, whose gradients are divided by how many each rank has; the gradient of
+    one weight times `off`."""
+    number = np.random.default_rng(0)
+    made = {(micro, name): number.normal(size=64) for micro in range(4) for name in "abcdef"}
+
+    def tensor(values: np.ndarray) -> dict[str, object]:
+        four = {"Max": values.max(), "Min": values.min(), "Mean": values.mean(), "Norm": np.linalg.norm(values)}
+        return {
+            "type": "torch.Tensor",
+            "dtype": "torch.bfloat16",
+            "shape": [8, 8],
+            "requires_grad": True,
+            **{k: float(v) for k, v in four.items()},
+        }
+
+    for rank in range(ranks):
+        data: dict[str, object] = {}
+        for call, micro in enumerate(range(rank, 4, ranks)):
+            for name in "abcdef":
+                x = tensor(made[micro, name])
+                data[f"Module.{name}.Linear.forward.{call}"] = {"input_args": [x], "input_kwargs": {}, "output": [x]}
+            for name in reversed("abcdef"):
+                gradient = made[micro, name] * ranks
+                x = tensor(gradient)
+                data[f"Module.{name}.Linear.backward.{call}"] = {"input": [x], "output": [x]}
+                data[f"Module.{name}.Linear.parameters_grad.{call}"] = {"weight": [tensor(gradient * (off if name == "c" else 1.0))]}
+        place = path / "step0" / f"rank{rank}"
+        place.mkdir(parents=True)
+        document = {"task": "statistics", "level": "L0", "framework": "pytorch", "dump_data_dir": None, "data": data}
+        (place / "dump.json").write_text(json.dumps(document))
+        (place / "construct.json").write_text(json.dumps(dict.fromkeys(data)))
+        (place / "stack.json").write_text("{}")
+    return path
+
+
+@pytest.mark.parametrize(("off", "finding"), [(1.0, "none"), (1.5, "divergence")])
+def test_gradients_of_as_many_micro_batches(off: float, finding: str, tmp_path: Path) -> None:
+    """Gradients that each micro batch has by itself are held against those of the same micro batches on other ranks, not only their means,
+    which say nothing in 16 bits."""
+    found = diagnose(_micro_batches(tmp_path / "run", 2, off), _micro_batches(tmp_path / "golden", 1, 1.0))
+    assert found.finding == finding, found.text()
+    if found.first_suspect is not None:
+        assert found.first_suspect.record == "Module.c.Linear.parameters_grad.0"
+
+
 @pytest.mark.parametrize(("header", "other"), [({}, True), ({"complete": False}, False)])
 def test_a_step_that_was_cut_off_is_no_other_layout(header: dict[str, object], other: bool, tmp_path: Path) -> None:
     """It has half of the calls, as one micro batch of two has; both runs say that their layout is the same."""

@@ -370,6 +370,53 @@ def test_a_gradient_that_is_off_in_one_step_of_a_training_in_16_bits(
     assert main(["diagnose", str(roots[0].root), str(roots[1].root), "-o", str(tmp_path / "page")]) == code
 
 
+@pytest.mark.parametrize(
+    ("family", "name", "norms", "finding"),
+    [
+        ("grad_reduced", "layers.2.mlp.bias", ("3e-9", "5e-9"), "none"),
+        ("param_updated", "layers.2.mlp.bias", ("4e-9", "6e-9"), "none"),
+        ("grad_reduced", "layers.2.mlp.bias", ("3e-3", "5e-3"), "divergence"),
+        ("grad_reduced", "layers.2.mlp.weight", ("3e-9", "5e-9"), "divergence"),
+        ("grad_reduced", "layers.3.mlp.bias", ("12", "12.5"), "divergence"),
+    ],
+    ids=["round-off", "what is made of it", "more than that", "of a weight", "of another bias"],
+)
+def test_the_gradient_of_a_bias_that_comes_to_nothing(family: str, name: str, norms: tuple[str, str], finding: str, tmp_path: Path) -> None:
+    """Terms that cancel leave their round-off, which no two runs have alike, beside a weight whose gradient says how large they are. It
+    opens the way to no other difference."""
+    roots = [Monitor(tmp_path / side, ranks=1) for side in ("run", "golden")]
+    for root, cancelled, norm in zip(roots, ("3e-9", "5e-9"), norms):
+        for step in range(3):
+            root.put(0, step, "grad_reduced", "layers.2.mlp.bias", cancelled)
+        for step in range(1, 3):
+            root.put(0, step, family, name, norm)
+        (place,) = (root.write() / "monitor").iterdir()
+        (place / "run.json").write_text(json.dumps({"rank": 0, "rank_info": {}, "computed_in": {"float32": "parameters"}}))
+    assert diagnose(roots[0].root, roots[1].root).finding == finding
+
+
+@pytest.mark.parametrize(("ranks", "code"), [((1, 2), 3), ((2, 2), 1)], ids=["other ranks", "as many ranks"])
+def test_parameters_that_are_cut_over_ranks(ranks: tuple[int, int], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Parts of a tensor, and parts of a sum, which have no statistic, are not held against the whole of a run on other ranks."""
+    for side, world, rows, norm in (("golden", ranks[0], 64, "3,-1,2,0.25,0"), ("run", ranks[1], 32, "nan,nan,nan,nan,nan")):
+        place = tmp_path / side / "monitor" / "Dec03_21-34-40-rank0-1a2b3c4d"
+        place.mkdir(parents=True)
+        (place / "run.json").write_text(json.dumps({"rank": 0, "rank_info": {}, "world_size": world, "started_unix": 1.0}))
+        head = "vpp_stage,name,step,norm,min,max,mean,nans,shape,dtype\n"
+        (place / "param_origin_0-9.csv").write_text(
+            f'{head}0,up.weight,0,{rows / 16},-1,2,0.25,0,"[{rows},8]",torch.float32\n0,norm.weight,0,3,-1,2,0.25,0,[8],torch.float32\n'
+        )
+        (place / "actv_0-9.csv").write_text(
+            head.replace("step", "step,micro_step")
+            + f'0,down.output,0,0,{norm},"[4,8]",torch.float32\n'
+            + "".join(f'0,norm{at}.output,0,0,3,-1,2,0.25,0,"[4,8]",torch.float32\n' for at in range(3))
+        )
+    assert main(["diagnose", str(tmp_path / "run"), str(tmp_path / "golden"), "-o", str(tmp_path / "out")]) == code
+    said = capsys.readouterr().out
+    assert ("1 tensors are cut over ranks otherwise" if code == 3 else "its shape is [32,8], in the golden run [64,8]") in said
+    assert "down.output" in said
+
+
 @pytest.mark.parametrize(("forward", "named"), [(False, "layers.3.mlp.bias"), (True, "layers.1.mlp.weight")], ids=["same", "other"])
 def test_of_gradients_the_one_that_the_backward_pass_makes_first_is_named(forward: bool, named: str, tmp_path: Path) -> None:
     """Where the forward pass is the same, the fault is in the backward pass, before all that differs; where it is not, what is about as far

@@ -59,7 +59,7 @@ class Normed(torch.nn.Module):
 
 
 class Gated(torch.nn.Module):
-    """A gated branch; `way`: its products as one (joined) or in halves, a cast made twice."""
+    """A gated branch; `way`: its products as one (joined) or in halves, a cast made twice, scaled (before the last product or behind)."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -79,6 +79,8 @@ class Gated(torch.nn.Module):
         else:
             gate, up = self.gate(normed), self.up(normed)
         inner = silu(gate) * up
+        if "scaled" in self.way:
+            return x + (self.down(inner * 0.3) if "before" in self.way else self.down(inner) * 0.3)
         if "halves" in self.way:
             parts = (linear(inner[..., some], self.down.weight[:, some]).float() for some in (slice(32), slice(32, None)))
             return x + sum(parts).to(x.dtype)  # type: ignore[union-attr]
@@ -112,8 +114,11 @@ def labels(targets: torch.Tensor, way: str) -> torch.Tensor:
 
 
 def loss(logits: torch.Tensor, targets: torch.Tensor, way: str) -> torch.Tensor:
-    """Over all tokens but the last ones; `way`: a sum divided by their number, of labels that are moved by one."""
+    """Over all tokens but the last ones; `way`: a sum divided by their number, of labels that are moved by one, of chosen tokens alone."""
     targets = labels(targets, way)
+    if "chosen" in way:
+        logits, targets = logits[targets != -100], targets[targets != -100]
+        return torch.nn.functional.cross_entropy(logits.float(), targets)
     logits, targets = logits.float().flatten(0, 1), targets.flatten()
     if "summed" in way:
         return torch.nn.functional.cross_entropy(logits, targets, reduction="sum") / (targets != -100).sum()
@@ -175,7 +180,8 @@ def train(rank: int, ranks: int, scratch: str, path: Path, way: str) -> None:
     if "bf16" in way:
         model = model.bfloat16()
     parameters = list(model.parameters())[:: -1 if "backwards" in way else 1]
-    optimizer = torch.optim.AdamW(parameters, 1e-3, foreach="foreach" in way, fused="fused" in way)
+    rate = torch.tensor(1e-3) if "rate" in way else 1e-3
+    optimizer = torch.optim.AdamW(parameters, rate, foreach="foreach" in way, fused="fused" in way)
     debugger = PrecisionDebugger(dump_path=str(path), task="statistics", level="L0" if "L0" in way else "mix", step=[0, 1])
     for step in range(2):
         debugger.start(model=model)
@@ -230,6 +236,9 @@ def made(dumps: Path, way: str, ranks: int = 1) -> Path:
         ("bf16 gated joined", "bf16 gated", 1, ""),
         pytest.param("bf16 gated halves", "bf16 gated", 1, "", marks=pytest.mark.slow),
         ("bf16 gated cast twice backwards", "bf16 gated", 1, "in another order"),
+        ("autocast gated scaled before", "autocast gated scaled", 1, ""),
+        ("bf16 looking chosen", "bf16 looking", 1, ""),
+        ("rate of one element", "plain", 1, ""),
         ("bf16 looking added dropout", "bf16 looking", 1, ""),
         pytest.param("bf16 looking summed", "bf16 looking", 1, "", marks=pytest.mark.slow),
         pytest.param("bf16 recomputed reentrant", "bf16 recomputed", 1, "", marks=pytest.mark.slow),

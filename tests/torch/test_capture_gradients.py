@@ -348,6 +348,33 @@ def test_a_write_into_a_view(write: nn.Module) -> None:
     assert linear.sections["output"][0] is not None
 
 
+def test_gradients_that_come_in_part_stand_before_the_update() -> None:
+    """What is written into a view has no gradient of its own: its record, and that of the module around it, end with the pass."""
+
+    class Parts(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            whole = x.new_empty(2, 4)
+            whole[:, :2] = x[:, :2]
+            whole[:, 2:].copy_(x[:, 2:] * 2)
+            return whole
+
+    model = nn.Sequential(nn.Linear(4, 4), Parts(), nn.Linear(4, 2))
+
+    def work() -> None:
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+            with torch.no_grad():
+                model[0].weight.mul_(0.5)
+
+    names = list(entries(capture(model, work)[0]))
+    passes = [at for at, name in enumerate(names) if name.endswith("backward") or ".backward." in name]
+    updates = [at for at, name in enumerate(names) if name.startswith("Tensor.mul_.")]
+    assert any("copy_" in names[at] for at in passes), names
+    assert len(updates) == 2
+    assert max(passes) < updates[1], names
+    assert any(updates[0] < at for at in passes)
+
+
 def test_a_row_that_is_written_to() -> None:
     """h[1].mul_(5): the gradient of the row before is five times that behind; what made h has its whole gradient."""
 

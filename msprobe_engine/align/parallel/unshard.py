@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,14 @@ class Unsharder(PartialSumTracker):
         if adds and first.role[i] == INPUT:
             self._skip(i, j, PART)  # the sum so far, and the share of one micro batch
             return True
+        if first.role[i] == PARAMETERS_GRAD and self._gradients_are_local and (both := self._of_all_micro_batches(i, j)) is not None:
+            mine, theirs = both
+            for side, row, numbers, run in (
+                (self._whole.target, i, _snapped(mine, theirs), self._a),
+                (self._whole.golden, j, theirs, self._b),
+            ):
+                self._put(side, row, numbers, list(first.shape[i] or ()), len(run.pieces), run)
+            return False
         accumulated = first.role[i] == PARAMETERS_GRAD or (adds and first.role[i] == OUTPUT)
         others, _ = self._b.members(j, accumulated)
         pieces, places = self._a.members(i, accumulated)
@@ -208,6 +217,21 @@ class Unsharder(PartialSumTracker):
         if need > 1:
             self._whole.made_of[i] = need
         return need > 1
+
+    @cached_property
+    def _gradients_are_local(self) -> bool:
+        """Gradients of parameters are those of each micro batch by itself, and both sides make as many of them: what most of them say."""
+        rows = [(i, j) for i, j in self._rows if self._a.first.role[i] == PARAMETERS_GRAD]
+        found = [both for i, j in rows if (both := self._of_all_micro_batches(i, j)) is not None]
+        return 2 * sum(merge_statistics.distance(*both) <= self._agrees for both in found) > len(found) > 0
+
+    def _of_all_micro_batches(self, i: int, j: int) -> tuple[Floats, Floats] | None:
+        """Statistics of the gradients of a parameter by all micro batches, side by side; None where the sides do not make as many."""
+        pieces, others = self._a.members(i, False)[0], self._b.members(j, False)[0]
+        alike = self._a.first.shape[i] == self._b.first.shape[j] and isinstance(self._a.first.shape[i], list)
+        if not self._several or not alike or len(pieces) != len(others) or len(pieces) < 2:
+            return None
+        return merge_statistics.merged(pieces / self._whole.factor), merge_statistics.merged(others)
 
     def _shares_of_number(self, call: Call, i: int, j: int, pieces: Floats, others: Floats) -> tuple[int, int] | None:
         """A number of each piece (tokens counted, a loss over a part of the batch): how many of them make that of the whole, on each side.

@@ -42,7 +42,7 @@ def recorded_within(tree: Tree, other: Tree, partners: Mapping[int, int], record
 
 
 def change_something(tree: Tree, records: Iterable[int], replaced: bool) -> bool:
-    """Some of the records, which one side alone has, change tensors in place, draw random numbers or speak with other ranks. The others
+    """Some of the records, which one side alone has, change tensors in place, draw random numbers or tell other ranks something. The others
     give what later calls take in: where the numbers of these are the same they are another way to them, or nothing comes of them
     (logging). A product that nothing stands in place of counts, too.
 
@@ -52,7 +52,13 @@ def change_something(tree: Tree, records: Iterable[int], replaced: bool) -> bool
     """
     calls = [op for op in records if len(tree.kinds[op]) == 3 and not _hands_on_all(tree, op)]
     products = not replaced and any(is_product(tree.kinds[op][-1]) for op in calls)
-    return products or any(names.is_collective(tree.side.ops[op]) or _changes(tree.kinds[op][-1]) for op in calls)
+    return products or any(_speaks(tree.side.ops[op]) or _changes(tree.kinds[op][-1]) for op in calls)
+
+
+def _speaks(name: str) -> bool:
+    """A collective that does more than fetch what other ranks hold: when, and how often, makes no other numbers (weights that are given up
+    between the passes, or kept)."""
+    return names.is_collective(name) and "all_gather" not in name and "allgather" not in name
 
 
 def _hands_on_all(tree: Tree, op: int) -> bool:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.core.dtypes import is_bool
+from msprobe_engine.core.operator_traits import CASTS, MOVES
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.collectives.links import group_of, reduction_of
 from msprobe_engine.find.difference import explain
@@ -73,7 +74,7 @@ def _of_rows(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentenc
     differ = {
         ARGUMENT: m.argument,
         SHAPE: m.shape & shaped[0] & shaped[1] & typed[0] & typed[1] & (not unlike),
-        DTYPE: other_dtypes(m) & typed[0] & typed[1] & ~_masks(walker) & (not unlike),
+        DTYPE: other_dtypes(m) & typed[0] & typed[1] & ~_masks(walker) & ~_cast_elsewhere(walker) & (not unlike),
         GRAD_FLAG: (mine != theirs) & (mine >= 0) & (theirs >= 0) & (not unlike) & ~(ours & (mine == 0)) & ~(others & (theirs == 0)),
     }
     for kind, where in differ.items():
@@ -92,6 +93,17 @@ def _masks(walker: DifferenceWalk) -> Bools:
     taken = np.frombuffer(bytes(walker.side.role), np.uint8)[left] == INPUT
     found: Bools = taken & ((bools[0] & floats[1]) | (floats[0] & bools[1]))
     return found
+
+
+def _cast_elsewhere(walker: DifferenceWalk) -> Bools:
+    """Pairs of rows of calls that only move elements, where each side makes a cast that the other one makes at another place."""
+    kinds, moves = walker.target.kinds, np.zeros(len(walker.rows), bool)
+    casts = [
+        any(tree.kinds[op][-1] in CASTS for op in alone) for tree, alone in ((walker.target, walker.extra), (walker.golden, walker.missing))
+    ]
+    if all(casts):
+        moves[:] = [len(kinds[op]) == 3 and kinds[op][2] in MOVES for op in (walker.side.op[row] for row, _ in walker.rows)]
+    return moves
 
 
 def _is_float(dtype: str | None) -> bool:

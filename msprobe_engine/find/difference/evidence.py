@@ -13,7 +13,8 @@ from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.measure.distances import of_other_precision
 
 _BLIND = 0.25
-"""Part of the records of a step of which nothing can be said, at which nothing is said of the step."""
+"""Part of the modules of a step whose noise may be as large as they are, at which nothing is said of the step: what they are made of was
+not recorded."""
 
 
 class Precision(NamedTuple):
@@ -70,18 +71,20 @@ class LargestAccepted:
         """Another step."""
         for rank, walk in divergence.walks.items():
             self._unjudged += walk.unjudged
-            if self._blind is None and walk.unjudged > _BLIND * walk.compared:
+            calls = any(len(kind) == 3 for kind in divergence.walkers[rank].target.kinds)
+            blind = walk.unjudged if calls or walk.blurred <= _BLIND * walk.compared else walk.blurred
+            if self._blind is None and blind:
                 template = (
                     "from step {0} on no fault can be told from round-off: {1} of {2} records of rank {3} may differ by as much as they are"
                     " large; compare an earlier step, or runs in float32"
                 )
-                self._blind = Sentence(template, step, f"{walk.unjudged:,}", f"{walk.compared:,}", rank)
+                self._blind = Sentence(template, step, f"{blind:,}", f"{walk.compared:,}", rank)
             if walk.largest > self.distance and walk.largest_at >= 0:
                 self.distance, self._where = walk.largest, _where(divergence.walkers[rank], walk.largest_at, step, rank)
 
     @property
     def blind(self) -> list[str]:
-        """That in a step nothing can be said of too many records, for a result to be that there is no difference."""
+        """That in a step nothing can be said of some records, for a result to be that there is no difference."""
         return [] if self._blind is None else [self._blind]
 
     def sentences(self) -> list[str]:

@@ -52,7 +52,8 @@ class Walk:
         differing: records whose outputs differ, consequences too.
         compared: records whose outputs could be compared.
         largest: largest accepted distance: what round-off amounted to; largest_at: the pair of rows, -1 for none.
-        unjudged: records that are round-off themselves, so that no fault can be told from it.
+        unjudged: records that are round-off themselves, and differ by so much that no fault can be told from it.
+        blurred: records whose noise is as large, whatever they differ by.
         end: noise of the last records.
     """
 
@@ -63,6 +64,7 @@ class Walk:
     largest: float = 0.0
     largest_at: int = -1
     unjudged: int = 0
+    blurred: int = 0
     end: Noise = NONE
 
 
@@ -240,13 +242,14 @@ class DifferenceWalk:
                 found.aside.append(origin)
             elif origin is not None:
                 found.origins.append(origin)
-            given, taken = outer[at], inner[at]
+            given, taken, worst = outer[at], inner[at], int(records.worst_out[at])
+            found.blurred += bool(given) and not carried.sharp[worst] and not self.is_off(op)
             if self.is_off(op):
                 found.differing += 1
-            elif given and not carried.judged[int(records.worst_out[at])]:
+            elif given and not carried.judged[worst]:
                 found.unjudged += 1
             elif found.largest < given < np.inf:
-                found.largest, found.largest_at = given, int(records.worst_out[at])
+                found.largest, found.largest_at = given, worst
             made[op] = max(made[op], given, records.excused[at])
             parent, inside = parents[op], max(given, taken if taken < np.inf else 0.0)
             while parent >= 0:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Set
+
 from msprobe_engine.core.dtypes import other_form
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.findings import Suspect
@@ -12,9 +16,10 @@ from msprobe_engine.formats.monitor.series import Key
 _FACTS = ("shape", "dtype")
 
 
-def other_kinds(target: Run, golden: Run) -> tuple[list[Suspect], list[str]]:
-    """Tensors with another shape, in the order of execution, and what is to be said of data types. Of tensors whose shape is another one
-    from step to step all shapes count. Nothing where the files of a run do not say: a trend data base has neither."""
+def other_kinds(target: Run, golden: Run, cut: Set[tuple[int, str, Key]]) -> tuple[list[Suspect], list[str]]:
+    """Tensors with another shape that are not cut otherwise (`cut_otherwise`), in the order of execution, and what is to be said of data
+    types. Of tensors whose shape is another one from step to step all shapes count. Nothing where the files of a run do not say: a trend
+    data base has neither."""
     shapes: list[tuple[tuple[int, ...], Suspect]] = []
     types: dict[tuple[str, str], list[str]] = {}
     for rank in sorted(set(target.ranks) & set(golden.ranks)):
@@ -26,7 +31,7 @@ def other_kinds(target: Run, golden: Run) -> tuple[list[Suspect], list[str]]:
                 mine, theirs = (
                     [" or ".join(sorted({getattr(k, f) for k in ks} - {""})) for f in _FACTS] for ks in (kinds, others.get(key, ()))
                 )
-                if all((mine[0], theirs[0])) and mine[0] != theirs[0]:
+                if all((mine[0], theirs[0])) and mine[0] != theirs[0] and (rank, family, key) not in cut:
                     step = steps.get(key, 0)
                     shapes.append(((step, *order_in_step(family, key, at), rank), _suspect(rank, step, family, key, mine[0], theirs[0])))
                 if all((mine[1], theirs[1])) and mine[1] != theirs[1]:
@@ -49,6 +54,44 @@ def of_other_form(run: Run, other: Run) -> set[tuple[int, str, Key]]:
                 if pairs and all(other_form(*pair) for pair in pairs):
                     found.add((rank, family, key))
     return found
+
+
+def cut_otherwise(run: Run, other: Run, apart: Set[str]) -> tuple[set[tuple[int, str, Key]], list[str]]:
+    """(rank, family, tensor) of which the ranks of one run hold parts and those of the other one the whole, or other parts, and what is to
+    be said of them: where the runs have as many ranks, another shape is no such cut. `apart`: families that are not compared anyway."""
+    sizes = world_size(run), world_size(other)
+    found: dict[tuple[int, str, Key], str] = {}
+    for rank in set(run.ranks) & set(other.ranks) if all(sizes) and sizes[0] != sizes[1] else ():
+        for family in set(run.families(rank)) & set(other.families(rank)) - apart:
+            theirs = other.kinds(rank, family)
+            for key, kinds in run.kinds(rank, family).items():
+                pairs = [(one.shape, two.shape) for one in kinds for two in theirs.get(key, ()) if one.shape and two.shape]
+                if pairs and all(_is_cut(*pair) for pair in pairs):
+                    found[rank, family, key] = f"{family}/{key.name} {pairs[0][0]}, {pairs[0][1]}"
+    if not found:
+        return set(), []
+    template = "{0} tensors are cut over ranks otherwise, so that they cannot be compared, the first is {1}"
+    said: list[str] = [Sentence(template, f"{len(found):,}", min(found.values()))]
+    if any(family.startswith("actv") for _, family, _ in found):  # what is made of parts is a part of a sum before it is summed
+        said.append(Sentence("actv and actv_grad cannot be compared: each rank may hold parts of sums"))
+        of_calls = {(rank, family) for rank in run.ranks for family in run.families(rank) if family.startswith("actv")}
+        return {*found, *((*place, key) for place in of_calls for key in run.kinds(*place))}, said
+    return set(found), said
+
+
+def _is_cut(mine: str, theirs: str) -> bool:
+    """One shape is a part of the other, in one dimension."""
+    shapes = json.loads(mine), json.loads(theirs)
+    if len(shapes[0]) != len(shapes[1]):
+        return False
+    other = [sorted(pair) for pair in zip(*shapes) if pair[0] != pair[1]]
+    return len(other) == 1 and math.gcd(*other[0]) == other[0][0] > 0
+
+
+def world_size(run: Run) -> int:
+    """How many ranks the training has, monitored or not; 0 where no file says it."""
+    size = run.info(run.ranks[0]).get("world_size") if run.ranks else 0
+    return size if isinstance(size, int) else 0
 
 
 def _first_steps(run: Run, rank: int, family: str) -> dict[Key, int]:

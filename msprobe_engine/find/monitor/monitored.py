@@ -18,7 +18,7 @@ from msprobe_engine.find.collectives.replicas import Odd, say_not_compared
 from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.launch_line import GOLDEN, UNKNOWN
 from msprobe_engine.find.monitor.growing_loss import name_loss
-from msprobe_engine.find.monitor.kinds import of_other_form, other_kinds
+from msprobe_engine.find.monitor.kinds import cut_otherwise, of_other_form, other_kinds
 from msprobe_engine.find.monitor.nearest import nearest_first
 from msprobe_engine.find.monitor.not_finite import not_finite
 from msprobe_engine.find.monitor.number_pairs import Number, every_series, paired_numbers
@@ -112,8 +112,9 @@ def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Di
     a, b = open_run(target), open_run(golden)
     found = Diagnosis()
     items, alone = paired_numbers(a, b)
-    unlike = of_other_form(a, b)
     apart, said_apart = not_comparable(a, b)
+    cut, said_cut = cut_otherwise(a, b, apart)
+    unlike = of_other_form(a, b) | cut
     items = [item for item in items if item.family not in apart and (item.rank, item.family, item.key) not in unlike]
     if not items:
         raise NothingCapturedError(f"{target} and {golden}: no rank, step and tensor in common; is it the same training?")
@@ -139,11 +140,11 @@ def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Di
         noise.accept(step, limits)
         if alone_off is not None and alone_off.is_answered(by_step[step]):
             alone_off = None
-    shapes, types = other_kinds(a, b)
+    shapes, types = other_kinds(a, b, cut)
     shapes = [one for one in shapes if one.record.partition("/")[0] not in apart]
     _say_never_there(found, sorted([*never_there(a, b), *shapes], key=lambda one: one.step))
     found.evidence += types
-    found.problems = [*missing_parts(a), *missing_parts(b), *steps_on_one_side(a, b), *said_apart]
+    found.problems = [*missing_parts(a), *missing_parts(b), *steps_on_one_side(a, b), *said_apart, *said_cut]
     found.remarks = [*still_running(a), *still_running(b), *other_runs(a), *other_runs(b)]
     found.evidence += found.remarks
     found.problems += [_said_alone(golden if k else target, names) for k, names in enumerate(alone) if names]

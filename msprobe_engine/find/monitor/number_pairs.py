@@ -93,9 +93,10 @@ def paired_numbers(run: Run, other: Run) -> tuple[list[Number], tuple[list[str],
                 ops = [op for op in _compared(one, rank, family) if op != "nans"][:1]
                 known = set(two.ops(rank, family)) if family in two.families(rank) else set()
                 for op in ops:
-                    table = two.series(rank, family, op) if op in known else {}
-                    besides = given_besides(one.series(rank, family, op), table)
-                    mine = {key: series for key, series in one.series(rank, family, op).items() if key.name not in besides}
+                    table = _column(two, rank, family, op) if op in known else {}
+                    here = _column(one, rank, family, op)
+                    besides = given_besides(here, table)
+                    mine = {key: series for key, series in here.items() if key.name not in besides}
                     alone[k].extend(_unpaired(mine, table, steps, f"rank {rank}, {family}/"))
         for name in (name for name in scalars if name in theirs and not OF_THE_MACHINE.search(name)):
             items += _paired(rank, "loss" if "loss" in name else "step", 0, Key(0, name), "value", scalars[name], theirs[name])
@@ -116,14 +117,26 @@ def _with_groups(mine: Mapping[str, Series], other: Mapping[str, Series]) -> Map
     return {**mine, **{name: mine[match[1]] for name, match in of_groups.items() if match and match[1] in mine}}
 
 
+def _column(run: Run, rank: int, family: str, op: str) -> Table:
+    """A statistic of tensors, of the steps in which they have one: of a part of a sum there is not even a count of NaN."""
+    table = run.series(rank, family, op)
+    counts = run.series(rank, family, "nans") if "nans" in run.ops(rank, family) else {}
+    found = dict(table)
+    for key, series in table.items():
+        if key in counts and (uncounted := np.isnan(counts[key].values)).any():
+            kept = ~(np.isnan(series.values) & np.isin(series.steps, counts[key].steps[uncounted]))
+            found[key] = Series(series.steps[kept], series.values[kept])
+    return found
+
+
 def _statistics(run: Run, other: Run, rank: int, family: str) -> Iterator[Number]:
     """The numbers of a family that both have. Of what is neither compared nor a count of NaN (the share of zeros, kurtosis) only whether it
     is a number: round-off moves it, and how far is not known."""
     compared = _compared(run, rank, family)
     tops = [other.series(rank, family, op) for op in ("max", "min") if op in other.ops(rank, family)]
     for op in run.ops(rank, family):
-        golden = other.series(rank, family, op)
-        for at, (key, series) in enumerate(run.series(rank, family, op).items()):
+        golden = _column(other, rank, family, op)
+        for at, (key, series) in enumerate(_column(run, rank, family, op).items()):
             if key not in golden:
                 continue
             for item in _paired(rank, family, at, key, op, series, golden[key]):

@@ -4,6 +4,7 @@ whole batch can."""
 from __future__ import annotations
 
 from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.monitor.kinds import world_size
 from msprobe_engine.formats.monitor.reader import Run
 
 _MOST = 0.5
@@ -20,7 +21,7 @@ def not_comparable(target: Run, golden: Run) -> tuple[frozenset[str], list[str]]
         return frozenset(), []
     counts = [_shapes(target, golden, family) for family in of_passes if family.startswith("actv")]
     other, both = sum(one[0] for one in counts), sum(one[1] for one in counts)
-    sizes = [_world_size(run) for run in (target, golden)]
+    sizes = [world_size(run) for run in (target, golden)]
     if not both and all(sizes) and sizes[0] != sizes[1]:
         template = "the runs have {0} and {1} ranks and no activations, so that loss cannot be compared: each rank has that of its own part"
         return frozenset(("loss",)), [Sentence(template, *sizes)]
@@ -30,12 +31,6 @@ def not_comparable(target: Run, golden: Run) -> tuple[frozenset[str], list[str]]
     first = next(one[2] for one in counts if one[2])
     template = "the runs cut the batch in other ways, so that {0} cannot be compared: {1} of {2} activations have another shape ({3})"
     return frozenset(found), [Sentence(template, ", ".join(found), f"{other:,}", f"{both:,}", first)]
-
-
-def _world_size(run: Run) -> int:
-    """How many ranks the training has, monitored or not; 0 where no file says it."""
-    size = run.info(run.ranks[0]).get("world_size") if run.ranks else 0
-    return size if isinstance(size, int) else 0
 
 
 def _shapes(target: Run, golden: Run, family: str) -> tuple[int, int, str]:

@@ -8,8 +8,10 @@ rounds to.
 In a training that is not stable a difference grows by itself, in multiples: what is at most half as large again as the largest of its kind
 before is that growth, and no place where two runs part. It is said at the end how far they are apart.
 
-A bias begins at zero, and where the gradient of some of it comes to nothing (that of the keys of an attention), an optimizer moves that
-part at random: it is held to a fifth of itself in 16 bits.
+The gradient of a bias may come to nothing (that of the keys of an attention, that of what goes into a norm): it is a sum of terms that
+cancel, and what is left is their round-off, half a unit of their size. Its terms are no larger than the gradient of the weight beside it,
+which sums up their products with what goes in. An optimizer moves such a bias, which begins at zero, at random: where part of it is so, it
+is held to a fifth of itself in 16 bits. What one number is allowed in this way says nothing of others of its kind.
 """
 
 from __future__ import annotations
@@ -79,9 +81,15 @@ class SeriesNoise:
         self._largest: dict[tuple[str, bool], float] = {}
         self._first: int | None = None
         self._gradients: dict[tuple[int, str], float] = {}  # of each parameter, in this step and before
+        self._sizes: dict[tuple[int, str, Key], float] = {}  # norms of gradients in this step
 
     def limit(self, item: Number) -> float:
         """What round-off may amount to in a number."""
+        made = _OF_ITS_GRADIENT * self._gradients.get((item.rank, item.key.name), 0.0) if self._is_made_of_gradients(item) else 0.0
+        return max(self._of_kind(item) + self._of_terms(item), made)
+
+    def _of_kind(self, item: Number) -> float:
+        """What it may amount to in any number of its kind."""
         kind, few = self._kind(item), item.op in _OF_FEW
         floor = self._floors[_GRADIENT if few and kind not in (_NUMBER, _BIAS) else kind]
         steps = item.step - (self._first if self._first is not None else item.step)
@@ -89,10 +97,15 @@ class SeriesNoise:
         allowed *= _FEW_ELEMENTS if few else 1.0
         if not self._unit:
             allowed = max(allowed, UNKNOWN)
-        if kind == _NUMBER:
-            return allowed
-        made = _OF_ITS_GRADIENT * self._gradients.get((item.rank, item.key.name), 0.0) if _is_made_of_gradients(item) else 0.0
-        return max(allowed, made, GROWTH * self._largest.get((kind, few), 0.0))
+        return allowed if kind == _NUMBER else max(allowed, GROWTH * self._largest.get((kind, few), 0.0))
+
+    def _of_terms(self, item: Number) -> float:
+        """What the terms of the gradient of a bias leave where they cancel."""
+        weight = item.key._replace(name=f"{item.key.name.removesuffix('bias')}weight")
+        terms = self._sizes.get((item.rank, item.family, weight), 0.0) if item.key.name.endswith("bias") else 0.0
+        if not terms or not math.isfinite(item.distance):
+            return 0.0
+        return self._unit * terms / max(abs(item.target), abs(item.golden), item.size)
 
     def may_pass(self, off: Iterable[Number], limits: Mapping[Number, float]) -> bool:
         """Whether what is off may be gone in the next step: in 16 bits, in gradients and what is made of them alone, and not far off. One
@@ -103,18 +116,24 @@ class SeriesNoise:
         )
 
     def see(self, items: Iterable[Number]) -> None:
-        """The numbers of the next step: how far gradients are apart, which limits what optimizers make of them."""
+        """The numbers of the next step: how far gradients are apart, which limits what optimizers make of them, and how large they are."""
+        self._sizes.clear()
         for item in items:
             if item.family.startswith("grad") and item.distance < math.inf:
                 key = item.rank, item.key.name
                 self._gradients[key] = max(self._gradients.get(key, 0.0), item.distance)
+                if item.op == "norm":
+                    self._sizes[item.rank, item.family, item.key] = max(abs(item.target), abs(item.golden))
 
     def accept(self, step: int, items: Iterable[Number]) -> None:
         """A step in which nothing was off."""
         self._first = step if self._first is None else self._first
-        for item in items:
+        for item in [item for item in items if item.distance <= self._of_kind(item)]:
             key = self._kind(item), item.op in _OF_FEW
             self._largest[key] = max(self._largest.get(key, 0.0), item.distance)
+
+    def _is_made_of_gradients(self, item: Number) -> bool:
+        return item.family in ("update", "ratio", "exp_avg", "exp_avg_sq") or self._kind(item) == _BIAS
 
     @staticmethod
     def _kind(item: Number) -> str:
@@ -125,10 +144,6 @@ class SeriesNoise:
         if item.family in _PARAMETERS or (item.family in ("update", "ratio") and item.key.name.endswith("bias")):
             return _BIAS if item.key.name.endswith("bias") else _PARAMETER
         return _SQUARES if item.family == "exp_avg_sq" else _GRADIENT
-
-
-def _is_made_of_gradients(item: Number) -> bool:
-    return item.family in ("update", "ratio", "exp_avg", "exp_avg_sq")
 
 
 def _unit(run: Run) -> float:

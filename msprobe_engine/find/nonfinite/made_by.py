@@ -22,7 +22,7 @@ _CALLS_OF_A_LOSS = 8
 """As far back as the division of a summed loss looks for the call that summed it: casts and a move to the device lie between."""
 _LOGARITHMS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0}
 """Function -> where its logarithm is that of 0."""
-_CASTS = frozenset(("to", "half", "type", "type_as", "bfloat16", "float", "cast", "copy", "copy_"))
+_CASTS = operator_traits.CASTS | {"copy", "copy_"}
 _GROW = frozenset((*operator_traits.PRODUCTS, *operator_traits.SUMS, "pow", "__pow__", "square", "cumsum", "norm", "prod", "einsum"))
 _GROW |= operator_traits.SCALINGS | operator_traits.ADDITIONS | operator_traits.PRODUCTS_WITH_ADDEND
 

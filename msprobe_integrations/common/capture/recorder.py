@@ -84,6 +84,7 @@ class CallRecorder(ABC):
         self.tree = CallTree(pipeline)
         self._watches: list[GradientWatch] = []
         self._open = 0
+        self._passed = False  # gradients were reported since the last call outside of a backward pass
 
     # what a framework says
 
@@ -163,6 +164,8 @@ class CallRecorder(ABC):
             call.recompute = self.recomputes(call) or (call.parent is not None and call.parent.recompute)
             if call.parent is None:
                 call.parent_name = self.tree.parent_in_backward(call)
+        elif self._passed:
+            self._end_pass()
         if self.kept is None:
             call.wanted = call.keep = self.forward
             call.watch = self.backward
@@ -294,17 +297,23 @@ class CallRecorder(ABC):
 
     def end_step(self) -> None:
         """Report gradients that came only in part, forget the step's numbering."""
-        watches, self._watches = self._watches, []
-        for watch in watches:
-            if watch.unfinished:
-                watch.report()
+        self._end_pass()
+        for watch in self._watches:
             watch.active = False
-        self._open = 0
+        self._watches, self._open = [], 0
         self.tree.end_step()
         if self.kept is not None:
             self.kept.end_step()
         self.numbers.reset()
         self.stack.calls.clear()
+
+    def _end_pass(self) -> None:
+        """Report gradients that came only in part (of what was written into a view): before the update and the next micro batch, so that
+        records stand in the order of execution."""
+        self._passed = False
+        for watch in self._watches:
+            if watch.unfinished:
+                watch.report()
 
     def _emit(self, call: Call, result: Any, parameters: Parameters | None, failed: bool, ended: bool = True) -> None:
         sections: dict[str, Any] = {}
@@ -341,6 +350,7 @@ class CallRecorder(ABC):
         watch.tag.running = self.kept.starts(watch.tag.backward_name)
 
     def _gradients(self, watch: GradientWatch, inputs: list[TensorRef | None], outputs: list[TensorRef | None]) -> None:
+        self._passed = True
         call: Call = watch.tag
         name = call.backward_name
         ended = True

@@ -140,9 +140,30 @@ def finished_by_other_calls(walker: DifferenceWalk) -> None:
             continue
         walker.finished |= finished[0]
         m.leave_out(at)
-        for behind in walker.span_of_twin(op):
-            if walker.side.role[walker.rows[behind][0]] == INPUT:
-                m.leave_out(behind)
+        given = _made_by_one_side(walker, op)
+        shapes = [walker.side.shape[walker.rows[one][0]] for one in given]
+        back = [
+            one
+            for one in walker.span_of_twin(op)
+            if walker.side.role[row := walker.rows[one][0]] == INPUT or walker.side.shape[row] in shapes
+        ]
+        numbers = {walker.side.stats[walker.rows[one][0]].tobytes() for one in (at, *given, *back)} if given else set()
+        for module in walker.target.above(op) if given else ():  # a module takes in what the calls in it do
+            spans = (*walker.span_of(module), *walker.span_of_twin(module))
+            back += [one for one in spans if walker.side.stats[walker.rows[one][0]].tobytes() in numbers]
+        m.leave_out([*given, *back])
+
+
+def _made_by_one_side(walker: DifferenceWalk, op: int) -> list[int]:
+    """Pairs of rows that a record takes in and that a call of one side alone has made (scaled before, where the other side scales the
+    result)."""
+    made = []
+    for at in walker.span_of(op):
+        row, other = walker.rows[at]
+        alone = walker.target.producers.get(row) in walker.extra or walker.golden.producers.get(other) in walker.missing
+        if alone and walker.side.role[row] == INPUT and isinstance(walker.side.shape[row], list):
+            made.append(at)
+    return made
 
 
 def shares_of_gradients(walker: DifferenceWalk) -> None:

@@ -144,10 +144,13 @@ class CarriedNoise(IncomingNoise):
         excused = float(walker.cancelled.excused[pair])
         if excused:
             element, whole = max(element, excused), max(whole, excused)
-        self.judged[pair] = element <= roundoff.JUDGED
         behind = max((one.noise.element for one in inputs), default=0.0) if carried.absolute is not None else 0.0
-        if self.judged[pair]:
+        self.sharp[pair] = element <= roundoff.JUDGED
+        if self.sharp[pair]:
             self.ratio[pair] = self._times(pair, element, whole, bias, limit, behind)
+        else:  # as much noise as can be judged makes a smaller difference, or does not
+            most = min(whole, roundoff.JUDGED * seen.share[pair])
+            self.judged[pair] = self._times(pair, roundoff.JUDGED, most, bias, limit, behind) <= 1
         if not self._parted:
             self.alone[pair] = self.ratio[pair]
         else:

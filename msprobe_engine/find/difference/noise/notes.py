@@ -58,7 +58,8 @@ class NoiseNotes:
 
     Attributes:
         ratio, alone: one per pair of rows, see `noise.carried`.
-        judged: one per pair of rows: noise is small enough to tell a fault from it.
+        sharp: one per pair of rows: noise is small enough to tell a fault from it.
+        judged: likewise: it is, or the rows differ by no more than so much noise explains.
         explained: pairs of rows that are arguments, numbers that differ by round-off.
         quiet: all rows so far were the same to the last bit.
     """
@@ -68,7 +69,7 @@ class NoiseNotes:
         self._seen: Seen | None = None
         pairs = len(walker.rows)
         self.ratio, self.alone = [0.0] * pairs, [0.0] * pairs
-        self.judged = [True] * pairs
+        self.sharp, self.judged = [True] * pairs, [True] * pairs
         self.explained: set[int] = set()
         self._notes: dict[int, Noise] = {}
         self._clean: dict[int, Noise] = {}

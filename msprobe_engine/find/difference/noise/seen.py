@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.operator_traits import MOVES
 from msprobe_engine.find.difference.harmless import left_out
 from msprobe_engine.measure import distances, factorize, roundoff
 
@@ -42,7 +43,9 @@ class Seen:
             blind |= hidden
             finite = np.where(np.isfinite(b[:, :2]) & (b[:, :2] > left_out.HIDDEN), np.abs(b[:, :2]), 0.0).max(1)
             rms, size, top = np.where(blind, finite, rms), np.where(blind, finite, size), np.where(blind, finite, top)
-            self.blank = ((~np.isfinite(b[:, 3]) & ~np.isfinite(b[:, :2]).any(1) & ~m.known) | hidden).tolist()
+            nothing = ~np.isfinite(b[:, 3]) & ~np.isfinite(b[:, :2]).any(1)
+            left_aside = exact & (a != b).any(1)  # its numbers are no others, and not the same ones (`Distances.leave_out`)
+            self.blank = (((nothing | left_aside) & ~m.known) | hidden).tolist()
             self.norm = _numbers(np.where(blind, 0.0, np.abs(np.abs(a[:, 3]) - size) / size), exact)
             self.mean = _numbers(np.where(blind, 0.0, np.abs(a[:, 2] - b[:, 2]) / rms), exact)
             element = np.abs(a[:, :2] - b[:, :2]).max(1) / top  # of a mask, where one covers some
@@ -50,7 +53,10 @@ class Seen:
             untold = (m.distance >= 1) & ~np.array([self.norm, self.mean, self.element]).any(0)  # a statistic is NaN on one side
             self.other = ((np.isinf(m.distance) | untold) & ~m.argument).tolist()
             mine, theirs = (factorize.of_each(side.dtype, roundoff.eps)[rows] / 2 for side, rows in ((target, left), (golden, right)))
-            unit = np.maximum(mine, theirs) if walker.mostly_other_dtypes(mine, theirs) else np.where(theirs > 0, theirs, mine)
+            unit = np.where(theirs > 0, theirs, mine)
+            # elements that are moved have been rounded by a cast before, or will be by one behind: that computes, and says of which type
+            either = True if walker.mostly_other_dtypes(mine, theirs) else _moves(walker)[left]
+            unit = np.where(either, np.maximum(mine, theirs), unit)
             share = roundoff.share(count, size, top, b[:, 0] - b[:, 1], unit)
         self.elements = np.where(m.elements & np.isfinite(m.distance), m.distance, 0.0).tolist()
         self.rms, self.average, self.share = np.nan_to_num(rms).tolist(), np.nan_to_num(np.abs(b[:, 2])).tolist(), share.tolist()
@@ -68,6 +74,13 @@ class Seen:
         by_norm = self.norm[at] / self.share[at]
         largest: float = max(self.mean[at] * math.sqrt(self.count[at]), by_norm, self.element[at], self.elements[at])
         return largest
+
+
+def _moves(walker: DifferenceWalk) -> npt.NDArray[np.bool_]:
+    """bool (rows of the target): of a call that only moves elements."""
+    kinds = walker.target.kinds
+    moves = np.fromiter((len(kind) == 3 and kind[2] in MOVES for kind in kinds), bool, len(kinds))
+    return moves[np.frombuffer(walker.side.op, np.int64)] if len(walker.side.op) else np.zeros(0, bool)
 
 
 def _numbers(values: npt.NDArray[np.float64], exact: npt.NDArray[np.bool_]) -> list[float]:
