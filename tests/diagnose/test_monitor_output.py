@@ -110,6 +110,17 @@ def test_a_mask_of_another_form(tmp_path: Path) -> None:
     assert any("data type bool, in the golden run float32" in line for line in found.evidence)
 
 
+@pytest.mark.parametrize(("left", "code"), [(".output", 3), ("layers.0.output", 1)], ids=["the model alone", "one module lost"])
+def test_activations_of_a_compiled_model(left: str, code: int, tmp_path: Path) -> None:
+    """A compiled model is one call: its modules are not compared, and not called missing."""
+    roots = [Monitor(tmp_path / name, ranks=1).write() for name in ("run", "golden")]
+    for root, names in zip(roots, ((left,), (left, "layers.0.output", "layers.1.output"))):
+        (place,) = (root / "monitor").iterdir()
+        rows = [f"0,{name},{step},1,-1,1,0" for step in range(3) for name in dict.fromkeys(names)]
+        (place / "actv_0-9.csv").write_text("\n".join(["vpp_stage,name,step,norm,min,max,micro_step", *rows]) + "\n")
+    assert main(["diagnose", *map(str, roots), "-o", str(tmp_path / "page")]) == code
+
+
 def test_how_fast_a_step_went_is_no_difference(tmp_path: Path) -> None:
     """Two equal runs whose steps took another time are equal; a learning rate that differs is named and its step, the time is not."""
     roots = []

@@ -179,6 +179,8 @@ def train(rank: int, ranks: int, scratch: str, path: Path, way: str) -> None:
         model = Outer(model)
     if "bf16" in way:
         model = model.bfloat16()
+    if "compiled" in way:
+        model = torch.compile(model, backend="aot_eager")  # type: ignore[assignment]
     parameters = list(model.parameters())[:: -1 if "backwards" in way else 1]
     rate = torch.tensor(1e-3) if "rate" in way else 1e-3
     optimizer = torch.optim.AdamW(parameters, rate, foreach="foreach" in way, fused="fused" in way)
@@ -239,6 +241,7 @@ def made(dumps: Path, way: str, ranks: int = 1) -> Path:
         ("autocast gated scaled before", "autocast gated scaled", 1, ""),
         ("bf16 looking chosen", "bf16 looking", 1, ""),
         ("rate of one element", "plain", 1, ""),
+        ("compiled L0", "plain L0", 1, ""),
         ("bf16 looking added dropout", "bf16 looking", 1, ""),
         pytest.param("bf16 looking summed", "bf16 looking", 1, "", marks=pytest.mark.slow),
         pytest.param("bf16 recomputed reentrant", "bf16 recomputed", 1, "", marks=pytest.mark.slow),

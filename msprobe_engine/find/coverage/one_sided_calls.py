@@ -36,7 +36,7 @@ def note(found: Diagnosis, divergence: Divergence) -> bool:
         for word, tree, other, known_to, records, others in zip(("target", "golden"), trees, trees[::-1], partners, alone, alone[::-1]):
             known = found.unmatched.setdefault(word, [])
             open_to_view = other_ways.recorded_within(tree, other, known_to, records)
-            counts = counts or len(records) > len(tree.kinds) // 2 or other_ways.change_something(tree, open_to_view, bool(others))
+            counts = counts or len(open_to_view) > len(tree.kinds) // 2 or other_ways.change_something(tree, open_to_view, bool(others))
             known += [name for op in records[:100] if (name := tree.side.ops[op]) not in known]
         found.renamed.update(structure.renamed)
         if rank not in divergence.wholes:

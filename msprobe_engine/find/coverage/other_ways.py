@@ -33,6 +33,9 @@ def recorded_within(tree: Tree, other: Tree, partners: Mapping[int, int], record
     Args:
         partners: record of the tree -> that of the other one.
     """
+    forward = [op for op, kind in enumerate(other.kinds) if kind[0] == "forward"]
+    if forward and all(_is_wrapper(other, op) for op in forward):
+        return []  # the whole model is such a module
 
     def is_closed(op: int) -> bool:
         around = next((one for one in tree.above(op) if one in partners), -1)

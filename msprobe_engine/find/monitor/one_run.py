@@ -47,13 +47,18 @@ def never_there(target: Run, golden: Run) -> list[Suspect]:
             if family not in golden.families(rank):
                 continue
             mine = [_always(*runs, rank, family, others) for runs, others in (((target, golden), known[1]), ((golden, target), known[0]))]
-            if mine[0] and mine[1]:
+            if (mine[0] and mine[1]) or _is_closed(golden if mine[0] else target, rank, family):
                 continue
             for name, step in (mine[0] or mine[1]).items():
                 one = found.setdefault((rank, name), _Alone(step, rank, name, bool(mine[0]), []))
                 one.step = min(one.step, step)
                 one.families.append(family)
     return [_suspect(one) for one in sorted(found.values(), key=lambda one: (one.step, one.rank))]
+
+
+def _is_closed(run: Run, rank: int, family: str) -> bool:
+    """Of activations a run has those of the whole model and no others: it was compiled, and what is in it is not called one by one."""
+    return family.startswith("actv") and all(key.name.startswith(".") for key in _series(run, rank, family))
 
 
 def _always(run: Run, other: Run, rank: int, family: str, others: Collection[tuple[str, str]]) -> dict[str, int]:
