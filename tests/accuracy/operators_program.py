@@ -28,6 +28,7 @@ def main(task: str, out: Path) -> None:
     image, kernel = torch.randn(2, 3, 8, 8, requires_grad=True), torch.randn(4, 3, 3, 3, requires_grad=True)
     ids, odd = torch.tensor([[1, 3], [0, 2]]), torch.tensor([float("nan"), float("inf"), -1.0, 0.0], requires_grad=True)
     mask = torch.zeros(8, 8).masked_fill(torch.ones(8, 8).triu(1).bool(), float("-inf"))
+    spread = torch.randn(33, 24) * 10 ** (torch.rand(33, 24) * 6)  # sums of it in another order are other numbers
     debugger = PrecisionDebugger(config_path=str(settings))
     debugger.start()
     made = [getattr(torch, name)(x) for name in UNARY.split()] + [getattr(torch, name)(y) for name in POSITIVE.split()]
@@ -57,7 +58,7 @@ def main(task: str, out: Path) -> None:
     z.mul_(2)
     z.clamp_(min=-3)
     made += [z, z[None, :, [0, 2], -1], z[..., ::2], z[z > 0], x.type_as(half), low @ low.t(), half + 1, 1 / y, x**2]
-    made += [x.masked_fill(x > 0, -1e9), x.unbind(0)[1], x.chunk(2, 1)[0], x.permute(2, 0, 1).contiguous()]
+    made += [spread.t().mean(1), x.masked_fill(x > 0, -1e9), x.unbind(0)[1], x.chunk(2, 1)[0], x.permute(2, 0, 1).contiguous()]
     with torch.autocast("cpu", torch.bfloat16):
         made += [torch.mm(w, w.t() * 2)]
     torch.stack([out.abs().nan_to_num(0, 0, 0).float().sum() for out in made if out.requires_grad]).sum().backward()
