@@ -2,7 +2,7 @@
 
     python benchmarks/tensors.py [--directory DIR] [--rounds 3]
 
-Hook: time of `Keeper.reduce` less that of the statistics alone. Step: many small tensors (20,000 of 4 KiB) and few large ones (64 of
+Hook: time of `TensorSaver.reduce` less that of the statistics alone. Step: many small tensors (20,000 of 4 KiB) and few large ones (64 of
 16 MiB), from the first copy until the last file is written, and until ``sync`` of its file system has returned; ``dd`` writes the same
 number of bytes right before, without and with ``conv=fsync``. Shares are bytes per second over those of ``dd`` in the same round.
 """
@@ -25,16 +25,16 @@ from msprobe_engine.core.records import Entry
 from msprobe_engine.formats.dump.writing.template import Options
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.dump.keep import Keeper, template
+from msprobe_integrations.torch.dump.tensor_saver import TensorSaver, template
 
 STEPS = {"small": (20_000, 1024), "large": (64, 4 << 20)}
 """Number of tensors and float32 elements of each."""
 
 
-def keeper(backend: TorchBackend, packed: bool, budget: int = 2048 << 20) -> Keeper:
+def keeper(backend: TorchBackend, packed: bool, budget: int = 2048 << 20) -> TensorSaver:
     """What saves every tensor."""
     store = TensorStore(Options(saves=lambda _: True), template, Faults(strict=True), packed=packed, budget=budget)
-    return Keeper(backend, store, Faults(strict=True), lambda _: None)
+    return TensorSaver(backend, store, Faults(strict=True), lambda _: None)
 
 
 def hook(elements: int, tensors: int, directory: Path) -> tuple[float, float]:

@@ -31,7 +31,7 @@ from msprobe_integrations.deepspeed.monitor import Events, MonitorSink
 from msprobe_integrations.deepspeed.pipeline import Instructions, is_pipeline
 from msprobe_integrations.deepspeed.source import parts_of
 from msprobe_integrations.torch.monitor.probe import TorchProbe
-from msprobe_integrations.torch.ranks.end import before_ranks_end
+from msprobe_integrations.torch.ranks.process_group_teardown import before_ranks_end
 from msprobe_integrations.torch.training.loop import LoopObserver
 
 _log = get_logger()

@@ -31,7 +31,7 @@ from msprobe_integrations.common.parameters.gradients import ACCUMULATED, CLIPPE
 from msprobe_integrations.common.parameters.optimizer_numbers import update_numbers
 from msprobe_integrations.common.parameters.source import Replicas
 from msprobe_integrations.deepspeed import reliance
-from msprobe_integrations.deepspeed.places import rank_info
+from msprobe_integrations.deepspeed.parallel_layout import rank_info
 from msprobe_integrations.deepspeed.replicas import is_cut, is_expert, replicas
 from msprobe_integrations.deepspeed.shards import Shards, Zero3Shards, ZeroShards, kind_of, shards_of
 from msprobe_integrations.requirements import MissingNameError, need
@@ -39,7 +39,7 @@ from msprobe_integrations.torch.hooks.methods import MethodHooks
 from msprobe_integrations.torch.parameters.find import Engine
 
 if TYPE_CHECKING:
-    from msprobe_integrations.common.parameters.watch import ParameterWatch
+    from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
     from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 PART = "parameter monitor"
@@ -104,7 +104,7 @@ class DeepSpeedSource:
         self._stepped = False
         self._knows_clipping = True
         self._passes: dict[Piece, int] = {}
-        self._watch: ParameterWatch | None = None
+        self._watch: ParameterSampler | None = None
         self._lasting = MethodHooks(probe.faults, PART)
         self._open = MethodHooks(probe.faults, PART)
         numbers = layer_numbers(list(model.named_modules()))
@@ -145,7 +145,7 @@ class DeepSpeedSource:
 
     # moments
 
-    def connect(self, watch: ParameterWatch) -> None:
+    def connect(self, watch: ParameterSampler) -> None:
         """Follow the updates."""
         self._watch = watch
         try:
@@ -198,7 +198,7 @@ class DeepSpeedSource:
 
     # in them
 
-    def _enter(self, watch: ParameterWatch) -> None:
+    def _enter(self, watch: ParameterSampler) -> None:
         self._stepped = False
         scale = getattr(self._optimizer, "loss_scale", None)
         if isinstance(scale, (int, float)):
@@ -209,7 +209,7 @@ class DeepSpeedSource:
         if self._knows_clipping:
             watch.change_to(CLIPPED if self._clips() else UNSCALED)
 
-    def _leave(self, watch: ParameterWatch) -> None:
+    def _leave(self, watch: ParameterSampler) -> None:
         norm = getattr(self._engine if self._engine is not None else self._optimizer, "_global_grad_norm", None)
         if norm is not None:
             watch.scalar("grad_norm", norm)
@@ -233,7 +233,7 @@ class DeepSpeedSource:
                     self._by_buffer.setdefault(id(buffer), []).append(piece)
         return [piece for buffer in buffers for piece in self._by_buffer.get(id(buffer), ())]
 
-    def _local(self, piece: Piece, watch: ParameterWatch, every_pass: bool) -> Callable[[torch.Tensor], None]:
+    def _local(self, piece: Piece, watch: ParameterSampler, every_pass: bool) -> Callable[[torch.Tensor], None]:
         def hook(gradient: torch.Tensor) -> None:
             number = self._passes[piece] = self._passes.get(piece, -1) + 1
             watch.micro_gradient(piece, gradient, phase=LOCAL, micro_step=number)
@@ -242,14 +242,14 @@ class DeepSpeedSource:
 
         return hook
 
-    def _whole(self, parameter: torch.Tensor, watch: ParameterWatch) -> None:
+    def _whole(self, parameter: torch.Tensor, watch: ParameterSampler) -> None:
         piece = self._of.get(parameter)
         last = getattr(self._optimizer, "is_gradient_accumulation_boundary", None)
         gradient = self._shards.unreduced(parameter) if piece is not None and last is not None and last() else None
         if piece is not None and gradient is not None:
             watch.unreduced(piece, gradient, phase=ACCUMULATED)
 
-    def _all_whole(self, watch: ParameterWatch) -> None:
+    def _all_whole(self, watch: ParameterSampler) -> None:
         for piece in self.pieces:
             gradient = self._shards.unreduced(piece.parameter)
             if gradient is not None:

@@ -16,7 +16,7 @@ import torch
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.probe.incident.again import Judge
 from msprobe_engine.probe.incident.event import Event
-from msprobe_integrations.torch.monitor.second_pass import SecondPass, seen_so_far
+from msprobe_integrations.torch.monitor.step_rerun import StepRerun, seen_so_far
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.monitor.probe import TorchProbe
@@ -38,7 +38,7 @@ class Rerun:
         self._exchange = exchange
         self._counts: Any = None
         self._fired = False
-        self._second: SecondPass | None = None
+        self._second: StepRerun | None = None
         self._judge: Judge | None = None
 
     def turn(self, probe: TorchProbe, machine: Any, run: bool) -> None:
@@ -88,7 +88,7 @@ class Rerun:
             message = f"Megatron's rerun machine runs this step again{': ' if what else ''}{what}"
             rank = first.rank if failed else 0
             event = Event(f"step{probe.step}-{RULE}", probe.step, RULE, rank, probe.step, message[:500])
-        second = SecondPass(probe, judge, first, fired=failed, event=event, alerts=alerts)
+        second = StepRerun(probe, judge, first, fired=failed, event=event, alerts=alerts)
         self._fired = failed and validates
         self._counts = self._exchange(None)
         second.begin()

@@ -33,7 +33,7 @@ from msprobe_integrations.torch.hooks.methods import MethodHooks
 from msprobe_integrations.torch.tensors import dtensors
 
 if TYPE_CHECKING:
-    from msprobe_integrations.common.parameters.watch import ParameterWatch
+    from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
     from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 PART = "parameter monitor"
@@ -68,7 +68,7 @@ class MegatronSource:
         self._prepared = False
         self._started: set[int] = set()
         self._passes: dict[Piece, int] = {}
-        self._watch: ParameterWatch | None = None
+        self._watch: ParameterSampler | None = None
         self._lasting = MethodHooks(probe.faults, PART)
         self._open = MethodHooks(probe.faults, PART)
 
@@ -110,7 +110,7 @@ class MegatronSource:
 
     # moments
 
-    def connect(self, watch: ParameterWatch) -> None:
+    def connect(self, watch: ParameterSampler) -> None:
         """Follow the updates."""
         self._watch = watch
         optimizer = self._optimizer
@@ -168,7 +168,7 @@ class MegatronSource:
 
     # in them
 
-    def _enter(self, watch: ParameterWatch) -> None:
+    def _enter(self, watch: ParameterSampler) -> None:
         self._prepared = False
         scale = loss_scale(self._optimizer)
         for name, value in {**({} if scale is None else {"loss_scale": scale}), **numbers_of_update(self._optimizer)}.items():
@@ -177,17 +177,17 @@ class MegatronSource:
         if hasattr(self._optimizer, "prepare_grads"):
             watch.change_to(UNSCALED)
 
-    def _are_prepared(self, watch: ParameterWatch, limit: bool) -> None:
+    def _are_prepared(self, watch: ParameterSampler, limit: bool) -> None:
         self._prepared = True
         watch.change_to(CLIPPED if limit else UNSCALED)
 
-    def _leave(self, watch: ParameterWatch, result: Any) -> None:
+    def _leave(self, watch: ParameterSampler, result: Any) -> None:
         if isinstance(result, tuple) and len(result) > 1 and result[1] is not None and clips(self._optimizer):  # else 0, or nothing
             watch.scalar("grad_norm", result[1])
         watch.after_step(skipped=isinstance(result, tuple) and len(result) > 0 and not result[0])
         self._prepared = False
 
-    def _accumulated(self, watch: ParameterWatch, group: Any, pieces: Sequence[Piece], *_: Any, **__: Any) -> None:
+    def _accumulated(self, watch: ParameterSampler, group: Any, pieces: Sequence[Piece], *_: Any, **__: Any) -> None:
         if id(group) in self._started:
             return
         self._started.add(id(group))  # a step may start a group's reduction again to drain it
@@ -196,7 +196,7 @@ class MegatronSource:
             if gradient is not None:
                 watch.unreduced(piece, gradient, phase=ACCUMULATED)
 
-    def _local(self, piece: Piece, watch: ParameterWatch) -> Callable[[torch.Tensor], None]:
+    def _local(self, piece: Piece, watch: ParameterSampler) -> Callable[[torch.Tensor], None]:
         def hook(parameter: torch.Tensor) -> None:
             # counted here: under pipeline parallelism the backward pass of a micro batch runs while a later one is the present one
             number = self._passes[piece] = self._passes.get(piece, -1) + 1

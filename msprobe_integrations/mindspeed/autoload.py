@@ -26,7 +26,7 @@ def arm() -> None:
     if request.off() or (request.current() is None and not request.flagged()):
         return
     from msprobe_integrations.mindspeed.fsdp2 import follow, follow_engine
-    from msprobe_integrations.mindspeed.order import watch
+    from msprobe_integrations.mindspeed.patch_ordering import watch
 
     after_import(PATCHES, watch)
     after_import(MANAGER, _manager)
@@ -39,13 +39,13 @@ def disarm() -> None:
     """Take back `arm`: MindSpeed's lists and managers, and Megatron's functions, are as they would be without the probe. Patches that
     MindSpeed itself has put on stay."""
     from msprobe_integrations.megatron import patches
-    from msprobe_integrations.mindspeed import feature, fsdp2, order
+    from msprobe_integrations.mindspeed import feature, fsdp2, patch_ordering
 
     trainers = ((FSDP2_TRAINER, fsdp2.follow), (FSDP2_ENGINE, fsdp2.follow_engine))
-    for name, hook in ((PATCHES, order.watch), (MANAGER, _manager), (DATADUMP, _datadump), *trainers):
+    for name, hook in ((PATCHES, patch_ordering.watch), (MANAGER, _manager), (DATADUMP, _datadump), *trainers):
         forget(name, hook)
     patches.observe(None)
-    order.put_back()
+    patch_ordering.put_back()
     fsdp2.put_back()
     manager: Any = getattr(sys.modules.get(MANAGER), "MindSpeedFeaturesManager", None)
     if hasattr(getattr(manager, "set_features_list", None), MARK):
@@ -63,7 +63,7 @@ def _manager(module: ModuleType) -> None:
     setter = getattr(manager, "set_features_list", None)
     if setter is None or hasattr(setter, MARK):
         return
-    from msprobe_integrations.mindspeed.order import watch_features
+    from msprobe_integrations.mindspeed.patch_ordering import watch_features
 
     watch_features(manager)
     _patches.around(manager, "set_features_list", _set_features_list)

@@ -19,8 +19,8 @@ from msprobe_engine.core.statistics.rows import DIGEST, FLAGS, HAS_DIGEST, Rows
 from msprobe_engine.formats.tensors.saved_file import load_numpy
 from msprobe_integrations.common.capture.descriptions import intern
 from msprobe_integrations.common.statistics.row_memory import ROW_BYTES
+from msprobe_integrations.common.statistics.row_options import CHECKSUMS
 from msprobe_integrations.common.statistics.step_backend import StepBackend
-from msprobe_integrations.common.statistics.wanted import CHECKSUMS
 from msprobe_integrations.mindspore import environment
 from msprobe_integrations.mindspore.ranks.job import Job
 from msprobe_integrations.mindspore.statistics import device_rows

@@ -15,6 +15,6 @@ def arm() -> None:
 def _begin(_torch: ModuleType) -> None:
     """Wait for an optimizer. What a probe is made of is imported when a training begins: most processes that import torch train
     nothing."""
-    from msprobe_integrations.torch.training.plain.sight import Sight
+    from msprobe_integrations.torch.training.plain.training_detector import TrainingDetector
 
-    Sight.start()
+    TrainingDetector.start()

@@ -15,9 +15,9 @@ from msprobe_engine.core.statistics import host_kernel
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.core.statistics.rows import Rows
 from msprobe_integrations.common.capture.descriptions import intern
+from msprobe_integrations.common.statistics.row_options import CHECKSUMS
 from msprobe_integrations.common.statistics.step_backend import FIRST_CAPACITY, StepBackend
-from msprobe_integrations.common.statistics.wanted import CHECKSUMS
-from msprobe_integrations.torch.commands import Commands
+from msprobe_integrations.torch.offline_tools import OfflineTools
 from msprobe_integrations.torch.ranks.job import Job
 from msprobe_integrations.torch.statistics.checksums import Staging, xor_into
 from msprobe_integrations.torch.statistics.derived import PairRows
@@ -76,7 +76,7 @@ def _unwritten(tensor: torch.Tensor, seen: Seen) -> bool:
     return not pointer or (tensor.data_ptr() == pointer and _sample(pointer, seen[4]) == seen[5])
 
 
-class TorchBackend(DeviceReduce, PairRows, StepBackend, TensorBytes, Job, Commands):
+class TorchBackend(DeviceReduce, PairRows, StepBackend, TensorBytes, Job, OfflineTools):
     """Statistics, files and ranks for torch. One per process; `reduce` may be called from any thread."""
 
     name = "torch"

@@ -10,7 +10,7 @@ from msprobe_integrations.common.parameters.optimizer_numbers import update_numb
 from msprobe_integrations.patching import replace
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 from msprobe_integrations.torch.training.trainer_loop import TrainerObserver, excluded, number, quietly
-from msprobe_integrations.torchtitan.dims import places, sharing
+from msprobe_integrations.torchtitan.parallel_layout import places, sharing
 from msprobe_integrations.torchtitan.reliance import NAME, PACKAGE, TABLE
 
 _METRICS = ("global_avg_loss", "global_max_loss", "grad_norm")

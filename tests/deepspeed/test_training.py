@@ -16,7 +16,7 @@ from forkpool import run_ranks
 
 from msprobe_engine.core.settings.schema import MonitorSettings
 from msprobe_engine.core.statistics import histograms
-from msprobe_integrations.common.parameters.watch import ParameterWatch
+from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
 from msprobe_integrations.deepspeed.source import DeepSpeedSource
 
 EVERYTHING = replace(EVERY_FAMILY, micro_batch_gradients=True, histograms=("grad_reduced", "update"))
@@ -74,7 +74,7 @@ def broken(stage: int, part: str) -> tuple[list[float], dict[str, bytes], bytes]
     def planted(*_: Any, **__: Any) -> None:
         raise ValueError("planted")
 
-    setattr(DeepSpeedSource if hasattr(DeepSpeedSource, part) else ParameterWatch, part, planted)
+    setattr(DeepSpeedSource if hasattr(DeepSpeedSource, part) else ParameterSampler, part, planted)
     harness.STRICT = False
     return trained(stage, "bf16", {}, EVERYTHING)
 

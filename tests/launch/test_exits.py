@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from msprobe_engine.core.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_integrations.common.shutdown import exits
+from msprobe_integrations.common.shutdown import signal_shutdown
 from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 from msprobe_integrations.torch.training.loop import LoopObserver
 
@@ -156,7 +156,7 @@ def test_two_ranks_one_in_a_collective(tmp_path: Path) -> None:
 
 def never_ending(hold: bool) -> None:
     """Finishing takes longer than the patience."""
-    exits.at_signal(lambda: time.sleep(60), 0.5)
+    signal_shutdown.at_signal(lambda: time.sleep(60), 0.5)
     if hold:
         held()
     asked()
@@ -170,9 +170,16 @@ def test_patience_is_an_upper_bound(tmp_path: Path, hold: bool) -> None:
 
 
 def twice() -> None:
-    order = []
-    exits.at_signal(lambda: Path("order").write_text(" ".join(order)), 5.0)
-    exits.at_signal(lambda: (order.append("first"), time.sleep(0.2), os.kill(os.getpid(), signal.SIGTERM), order.append("whole")), 5.0)  # type: ignore[func-returns-value]
+    order: list[str] = []
+    signal_shutdown.at_signal(lambda: Path("order").write_text(" ".join(order)), 5.0)
+
+    def first() -> None:
+        order.append("first")
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        order.append("whole")
+
+    signal_shutdown.at_signal(first, 5.0)
     asked()
 
 
@@ -185,7 +192,7 @@ def test_a_second_signal_does_not_cut_the_finishing_short(tmp_path: Path, monkey
 
 
 def ours() -> bool:
-    return signal.getsignal(signal.SIGTERM) is exits._exits._handler
+    return signal.getsignal(signal.SIGTERM) is signal_shutdown._exits._handler
 
 
 def with_another(when: str) -> list[str]:
@@ -203,15 +210,15 @@ def with_another(when: str) -> list[str]:
     before: object = None
     if when == "before":
         before = signal.signal(signal.SIGTERM, theirs)
-        exits.at_signal(finish, 0.2)
+        signal_shutdown.at_signal(finish, 0.2)
     else:
-        exits.at_signal(finish, 0.2)
+        signal_shutdown.at_signal(finish, 0.2)
         assert ours()
         before = signal.signal(signal.SIGTERM, theirs)
     assert signal.getsignal(signal.SIGTERM) is theirs
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(0.5)
-    exits.forget(finish)
+    signal_shutdown.forget(finish)
     assert signal.getsignal(signal.SIGTERM) is theirs
     return seen
 
@@ -228,14 +235,14 @@ def put_back() -> list[object]:
 
     def two() -> None: ...
 
-    exits.at_signal(one, 1.0)
-    exits.at_signal(two, 1.0)
+    signal_shutdown.at_signal(one, 1.0)
+    signal_shutdown.at_signal(two, 1.0)
     with_both = ours()
-    exits.forget(one)
+    signal_shutdown.forget(one)
     with_one = ours()
-    exits.forget(two)
+    signal_shutdown.forget(two)
     wakeup = signal.set_wakeup_fd(-1)
-    return [with_both, with_one, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, wakeup, math.isinf(exits.left())]
+    return [with_both, with_one, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, wakeup, math.isinf(signal_shutdown.left())]
 
 
 def test_the_default_action_is_put_back(tmp_path: Path) -> None:
@@ -255,15 +262,15 @@ def not_taken(case: str) -> bool:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if case == "another thread":
-        thread = threading.Thread(target=exits.at_signal, args=(finish, 1.0))
+        thread = threading.Thread(target=signal_shutdown.at_signal, args=(finish, 1.0))
         thread.start()
         thread.join()
     else:
-        exits.at_signal(finish, 0.0 if case == "switched off" else 1.0)
+        signal_shutdown.at_signal(finish, 0.0 if case == "switched off" else 1.0)
     if case == "somebody listens later":
         assert ours()
         signal.set_wakeup_fd(ends[1])
-        exits.look()
+        signal_shutdown.look()
         assert signal.set_wakeup_fd(-1) == ends[1]
     return not ours()
 
@@ -278,7 +285,7 @@ def test_signals_are_left_alone(tmp_path: Path, case: str) -> None:
 def forks() -> list[object]:
     """Children that are ended at once, at any place of the fork; the parent hears nothing of it."""
     called: list[int] = []
-    exits.at_signal(lambda: called.append(os.getpid()), 2.0)
+    signal_shutdown.at_signal(lambda: called.append(os.getpid()), 2.0)
     codes = []
     for _ in range(30):
         pid = os.fork()
@@ -288,7 +295,7 @@ def forks() -> list[object]:
         os.kill(pid, signal.SIGTERM)
         codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    return [set(codes), called, ours(), mask, math.isinf(exits.left())]
+    return [set(codes), called, ours(), mask, math.isinf(signal_shutdown.left())]
 
 
 def test_forked_children(tmp_path: Path) -> None:

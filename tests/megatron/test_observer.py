@@ -11,7 +11,7 @@ from forkpool import run_ranks
 from megatron_harness import observed, probe_settings, run_gpt, train_gpt
 
 from msprobe_engine.core.settings.schema import MonitorSettings
-from msprobe_integrations.common.parameters.watch import ParameterWatch
+from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
 from msprobe_integrations.megatron import MegatronCallback, patches
 from msprobe_integrations.megatron.observer import losses
 from msprobe_integrations.patching import MARK
@@ -55,9 +55,9 @@ def broken(part: str) -> tuple[list[Any], int]:
 
     if part:
         owner: Any = {
-            "before_step": ParameterWatch,
-            "after_step": ParameterWatch,
-            "__init__": ParameterWatch,
+            "before_step": ParameterSampler,
+            "after_step": ParameterSampler,
+            "__init__": ParameterSampler,
             "begin_step": TorchProbe,
             "end_step": TorchProbe,
         }[part]
@@ -86,13 +86,13 @@ def one_rank_is_off() -> tuple[int, int]:
 
     merge.PATIENCE = 1.0
     if dist.get_rank() == 1:
-        take = ParameterWatch.before_step
+        take = ParameterSampler.before_step
 
-        def sometimes(self: ParameterWatch) -> None:
+        def sometimes(self: ParameterSampler) -> None:
             if self._probe.step < 1:
                 take(self)
 
-        ParameterWatch.before_step = sometimes  # type: ignore[method-assign]
+        ParameterSampler.before_step = sometimes  # type: ignore[method-assign]
     state, frames = run_gpt("--steps 6 --distopt", probe_settings(MONITOR, strict=False))
     return len(state["losses"]), len(frames)
 

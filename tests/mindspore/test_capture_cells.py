@@ -12,7 +12,7 @@ from ms_capturing import LEVELS, Layers, capture, entries, gradients, same, stat
 
 from msprobe_engine.core.records import TensorRef
 from msprobe_integrations.mindspore.capture.recorder import Recorder
-from msprobe_integrations.mindspore.hooks import autograd, taps
+from msprobe_integrations.mindspore.hooks import autograd, identity_ops
 
 
 class Residual(nn.Cell):  # type: ignore[misc]
@@ -376,8 +376,8 @@ def test_operators_around_cells_where_the_graph_is_not_shown(level: str, monkeyp
     plain = run(x)
     shown = entries(capture(model, lambda: run(x), "L0")[0][0])
     monkeypatch.setattr(autograd, "available", False)
-    monkeypatch.setattr(Recorder, "watch", taps.TapWatch)
-    monkeypatch.setattr(Recorder, "graph_task", staticmethod(taps.TapWatch.graph_task))
+    monkeypatch.setattr(Recorder, "watch", identity_ops.TapWatch)
+    monkeypatch.setattr(Recorder, "graph_task", staticmethod(identity_ops.TapWatch.graph_task))
     frames, results = capture(model, lambda: run(x), level)
     assert same(plain, results[0])
     assert same(plain, run(x))

@@ -24,7 +24,7 @@ from msprobe_engine.formats.dump.writing.tensors import TensorStore
 from msprobe_engine.formats.tensors.reader import TensorFiles, not_saved
 from msprobe_engine.formats.tensors.saved_file import numpy_of
 from msprobe_integrations.mindspore.backend import MindSporeBackend
-from msprobe_integrations.mindspore.dump.keep import Keeper
+from msprobe_integrations.mindspore.dump.tensor_saver import TensorSaver
 from msprobe_integrations.mindspore.tensors import npy
 from msprobe_integrations.mindspore.tensors.dtypes import KERNEL
 
@@ -44,9 +44,9 @@ class Run:
         self.backend = MindSporeBackend()
         self.faults = Faults(strict=True)
         self.store = TensorStore(
-            Options(saves=saves, suffix=Keeper.suffix), Keeper.template, self.faults, packed=form == "packed", **options
+            Options(saves=saves, suffix=TensorSaver.suffix), TensorSaver.template, self.faults, packed=form == "packed", **options
         )
-        self.keeper = Keeper(self.backend, self.store, self.faults, self._lose)
+        self.keeper = TensorSaver(self.backend, self.store, self.faults, self._lose)
         self.entries: list[Entry] = []
         self.store.begin_step(0, str(root))
         self.keeper.begin_step(0)

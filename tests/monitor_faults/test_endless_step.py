@@ -12,7 +12,7 @@ import pytest
 
 from msprobe.pytorch import TrainerMon
 from msprobe_engine.core import log
-from msprobe_integrations.common.monitor import module_side
+from msprobe_integrations.common.monitor import module_monitor
 
 pytestmark = pytest.mark.framework
 
@@ -21,7 +21,7 @@ def test_a_step_that_never_ends_does_not_fill_the_memory(tmp_path: Path, monkeyp
     """`TrainerMon` whose optimizer was replaced: its step goes on for ever. What is kept is bounded, said once and counted; the next step
     is whole again."""
     log.forget_warnings()
-    monkeypatch.setattr(module_side, "MOST_PASSES", 5)
+    monkeypatch.setattr(module_monitor, "MOST_PASSES", 5)
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path))
     keys = {"targets": {}, "format": "api", "xy_distribution": True, "wg_distribution": True, "monitor_mbs_grad": True}
     (tmp_path / "monitor_config.json").write_text(json.dumps(keys))

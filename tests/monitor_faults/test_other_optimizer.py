@@ -8,7 +8,7 @@ from typing import Any
 import parameter_cases as pc
 import pytest
 
-from msprobe_integrations.common.parameters.side import IDLE
+from msprobe_integrations.common.parameters.parameter_monitor import IDLE
 
 pytestmark = pytest.mark.framework
 

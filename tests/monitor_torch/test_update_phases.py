@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_  # early: the name is bound before any probe exists
 
 from msprobe_engine.core.records import Frame
-from msprobe_integrations.common.parameters.watch import ParameterWatch
+from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
 from msprobe_integrations.torch.testing import ProbeDevice
 
 pytestmark = pytest.mark.framework
@@ -102,13 +102,13 @@ def test_update_that_skips_on_the_device() -> None:
 def test_update_that_was_skipped_has_no_numbers(monkeypatch: pytest.MonkeyPatch, on_device: bool) -> None:
     """States are those of the last update in a step that a fused optimizer skips: nothing is shown as its update or ratio. Where the
     overflow is known on a device only there are rows, of no elements."""
-    after_step = ParameterWatch.after_step
+    after_step = ParameterSampler.after_step
 
-    def on_the_device(self: ParameterWatch, skipped: Any = False) -> None:
+    def on_the_device(self: ParameterSampler, skipped: Any = False) -> None:
         after_step(self, ProbeDevice.wrap(skipped) if isinstance(skipped, torch.Tensor) else skipped)
 
     if on_device:
-        monkeypatch.setattr(ParameterWatch, "after_step", on_the_device)
+        monkeypatch.setattr(ParameterSampler, "after_step", on_the_device)
     frames = scaled({"updates": True}, fused=True, seen_skip=not on_device)
     for frame in frames:
         counts = {key[0]: seen.statistics.count for key, seen in pc.samples(frame).items() if key[0] in ("update", "ratio")}

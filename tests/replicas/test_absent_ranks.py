@@ -40,7 +40,7 @@ from msprobe_engine.core.settings.schema import (
 )
 from msprobe_engine.core.statistics import rows as R
 from msprobe_engine.probe.sinks.base import Sink
-from msprobe_integrations.common.parameters.watch import ParameterWatch
+from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
 from msprobe_integrations.common.ranks.members import Members
 from msprobe_integrations.common.ranks.step_exchange import ABSENT_AT_END
 from msprobe_integrations.torch.monitor.probe import TorchProbe
@@ -187,15 +187,15 @@ def _timed_close(probe: TorchProbe) -> float:
 
 @contextlib.contextmanager
 def _broken_monitor(broken: bool) -> Any:
-    end_step = ParameterWatch.end_step
+    end_step = ParameterSampler.end_step
 
     def fail(*_: Any) -> None:
         raise RuntimeError("planted")
 
     if broken:
-        ParameterWatch.end_step = fail  # type: ignore[method-assign]
+        ParameterSampler.end_step = fail  # type: ignore[method-assign]
     yield
-    ParameterWatch.end_step = end_step  # type: ignore[method-assign]
+    ParameterSampler.end_step = end_step  # type: ignore[method-assign]
 
 
 def _scope(frame: Frame) -> str:

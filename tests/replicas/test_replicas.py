@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from msprobe_engine.core import log
 from msprobe_engine.core.settings.schema import ReplicaCheckSettings, RuleSettings
-from msprobe_integrations.common.shutdown import exits
+from msprobe_integrations.common.shutdown import signal_shutdown
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 from msprobe_integrations.torch.ranks.replica_channel import Channel
 
@@ -98,7 +98,7 @@ def close_without_an_answer() -> list[str]:
         close(channel)
 
     if dist.get_rank() == 0:
-        exits.left = lambda: 1.0  # as when a signal has arrived
+        signal_shutdown.left = lambda: 1.0  # as when a signal has arrived
     else:
         Channel.submit, Channel.close = lambda *_: None, stays  # type: ignore[method-assign,assignment]
     train("ddp", 3, replica_check=ReplicaCheckSettings(interval=1))

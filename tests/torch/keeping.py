@@ -16,7 +16,7 @@ from msprobe_engine.formats.dump.writing.template import Options
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
 from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.dump.keep import Keeper, template
+from msprobe_integrations.torch.dump.tensor_saver import TensorSaver, template
 
 FORMATS = ("files", "packed")
 
@@ -37,7 +37,7 @@ class Keeping:
         self.store = TensorStore(
             Options(saves=saves or (lambda _: True)), template, self.faults, packed=form == "packed", count=self._count, **options
         )
-        self.keeper = Keeper(self.backend, self.store, self.faults, self._lose, slices and slices(self.backend))
+        self.keeper = TensorSaver(self.backend, self.store, self.faults, self._lose, slices and slices(self.backend))
         self.entries: list[Entry] = []
 
     def _lose(self, reason: str) -> None:

@@ -13,7 +13,7 @@ from keeping import FORMATS, Keeping, bits, saved
 from msprobe_engine.core.records import Entry
 from msprobe_engine.core.settings.schema import SliceSettings
 from msprobe_engine.formats.tensors.reader import not_saved
-from msprobe_integrations.torch.dump import keep
+from msprobe_integrations.torch.dump import tensor_saver
 from msprobe_integrations.torch.tensors.slices import Slices
 from msprobe_integrations.torch.tensors.structure import convert
 from msprobe_integrations.torch.testing import ProbeDevice, reads_forbidden
@@ -188,10 +188,10 @@ def test_device_tensors_are_not_waited_for(tmp_path: Path) -> None:
 
 def test_large_strided_tensors_of_a_device_are_copied_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device puts a strided tensor in order before it copies: pieces of it, never the whole."""
-    monkeypatch.setattr(keep, "_PIECE", 64)
+    monkeypatch.setattr(tensor_saver, "_PIECE", 64)
     sizes: list[int] = []
-    real = keep.stretch
-    monkeypatch.setattr(keep, "stretch", lambda data, start, stop: (sizes.append(stop - start), real(data, start, stop))[1])
+    real = tensor_saver.stretch
+    monkeypatch.setattr(tensor_saver, "stretch", lambda data, start, stop: (sizes.append(stop - start), real(data, start, stop))[1])
     tensors = [torch.arange(40.0).view(5, 8).t(), torch.arange(3.0).expand(13, 3)]
     found = saved(tmp_path, "files", [ProbeDevice.wrap(one) for one in tensors])
     assert [one.tolist() for one in found] == [one.tolist() for one in tensors]

@@ -17,7 +17,7 @@ from keeping import bits
 
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.formats.dump.writing.pt_template import PtTemplate, Sample, split
-from msprobe_integrations.torch.dump.keep import sample
+from msprobe_integrations.torch.dump.tensor_saver import sample
 
 SAVED = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.uint16, torch.bool,
          torch.complex64, torch.complex128, torch.complex32, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from msprobe_integrations.torch.dump import keep
+from msprobe_integrations.torch.dump import tensor_saver
 from msprobe_integrations.torch.statistics import pending, streams
 from msprobe_integrations.torch.statistics.checksums import _Block
 
@@ -86,7 +86,7 @@ EVENT = SimpleNamespace(synchronize=lambda: None, query=lambda: True)
 
 
 def _saver() -> None:
-    made = object.__new__(keep._Event)
+    made = object.__new__(tensor_saver._Event)
     made._event = EVENT
     made.wait()
 

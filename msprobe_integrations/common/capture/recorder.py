@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Protocol
 
 from msprobe_engine.core.records import Entry, TensorRef
 from msprobe_engine.probe.pipeline import Pipeline
+from msprobe_integrations.common.capture.call_hierarchy import CallHierarchy
 from msprobe_integrations.common.capture.calls import Call, CallStack, Numbering, again, pass_of
 from msprobe_integrations.common.capture.filters import BACKWARD, FORWARD, RecordFilter
 from msprobe_integrations.common.capture.stacks import Stacks
-from msprobe_integrations.common.capture.tree import CallTree
 from msprobe_integrations.common.hooks.gradient_watch import GradientWatch
 
 Parameters = Mapping[str, Any]
@@ -81,7 +81,7 @@ class CallRecorder(ABC):
         self.backward = everything or "backward" in data_mode or "forward" not in data_mode
         self.inputs = everything or "input" in data_mode or "output" not in data_mode
         self.outputs = everything or "output" in data_mode or "input" not in data_mode
-        self.tree = CallTree(pipeline)
+        self.tree = CallHierarchy(pipeline)
         self._watches: list[GradientWatch] = []
         self._open = 0
         self._passed = False  # gradients were reported since the last call outside of a backward pass

@@ -22,7 +22,7 @@ from msprobe_integrations.common.dump.checks import check, check_place
 from msprobe_integrations.common.dump.end import differences
 from msprobe_integrations.common.dump.run import DumpRun
 from msprobe_integrations.common.gradient_probe.updates import PART, root_of
-from msprobe_integrations.common.shutdown import at_exit, exits
+from msprobe_integrations.common.shutdown import at_exit, signal_shutdown
 
 _log = log.get_logger()
 _PART = "dump"
@@ -87,7 +87,7 @@ class Debugger(ABC):
                 type(self)._instance = None
             raise
         at_exit.register(self._at_exit)
-        exits.at_signal(self._at_exit, settings.exit_patience)
+        signal_shutdown.at_signal(self._at_exit, settings.exit_patience)
         this = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _forked(this()))
         self._built = True
@@ -347,7 +347,7 @@ class Debugger(ABC):
             if self.gradients is not None:
                 self.gradients.close()
         finally:
-            exits.forget(self._at_exit)
+            signal_shutdown.forget(self._at_exit)
 
 
 def _name(config_path: Any) -> str:

@@ -14,10 +14,10 @@ from msprobe_engine.formats.dump.writing.tensors import TensorStore
 from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_integrations.common.capture.custom_api import CustomApis
 from msprobe_integrations.common.dump.checks import ModelKind
-from msprobe_integrations.common.dump.extras import Extra
+from msprobe_integrations.common.dump.debug_save import SavedVariables
+from msprobe_integrations.common.dump.dump_plugins import DumpPlugin
 from msprobe_integrations.common.dump.files import DumpFiles, RankedBackend
-from msprobe_integrations.common.dump.focus import Focus
-from msprobe_integrations.common.dump.saved import SavedVariables
+from msprobe_integrations.common.dump.module_selection import ModuleSelection
 
 
 class DumpBackend(RankedBackend, Protocol):
@@ -53,7 +53,7 @@ class Capture(Protocol):
         ...
 
 
-class Keeper(Protocol):
+class TensorSaver(Protocol):
     """What saves tensors."""
 
     store: TensorStore
@@ -90,7 +90,7 @@ class DumpParts(ABC):
     files: DumpFiles
     pipeline: Pipeline
     capture: Capture | None
-    keeper: Keeper | None
+    keeper: TensorSaver | None
     slices: Slices | None
 
     @abstractmethod
@@ -98,7 +98,7 @@ class DumpParts(ABC):
         """What reduces tensors in this run."""
 
     @abstractmethod
-    def make_keeper(self, dump: DumpSettings, before: Any) -> Keeper | None:
+    def make_keeper(self, dump: DumpSettings, before: Any) -> TensorSaver | None:
         """What saves tensors as `dump` asks for, None when it asks for none; `before`: what did until now, under other settings."""
 
     @abstractmethod
@@ -106,7 +106,7 @@ class DumpParts(ABC):
         """What sees the calls that the level of `dump` asks for."""
 
     @abstractmethod
-    def make_focus(self) -> Focus:
+    def make_focus(self) -> ModuleSelection:
         """The chosen modules of the capture there is."""
 
     @abstractmethod
@@ -123,7 +123,7 @@ class DumpParts(ABC):
     def before_forward(self, model: Any, call: Callable[..., None]) -> Any:
         """Have `call` called before each forward call of a model; returns what has a ``remove()``."""
 
-    def make_extras(self, dump: DumpSettings, root: Path) -> list[Extra]:  # noqa: ARG002  # a framework may have none
+    def make_extras(self, dump: DumpSettings, root: Path) -> list[DumpPlugin]:  # noqa: ARG002  # a framework may have none
         """What the settings ask for besides a dump.
 
         Raises:

@@ -15,18 +15,18 @@ from msprobe_engine.core.records import Entry
 from msprobe_engine.core.settings.hot import HotSwitch
 from msprobe_engine.core.settings.schema import DumpSettings, ProbeSettings
 from msprobe_engine.core.window import Window
-from msprobe_integrations.common.dump import saved
+from msprobe_integrations.common.dump import debug_save
 from msprobe_integrations.common.dump.checks import check_rank, root_of
+from msprobe_integrations.common.dump.debug_save import SavedVariables
+from msprobe_integrations.common.dump.dump_plugins import DumpPlugins
 from msprobe_integrations.common.dump.end import Story, asked, differences, why_nothing
-from msprobe_integrations.common.dump.extras import Extras
 from msprobe_integrations.common.dump.files import DumpFiles
-from msprobe_integrations.common.dump.focus import Focus
+from msprobe_integrations.common.dump.forward_range import ForwardRange, check_range, check_tokens, part_of
+from msprobe_integrations.common.dump.module_selection import ModuleSelection
 from msprobe_integrations.common.dump.parts import DumpParts
-from msprobe_integrations.common.dump.saved import SavedVariables
-from msprobe_integrations.common.dump.tokens import TokenWindow, check_range, check_tokens, part_of
 from msprobe_integrations.common.ranks.patience import Patience, raised
-from msprobe_integrations.common.shutdown import exits
-from msprobe_integrations.common.statistics.wanted import CHECKSUMS
+from msprobe_integrations.common.shutdown import signal_shutdown
+from msprobe_integrations.common.statistics.row_options import CHECKSUMS
 
 _log = get_logger()
 
@@ -50,12 +50,12 @@ class DumpRun(DumpParts):
         self.step_number = 0
         self.story = Story()
         self.capture = self.keeper = self.slices = None
-        self.focus: Focus | None = None
+        self.focus: ModuleSelection | None = None
         self.saved: SavedVariables | None = None
         self._saving = threading.RLock()  # a program may save from several threads
-        self.extras = Extras(DumpSettings(), self.files.tally.skip)
+        self.extras = DumpPlugins(DumpSettings(), self.files.tally.skip)
         self.custom = self.make_custom_apis()
-        self.tokens = TokenWindow(
+        self.tokens = ForwardRange(
             self.before_forward,
             lambda: self._see(True, inside=True),
             lambda: self._see(False),
@@ -78,7 +78,7 @@ class DumpRun(DumpParts):
         root = root_of(settings)
         if dump.task == "free_benchmark" or dump.level == "L2":  # these write at other times than a step's
             root = self.files.claim(dump, root)
-        extras = Extras(dump, self.files.tally.skip, self.make_extras(dump, root))
+        extras = DumpPlugins(dump, self.files.tally.skip, self.make_extras(dump, root))
         self._take_off()
         self.extras.close()
         self.extras = extras
@@ -219,7 +219,7 @@ class DumpRun(DumpParts):
         if self.ended or not self.on or not self.faults.enabled("save"):
             return
         if why := self.saved.problem(variable, name, save_backward):
-            saved.warn(why)
+            debug_save.warn(why)
             self.files.tally.skip("calls of save()")
             return
         if self._wanted():
@@ -341,7 +341,7 @@ class DumpRun(DumpParts):
 
     def at_exit(self) -> None:
         """The process ends: write what is there."""
-        broken = raised() or exits.left() < math.inf
+        broken = raised() or signal_shutdown.left() < math.inf
         self.pipeline.patience = Patience().left()
         with self.faults.guard("dump"):
             if self._open:

@@ -24,7 +24,7 @@ from msprobe_integrations.common.capture.stacks import line_number, walk
 from msprobe_integrations.common.monitor.files import rank_directory
 
 if TYPE_CHECKING:
-    from msprobe_integrations.common.monitor.module_side import ModuleSide
+    from msprobe_integrations.common.monitor.module_monitor import ModuleMonitor
 
 PART = "collective monitor"
 _MOST_RUNS = 8
@@ -55,7 +55,7 @@ class CollectiveSamples:
         SettingsError: a pattern of ``collective_sites`` is no regular expression.
     """
 
-    def __init__(self, side: ModuleSide) -> None:
+    def __init__(self, side: ModuleMonitor) -> None:
         self._side = side
         self._probe = side.probe
         monitor = side.monitor

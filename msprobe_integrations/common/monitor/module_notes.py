@@ -23,11 +23,11 @@ from msprobe_engine.core.records import TensorDescription, TensorRef
 from msprobe_integrations.common.capture.stacks import Stacks
 from msprobe_integrations.common.hooks.gradient_watch import GradientWatch
 from msprobe_integrations.common.monitor.files import monitor_root, rank_directory
-from msprobe_integrations.common.monitor.module_side import Hooks, Post, Pre
+from msprobe_integrations.common.monitor.module_monitor import Hooks, Post, Pre
 from msprobe_integrations.common.monitor.targets import Named
 
 if TYPE_CHECKING:
-    from msprobe_integrations.common.monitor.module_side import ModuleSide
+    from msprobe_integrations.common.monitor.module_monitor import ModuleMonitor
 
 _PART = "notes of modules"
 Shown = dict[str, str]
@@ -43,7 +43,7 @@ class ModuleNotes:
     tensor: type
     """Class of the framework's tensors."""
 
-    def __init__(self, side: ModuleSide) -> None:
+    def __init__(self, side: ModuleMonitor) -> None:
         self._side = side
         self._probe = side.probe
         self._stacks = Stacks(self.hides)

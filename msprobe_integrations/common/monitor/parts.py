@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from msprobe_engine.core.records import TensorDescription
     from msprobe_engine.core.settings.schema import MonitorSettings
     from msprobe_engine.probe.incident.notify import Notifier
-    from msprobe_integrations.common.parameters.side import ParameterSide
+    from msprobe_integrations.common.parameters.parameter_monitor import ParameterMonitor
 
 
 class OfFramework:
@@ -24,10 +24,10 @@ class OfFramework:
     number: TensorDescription
 
     def _make_backend(self) -> Any:
-        """A `msprobe_engine.core.backend.Backend` that is a `Wanted`, too."""
+        """A `msprobe_engine.core.backend.Backend` that has `RowOptions`, too."""
         raise NotImplementedError
 
-    def _make_parameters(self) -> ParameterSide:
+    def _make_parameters(self) -> ParameterMonitor:
         """The parameter side."""
         raise NotImplementedError
 
@@ -39,7 +39,7 @@ class OfFramework:
         """What writes what the run was started with: ``begin(models, optimizer, step, frame)``, ``close(seconds)``; None: nothing does."""
         return None
 
-    def _make_plans(self) -> Any:
+    def _make_scheduler(self) -> Any:
         """The captures of the probe."""
         raise NotImplementedError
 

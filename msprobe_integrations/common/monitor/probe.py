@@ -24,13 +24,13 @@ from msprobe_engine.probe.session import Session
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_integrations import requirements
 from msprobe_integrations.autoload import report, request
-from msprobe_integrations.common.monitor.advice import Advice
 from msprobe_integrations.common.monitor.hot import FollowedFile
 from msprobe_integrations.common.monitor.parts import OfFramework
-from msprobe_integrations.common.parameters.side import Attached, Find
+from msprobe_integrations.common.monitor.usage_warnings import UsageWarnings
+from msprobe_integrations.common.parameters.parameter_monitor import Attached, Find
 from msprobe_integrations.common.ranks.patience import Patience
-from msprobe_integrations.common.shutdown import at_exit, exits
-from msprobe_integrations.common.statistics.wants import Wants
+from msprobe_integrations.common.shutdown import at_exit, signal_shutdown
+from msprobe_integrations.common.statistics.statistics_options import StatisticsOptions
 
 Self = TypeVar("Self", bound="Probe")
 
@@ -45,7 +45,7 @@ class Probe(OfFramework):
         self.backend = self._make_backend()
         self.outputs = OutputClaims()
         self.settings = settings = self.outputs.place(settings, self.backend.rank())
-        Wants.of(settings).apply(self.backend)
+        StatisticsOptions.of(settings).apply(self.backend)
         local_rank, local_world_size = self._local_place()
         self.session = Session(
             settings,
@@ -73,12 +73,12 @@ class Probe(OfFramework):
         self._optimizer: Any = None
         self._file: FollowedFile | None = None
         self.parameters = self._make_parameters()
-        self._advice = Advice(self)
+        self._advice = UsageWarnings(self)
         self._run_config = self._make_run_config()
         self.pipeline.listeners.append(self._advice.on_frame)
-        self.plans = self._make_plans()
+        self.scheduler = self._make_scheduler()
         self._watch = self._make_watch(m)
-        exits.at_signal(self.close, settings.exit_patience)
+        signal_shutdown.at_signal(self.close, settings.exit_patience)
         at_exit.register(self.close)  # last: where anything of this fails there is no probe, and nothing to be closed
         this = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _forked(this()))
@@ -126,8 +126,8 @@ class Probe(OfFramework):
     @micro_step.setter
     def micro_step(self, value: int) -> None:
         self._micro_step = value
-        if self.plans.current is not None:
-            self.plans.current.recorder.micro_step = value
+        if self.scheduler.current is not None:
+            self.scheduler.current.recorder.micro_step = value
 
     def attach(
         self,
@@ -150,7 +150,7 @@ class Probe(OfFramework):
             self._models, self._optimizer = self.chunks_of(models, optimizer), optimizer
             self._attached()
             one = self._models if len(self._models) > 1 else self._models[0]
-            self.plans.attach(one)
+            self.scheduler.attach(one)
             if self._watch is not None:
                 self._watch.attach(self._models)
             self.parameters.attach(Attached(self._models, optimizer, on_update, find))
@@ -159,7 +159,7 @@ class Probe(OfFramework):
         """Let go of models and optimizers, between two steps: until the next `attach` nothing here holds them."""
         with self.guard("attach"):
             self._models, self._optimizer = [], None
-            self.plans.attach([])
+            self.scheduler.attach([])
             if self._watch is not None:
                 self._watch.detach()
             self.parameters.detach()
@@ -176,8 +176,8 @@ class Probe(OfFramework):
         same = before is not None and replace(before, ops=monitor.ops, eps=monitor.eps) == monitor
         if self._closed:
             return
-        self.plans.always = Wants.of(self.settings)
-        self.plans.always.apply(self.backend)
+        self.scheduler.always = StatisticsOptions.of(self.settings)
+        self.scheduler.always.apply(self.backend)
         if same:
             return
         active = monitor if monitor.enabled else None
@@ -213,7 +213,7 @@ class Probe(OfFramework):
         """A step begins; hooks are put on where they are wanted. One that nobody has ended is over with it, without numbers of the loop."""
         if self._closed:
             return
-        exits.look()
+        signal_shutdown.look()
         self._patience.renew()
         if self._in_step and not self.pipeline.empty:
             self._finish_step()
@@ -236,7 +236,7 @@ class Probe(OfFramework):
         if self._paused or not self.faults.enabled("capture"):
             return
         with self.guard("capture"):
-            self.plans.open(step)
+            self.scheduler.open(step)
             self._begin_monitor()
 
     def _begin_monitor(self) -> None:
@@ -264,7 +264,7 @@ class Probe(OfFramework):
         stacks: list[list[str]] | None = None
         again = False
         with self.guard("capture"):
-            stacks = self.plans.end_step(self.step)
+            stacks = self.scheduler.end_step(self.step)
             if self._watch is not None:
                 self._watch.end_step()
             if self._due and self._window is not None:
@@ -319,7 +319,7 @@ class Probe(OfFramework):
         """Evaluation begins: nothing is seen until `resume`."""
         self._paused += 1
         self.session.hold(True)
-        self.plans.pause()
+        self.scheduler.pause()
         if self._watch is not None:
             self._watch.pause()
 
@@ -330,7 +330,7 @@ class Probe(OfFramework):
             self.session.hold(False)
             with self.guard("capture"):
                 if self._in_step:  # between two steps nothing was seen before, either
-                    self.plans.resume()
+                    self.scheduler.resume()
                     if self._watch is not None and self._due:
                         self._watch.begin()
 
@@ -365,7 +365,7 @@ class Probe(OfFramework):
                         raise
                     failed = failed or error
         finally:
-            exits.forget(self.close)
+            signal_shutdown.forget(self.close)
         if failed is not None:
             raise failed
 
@@ -375,17 +375,17 @@ class Probe(OfFramework):
             yield lambda: self._finish_step(complete=False)
         if self._file is not None:
             yield self._file.close
-        yield self.plans.close
+        yield self.scheduler.close
         if self._watch is not None:
             yield self._watch.remove
         yield self.parameters.remove
         yield from self._further_ends()
         if self._run_config is not None:
-            yield lambda: self._run_config.close(exits.left() / 4)
+            yield lambda: self._run_config.close(signal_shutdown.left() / 4)
         yield self.parameters.hurry
         yield self.drain
         yield lambda: self.parameters.finish(self._patience.left())
-        yield partial(self.session.close, signalled=exits.left() < math.inf)
+        yield partial(self.session.close, signalled=signal_shutdown.left() < math.inf)
         yield from (self._membership.close, self.parameters.close, self.outputs.release)
 
 
@@ -399,8 +399,8 @@ def _forked(probe: Probe | None) -> None:
         probe._closed = True
         probe._due = False
         at_exit.unregister(probe.close)
-        if probe.plans.current is not None:
-            probe.plans.current.on = False
+        if probe.scheduler.current is not None:
+            probe.scheduler.current.on = False
         if probe._watch is not None:
             probe._watch.remove()
         probe.parameters.remove()

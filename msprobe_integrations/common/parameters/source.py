@@ -1,6 +1,6 @@
 """Where a framework keeps gradients, parameters and states, and when they are what they are.
 
-A `ParameterSource` knows one framework: which part of which parameter this rank holds and which moments a step has. `ParameterWatch`
+A `ParameterSource` knows one framework: which part of which parameter this rank holds and which moments a step has. `ParameterSampler`
 knows the families and takes them at these moments; it is the same for all frameworks. Sources are found from the objects that are
 passed, never from what is importable.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.parameters.gradients import Piece
-    from msprobe_integrations.common.parameters.watch import ParameterWatch
+    from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
 
 
 class Replicas(NamedTuple):
@@ -71,7 +71,7 @@ class ParameterSource(Protocol):
         """Groups of ranks that hold the same parameter as this rank does."""
         ...
 
-    def connect(self, watch: ParameterWatch) -> None:
+    def connect(self, watch: ParameterSampler) -> None:
         """Put on what is needed as long as the watch lives: the borders of an update. Calls `watch.before_step`, `watch.ready`,
         `watch.after_step`."""
         ...

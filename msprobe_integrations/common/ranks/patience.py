@@ -12,7 +12,7 @@ import sys
 import time
 
 from msprobe_engine.probe.pipeline import CLOSE_PATIENCE
-from msprobe_integrations.common.shutdown import exits
+from msprobe_integrations.common.shutdown import signal_shutdown
 
 CUT_PATIENCE = 0.5
 """Seconds, in all, for the other ranks after the training has raised: for those that were interrupted a moment later."""
@@ -46,4 +46,4 @@ class Patience:
         """Seconds that the other ranks may be waited for now, at least `LEAST`; looks whether the training has raised."""
         if raised():
             self.cut()
-        return max(LEAST, min(CLOSE_PATIENCE, exits.left() / 4, self._until - time.monotonic()))
+        return max(LEAST, min(CLOSE_PATIENCE, signal_shutdown.left() / 4, self._until - time.monotonic()))

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from msprobe_engine.core.settings.schema import ReplicaCheckSettings
     from msprobe_integrations.common.monitor.probe import Probe
     from msprobe_integrations.common.parameters.gradients import Piece
+    from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
     from msprobe_integrations.common.parameters.source import Replicas
-    from msprobe_integrations.common.parameters.watch import ParameterWatch
 
 PART = "monitor.replica_check"
 PARAM, GRAD = "param", "grad"
@@ -55,7 +55,7 @@ class _Take:
     """One digest to take; several groups may compare it."""
 
     place: int
-    watch: ParameterWatch
+    watch: ParameterSampler
     piece: Piece
     kind: str
     part: bool
@@ -101,13 +101,13 @@ class ReplicaCheck:
         self._settings: ReplicaCheckSettings | None = None
         self._start = 0
         self._first = True
-        self._watches: list[ParameterWatch] = []
+        self._watches: list[ParameterSampler] = []
         self._groups: dict[tuple[int, ...], _Group] = {}
         self._channels: dict[tuple[int, ...], Channel] = {}
-        self._takes: dict[tuple[ParameterWatch, bool], list[_Take]] = {}
+        self._takes: dict[tuple[ParameterSampler, bool], list[_Take]] = {}
         self._count = 0
-        self._pending: set[ParameterWatch] = set()
-        self._taken: set[ParameterWatch] = set()
+        self._pending: set[ParameterSampler] = set()
+        self._taken: set[ParameterSampler] = set()
         self._rows: Words = np.zeros(0, np.int64)
         self._samples: Any = None
         self._said: set[tuple[int, ...]] = set()
@@ -115,7 +115,7 @@ class ReplicaCheck:
         self._idle = False
         self._rule = replica_rule(probe.pipeline.rules)
 
-    def attach(self, watches: Sequence[ParameterWatch]) -> None:
+    def attach(self, watches: Sequence[ParameterSampler]) -> None:
         """Compare what these watches have."""
         monitor = self._probe.monitor
         settings = monitor.replica_check if monitor is not None and monitor.enabled else None
@@ -155,7 +155,7 @@ class ReplicaCheck:
         if self._channels:
             self._watches = list(watches)
 
-    def _take(self, watch: ParameterWatch, piece: Piece, kind: str, part: bool, before: bool) -> _Take:
+    def _take(self, watch: ParameterSampler, piece: Piece, kind: str, part: bool, before: bool) -> _Take:
         take = _Take(self._count, watch, piece, kind, part, before)
         self._count += 1
         self._takes.setdefault((watch, before), []).append(take)
@@ -188,22 +188,22 @@ class ReplicaCheck:
             self._pending = set(self._watches)
         self._samples = self._probe.pipeline.samples
 
-    def due(self, watch: ParameterWatch) -> bool:
+    def due(self, watch: ParameterSampler) -> bool:
         """The update of this watch that comes next is compared."""
         return watch in self._pending
 
-    def before_update(self, watch: ParameterWatch) -> None:
+    def before_update(self, watch: ParameterSampler) -> None:
         """Entry of an update."""
         if watch in self._pending:
             self._reduce(watch, True)
 
-    def after_update(self, watch: ParameterWatch) -> None:
+    def after_update(self, watch: ParameterSampler) -> None:
         """The update is done."""
         if watch in self._pending:
             self._reduce(watch, False)
             self._pending.discard(watch)
 
-    def _reduce(self, watch: ParameterWatch, before: bool) -> None:
+    def _reduce(self, watch: ParameterSampler, before: bool) -> None:
         probe, takes = self._probe, self._takes.get((watch, before))
         if not takes or not probe.faults.enabled(PART):
             return

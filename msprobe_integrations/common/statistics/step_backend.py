@@ -11,12 +11,12 @@ from msprobe_engine.core.records import TensorDescription, TensorRef
 from msprobe_engine.core.statistics import host_kernel
 from msprobe_engine.core.statistics.rows import Rows
 from msprobe_integrations.common.statistics.row_memory import MemoryPool
-from msprobe_integrations.common.statistics.wanted import Wanted
+from msprobe_integrations.common.statistics.row_options import RowOptions
 
 FIRST_CAPACITY = 1024
 
 
-class StepBackend(Wanted):
+class StepBackend(RowOptions):
     """Has the step that rows are written to.
 
     Attributes:

@@ -11,11 +11,11 @@ from msprobe_engine.core import log
 from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_integrations.common.capture.filters import record_filter
-from msprobe_integrations.common.dump.focus import ModuleRecords
+from msprobe_integrations.common.dump.module_selection import ModuleRecords
 from msprobe_integrations.mindspore.capture.cells import CellCapture
 from msprobe_integrations.mindspore.capture.level import Capture
 from msprobe_integrations.mindspore.capture.recorder import Recorder
-from msprobe_integrations.mindspore.dump.keep import Keeper
+from msprobe_integrations.mindspore.dump.tensor_saver import TensorSaver
 from msprobe_integrations.mindspore.graph.dump import GraphCapture
 from msprobe_integrations.mindspore.hooks import autograd
 
@@ -29,7 +29,7 @@ class Captures:
         keeper: saves tensors, None: nothing does.
     """
 
-    def __init__(self, pipeline: Pipeline, dump: DumpSettings, keeper: Keeper | None) -> None:
+    def __init__(self, pipeline: Pipeline, dump: DumpSettings, keeper: TensorSaver | None) -> None:
         kept = record_filter(dump, autograd.graph_task)
         self._eager = Capture(pipeline, dump.level, stacks=dump.extra_info, data_mode=dump.data_mode, kept=kept, keeper=keeper)
         self._graph = GraphCapture(self._eager.recorder) if dump.level in ("L0", "mix") else None

@@ -16,7 +16,7 @@ from msprobe_integrations.common.capture.modules import ModuleInfo, NamedModules
 from msprobe_integrations.common.hooks import recursion_room
 from msprobe_integrations.mindspore import models as models_of
 from msprobe_integrations.mindspore.capture.recorder import Recorder
-from msprobe_integrations.mindspore.hooks import taps
+from msprobe_integrations.mindspore.hooks import identity_ops
 from msprobe_integrations.mindspore.hooks.autograd import recording
 from msprobe_integrations.mindspore.hooks.cells import FRAMES
 from msprobe_integrations.mindspore.hooks.eager import at_gradient
@@ -88,7 +88,7 @@ class CellCapture(NamedModules[CellInfo]):
         self._known = {id(info.module): info for info in around}
         recursion_room.widen(self, FRAMES)
         if self._recorder.taps:
-            taps.PASSES.install()
+            identity_ops.PASSES.install()
         for entrance in dict.fromkeys(info.entrance for info in around):
             self._patches.add(entrance, "__call__", self._handler(entrance))
         for info in own:
@@ -98,7 +98,7 @@ class CellCapture(NamedModules[CellInfo]):
 
     def _take_off(self) -> None:
         self._patches.close()
-        taps.PASSES.remove()
+        identity_ops.PASSES.remove()
         self._known = {}
         for handle in self._handles:
             handle.remove()

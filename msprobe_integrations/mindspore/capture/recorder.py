@@ -13,11 +13,11 @@ from msprobe_engine.core.records import Entry, TensorRef
 from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_integrations.common.capture.calls import Call
 from msprobe_integrations.common.capture.filters import RecordFilter
+from msprobe_integrations.common.capture.gradient_layout import finders
 from msprobe_integrations.common.capture.recorder import CallRecorder, Keeps, Parameters
-from msprobe_integrations.common.capture.slots import finders
 from msprobe_integrations.common.capture.stacks import Stacks
 from msprobe_integrations.mindspore.capture.structure import convert, tensors_in
-from msprobe_integrations.mindspore.hooks import autograd, frames, taps
+from msprobe_integrations.mindspore.hooks import autograd, frames, identity_ops
 
 Tensor: Any = mindspore.Tensor
 _edges_of, _differentiable = finders(Tensor, tensors_in, autograd.edge, autograd.needs, autograd.place)
@@ -39,10 +39,10 @@ class Recorder(CallRecorder):
         pipeline, data_mode, kept, keeper: see `CallRecorder`.
     """
 
-    watch = autograd.Watch if autograd.available else taps.TapWatch
+    watch = autograd.Watch if autograd.available else identity_ops.TapWatch
     tensor = Tensor
     convert = staticmethod(convert)
-    graph_task = staticmethod(autograd.graph_task if autograd.available else taps.TapWatch.graph_task)
+    graph_task = staticmethod(autograd.graph_task if autograd.available else identity_ops.TapWatch.graph_task)
     differentiable = staticmethod(_differentiable)
 
     def __init__(
@@ -60,7 +60,7 @@ class Recorder(CallRecorder):
         self._passes: dict[int, list[Any]] = {}
         self.taps = self.backward and not autograd.available
         """Gradients of Cells come from operators around them, and those of other calls do not come."""
-        self._tapped: dict[Call, taps.TapWatch] = {}
+        self._tapped: dict[Call, identity_ops.TapWatch] = {}
         self.backward = self.backward and autograd.available
 
     def reduce(self, tensor: Any) -> TensorRef:
@@ -103,7 +103,9 @@ class Recorder(CallRecorder):
         if found is None:
             found = self._passes[task] = []
             if task != -1:
-                at_end = autograd.executor.queue_backward_final_callback if autograd.available else partial(taps.PASSES.at_end, task)
+                at_end = (
+                    autograd.executor.queue_backward_final_callback if autograd.available else partial(identity_ops.PASSES.at_end, task)
+                )
                 at_end(partial(self._pass_ends, task))
         found.append(watch)
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from msprobe_engine.core.settings.hot import HotSwitch
 from msprobe_engine.core.settings.schema import ProbeSettings
-from msprobe_integrations.common.dump import focus
+from msprobe_integrations.common.dump import module_selection
 from msprobe_integrations.common.dump.debugger import Debugger
 from msprobe_integrations.mindspore.dump import checks as dump_checks
 from msprobe_integrations.mindspore.dump.checks import CELLS
@@ -79,7 +79,7 @@ def module_dump(module: Any, dump_name: str) -> None:
     Raises:
         UsageError: there is no debugger, or an argument is of the wrong type.
     """
-    focus.check(CELLS, module, dump_name)
+    module_selection.check(CELLS, module, dump_name)
     PrecisionDebugger._begin_module_dump(module, dump_name)
 
 

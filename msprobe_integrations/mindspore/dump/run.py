@@ -13,14 +13,14 @@ from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.records import Entry, TensorRef
 from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_integrations.common.capture.custom_api import CustomApis
-from msprobe_integrations.common.dump.extras import Extra
-from msprobe_integrations.common.dump.focus import Focus
+from msprobe_integrations.common.dump.dump_plugins import DumpPlugin
+from msprobe_integrations.common.dump.module_selection import ModuleSelection
 from msprobe_integrations.common.dump.run import DumpRun
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.capture.captures import Captures
 from msprobe_integrations.mindspore.dump.checks import CELLS
-from msprobe_integrations.mindspore.dump.keep import Keeper
-from msprobe_integrations.mindspore.dump.saved import MindSporeSavedVariables
+from msprobe_integrations.mindspore.dump.debug_save import MindSporeSavedVariables
+from msprobe_integrations.mindspore.dump.tensor_saver import TensorSaver
 from msprobe_integrations.mindspore.graph.kernel_dump import KernelCapture
 from msprobe_integrations.mindspore.hooks import eager as hooks
 from msprobe_integrations.mindspore.op_tools.free_benchmark.run import FreeBenchmark
@@ -37,7 +37,7 @@ class MindSporeDumpRun(DumpRun):
     models = CELLS
     backend: MindSporeBackend
     capture: Captures | KernelCapture | None
-    keeper: Keeper | None
+    keeper: TensorSaver | None
 
     def start(self, model: Any, token_range: Any, rank_id: Any, scheduled_tokens: Any) -> None:
         if not _scheduler():
@@ -50,20 +50,20 @@ class MindSporeDumpRun(DumpRun):
     def make_backend(self) -> MindSporeBackend:
         return MindSporeBackend()
 
-    def make_keeper(self, dump: DumpSettings, before: Any) -> Keeper | None:
+    def make_keeper(self, dump: DumpSettings, before: Any) -> TensorSaver | None:
         if dump.level == "L2":  # MindSpore writes the tensors itself, and dump.json has statistics
             self.files.dump = replace(dump, task="statistics")
             return None
-        return Keeper.of_dump(dump, self.backend, self.pipeline, self.files.writer, self.faults, before)
+        return TensorSaver.of_dump(dump, self.backend, self.pipeline, self.files.writer, self.faults, before)
 
     def make_capture(self, dump: DumpSettings) -> Captures | KernelCapture:
         if dump.level == "L2":
             return KernelCapture(self.pipeline, dump, self.files.root)
         return Captures(self.pipeline, dump, self.keeper)
 
-    def make_focus(self) -> Focus:
+    def make_focus(self) -> ModuleSelection:
         assert self.capture is not None
-        return Focus(self.capture.chosen_cells)
+        return ModuleSelection(self.capture.chosen_cells)
 
     def make_saved(
         self, reduce: Callable[[Any], TensorRef], complete: Callable[[Entry], None], broken: Callable[[Exception], None]
@@ -73,7 +73,7 @@ class MindSporeDumpRun(DumpRun):
     def make_custom_apis(self) -> CustomApis:
         return CustomApis(lambda: None if self.capture is None else self.capture.api)
 
-    def make_extras(self, dump: DumpSettings, root: Path) -> list[Extra]:
+    def make_extras(self, dump: DumpSettings, root: Path) -> list[DumpPlugin]:
         if dump.online is not None:
             raise SettingsError("online_run_ut: the online pre-check works with PyTorch; leave it out, and check the dump with acc_check")
         return [FreeBenchmark(dump, root, self.faults)] if dump.task == "free_benchmark" else []

@@ -24,7 +24,7 @@ from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_engine.formats.tensors.blocks import open_file, whole
 from msprobe_engine.formats.tensors.kernel_files import STATISTIC, KernelFile, in_order, kernel_calls, kernel_directories, kernel_files
 from msprobe_engine.probe.pipeline import Pipeline
-from msprobe_integrations.common.dump.focus import ModuleRecords
+from msprobe_integrations.common.dump.module_selection import ModuleRecords
 from msprobe_integrations.mindspore.capture.cells import CellCapture
 from msprobe_integrations.mindspore.capture.recorder import Recorder
 from msprobe_integrations.mindspore.graph import kernel_config

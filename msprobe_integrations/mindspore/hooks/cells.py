@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from msprobe_integrations.common.hooks import recursion_room
-from msprobe_integrations.common.monitor.module_side import Post, Pre
+from msprobe_integrations.common.monitor.module_monitor import Post, Pre
 from msprobe_integrations.common.monitor.targets import Named
 from msprobe_integrations.patching import FunctionPatches
 

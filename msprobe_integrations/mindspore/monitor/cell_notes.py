@@ -12,7 +12,7 @@ from msprobe_integrations.common.monitor import module_notes
 from msprobe_integrations.mindspore.hooks import autograd, frames
 
 if TYPE_CHECKING:
-    from msprobe_integrations.mindspore.monitor.module_side import ModuleSide
+    from msprobe_integrations.mindspore.monitor.module_monitor import ModuleMonitor
 
 
 def _reached(_watch: autograd.Watch) -> None:
@@ -24,7 +24,7 @@ class CellNotes(module_notes.ModuleNotes):
 
     tensor = mindspore.Tensor
 
-    def __init__(self, side: ModuleSide) -> None:
+    def __init__(self, side: ModuleMonitor) -> None:
         super().__init__(side)
         self._newest = -1
 

@@ -25,7 +25,7 @@ from msprobe_integrations.mindspore.ranks import job
 from msprobe_integrations.patching import FunctionPatches
 
 if TYPE_CHECKING:
-    from msprobe_integrations.mindspore.monitor.module_side import ModuleSide
+    from msprobe_integrations.mindspore.monitor.module_monitor import ModuleMonitor
 
 OPERATORS = (
     *("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "AlltoAll", "AlltoAllV", "AllGatherV", "ReduceScatterV"),
@@ -57,7 +57,7 @@ class _Call(NamedTuple):
 class CollectiveWatch(CollectiveSamples):
     """What a collective returns is what it returned before. Arguments and errors: `CollectiveSamples`."""
 
-    def __init__(self, side: ModuleSide) -> None:
+    def __init__(self, side: ModuleMonitor) -> None:
         super().__init__(side)
         self._patches = FunctionPatches()
         self._waits = FunctionPatches()

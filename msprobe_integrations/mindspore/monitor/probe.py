@@ -26,14 +26,14 @@ from msprobe_engine.core.settings.schema import MonitorSettings
 from msprobe_engine.probe.incident.notify import DirectoryNotifier, Notifier
 from msprobe_integrations.common.monitor.probe import Probe
 from msprobe_integrations.common.parameters.gradients import Exchange
-from msprobe_integrations.common.parameters.side import ParameterSide
+from msprobe_integrations.common.parameters.parameter_monitor import ParameterMonitor
 from msprobe_integrations.common.ranks.exchanges import Exchanges
 from msprobe_integrations.common.ranks.membership import Membership
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.config.run import RunConfig
 from msprobe_integrations.mindspore.models import is_model
-from msprobe_integrations.mindspore.monitor.module_side import ModuleSide
-from msprobe_integrations.mindspore.monitor.plans import Plans
+from msprobe_integrations.mindspore.monitor.capture_scheduler import CaptureScheduler
+from msprobe_integrations.mindspore.monitor.module_monitor import ModuleMonitor
 from msprobe_integrations.mindspore.parameters.adapter_source import AdapterSource, is_adapter_optimizer
 from msprobe_integrations.mindspore.parameters.optimizers import is_optimizer
 from msprobe_integrations.mindspore.parameters.source import CellSource
@@ -49,14 +49,14 @@ class MindSporeProbe(Probe):
 
     number = TensorDescription("mindspore.Tensor", "Float32", (), None)
     backend: MindSporeBackend
-    plans: Plans
-    _watch: ModuleSide | None
+    scheduler: CaptureScheduler
+    _watch: ModuleMonitor | None
 
     def _make_backend(self) -> MindSporeBackend:
         return MindSporeBackend()
 
-    def _make_parameters(self) -> ParameterSide:
-        return ParameterSide(self, find_source, Exchanges(_no_exchange), JobRanks(Path(self.settings.output_dir)))
+    def _make_parameters(self) -> ParameterMonitor:
+        return ParameterMonitor(self, find_source, Exchanges(_no_exchange), JobRanks(Path(self.settings.output_dir)))
 
     def _make_membership(self) -> Membership:
         return Membership(self, job.initialized, watch_ranks)
@@ -64,11 +64,11 @@ class MindSporeProbe(Probe):
     def _make_run_config(self) -> RunConfig:
         return RunConfig(self.settings)
 
-    def _make_plans(self) -> Plans:
-        return Plans(self.session)
+    def _make_scheduler(self) -> CaptureScheduler:
+        return CaptureScheduler(self.session)
 
-    def _make_watch(self, monitor: MonitorSettings | None) -> ModuleSide | None:
-        return ModuleSide.build(self, monitor)
+    def _make_watch(self, monitor: MonitorSettings | None) -> ModuleMonitor | None:
+        return ModuleMonitor.build(self, monitor)
 
     def make_notifier(self, about: str = "") -> Notifier | None:
         """What tells other ranks of incidents, or of what `about` names, through a directory that all of them see; None for one process."""

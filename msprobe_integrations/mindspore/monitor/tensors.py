@@ -13,13 +13,13 @@ from msprobe_engine.core.records import Sample, TensorRef
 from msprobe_engine.core.statistics import histograms
 from msprobe_integrations.common.capture.containers import opened
 from msprobe_integrations.common.hooks.gradient_watch import GradientWatch
-from msprobe_integrations.common.monitor.module_side import Hooks, Post, Pre
+from msprobe_integrations.common.monitor.module_monitor import Hooks, Post, Pre
 from msprobe_integrations.common.monitor.module_tensors import Found, tensor_names
 from msprobe_integrations.common.monitor.targets import Named
 from msprobe_integrations.mindspore.hooks import autograd
 
 if TYPE_CHECKING:
-    from msprobe_integrations.mindspore.monitor.module_side import ModuleSide
+    from msprobe_integrations.mindspore.monitor.module_monitor import ModuleMonitor
 
 _KIND = "log2"
 _PART = "activation monitor"
@@ -58,7 +58,7 @@ class CellWatch:
         side: what this is a part of.
     """
 
-    def __init__(self, side: ModuleSide) -> None:
+    def __init__(self, side: ModuleMonitor) -> None:
         self._side = side
         self._probe = side.probe
         monitor = side.monitor

@@ -11,7 +11,7 @@ from typing import Any
 import mindspore
 
 from msprobe_integrations.common.parameters.algorithms import algorithm_of
-from msprobe_integrations.common.parameters.watch import ParameterWatch
+from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
 from msprobe_integrations.mindspore import environment
 from msprobe_integrations.mindspore.parameters.optimizers import OptimizerView
 from msprobe_integrations.mindspore.parameters.source import CellSource
@@ -70,7 +70,7 @@ class AdapterSource(CellSource):
     def view_of(optimizer: Any) -> AdapterView:
         return AdapterView(optimizer)
 
-    def connect(self, watch: ParameterWatch) -> None:
+    def connect(self, watch: ParameterSampler) -> None:
         """Follow the calls of ``step``."""
         self._watch = watch
         watch.in_place = False

@@ -16,17 +16,17 @@ from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import warn_once
 from msprobe_integrations.common.monitor.targets import matches
 from msprobe_integrations.common.parameters.gradients import ACCUMULATED, LOCAL, Piece
+from msprobe_integrations.common.parameters.parameter_sampler import MICRO, UNREDUCED
 from msprobe_integrations.common.parameters.source import Replicas
-from msprobe_integrations.common.parameters.watch import MICRO, UNREDUCED
 from msprobe_integrations.mindspore.hooks import eager as hooks
 from msprobe_integrations.mindspore.monitor.cell_names import parameter_names
-from msprobe_integrations.mindspore.parameters.moved import MovedCheck
 from msprobe_integrations.mindspore.parameters.optimizers import OptimizerView
+from msprobe_integrations.mindspore.parameters.unchanged_weights import MovedCheck
 from msprobe_integrations.mindspore.tensors.memory import array_at, numel_of
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.monitor.probe import Probe
-    from msprobe_integrations.common.parameters.watch import ParameterWatch
+    from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
 
 _PART = "parameter monitor"
 SAMPLES = 4
@@ -48,7 +48,7 @@ class CellSource:
         self._probe = probe
         self._monitor = monitor
         self._view = self.view_of(optimizer)
-        self._watch: ParameterWatch | None = None
+        self._watch: ParameterSampler | None = None
         self._lasting: list[Any] = []
         self._handles: list[Any] = []
         self._gradients: dict[int, Any] = {}
@@ -98,7 +98,7 @@ class CellSource:
 
     # moments
 
-    def connect(self, watch: ParameterWatch) -> None:
+    def connect(self, watch: ParameterSampler) -> None:
         """Follow the calls of the optimizer."""
         self._watch = watch
         watch.in_place = False
@@ -152,7 +152,7 @@ class CellSource:
         self._gradients.clear()
         self._watch = None
 
-    def _arriving(self, watch: ParameterWatch, piece: Piece) -> Callable[[Any], None]:
+    def _arriving(self, watch: ParameterSampler, piece: Piece) -> Callable[[Any], None]:
         faults, monitor, passes, key = self._probe.faults, self._monitor, self._passes, id(piece.parameter)
 
         def hook(gradient: Any) -> None:

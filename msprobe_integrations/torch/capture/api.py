@@ -30,14 +30,14 @@ from msprobe_integrations.torch.capture import mode_stack as modestack
 from msprobe_integrations.torch.capture import operator_libraries
 from msprobe_integrations.torch.capture.api_names import COMPOSED, TWICE, ApiNames
 from msprobe_integrations.torch.capture.call_form import as_called
-from msprobe_integrations.torch.capture.origins import Origins
+from msprobe_integrations.torch.capture.optimizer_calls import OptimizerCalls
 from msprobe_integrations.torch.capture.recorder import Recorder
 from msprobe_integrations.torch.capture.triton_launches import TritonLaunches, tensors_given
 from msprobe_integrations.torch.hooks.frames import PLAIN, called_internally, kinds
 from msprobe_integrations.torch.tensors.containers import tensors_in
 from msprobe_integrations.torch.tensors.host_copies import CALLS as COPIES
-from msprobe_integrations.torch.tensors.raw import ignored_argument, raw_results
-from msprobe_integrations.torch.tensors.silent_writes import NAMES, OPERATORS, written_arguments, written_silently
+from msprobe_integrations.torch.tensors.uninitialized_memory import ignored_argument, raw_results
+from msprobe_integrations.torch.tensors.unversioned_mutations import NAMES, OPERATORS, written_arguments, written_silently
 
 _DEPTH = 3  # recorder.begin, begin, handler
 _DATA: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
@@ -72,7 +72,7 @@ class ApiCapture(TorchFunctionMode):
     _caller = 1
     """Frames between `__torch_function__` and who calls it; a class that overrides it has one more."""
 
-    def __init__(self, recorder: Recorder, is_on: Callable[[], bool], origins: Origins | None = None) -> None:
+    def __init__(self, recorder: Recorder, is_on: Callable[[], bool], origins: OptimizerCalls | None = None) -> None:
         super().__init__()
         self._origins = origins
         self._reflected: dict[str, Any] = {}

@@ -18,16 +18,16 @@ from msprobe_integrations.common.capture.filters import RecordFilter, record_fil
 from msprobe_integrations.torch.capture.api import ApiCapture
 from msprobe_integrations.torch.capture.closures import around_closure
 from msprobe_integrations.torch.capture.modules import ModuleCapture, ModuleInfo
-from msprobe_integrations.torch.capture.origins import Origins
+from msprobe_integrations.torch.capture.optimizer_calls import OptimizerCalls
 from msprobe_integrations.torch.capture.recorder import Recorder
-from msprobe_integrations.torch.dump.keep import Keeper
+from msprobe_integrations.torch.dump.tensor_saver import TensorSaver
 from msprobe_integrations.torch.hooks import nodes as node_hooks
 from msprobe_integrations.torch.hooks.compiled import CompiledCode
 from msprobe_integrations.torch.hooks.graph_tasks import current_graph_task
 from msprobe_integrations.torch.hooks.graphed import graphed_modules
 from msprobe_integrations.torch.parameters import placements
-from msprobe_integrations.torch.tensors.raw import scratch_buffers
 from msprobe_integrations.torch.tensors.slices import Slices
+from msprobe_integrations.torch.tensors.uninitialized_memory import scratch_buffers
 
 _tracing = torch._C._get_tracing_state  # not None while torch.jit.trace runs here: calls of the probe would become part of the program
 
@@ -53,7 +53,7 @@ class Capture:
         data_mode: Sequence[str] = ("all",),
         kept: RecordFilter | None = None,
         slices: Slices | None = None,
-        keeper: Keeper | None = None,
+        keeper: TensorSaver | None = None,
         record_collectives: bool | None = None,
         optimizer_calls: bool = True,
     ) -> None:
@@ -65,7 +65,7 @@ class Capture:
         self._optimizer_hooks: list[Any] = []
         self._collector = StepCollection()
         self.recorder = Recorder(pipeline, stacks=stacks, data_mode=data_mode, kept=kept, slices=slices, keeper=keeper)
-        self._origins = Origins()
+        self._origins = OptimizerCalls()
         self.modules = ModuleCapture(self.recorder, self._modules_on, self._is_collecting) if level in ("L0", "mix") else None
         self.api = ApiCapture(self.recorder, self._is_on, self._origins if level == "mix" else None) if level in ("L1", "mix") else None
         self._compiled = CompiledCode(self.api, self.modules, lambda error: pipeline.faults.fail("compiled code", error))
@@ -78,7 +78,7 @@ class Capture:
         self._record_collectives = level != "L0" if record_collectives is None else record_collectives
 
     @classmethod
-    def of_dump(cls, pipeline: Pipeline, dump: DumpSettings, slices: Slices | None, keeper: Keeper | None) -> Capture:
+    def of_dump(cls, pipeline: Pipeline, dump: DumpSettings, slices: Slices | None, keeper: TensorSaver | None) -> Capture:
         """What sees the calls that a dump asks for."""
         kept = record_filter(dump, current_graph_task)
         return cls(pipeline, dump.level, stacks=dump.extra_info, data_mode=dump.data_mode, kept=kept, slices=slices, keeper=keeper)

@@ -16,17 +16,17 @@ from msprobe_integrations.common.capture.descriptions import intern
 from msprobe_integrations.common.capture.filters import RecordFilter
 from msprobe_integrations.common.capture.recorder import CallRecorder, Parameters, Reduce
 from msprobe_integrations.common.capture.stacks import Stacks
-from msprobe_integrations.torch.capture.slots import differentiable, edges_of
-from msprobe_integrations.torch.capture.unsettled import PENDING, UNINITIALISED, Unsettled, find_places
-from msprobe_integrations.torch.dump.keep import Keeper
+from msprobe_integrations.torch.capture.deferred_statistics import PENDING, UNINITIALISED, DeferredStatistics, find_places
+from msprobe_integrations.torch.capture.gradient_layout import differentiable, edges_of
+from msprobe_integrations.torch.dump.tensor_saver import TensorSaver
 from msprobe_integrations.torch.hooks import frames
 from msprobe_integrations.torch.hooks.backward import GradientWatch, sequence_number
 from msprobe_integrations.torch.hooks.graph_tasks import current_graph_task
 from msprobe_integrations.torch.tensors.containers import tensors_in
 from msprobe_integrations.torch.tensors.host_copies import HostCopies
-from msprobe_integrations.torch.tensors.raw import RawMemory, leaves_unread, share_memory, writes_in_place
 from msprobe_integrations.torch.tensors.slices import Slices
 from msprobe_integrations.torch.tensors.structure import convert
+from msprobe_integrations.torch.tensors.uninitialized_memory import UninitializedMemory, leaves_unread, share_memory, writes_in_place
 
 no_torch_function = torch._C.DisableTorchFunction
 _modes = torch._C._len_torch_function_stack
@@ -70,10 +70,10 @@ class Recorder(CallRecorder):
         data_mode: Sequence[str] = ("all",),
         kept: RecordFilter | None = None,
         slices: Slices | None = None,
-        keeper: Keeper | None = None,
+        keeper: TensorSaver | None = None,
     ) -> None:
         super().__init__(pipeline, stacks=Stacks(frames.hides) if stacks else None, data_mode=data_mode, kept=kept, keeper=keeper)
-        self.raw = RawMemory()
+        self.raw = UninitializedMemory()
         self._raw = self.raw.known
         self._forget = pipeline.backend.forget
         self._beginning: Call | None = None
@@ -85,7 +85,7 @@ class Recorder(CallRecorder):
             self.reduce_gradient = self._reduce = slices.reduce
         self.copies = HostCopies()
         self._copied = self.copies.known
-        self.unsettled = Unsettled(self._is_there)
+        self.unsettled = DeferredStatistics(self._is_there)
         self._views: dict[int, tuple[weakref.ref[torch.Tensor], list[tuple[GradientWatch, int]]]] = {}
 
     def reduce(self, tensor: torch.Tensor) -> TensorRef:

@@ -19,8 +19,8 @@ from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.common.compat.trainer_mon import TrainerMonitor
 from msprobe_integrations.common.compat.trainer_mon_values import Shown
 from msprobe_integrations.torch.hooks.modules import OwnHook
-from msprobe_integrations.torch.monitor.duplicates import Duplicates
 from msprobe_integrations.torch.monitor.probe import TorchProbe
+from msprobe_integrations.torch.monitor.replicated_gradients import ReplicatedGradients
 from msprobe_integrations.torch.training import owner
 
 AGREEMENT = "mg_direction"
@@ -57,9 +57,9 @@ class TrainerMon(TrainerMonitor):
     def _is_model(self, model: Any) -> bool:
         return isinstance(model, nn.Module)
 
-    def _make_duplicates(self, tp_group: Any, dp_group: Any) -> Duplicates:
+    def _make_duplicates(self, tp_group: Any, dp_group: Any) -> ReplicatedGradients:
         assert isinstance(self._probe, TorchProbe)
-        return Duplicates(self._probe, tp_group, dp_group)
+        return ReplicatedGradients(self._probe, tp_group, dp_group)
 
     def _before_forward(self, model: Any, call: Callable[[], None]) -> Any:
         return model.register_forward_pre_hook(OwnHook(lambda *_: call()))

@@ -15,7 +15,7 @@ from msprobe_engine.core.log import one_line, warn_once
 from msprobe_engine.formats.pack import entries
 from msprobe_integrations.common.config.checker import PATIENCE, ConfigCheck
 from msprobe_integrations.common.monitor.targets import Named
-from msprobe_integrations.common.shutdown import at_exit, exits
+from msprobe_integrations.common.shutdown import at_exit, signal_shutdown
 from msprobe_integrations.torch.config import start as config_start
 from msprobe_integrations.torch.config.random_states import TorchRandomCalls, states
 from msprobe_integrations.torch.config.tensors import TensorCollector
@@ -70,7 +70,7 @@ class TorchConfigChecker(ConfigCheck):
         hooks.add(Named(0, "", root, root, root, False), self._before_forward, None)
         hooks.install()
         at_exit.register(self.close)
-        exits.at_signal(self.close, PATIENCE)
+        signal_shutdown.at_signal(self.close, PATIENCE)
         return hooks.clear
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class TorchConfigChecker(ConfigCheck):
         try:
             super().close()
         finally:
-            exits.forget(self.close)
+            signal_shutdown.forget(self.close)
 
     def _is_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return (self._evaluation or model.training or torch.is_grad_enabled()) and not _only_looked_at(args, kwargs)

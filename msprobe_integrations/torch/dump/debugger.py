@@ -20,7 +20,7 @@ from torch import nn
 from msprobe_engine.core import log
 from msprobe_engine.core.settings.hot import HotSwitch
 from msprobe_engine.core.settings.schema import ProbeSettings
-from msprobe_integrations.common.dump import focus
+from msprobe_integrations.common.dump import module_selection
 from msprobe_integrations.common.dump.debugger import Debugger
 from msprobe_integrations.torch.dump.checks import MODELS
 from msprobe_integrations.torch.dump.run import TorchDumpRun
@@ -113,7 +113,7 @@ def module_dump(module: nn.Module, dump_name: str) -> None:
     Raises:
         UsageError: there is no debugger, or an argument is of the wrong type.
     """
-    focus.check(MODELS, module, dump_name)
+    module_selection.check(MODELS, module, dump_name)
     PrecisionDebugger._begin_module_dump(module, dump_name)
 
 

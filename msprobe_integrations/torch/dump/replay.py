@@ -23,7 +23,7 @@ from msprobe_engine.core.settings.schema import LoadSettings
 from msprobe_engine.core.window import Window
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.formats.tensors.reader import TensorFiles
-from msprobe_integrations.common.dump.extras import Extra
+from msprobe_integrations.common.dump.dump_plugins import DumpPlugin
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture.modules import ModuleInfo, named_infos
 from msprobe_integrations.torch.hooks.graph_tasks import current_graph_task
@@ -34,7 +34,7 @@ _log = get_logger()
 _PART = "replay of inputs"
 
 
-class Replay(Extra):
+class Replay(DumpPlugin):
     """Replaces inputs of the listed calls in the steps and on the ranks where it is wanted.
 
     Tensors among the arguments are replaced, positional and keyword ones, also inside lists, tuples, dicts and dataclasses, which

@@ -11,8 +11,8 @@ import torch
 from msprobe_engine.core.records import Entry, TensorRef
 from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_integrations.common.capture.custom_api import CustomApis
-from msprobe_integrations.common.dump.extras import Extra
-from msprobe_integrations.common.dump.focus import Focus
+from msprobe_integrations.common.dump.dump_plugins import DumpPlugin
+from msprobe_integrations.common.dump.module_selection import ModuleSelection
 from msprobe_integrations.common.dump.run import DumpRun
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture import mode_stack as modestack
@@ -20,9 +20,9 @@ from msprobe_integrations.torch.capture.api import ApiCapture
 from msprobe_integrations.torch.capture.level import Capture
 from msprobe_integrations.torch.capture.modules import ModuleCapture
 from msprobe_integrations.torch.dump.checks import MODELS
-from msprobe_integrations.torch.dump.extras import parts_of
-from msprobe_integrations.torch.dump.keep import Keeper
-from msprobe_integrations.torch.dump.saved import TorchSavedVariables
+from msprobe_integrations.torch.dump.debug_save import TorchSavedVariables
+from msprobe_integrations.torch.dump.dump_plugins import parts_of
+from msprobe_integrations.torch.dump.tensor_saver import TensorSaver
 from msprobe_integrations.torch.hooks.modules import OwnHook
 from msprobe_integrations.torch.randomness.perturb import perturb
 from msprobe_integrations.torch.tensors.slices import Slices
@@ -34,7 +34,7 @@ class TorchDumpRun(DumpRun):
     models = MODELS
     backend: TorchBackend
     capture: Capture | None
-    keeper: Keeper | None
+    keeper: TensorSaver | None
     slices: Slices | None
     _modes = 0
     _perturbed = False
@@ -46,16 +46,16 @@ class TorchDumpRun(DumpRun):
     def make_backend(self) -> TorchBackend:
         return TorchBackend()
 
-    def make_keeper(self, dump: DumpSettings, before: Any) -> Keeper | None:
-        return Keeper.of_dump(dump, self.backend, self.pipeline, self.files.writer, self.faults, before, slices=self.slices)
+    def make_keeper(self, dump: DumpSettings, before: Any) -> TensorSaver | None:
+        return TensorSaver.of_dump(dump, self.backend, self.pipeline, self.files.writer, self.faults, before, slices=self.slices)
 
     def make_capture(self, dump: DumpSettings) -> Capture:
         return Capture.of_dump(self.pipeline, dump, self.slices, self.keeper)
 
-    def make_focus(self) -> Focus:
+    def make_focus(self) -> ModuleSelection:
         assert self.capture is not None
         recorder = self.capture.recorder
-        return Focus(lambda is_on: ModuleCapture(recorder, is_on, lambda: True))
+        return ModuleSelection(lambda is_on: ModuleCapture(recorder, is_on, lambda: True))
 
     def make_saved(
         self, reduce: Callable[[Any], TensorRef], complete: Callable[[Entry], None], broken: Callable[[Exception], None]
@@ -71,7 +71,7 @@ class TorchDumpRun(DumpRun):
             return self.capture.api
         return next((part.api for part in self.extras.parts if part.api is not None), None)  # free benchmark, online
 
-    def make_extras(self, dump: DumpSettings, root: Path) -> list[Extra]:
+    def make_extras(self, dump: DumpSettings, root: Path) -> list[DumpPlugin]:
         return parts_of(dump, root, self.faults)
 
     def make_slices(self, dump: DumpSettings) -> Slices:

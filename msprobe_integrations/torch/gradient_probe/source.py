@@ -47,7 +47,7 @@ class _Owner:
 
 
 class SourceWatch:
-    """Follows the updates of one source; stands where a `ParameterWatch` stands. What is not about the inner update is left alone."""
+    """Follows the updates of one source; stands where a `ParameterSampler` stands. What is not about the inner update is left alone."""
 
     def __init__(self, probe: GradientProbe, source: ParameterSource, several: bool) -> None:
         self._probe, self._source, self._several = probe, source, several

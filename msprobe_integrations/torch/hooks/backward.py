@@ -25,8 +25,8 @@ from torch.autograd.graph import Node
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.common.hooks.gradient_watch import MAX_NODES, Action, Begin, share_out
 from msprobe_integrations.common.hooks.gradient_watch import GradientWatch as _GradientWatch
+from msprobe_integrations.torch.hooks.inplace_view_gradients import View, ViewHook, written_by
 from msprobe_integrations.torch.hooks.nodes import LightHook
-from msprobe_integrations.torch.hooks.written_views import View, ViewHook, written_by
 
 sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 """Sequence number the next autograd node of this thread will get."""

@@ -20,7 +20,7 @@ from msprobe_integrations.torch.collectives.observer import CollectiveObserver
 from msprobe_integrations.torch.collectives.work import Open, Operation
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.monitor.module_side import ModuleSide
+    from msprobe_integrations.torch.monitor.module_monitor import ModuleMonitor
 
 _BATCH = "batch_isend_irecv"
 
@@ -28,7 +28,7 @@ _BATCH = "batch_isend_irecv"
 class CollectiveWatch(CollectiveSamples):
     """Nothing waits, and what a collective returns is what it returned before. Arguments and errors: `CollectiveSamples`."""
 
-    def __init__(self, side: ModuleSide) -> None:
+    def __init__(self, side: ModuleMonitor) -> None:
         super().__init__(side)
         monitor = side.monitor
         self._observer = _Observer(self, record=monitor.collectives or monitor.collective_inputs or monitor.collective_stacks)

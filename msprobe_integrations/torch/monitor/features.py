@@ -22,7 +22,7 @@ from msprobe_integrations.torch.tensors.describe import resolve
 from msprobe_integrations.torch.tensors.devices import capturing
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.monitor.module_side import ModuleSide
+    from msprobe_integrations.torch.monitor.module_monitor import ModuleMonitor
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _KINDS = {
@@ -49,7 +49,7 @@ class LayerFeatures:
         settings: section ``monitor.layer_features``.
     """
 
-    def __init__(self, side: ModuleSide, settings: LayerFeatureSettings) -> None:
+    def __init__(self, side: ModuleMonitor, settings: LayerFeatureSettings) -> None:
         self._side = side
         self._probe = side.probe
         self._settings = settings

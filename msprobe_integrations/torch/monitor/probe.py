@@ -26,15 +26,15 @@ from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings
 from msprobe_engine.probe.incident.notify import Notifier
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_integrations.common.monitor.probe import Probe
-from msprobe_integrations.common.parameters.side import ParameterSide
+from msprobe_integrations.common.parameters.parameter_monitor import ParameterMonitor
 from msprobe_integrations.common.ranks.exchanges import Exchanges
 from msprobe_integrations.common.ranks.membership import Membership
 from msprobe_integrations.torch.ascend.overflow import NpuOverflow
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.config.run import RunConfig
-from msprobe_integrations.torch.monitor.attempts import Attempts
-from msprobe_integrations.torch.monitor.module_side import ModuleSide
-from msprobe_integrations.torch.monitor.plans import Plans
+from msprobe_integrations.torch.monitor.capture_scheduler import CaptureScheduler
+from msprobe_integrations.torch.monitor.module_monitor import ModuleMonitor
+from msprobe_integrations.torch.monitor.rerun_on_alert import RerunOnAlert
 from msprobe_integrations.torch.parameters.find import find_source
 from msprobe_integrations.torch.randomness.perturb import perturb
 from msprobe_integrations.torch.ranks.merge import RowExchange
@@ -53,8 +53,8 @@ class TorchProbe(Probe):
     """
 
     backend: TorchBackend
-    plans: Plans
-    _watch: ModuleSide | None
+    scheduler: CaptureScheduler
+    _watch: ModuleMonitor | None
 
     number = TensorDescription("torch.Tensor", "torch.float32", (), False)
     unseen = torch._C.DisableTorchFunction
@@ -63,15 +63,15 @@ class TorchProbe(Probe):
         super().__init__(settings, extra_sinks=extra_sinks)
         self._perturbed = False
         self._overflow = NpuOverflow()
-        self._attempts: Attempts | None = None
+        self._attempts: RerunOnAlert | None = None
         self._types: ComputingTypes | None = None
         self._stages = StagePreparation(self)
 
     def _make_backend(self) -> TorchBackend:
         return TorchBackend()
 
-    def _make_parameters(self) -> ParameterSide:
-        return ParameterSide(self, find_source, Exchanges(lambda ranks: RowExchange(ranks=ranks)), TorchRanks())
+    def _make_parameters(self) -> ParameterMonitor:
+        return ParameterMonitor(self, find_source, Exchanges(lambda ranks: RowExchange(ranks=ranks)), TorchRanks())
 
     def _make_membership(self) -> Membership:
         return Membership(self, lambda: dist.is_available() and dist.is_initialized(), watch_ranks)
@@ -79,11 +79,11 @@ class TorchProbe(Probe):
     def _make_run_config(self) -> RunConfig:
         return RunConfig(self.settings)
 
-    def _make_plans(self) -> Plans:
-        return Plans(self.session)
+    def _make_scheduler(self) -> CaptureScheduler:
+        return CaptureScheduler(self.session)
 
-    def _make_watch(self, monitor: MonitorSettings | None) -> ModuleSide | None:
-        return ModuleSide.build(self, monitor)
+    def _make_watch(self, monitor: MonitorSettings | None) -> ModuleMonitor | None:
+        return ModuleMonitor.build(self, monitor)
 
     def make_notifier(self, about: str = "") -> Notifier | None:
         """What tells other ranks of incidents, or of what `about` names; None for one process."""
@@ -144,7 +144,7 @@ class TorchProbe(Probe):
         self.begin_step(step)
         if self._attempts is None and not self._closed and self.session.incidents is not None and self.faults.enabled("attempts"):
             with self.guard("attempts"):
-                self._attempts = Attempts(self, self._models)
+                self._attempts = RerunOnAlert(self, self._models)
         if self._attempts is None or self._closed:
             yield 0
         else:

@@ -16,11 +16,11 @@ from msprobe_integrations.common.monitor.targets import Named, matches
 from msprobe_integrations.torch.capture.recorder import MOST_OPEN, no_torch_function
 from msprobe_integrations.torch.hooks.backward import Edge, GradientWatch, edge, sequence_number
 from msprobe_integrations.torch.hooks.modules import ModuleHooks, Post, Pre
-from msprobe_integrations.torch.monitor.late_samples import LateSamples
+from msprobe_integrations.torch.monitor.deferred_samples import DeferredSamples
 from msprobe_integrations.torch.tensors.containers import opened
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.monitor.module_side import ModuleSide
+    from msprobe_integrations.torch.monitor.module_monitor import ModuleMonitor
 
 __all__ = ["TensorWatch", "matches"]
 
@@ -77,7 +77,7 @@ class TensorWatch:
         side: what this is a part of.
     """
 
-    def __init__(self, side: ModuleSide) -> None:
+    def __init__(self, side: ModuleMonitor) -> None:
         self._side = side
         self._probe = side.probe
         monitor = side.monitor
@@ -89,7 +89,7 @@ class TensorWatch:
         self._too_deep: RecursionError | None = None
         # without the look for modes on torch's stack, which are off where it is called
         self._reduce = self._probe.backend.reduce_unshielded
-        self._late = LateSamples(self._probe.backend.reduce)
+        self._late = DeferredSamples(self._probe.backend.reduce)
         if "actv" in monitor.histograms:
             self._take = self._take_with_histogram  # type: ignore[method-assign]
         self._reduce_gradient: Callable[[torch.Tensor], TensorRef] = (

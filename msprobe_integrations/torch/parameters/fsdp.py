@@ -20,7 +20,7 @@ from msprobe_integrations.requirements import MissingNameError, need, optional
 from msprobe_integrations.torch.tensors.dtensors import is_dtensor
 
 if TYPE_CHECKING:
-    from msprobe_integrations.common.parameters.watch import ParameterWatch
+    from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
 
 _PART = "unreduced gradients and those of micro batches under FSDP2"
 
@@ -44,13 +44,13 @@ class UnshardedGradients:
             groups, parameters = [], [p for p in pieces if is_dtensor(p)]
         self._classes = {type(group) for group in groups}
         self.covered = {parameter for parameter in parameters if parameter in pieces}
-        self._watch: ParameterWatch | None = None
+        self._watch: ParameterSampler | None = None
         self._patches = FunctionPatches()
         self._reductions: dict[Piece, int] = {}
         self._kept: set[Piece] = set()
         self._micro = False
 
-    def open(self, watch: ParameterWatch, *, unreduced: bool, micro: bool) -> None:
+    def open(self, watch: ParameterSampler, *, unreduced: bool, micro: bool) -> None:
         """A monitored step begins."""
         self._reductions.clear()
         self._kept.clear()

@@ -27,7 +27,7 @@ from msprobe_integrations.torch.monitor.targets import unwrapped
 from msprobe_integrations.torch.parameters.plain import PlainSource
 
 if TYPE_CHECKING:
-    from msprobe_integrations.common.parameters.watch import ParameterWatch
+    from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
     from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 _FSDP = "FullyShardedDataParallel"
@@ -188,7 +188,7 @@ class FlatSource(PlainSource):
 
     # moments
 
-    def connect(self, watch: ParameterWatch) -> None:
+    def connect(self, watch: ParameterSampler) -> None:
         super().connect(watch)
         classes = {type(place.state) for place in self._at.values()}
         for cls in classes:

@@ -16,9 +16,9 @@ from msprobe_integrations.common.monitor.targets import matches, plain
 from msprobe_integrations.common.parameters.algorithms import algorithm_of
 from msprobe_integrations.common.parameters.gradients import ACCUMULATED, LOCAL, Piece, layer_numbers, layer_of
 from msprobe_integrations.common.parameters.optimizer_numbers import update_numbers
+from msprobe_integrations.common.parameters.parameter_sampler import MICRO, UNREDUCED
 from msprobe_integrations.common.parameters.source import Replicas
 from msprobe_integrations.common.parameters.updates import IN_NO_OPTIMIZER
-from msprobe_integrations.common.parameters.watch import MICRO, UNREDUCED
 from msprobe_integrations.torch.capture.closures import after_closure
 from msprobe_integrations.torch.hooks.methods import MethodHooks
 from msprobe_integrations.torch.monitor.targets import unwrapped
@@ -27,7 +27,7 @@ from msprobe_integrations.torch.parameters.scaler import UpdatePatches, inner_op
 from msprobe_integrations.torch.tensors import dtensors
 
 if TYPE_CHECKING:
-    from msprobe_integrations.common.parameters.watch import ParameterWatch
+    from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
     from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 _log = get_logger()
@@ -52,7 +52,7 @@ class PlainSource:
         self._monitor = monitor
         self._optimizer = inner_optimizer(optimizer)
         self._places: dict[torch.Tensor, tuple[int, int]] = {}
-        self._watch: ParameterWatch | None = None
+        self._watch: ParameterSampler | None = None
         self._patches: UpdatePatches | None = None
         self._lasting = MethodHooks(probe.faults, _PART)
         self._handles: list[Any] = []
@@ -166,7 +166,7 @@ class PlainSource:
 
     # moments
 
-    def connect(self, watch: ParameterWatch) -> None:
+    def connect(self, watch: ParameterSampler) -> None:
         """Follow the updates of the optimizer object, and what comes before them."""
         self._watch = watch
         watch.in_place = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -212,7 +212,7 @@ class PlainSource:
             self._patches.close()
         self._watch = None
 
-    def _arriving(self, watch: ParameterWatch, piece: Piece) -> Callable[[torch.Tensor], None]:
+    def _arriving(self, watch: ParameterSampler, piece: Piece) -> Callable[[torch.Tensor], None]:
         faults = self._probe.faults
 
         def hook(gradient: torch.Tensor) -> None:
@@ -226,7 +226,7 @@ class PlainSource:
 
         return hook
 
-    def _accumulated(self, watch: ParameterWatch, piece: Piece) -> Callable[[torch.Tensor], None]:
+    def _accumulated(self, watch: ParameterSampler, piece: Piece) -> Callable[[torch.Tensor], None]:
         module = self._ddp.get(piece.parameter)
         faults = self._probe.faults
 
@@ -261,7 +261,7 @@ class PlainSource:
             self._probe.faults.fail(_PART, error)
         return None
 
-    def _at_update(self, watch: ParameterWatch, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
+    def _at_update(self, watch: ParameterSampler, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
         if not watch.awake:
             return None
         if self._touched:  # no backward pass of DDP was the last one: the training reduces by itself

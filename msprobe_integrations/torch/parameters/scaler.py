@@ -18,7 +18,7 @@ from msprobe_integrations.patching import FunctionPatches
 from msprobe_integrations.torch.tensors import dtensors
 
 if TYPE_CHECKING:
-    from msprobe_integrations.common.parameters.watch import ParameterWatch
+    from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
 
 _PART = "gradient phases"
 _Scaler: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
@@ -45,7 +45,7 @@ class UpdatePatches:
         skipped: called when a scaler has left an update out.
     """
 
-    def __init__(self, watch: ParameterWatch, optimizer: Any, parameters: Collection[torch.Tensor], skipped: Callable[[], None]) -> None:
+    def __init__(self, watch: ParameterSampler, optimizer: Any, parameters: Collection[torch.Tensor], skipped: Callable[[], None]) -> None:
         self._watch = watch
         self._optimizer = optimizer
         self._parameters = frozenset(parameters)

@@ -17,7 +17,7 @@ from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.autoload import request
-from msprobe_integrations.common.shutdown import at_exit, exits
+from msprobe_integrations.common.shutdown import at_exit, signal_shutdown
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 from msprobe_integrations.torch.training.gradients import LoopGradients
 
@@ -104,7 +104,7 @@ class LoopObserver:
                 if self._file is not None and self.settings.monitor is not None and self.settings.monitor.hot:
                     probe.follow_file(self._file)
                 at_exit.register(self.close)
-                exits.at_signal(self.close, self.settings.exit_patience)
+                signal_shutdown.at_signal(self.close, self.settings.exit_patience)
             self.models, self.optimizer = found, optimizer
             self.attach(probe)
             if self.settings.grad_probe is not None:
@@ -226,7 +226,7 @@ class LoopObserver:
                 at_exit.unregister(self.close)
         finally:
             with self.safely("closing"):
-                exits.forget(self.close)
+                signal_shutdown.forget(self.close)
         self._broken = True
         self.probe = self._failed = None
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from mindspeed_world import STAND_IN, imported_anew, observer, write_megatron
 
 from msprobe_integrations.megatron import patches
-from msprobe_integrations.mindspeed import order
+from msprobe_integrations.mindspeed import patch_ordering
 from msprobe_integrations.patching import MARK
 
 PATH = "megatron.training.training.train_step"
@@ -37,7 +37,7 @@ def patch_utils(request: pytest.FixtureRequest) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    order.watch(module)
+    patch_ordering.watch(module)
     return module
 
 
@@ -109,7 +109,7 @@ def play(module: ModuleType, operations: Sequence[str], with_probe: bool) -> lis
                 training.trace.clear()
                 assert (seen.iteration.call_count if seen is not None else 0) == before + (seen is not None)
         else:
-            with order.ours_off():  # features register their patches within apply_features_patches
+            with patch_ordering.ours_off():  # features register their patches within apply_features_patches
                 function = patch(operation, trace)
             try:
                 manager.register_patch(PATH, function)
@@ -167,13 +167,13 @@ def test_a_fault_of_a_patch_is_raised_and_ours_are_back(patch_utils: ModuleType,
 
 def test_what_suffers_is_named_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replacement of something the probe relies on is one line with both names; a decoration is none."""
-    monkeypatch.setattr(order, "_said", set())
+    monkeypatch.setattr(patch_ordering, "_said", set())
     path = "megatron.core.pipeline_parallel.schedules.forward_backward_pipelining_without_interleaving"
     with caplog.at_level(logging.WARNING, "msprobe"):
-        order.say_degraded({path: SimpleNamespace(patch_func=None, wrappers=[play])})
+        patch_ordering.say_degraded({path: SimpleNamespace(patch_func=None, wrappers=[play])})
         assert not caplog.messages
         for _ in range(2):
-            order.say_degraded({path: SimpleNamespace(patch_func=play), "torch.compile": SimpleNamespace(patch_func=play)})
+            patch_ordering.say_degraded({path: SimpleNamespace(patch_func=play), "torch.compile": SimpleNamespace(patch_func=play)})
     assert len(caplog.messages) == 1
     assert all(text in caplog.messages[0] for text in (path, "test_order.play", "micro batch"))
 

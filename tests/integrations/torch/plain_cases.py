@@ -16,7 +16,7 @@ from torch import nn
 from msprobe_engine.core.records import Frame
 from msprobe_integrations.torch import autoload
 from msprobe_integrations.torch.training import owner
-from msprobe_integrations.torch.training.plain.sight import Sight
+from msprobe_integrations.torch.training.plain.training_detector import TrainingDetector
 
 MONITOR = {"gradients": True, "parameters": True, "optimizer_states": True}
 
@@ -58,8 +58,8 @@ def launched(monitor: dict[str, Any] | None = None, **sections: Any) -> Iterator
             launch.frames.extend(probe.frames)
     finally:
         del os.environ["MSPROBE_CONFIG"]
-        if Sight.current is not None:
-            Sight.current.stand_back()
+        if TrainingDetector.current is not None:
+            TrainingDetector.current.stand_back()
         owner.release()
 
 

@@ -20,7 +20,7 @@ from msprobe_integrations.patching import FunctionPatch
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 from msprobe_integrations.torch.training import owner
 from msprobe_integrations.torch.training.loop import LoopObserver
-from msprobe_integrations.torch.training.plain.sight import Sight
+from msprobe_integrations.torch.training.plain.training_detector import TrainingDetector
 
 
 def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int = 2) -> None:
@@ -127,8 +127,8 @@ def test_who_knows_more_is_there_already() -> None:
         owner.claim("lightning", lambda settings, _: LoopObserver(settings))
         model = cases.two()
         steps(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        assert Sight.current is not None
-        assert Sight.current.stood_back
+        assert TrainingDetector.current is not None
+        assert TrainingDetector.current.stood_back
         assert patches(*PLACES) == []
 
 

@@ -181,9 +181,23 @@ def is_wrapper(plant: Plant) -> bool:
 
 _ENTRIES = (
     *("guard", "safely", "_safely", "__call__", "_do"),
-    *("Sight._enters", "Sight._leaves", "Sight.within", "Sight._update_begins", "Sight._update_ends"),
+    *(
+        "TrainingDetector._enters",
+        "TrainingDetector._leaves",
+        "TrainingDetector.within",
+        "TrainingDetector._update_begins",
+        "TrainingDetector._update_ends",
+    ),
     *("Capture._before_optimizer", "Capture._after_optimizer", "PlainSource._before", "PlainSource._after"),
-    *("FunctionPatch._through", "Handles._tell", "Writer._run", "StalledRule._watch", "Exits._listen", "_isolated", "before_import"),
+    *(
+        "FunctionPatch._through",
+        "Handles._tell",
+        "Writer._run",
+        "StalledRule._watch",
+        "SignalShutdown._listen",
+        "_isolated",
+        "before_import",
+    ),
     *("LoopObserver.close", "PlainObserver.close", "EngineObserver.close", "TorchProbe.close"),
     *("._training_now", "._quietly", ".made", ".quietly", "._observer", ".shielded", "._leave", ".ours_off", "._with_ours", ".__getattr__"),
     *("TrainingObserver.forward_backward", "TrainingObserver.iteration", "DeepSpeedCallback.on_setup", "DeepSpeedCallback.close"),

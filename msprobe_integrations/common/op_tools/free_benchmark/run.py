@@ -12,12 +12,12 @@ from msprobe_engine.core import log
 from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.settings.schema import DumpSettings, FreeBenchmarkSettings
 from msprobe_engine.core.window import Window
-from msprobe_integrations.common.dump.extras import Extra
+from msprobe_integrations.common.dump.dump_plugins import DumpPlugin
 from msprobe_integrations.common.op_tools.free_benchmark.choice import PART
 
 
-class FreeBenchmarkRun(Extra):
-    """An `Extra` in the place of a dump. Frameworks inherit, and say how calls are taken.
+class FreeBenchmarkRun(DumpPlugin):
+    """An `DumpPlugin` in the place of a dump. Frameworks inherit, and say how calls are taken.
 
     Args:
         dump: settings with task free_benchmark.

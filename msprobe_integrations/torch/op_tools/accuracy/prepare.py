@@ -207,8 +207,8 @@ def _placements(node: Any) -> Iterator[str]:
 
 
 def slots(tensors: Sequence[tuple[Place, torch.Tensor]], wanted: Sequence[Place], found: Sequence[Any]) -> dict[Place, torch.Tensor | None]:
-    """Recorded gradients by the place of their tensor (`msprobe_integrations.common.capture.slots`): one for each floating tensor among the
-    positional arguments, null where none was needed, then those of keyword tensors that needed one."""
+    """Recorded gradients by the place of their tensor (`msprobe_integrations.common.capture.gradient_layout`): one for each floating
+    tensor among the positional arguments, null where none was needed, then those of keyword tensors that needed one."""
     can = [p for p, t in tensors if isinstance(p[0], int) and (t.dtype.is_floating_point or t.dtype.is_complex)]
     can += [p for p in wanted if not isinstance(p[0], int)]
     places = can if len(found) == len(can) else list(wanted)

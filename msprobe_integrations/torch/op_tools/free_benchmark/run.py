@@ -14,8 +14,8 @@ from msprobe_integrations.common.capture.filters import record_filter
 from msprobe_integrations.common.op_tools.free_benchmark.choice import Choice
 from msprobe_integrations.common.op_tools.free_benchmark.run import FreeBenchmarkRun
 from msprobe_integrations.torch.hooks.graph_tasks import current_graph_task
+from msprobe_integrations.torch.op_tools.free_benchmark.api_mode import ApiMode
 from msprobe_integrations.torch.op_tools.free_benchmark.checker import Checker
-from msprobe_integrations.torch.op_tools.free_benchmark.sight import Sight
 
 
 class FreeBenchmark(FreeBenchmarkRun):
@@ -26,7 +26,7 @@ class FreeBenchmark(FreeBenchmarkRun):
         self._choice = Choice(self.settings, record_filter(self.dump, current_graph_task), self.table)
         preheat = Preheat(self.settings.preheat_step, self.settings.max_sample) if self.settings.if_preheat else None
         self._checker = Checker(self._choice, faults, dump.memory_budget_mb << 20, preheat)
-        self.api = Sight(self._checker, faults)
+        self.api = ApiMode(self._checker, faults)
         self._seen = False
 
     def take_calls(self, _model: Any, step: int, rank: int | None) -> None:

@@ -28,13 +28,13 @@ from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_engine.probe.writer import Writer
 from msprobe_integrations.common.capture.filters import record_filter
 from msprobe_integrations.common.capture.stacks import Stacks
-from msprobe_integrations.common.dump.extras import Extra
+from msprobe_integrations.common.dump.dump_plugins import DumpPlugin
 from msprobe_integrations.common.ranks.patience import raised
-from msprobe_integrations.common.shutdown import exits
+from msprobe_integrations.common.shutdown import signal_shutdown
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture.api import ApiCapture
 from msprobe_integrations.torch.capture.level import Capture
-from msprobe_integrations.torch.dump.keep import Keeper
+from msprobe_integrations.torch.dump.tensor_saver import TensorSaver
 from msprobe_integrations.torch.hooks.graph_tasks import current_graph_task
 from msprobe_integrations.torch.op_tools.online.call_sink import CallSink
 
@@ -43,8 +43,8 @@ _SUFFIX = ".pt"
 _log = get_logger()
 
 
-class OnlineCalls(Extra):
-    """See `msprobe_integrations.common.dump.extras.Extra`.
+class OnlineCalls(DumpPlugin):
+    """See `msprobe_integrations.common.dump.dump_plugins.Extra`.
 
     Args:
         dump: with a section ``online``.
@@ -77,7 +77,7 @@ class OnlineCalls(Extra):
         self._rank = 0
         self._store: CallStore | None = None
         self._sink: CallSink | None = None
-        self._keeper: Keeper | None = None
+        self._keeper: TensorSaver | None = None
         self._capture: Capture | None = None
         self._step: int | None = None
         self._seeing = self._over = self._left_out = False
@@ -129,7 +129,7 @@ class OnlineCalls(Extra):
         """Send what is there and say that this was all."""
         if not self._over:
             self._over = True
-            cut = self._seeing or raised() or exits.left() < math.inf
+            cut = self._seeing or raised() or signal_shutdown.left() < math.inf
             self._finish_step(complete=not cut)
             if self._store is None and not self._left_out:
                 _log.warning("%s: nothing was sent: start() was called in no step that 'step' wants", PART)
@@ -160,7 +160,7 @@ class OnlineCalls(Extra):
         self._store.send({"kind": messages.RUN, "version": messages.VERSION, "world": _world(), "framework": self._backend.framework}, [])
         self._sink = CallSink(self._store)
         self._writer.sinks[:] = [self._sink]
-        self._keeper = Keeper(self._backend, self._store, self._faults, self._pipeline.lose)
+        self._keeper = TensorSaver(self._backend, self._store, self._faults, self._pipeline.lose)
         self._capture = Capture(
             self._pipeline,
             self._dump.level,
@@ -205,7 +205,7 @@ class OnlineCalls(Extra):
     def _end(self, transport: Transport, sink: CallSink, store: CallStore) -> None:
         with self._faults.guard(PART):
             self._writer.flush()
-            counts = finish(transport, self._online.longest_wait, exits.left)
+            counts = finish(transport, self._online.longest_wait, signal_shutdown.left)
             store.memory.trim()
             lost = {**self._lost, **self._writer.lost}
             missing = {"refused": counts.refused, "dropped": counts.dropped, "not acknowledged": counts.lost}

@@ -1,4 +1,4 @@
-"""Follows a training loop of plain torch that says nothing: from what `Sight` sees to steps of the probe."""
+"""Follows a training loop of plain torch that says nothing: from what `TrainingDetector` sees to steps of the probe."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from msprobe_integrations.torch.tensors import dtensors
 from msprobe_integrations.torch.training import owner
 from msprobe_integrations.torch.training.loop import LoopObserver
 from msprobe_integrations.torch.training.plain.models import chosen_models, chosen_optimizers, parameters_of, trains, updates_done
-from msprobe_integrations.torch.training.plain.rule import StepRule
-from msprobe_integrations.torch.training.plain.sight import Sight
+from msprobe_integrations.torch.training.plain.step_boundary import StepBoundary
+from msprobe_integrations.torch.training.plain.training_detector import TrainingDetector
 
 _no_function = torch._C.DisableTorchFunction
 _PAUSE = 100
 """Between two collections of garbage, in lengths of the first: a loop may make a model for every task it learns."""
 
 
-def claim(sight: Sight) -> PlainObserver | None:
+def claim(sight: TrainingDetector) -> PlainObserver | None:
     """The observer of this process' training, when nobody who knows more follows it."""
     requirements.check(NAME, PACKAGE, TABLE)
     return owner.claim("torch", lambda settings, file: PlainObserver(settings, sight, file))
 
 
 class PlainObserver(LoopObserver):
-    """Steps by `StepRule`.
+    """Steps by `StepBoundary`.
 
     Args:
         settings: the probe's settings.
@@ -50,12 +50,12 @@ class PlainObserver(LoopObserver):
         parts: the losses of a step are to be divided by this: micro batches of a schedule that scales gradients itself.
     """
 
-    def __init__(self, settings: ProbeSettings, sight: Sight, file: Path | None = None) -> None:
+    def __init__(self, settings: ProbeSettings, sight: TrainingDetector, file: Path | None = None) -> None:
         super().__init__(settings, file=file)
         self.updates = 0
         self.parts = 1
         self._sight = sight
-        self._rule = StepRule()
+        self._rule = StepBoundary()
         self._called: list[weakref.ref[nn.Module]] = []
         self._optimizers: list[Any] = []
         self._sizes: dict[int, int] = {}

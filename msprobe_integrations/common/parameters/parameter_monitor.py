@@ -1,0 +1,166 @@
+"""The parameter side of one probe: a watch per optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msprobe_engine.core.log import get_logger
+from msprobe_integrations.common.parameters.norms import note_norms
+from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
+from msprobe_integrations.common.parameters.source import ParameterSource
+from msprobe_integrations.common.ranks.exchanges import Exchanges
+from msprobe_integrations.common.ranks.replica_channel import Ranks
+from msprobe_integrations.common.ranks.replicas import PART as REPLICAS
+from msprobe_integrations.common.ranks.replicas import ReplicaCheck
+
+if TYPE_CHECKING:
+    from msprobe_integrations.common.monitor.probe import Probe
+
+Find = Callable[[Any, Sequence[Any], Any], "ParameterSource | None"]
+_PART = "parameter monitor"
+_NEEDED = ("attach", _PART)
+"""Parts without which this rank has nothing to merge or to compare."""
+_log = get_logger()
+_FAULT = "a fault has switched its probe off"
+IDLE = 10
+"""Monitored steps without an update after which it is said."""
+_GONE = (
+    "monitor: an optimizer that is watched has made no update for %d monitored steps, so there are no rows of gradients and parameters. "
+    "If another one has taken its place, attach that one; a step of the probe ends after the update"
+)
+
+
+class Attached(NamedTuple):
+    """What `Probe.attach` was given."""
+
+    models: list[Any]
+    optimizer: Any
+    on_update: Callable[[bool], None] | None
+    find: Find | None
+
+
+class ParameterMonitor:
+    """Makes, drives and closes the watches of a probe.
+
+    Args:
+        probe: owner.
+        find: what finds the `ParameterSource` of an optimizer, unless `attach` is given another one.
+        exchanges: merge rows of shards.
+        ranks: of the job.
+
+    Attributes:
+        watches: one per optimizer; none where nothing is monitored.
+        optimizers: as they were passed.
+        exchanges: merge rows of shards.
+        ranks: of the job.
+        replicas: compares what has to be equal on several ranks.
+        stale: settings have changed since the watches were made.
+        owned: names of the parameters that have been in an optimizer.
+    """
+
+    def __init__(self, probe: Probe, find: Find, exchanges: Exchanges, ranks: Ranks) -> None:
+        self.watches: list[ParameterSampler] = []
+        self.optimizers: list[Any] = []
+        self.exchanges = exchanges
+        self.replicas = ReplicaCheck(probe, ranks)
+        self.stale = False
+        self.owned: set[str] = set()
+        self._left = False
+        self._probe = probe
+        self._find = find
+        self.ranks = ranks
+        self._attached: Attached | None = None
+
+    def attach(self, attached: Attached | None = None) -> None:
+        """Watch these, or by new settings what was watched before."""
+        attached = self._attached = attached or self._attached
+        self.stale = False
+        self.remove()
+        monitor = self._probe.monitor
+        if attached is None or monitor is None:
+            return
+        optimizer = attached.optimizer
+        self.optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
+        self.exchanges.follow(monitor)
+        for each in self.optimizers or [None]:
+            source = (attached.find or self._find)(self._probe, attached.models, each)
+            if source is not None:
+                watch = ParameterSampler(self._probe, source)
+                watch.on_update = attached.on_update
+                watch.replicas = self.replicas
+                self.watches.append(watch)
+        if self._probe.faults.enabled(REPLICAS) and not self._left:
+            with self._probe.guard(REPLICAS):
+                self.replicas.attach(self.watches)
+
+    @property
+    def without_optimizer(self) -> bool:
+        """Was a model attached, and no optimizer?"""
+        return not self.watches and self._attached is not None and self._attached.optimizer is None
+
+    def begin_step(self, due: bool) -> None:
+        """A step begins; `due`: it is monitored."""
+        with self._probe.guard(REPLICAS):
+            self.replicas.begin_step(self._probe.step)
+        for watch in self.watches:
+            with self._probe.guard(_PART):
+                watch.begin_step(due)
+
+    def end_step(self, scalars: Mapping[str, Any], again: bool) -> None:
+        """A monitored step is over.
+
+        Args:
+            scalars: numbers that the loop gives.
+            again: the next step is monitored too.
+        """
+        if self.watches:
+            with self._probe.guard(_PART):
+                for watch in self.watches:
+                    watch.end_step(again)
+                    if watch.idle >= 0:
+                        watch.idle += 1
+                        if watch.idle == IDLE:
+                            _log.warning(_GONE, IDLE)
+                note_norms(self._probe, scalars)
+
+    def leave_where_off(self) -> None:
+        """Where a fault has switched off what other ranks wait for, they hear that this rank takes part no longer."""
+        disabled = self._probe.faults.disabled
+        if not disabled or self._left:
+            return
+        if any(part in disabled for part in _NEEDED):
+            self._left = True
+            self.exchanges.close(_FAULT)
+            self.replicas.close(_FAULT)
+        elif REPLICAS in disabled:
+            self.replicas.close(_FAULT)
+
+    def remove(self) -> None:
+        """Take everything off."""
+        watches, self.watches, self.optimizers = self.watches, [], []
+        for watch in watches:
+            with self._probe.guard("closing"):
+                watch.close()
+
+    def detach(self) -> None:
+        """Let go of models and optimizers."""
+        self.remove()
+        self.owned.clear()
+        self._attached = None
+        self.replicas.detach()
+
+    def hurry(self) -> None:
+        """The end of the run waits: ranks that have not come yet are waited for a little only."""
+        self.exchanges.hurry()
+        self.replicas.hurry()
+
+    def finish(self, seconds: float) -> None:
+        """Wait for what is compared, at most so long."""
+        with self._probe.guard(REPLICAS):
+            self.replicas.finish(seconds)
+
+    def close(self) -> None:
+        """Take the groups of ranks apart, at the very end: last frames may have waited for them."""
+        self.replicas.close()
+        self.exchanges.close()

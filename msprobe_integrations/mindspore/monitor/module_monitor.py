@@ -1,0 +1,74 @@
+"""The module side of a MindSpore probe: Cells and communication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import mindspore
+
+from msprobe_engine.core.log import warn_once
+from msprobe_engine.core.settings.schema import LayerFeatureSettings, MonitorSettings
+from msprobe_integrations.common.monitor import module_monitor
+from msprobe_integrations.common.monitor.targets import Named
+from msprobe_integrations.mindspore.hooks import autograd
+from msprobe_integrations.mindspore.hooks.cells import CellHooks
+from msprobe_integrations.mindspore.models import named_parameters
+from msprobe_integrations.mindspore.monitor.cell_names import named_cells, unwrapped
+from msprobe_integrations.mindspore.monitor.cell_notes import CellNotes
+from msprobe_integrations.mindspore.monitor.collectives import CollectiveWatch
+from msprobe_integrations.mindspore.monitor.tensors import CellWatch
+
+if TYPE_CHECKING:
+    from msprobe_integrations.mindspore.monitor.probe import MindSporeProbe
+
+
+class ModuleMonitor(module_monitor.ModuleMonitor):
+    """See `msprobe_integrations.common.monitor.module_monitor.ModuleMonitor`."""
+
+    probe: MindSporeProbe
+
+    @classmethod
+    def build(cls, probe: MindSporeProbe, monitor: MonitorSettings | None) -> ModuleMonitor | None:
+        """None when the settings ask for nothing that is seen here."""
+        return cls(probe, monitor) if monitor is not None and cls.asked_for(monitor) else None
+
+    def attach(self, models: Sequence[Any]) -> None:
+        """Choose the Cells by the settings."""
+        if mindspore.get_context("mode") == mindspore.GRAPH_MODE:
+            warn_once(
+                "monitor graph mode",
+                "monitor: in GRAPH_MODE Cells are called inside of a compiled graph, where activations are not seen; use PYNATIVE_MODE, or "
+                "a dump of level L0",
+            )
+        super().attach(models)
+
+    def _make_hooks(self) -> CellHooks:
+        return CellHooks()
+
+    def _make_collectives(self) -> CollectiveWatch | None:
+        monitor = self.monitor
+        return CollectiveWatch(self) if monitor.collectives or monitor.collective_inputs or monitor.collective_stacks else None
+
+    def _make_watch(self) -> CellWatch:
+        return CellWatch(self)
+
+    def _make_features(self, settings: LayerFeatureSettings) -> Any:
+        del settings
+        warn_once("monitor.layer_features", "monitor.layer_features has no effect with MindSpore: they are made for PyTorch")
+
+    def _make_notes(self) -> CellNotes:
+        return CellNotes(self)
+
+    def _named_modules(self, models: Sequence[Any]) -> list[Named]:
+        return list(named_cells(models))
+
+    def _parameter_names(self, model: Any) -> list[str]:
+        return [name for name, _ in named_parameters(unwrapped(model))]
+
+    def _counts(self) -> bool:
+        return bool(autograd.recording()) and autograd.graph_task() == -1
+
+    def _is_training(self, root: Any) -> bool:
+        """MindSpore's Cells begin in evaluation mode, and many programs leave them there: what is recorded for gradients is training."""
+        return bool(root.training) or bool(autograd.recording())

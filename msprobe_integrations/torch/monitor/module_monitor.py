@@ -1,0 +1,74 @@
+"""The module side of a torch probe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from msprobe_engine.core.settings.schema import LayerFeatureSettings, MonitorSettings
+from msprobe_integrations.common.monitor import module_monitor
+from msprobe_integrations.common.monitor.targets import Named
+from msprobe_integrations.torch.hooks import nodes as node_hooks
+from msprobe_integrations.torch.hooks.modules import ModuleHooks, say_sealed
+from msprobe_integrations.torch.monitor.targets import named_modules, unwrapped
+from msprobe_integrations.torch.monitor.tensors import TensorWatch
+
+if TYPE_CHECKING:
+    from msprobe_integrations.torch.monitor.collectives import CollectiveWatch
+    from msprobe_integrations.torch.monitor.features import LayerFeatures
+    from msprobe_integrations.torch.monitor.module_notes import ModuleNotes
+    from msprobe_integrations.torch.monitor.probe import TorchProbe
+
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+
+
+class ModuleMonitor(module_monitor.ModuleMonitor):
+    """See `msprobe_integrations.common.monitor.module_monitor.ModuleMonitor`."""
+
+    probe: TorchProbe
+
+    @classmethod
+    def build(cls, probe: TorchProbe, monitor: MonitorSettings | None) -> ModuleMonitor | None:
+        """None when the settings ask for nothing that is seen here."""
+        return cls(probe, monitor) if monitor is not None and cls.asked_for(monitor) else None
+
+    def _make_hooks(self) -> ModuleHooks:
+        probe = self.probe
+        return ModuleHooks(lambda error: probe.faults.fail("compiled code", error))
+
+    def _make_collectives(self) -> CollectiveWatch | None:
+        if not torch.distributed.is_available():
+            return None
+        from msprobe_integrations.torch.monitor.collectives import CollectiveWatch
+
+        return CollectiveWatch(self)
+
+    def _make_watch(self) -> TensorWatch:
+        return TensorWatch(self)
+
+    def _make_features(self, settings: LayerFeatureSettings) -> LayerFeatures:
+        from msprobe_integrations.torch.monitor.features import LayerFeatures
+
+        return LayerFeatures(self, settings)
+
+    def _make_notes(self) -> ModuleNotes:
+        from msprobe_integrations.torch.monitor.module_notes import ModuleNotes
+
+        return ModuleNotes(self)
+
+    def _named_modules(self, models: Sequence[Any]) -> list[Named]:
+        return list(named_modules(models))
+
+    def _parameter_names(self, model: Any) -> list[str]:
+        return [name for name, _ in unwrapped(model).named_parameters()]
+
+    def _counts(self) -> bool:
+        return torch.is_grad_enabled() and _graph_task() == -1 and not torch.compiler.is_compiling()
+
+    def _say_sealed(self, count: int) -> None:
+        say_sealed(count)
+
+    def _lighten(self, on: bool) -> None:
+        node_hooks.install() if on else node_hooks.remove()
