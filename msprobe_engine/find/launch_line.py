@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from msprobe_engine.config.pack.writer import read_pack
+from msprobe_engine.config.pack.reader import read_pack
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.process.variables import LAUNCH_LINE

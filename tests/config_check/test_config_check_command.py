@@ -15,7 +15,8 @@ import pytest
 from msprobe_engine.cli.main import main
 from msprobe_engine.config.collect import packages, system
 from msprobe_engine.config.environment import variables as environment
-from msprobe_engine.config.pack.writer import PackWriter, read_pack
+from msprobe_engine.config.pack.reader import read_pack
+from msprobe_engine.config.pack.writer import PackWriter
 from msprobe_engine.formats.pack import entries
 from msprobe_engine.report.config import xlsx
 from msprobe_engine.report.config.tables import Table

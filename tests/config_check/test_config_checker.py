@@ -18,7 +18,7 @@ from torch import nn
 
 from msprobe.core.config_check import ConfigChecker
 from msprobe_engine.config.pack import file
-from msprobe_engine.config.pack.writer import Pack, read_pack
+from msprobe_engine.config.pack.reader import Pack, read_pack
 from msprobe_engine.core.errors import DumpFormatError, MissingExtraError, UsageError
 from msprobe_engine.core.statistics.digest import digest_array
 from msprobe_engine.find.config.packs import compare_packs

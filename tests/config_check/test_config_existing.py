@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from existing_environment import VERSIONS, existing_tool
 
-from msprobe_engine.config.pack.writer import read_pack
+from msprobe_engine.config.pack.reader import read_pack
 from msprobe_integrations.config_checker import ConfigChecker
 
 pytestmark = pytest.mark.existing_tool

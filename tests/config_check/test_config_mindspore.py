@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.config.pack.writer import read_pack
+from msprobe_engine.config.pack.reader import read_pack
 from msprobe_integrations.config_checker import ConfigChecker
 
 ROOT = Path(__file__).parents[2]

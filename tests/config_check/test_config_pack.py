@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from msprobe_engine.config.pack import equal_entries, file
 from msprobe_engine.config.pack import writer as pack
-from msprobe_engine.config.pack.writer import PackWriter, read_pack
+from msprobe_engine.config.pack.reader import read_pack
+from msprobe_engine.config.pack.writer import PackWriter
 from msprobe_engine.core.errors import DumpFormatError, SinkError, UsageError
 from msprobe_engine.core.io import archives
 from msprobe_engine.formats.pack import entries
@@ -271,7 +272,7 @@ def test_a_bomb_is_refused_by_its_sizes(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(DumpFormatError, match="unpacks from"):
         read_pack(path)
     monkeypatch.setattr(archives, "MOST_PACKED", 5000)
-    monkeypatch.setattr(pack, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(pack.pack_file, "MOST_BYTES", 1 << 20)
     with pytest.raises(DumpFormatError, match="unpacks to"):
         read_pack(path)
 

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from msprobe_engine.config.collect import resolved
-from msprobe_engine.config.pack.writer import Pack, read_pack
+from msprobe_engine.config.pack.reader import Pack, read_pack
 from msprobe_engine.core.settings.schema import (
     ConfigCheckSettings,
     CsvSettings,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from msprobe_engine.cli.main import main
 from msprobe_engine.config.collect.resolved import Resolved, entry
 from msprobe_engine.config.environment import variables as environment
-from msprobe_engine.config.pack.writer import PackWriter, read_pack
+from msprobe_engine.config.pack.reader import read_pack
+from msprobe_engine.config.pack.writer import PackWriter
 from msprobe_engine.config.secrets.masking import HIDDEN, cleaned, masked, masked_arguments
 from msprobe_engine.config.secrets.names import secret_setting, secret_variable
 from msprobe_engine.core.errors import UsageError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.config.pack.writer import read_pack
+from msprobe_engine.config.pack.reader import read_pack
 from msprobe_engine.find.config.between_ranks import between_ranks
 from msprobe_engine.find.config.pack_settings import DYNAMIC_FILE, PackSide
 from msprobe_engine.find.config.packs import compare_packs

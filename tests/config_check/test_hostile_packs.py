@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.config.pack.writer import read_pack
+from msprobe_engine.config.pack.reader import read_pack
 from msprobe_engine.config.severity import CHANGES, MAY
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.find.config.between_ranks import between_ranks

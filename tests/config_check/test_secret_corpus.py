@@ -32,7 +32,8 @@ from hypothesis import strategies as st
 from msprobe_engine.cli.main import main
 from msprobe_engine.config.collect import system
 from msprobe_engine.config.environment import variables as environment
-from msprobe_engine.config.pack.writer import PackWriter, read_pack
+from msprobe_engine.config.pack.reader import read_pack
+from msprobe_engine.config.pack.writer import PackWriter
 from msprobe_engine.config.secrets.masking import HIDDEN, cleaned, masked, masked_arguments, masked_value
 from msprobe_engine.core.process import user_key
 from msprobe_engine.formats.pack import entries

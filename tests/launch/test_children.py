@@ -15,7 +15,7 @@ from typing import Any
 import launching as ln
 import pytest
 
-from msprobe_engine.config.pack.writer import read_pack
+from msprobe_engine.config.pack.reader import read_pack
 
 pytestmark = pytest.mark.framework
 JOB = str(Path(__file__).with_name("parent_job.py"))

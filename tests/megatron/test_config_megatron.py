@@ -11,7 +11,7 @@ import train_gpt
 from forkpool import run_ranks
 from megatron_harness import probe_settings
 
-from msprobe_engine.config.pack.writer import read_pack
+from msprobe_engine.config.pack.reader import read_pack
 from msprobe_engine.core.settings.schema import ConfigCheckSettings, MonitorSettings, ProbeSettings
 from msprobe_integrations.config_checker import ConfigChecker
 from msprobe_integrations.megatron.callback import MegatronCallback

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from mindspore import mint, nn, ops
 
-from msprobe_engine.config.pack.writer import read_pack
+from msprobe_engine.config.pack.reader import read_pack
 from msprobe_engine.core.records import Frame, Sample
 from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.core.settings.schema import PrometheusSettings, SinkSettings

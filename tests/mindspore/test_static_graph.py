@@ -16,7 +16,7 @@ from small_residual import Net as Residual
 from static_programs import IDS, MODES, Net, config, train
 
 from msprobe.mindspore import MsprobeStep, PrecisionDebugger
-from msprobe_engine.config.pack.writer import read_pack
+from msprobe_engine.config.pack.reader import read_pack
 from msprobe_integrations.mindspore.config.checker import MindSporeConfigChecker
 from msprobe_integrations.mindspore.dump.debugger import PrecisionDebugger as Debugger
 

@@ -31,6 +31,14 @@ ENTRY_MODE = 0o600
 """Of an entry, for whoever extracts it; as the existing tool has it."""
 PATIENCE = 120.0
 """Seconds to wait for another process' turn."""
+MOST_BYTES = 10 * 2**30
+"""Of all entries together, unpacked; the existing tool's limit."""
+MOST_ENTRY_BYTES = 2**30
+"""Of one entry; the existing tool's limit."""
+MOST_OF_HEAD = 1 << 24
+"""Bytes of an entry that says who wrote the pack: ranks read it while they train."""
+OWN = ("env", "pip", "hyperparameters/", "dataset/", "weights/", "random/", "msprobe/")
+"""Names of the entries, or how they begin."""
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 _SIZES_FOLLOW = 0x8
 _UTF8 = 0x800

@@ -10,7 +10,7 @@ from typing import Any
 
 from msprobe_engine.config.environment.rules import OF_PROCESS, environment_rules
 from msprobe_engine.config.environment.variables import Environment
-from msprobe_engine.config.pack.writer import Pack, read_pack
+from msprobe_engine.config.pack.reader import Pack, read_pack
 from msprobe_engine.config.settings import normalize
 from msprobe_engine.config.settings.aliases import known_terms
 from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY, SEVERITIES

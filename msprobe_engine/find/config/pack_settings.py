@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from msprobe_engine.config.environment.variables import Environment, of_entries
-from msprobe_engine.config.pack.writer import Pack
+from msprobe_engine.config.pack.reader import Pack
 from msprobe_engine.config.secrets.masking import cleaned
 from msprobe_engine.config.secrets.names import judged_name
 from msprobe_engine.config.settings.normalize import Several

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.config.collect.resolved import CODE, DEFAULT
-from msprobe_engine.config.pack.writer import Pack, read_pack
+from msprobe_engine.config.pack.reader import Pack, read_pack
 from msprobe_engine.config.settings.side import PackSettings
 from msprobe_engine.config.severity import ERROR, MAY, WARNING
 from msprobe_engine.find.config import completeness, difference

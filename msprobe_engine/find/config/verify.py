@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from msprobe_engine.config.collect.pack import collect
-from msprobe_engine.config.pack.writer import read_pack
+from msprobe_engine.config.pack.reader import read_pack
 from msprobe_engine.find.config import difference
 from msprobe_engine.find.config.comparison import Comparison
 from msprobe_engine.find.config.pack_settings import PackSide

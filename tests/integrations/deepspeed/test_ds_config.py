@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 from forkpool import run_ranks
 
-from msprobe_engine.config.pack.writer import Pack, read_pack
+from msprobe_engine.config.pack.reader import Pack, read_pack
 from msprobe_engine.core.settings.schema import ConfigCheckSettings
 
 pytestmark = pytest.mark.framework

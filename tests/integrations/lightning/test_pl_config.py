@@ -11,7 +11,7 @@ from harness.frameworks import lightning_trainer as pl_small
 from harness.models import MODELS
 from harness.run import ranks, write_settings
 
-from msprobe_engine.config.pack.writer import read_pack
+from msprobe_engine.config.pack.reader import read_pack
 
 
 class Kept(pl.LightningModule):

@@ -11,7 +11,7 @@ from harness.case import TrainingCase
 from harness.frameworks import torchtitan_trainer as titan
 from harness.run import ranks, train, write_settings
 
-from msprobe_engine.config.pack.writer import read_pack
+from msprobe_engine.config.pack.reader import read_pack
 
 
 def flagged(folder: Path, file: Path) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from harness.frameworks import transformers_trainer as hf
 from harness.run import ranks, write_settings
 
-from msprobe_engine.config.pack.writer import read_pack
+from msprobe_engine.config.pack.reader import read_pack
 
 
 def job(folder: Path, file: Path) -> Any:
