@@ -18,20 +18,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FRAMEWORKS = {
-    "torch": ("msprobe_integrations.torch.autoload", True),
-    "megatron": ("msprobe_integrations.megatron.autoload", False),
-    "mindspeed": ("msprobe_integrations.mindspeed.autoload", False),
-    "mindspeed_llm": ("msprobe_integrations.mindspeed.autoload", False),
-    "mindspeed_mm": ("msprobe_integrations.mindspeed.autoload", False),
-    "deepspeed": ("msprobe_integrations.deepspeed.autoload", False),
-    "transformers": ("msprobe_integrations.transformers.autoload", True),
-    "accelerate": ("msprobe_integrations.accelerate.autoload", True),
-    "lightning": ("msprobe_integrations.lightning.autoload", True),
-    "pytorch_lightning": ("msprobe_integrations.lightning.autoload", True),
-    "torchtitan": ("msprobe_integrations.torchtitan.autoload", True),
+    "torch": ("msprobe_integrations.torch.autoload", True, 10),
+    "megatron": ("msprobe_integrations.megatron.autoload", False, 30),
+    "mindspeed": ("msprobe_integrations.mindspeed.autoload", False, 30),
+    "mindspeed_llm": ("msprobe_integrations.mindspeed.autoload", False, 30),
+    "mindspeed_mm": ("msprobe_integrations.mindspeed.autoload", False, 30),
+    "deepspeed": ("msprobe_integrations.deepspeed.autoload", False, 20),
+    "transformers": ("msprobe_integrations.transformers.autoload", True, 30),
+    "accelerate": ("msprobe_integrations.accelerate.autoload", True, 15),
+    "lightning": ("msprobe_integrations.lightning.autoload", True, 30),
+    "pytorch_lightning": ("msprobe_integrations.lightning.autoload", True, 30),
+    "torchtitan": ("msprobe_integrations.torchtitan.autoload", True, 30),
 }
-"""Root package of a framework: the module whose ``arm()`` is called before its import, and whether only when the environment asks for the
-probe. The others have a way of their own to ask: an argument of their parser, a key of their configuration."""
+"""Root package of a framework: the module whose ``arm()`` is called before its import; whether only when the environment asks for the probe
+(the others have a way of their own to ask: an argument of their parser, a key of their configuration); and how much it knows of the
+training: of all that see the same one, the probe belongs to the one that knows most (`torch.training.owner`)."""
 NOT_FOLLOWED = ("mindspore", "jax", "tensorflow", "paddle")
 """Frameworks in which no training is found without a word in the program."""
 NEEDS = ("numpy", "yaml", "safetensors")
@@ -50,7 +51,7 @@ def install() -> None:
         report.begin()
         for name in NOT_FOLLOWED:
             imports.before_import(name, _telling(name))
-    for name, (module, only_when_asked) in FRAMEWORKS.items():
+    for name, (module, only_when_asked, _) in FRAMEWORKS.items():
         if (asked or not only_when_asked) and name not in sys.modules:
             imports.before_import(name, _arming(name, module))
     if not asked and request.may_be_mistyped():

@@ -38,10 +38,11 @@ _patches = Patches()
 
 
 def wrap(place: Any, names: Mapping[str, Around]) -> None:
-    """Replace functions of a module or class, also where they were imported by name earlier."""
+    """Replace functions of a module or class, the former also where they were imported by name earlier."""
     for name, around in names.items():
         _patches.around(place, name, around)
-    _patches.early_imports()
+    if not isinstance(place, type):
+        _patches.early_imports()
 
 
 def unwrap() -> None:
@@ -124,19 +125,6 @@ def _were_built(chunks: Any, optimizer: Any) -> None:
 # megatron.core
 
 
-def _schedules(module: ModuleType) -> None:
-    from msprobe_integrations.megatron import reliance
-
-    reliance.check_schedules()
-    wrap(module, {"get_forward_backward_func": _get_forward_backward, "forward_step": _forward_step})
-
-
-def _rerun_machine(module: ModuleType) -> None:
-    machine: Any = getattr(module, "RerunStateMachine", None)
-    if machine is not None:
-        wrap(machine, {"should_run_forward_backward": _should_run})
-
-
 def _should_run(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     observer = made()
     if observer is None:
@@ -163,18 +151,6 @@ def _get_forward_backward(original: Callable[..., Any], args: tuple[Any, ...], k
         return observer.forward_backward(function, a, k)
 
     return forward_backward
-
-
-def _full_graph(module: ModuleType) -> None:
-    wrapper: Any = getattr(module, "FullCudaGraphWrapper", None)
-    if wrapper is not None:
-        wrap(wrapper, {"__call__": _passes})
-
-
-def _optimizer_graph(module: ModuleType) -> None:
-    wrapper: Any = getattr(module, "OptimizerCudaGraphWrapper", None)
-    if wrapper is not None:
-        wrap(wrapper, {"__call__": _update})
 
 
 def _passes(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -218,10 +194,6 @@ def _forward_step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     return original(*args, **kwargs)
 
 
-def _optimizer(module: ModuleType) -> None:
-    wrap(module, dict.fromkeys(("get_megatron_optimizer", "get_megatron_muon_optimizer"), _get_optimizer))
-
-
 def _get_optimizer(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     optimizer = original(*args, **kwargs)
     with _quietly("optimizer"):
@@ -230,10 +202,6 @@ def _get_optimizer(original: Callable[..., Any], args: tuple[Any, ...], kwargs: 
 
 
 # megatron.training
-
-
-def _arguments(module: ModuleType) -> None:
-    wrap(module, {"parse_args": _parse_args})
 
 
 def _parse_args(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -249,35 +217,6 @@ def _parse_args(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     parsed = original(provider, *args[1:], **kwargs) if args else original(**{**kwargs, "extra_args_provider": provider})
     flags.asked_or_exit()
     return parsed
-
-
-def _training(module: ModuleType) -> None:
-    around = {
-        "setup_model_and_optimizer": _setup_model_and_optimizer,
-        "train_step": _train_step,
-        "training_log": _training_log,
-        "track_moe_metrics": _metrics,
-        "evaluate": _evaluate,
-        "save_checkpoint": _save_checkpoint,
-        "save_checkpoint_and_time": _evaluate,  # nothing a checkpoint does belongs to a step
-        "load_checkpoint": _load_checkpoint,
-    }
-    wrap(module, around)
-
-
-def _loop_of_mindspeed_mm(module: ModuleType) -> None:
-    """MindSpeed-MM has a step and a log line of its own, between Megatron's functions for the rest. Its step may take the schedule from
-    elsewhere (``--hetero-parallel``) and have no optimizer."""
-    from msprobe_integrations.megatron import reliance
-
-    reliance.check_loop_of_mindspeed_mm()
-    wrap(module, {"train_step": _train_step, "training_log": _training_log})
-
-
-def _moe_logging(module: ModuleType) -> None:
-    tracker: Any = getattr(module, "MoEMetricsTracker", None)
-    if tracker is not None:
-        wrap(tracker, {"report": _metrics})
 
 
 def _setup_model_and_optimizer(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -419,16 +358,44 @@ def _quietly(what: str) -> Iterator[None]:
             _log.error("Megatron's %s is not followed, training goes on: %s: %s", what, type(error).__name__, error)
 
 
+def _hook(functions: Mapping[str, Around], owner: str = "", check: str = "") -> Callable[[ModuleType], None]:
+    """What wraps functions of a module once it is imported, or methods of its class `owner`; `check`: of `reliance`, made before."""
+
+    def hook(module: ModuleType) -> None:
+        if check:
+            from msprobe_integrations.megatron import reliance
+
+            getattr(reliance, check)()
+        wrap(getattr(module, owner, None) if owner else module, functions)
+
+    return hook
+
+
 _WITHIN_A_STEP = {
-    "megatron.core.pipeline_parallel.schedules": _schedules,
-    "megatron.core.rerun_state_machine": _rerun_machine,
-    "megatron.core.full_cuda_graph": _full_graph,
-    "megatron.core.optimizer.optimizer_cuda_graph": _optimizer_graph,
+    "megatron.core.pipeline_parallel.schedules": _hook(
+        {"get_forward_backward_func": _get_forward_backward, "forward_step": _forward_step}, check="check_schedules"
+    ),
+    "megatron.core.rerun_state_machine": _hook({"should_run_forward_backward": _should_run}, "RerunStateMachine"),
+    "megatron.core.full_cuda_graph": _hook({"__call__": _passes}, "FullCudaGraphWrapper"),
+    "megatron.core.optimizer.optimizer_cuda_graph": _hook({"__call__": _update}, "OptimizerCudaGraphWrapper"),
 }
+_STEP: Mapping[str, Around] = {"train_step": _train_step, "training_log": _training_log}
 _WHOLE_LOOP = {
-    "megatron.core.optimizer": _optimizer,
-    "megatron.core.transformer.moe.moe_logging": _moe_logging,
-    "megatron.training.arguments": _arguments,
-    "megatron.training.training": _training,
-    "mindspeed_mm.training": _loop_of_mindspeed_mm,
+    "megatron.core.optimizer": _hook(dict.fromkeys(("get_megatron_optimizer", "get_megatron_muon_optimizer"), _get_optimizer)),
+    "megatron.core.transformer.moe.moe_logging": _hook({"report": _metrics}, "MoEMetricsTracker"),
+    "megatron.training.arguments": _hook({"parse_args": _parse_args}),
+    "megatron.training.training": _hook(
+        {
+            **_STEP,
+            "setup_model_and_optimizer": _setup_model_and_optimizer,
+            "track_moe_metrics": _metrics,
+            "evaluate": _evaluate,
+            "save_checkpoint": _save_checkpoint,
+            "save_checkpoint_and_time": _evaluate,  # nothing a checkpoint does belongs to a step
+            "load_checkpoint": _load_checkpoint,
+        }
+    ),
+    # a step and a log line of its own, between Megatron's functions for the rest; its step may take the schedule from elsewhere
+    # (--hetero-parallel) and have no optimizer
+    "mindspeed_mm.training": _hook(_STEP, check="check_loop_of_mindspeed_mm"),
 }

@@ -144,7 +144,7 @@ def table(package: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     module = ModuleType("fakeframework_arming")
     module.arm = lambda: armed.append("armed")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fakeframework_arming", module)
-    monkeypatch.setattr(autoload, "FRAMEWORKS", {"fakeframework": ("fakeframework_arming", True)})
+    monkeypatch.setattr(autoload, "FRAMEWORKS", {"fakeframework": ("fakeframework_arming", True, 30)})
     monkeypatch.setattr(autoload, "_installed", False)
     monkeypatch.setattr(autoload, "_unfit", False)
     return armed

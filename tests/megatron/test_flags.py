@@ -47,7 +47,7 @@ def parse_args(extra_args_provider: Any = None, ignore_unknown_args: bool = Fals
 def parser_module() -> Any:
     module = types.ModuleType("arguments")
     module.parse_args = parse_args  # type: ignore[attr-defined]
-    patches._arguments(module)
+    patches._WHOLE_LOOP["megatron.training.arguments"](module)
     return module
 
 

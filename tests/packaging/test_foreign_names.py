@@ -22,7 +22,7 @@ STILL = {
 }
 """Package -> calls of `getattr` with a default that are left."""
 NONE_LEFT = (
-    *("megatron/layout.py", "megatron/replicas.py", "deepspeed/shards.py", "deepspeed/places.py"),
+    *("megatron/layout.py", "megatron/replicas.py", "deepspeed/shards.py", "deepspeed/parallel_layout.py"),
     *("torch/parameters/fsdp.py", "torch/parameters/fsdp1.py"),
 )
 """Files whose answers are numbers or ranks: a name that has gone would make them wrong, so there is none."""

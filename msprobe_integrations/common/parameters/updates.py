@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.records import TensorRef
 from msprobe_integrations.common.parameters.gradients import Piece, Pieces
+from msprobe_integrations.common.parameters.update_pairs import KNOWN
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.monitor.probe import Probe
     from msprobe_integrations.common.parameters.source import ParameterSource
 
 _log = get_logger()
-KNOWN = ("adam", "adamw", "sgd", "lion", "rmsprop", "adagrad")
 AGREEMENT_TAG = "mg_direction"
 IN_NO_OPTIMIZER = "in_no_optimizer"
 """Key of `ParameterSource.hyper` of a parameter that no optimizer updates."""

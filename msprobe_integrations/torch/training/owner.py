@@ -13,15 +13,12 @@ from pathlib import Path
 from msprobe_engine.core.errors import ProbeError
 from msprobe_engine.core.log import get_logger, warn_once
 from msprobe_engine.core.settings.schema import ProbeSettings
-from msprobe_integrations.autoload import report, request
+from msprobe_integrations.autoload import FRAMEWORKS, report, request
 from msprobe_integrations.torch.ranks.job import Job
 from msprobe_integrations.torch.training.loop import LoopObserver, Observer
 
 _log = get_logger()
-KNOWS = {
-    "torch": 10, "accelerate": 15, "deepspeed": 20, "transformers": 30, "lightning": 30, "torchtitan": 30, "megatron": 30,
-    "mindspeed": 30, "user": 100,
-}  # fmt: skip
+KNOWS = {**{name: knows for name, (_, _, knows) in FRAMEWORKS.items()}, "user": 100}
 """How much an integration knows of the training; ``user``: a probe that the script makes itself."""
 _owner: tuple[str, LoopObserver | None] | None = None
 _settings: ProbeSettings | None = None
