@@ -86,6 +86,9 @@ _OPTIONS_OF_COMMANDS = tuple(
     )
     for mark, command, letters in _COMMANDS
 )
+_ANY_MARK = re.compile("|".join(map(re.escape, sorted({*(m for marks, _ in _SHAPES for m in marks), *(m for m, _, _ in _COMMANDS)}))))
+_SHORT = 256
+"""Characters of a text in which all marks are looked for at once: the names and values of a configuration, of which there are thousands."""
 _URL = re.compile(r"(://)[^\s/'\"<>]{1,1000}@")
 _URL_WITH_SLASH = re.compile(r"(://[^\s/@:'\"<>]{1,200}):(?![0-9]{1,5}(?:[/?#,;\s]|$))[^\s@'\"<>]{1,400}@(?=[\w.-]+)")
 _USER_AT = re.compile(r"(?<![\w/.@:+-])([\w.+-]{1,64}):([^\s/@:'\"<>,;]{3,200})@(?!sha\d|md5)(?=[\w(\[])")
@@ -134,6 +137,8 @@ def masked_shapes(text: str) -> str:
             text = _URL_WITH_SLASH.sub(r"://***@", _URL.sub(r"\1***@", text))
         text = _USER_AT.sub(r"***@", _NETWORK_SHARE.sub("//***@", text))
     lower = text.lower()
+    if len(lower) < _SHORT and _ANY_MARK.search(lower) is None:
+        return text
     for marks, shape in _COMPILED:
         if any(mark in lower for mark in marks):
             text = shape.sub(_hide_shape, text)
