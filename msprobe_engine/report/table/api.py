@@ -18,6 +18,8 @@ from msprobe_engine.find.difference.noise.calibration import Floats, movements
 from msprobe_engine.find.difference.rank_walk import RankWalk
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.replicas import ReplicaReader
+from msprobe_engine.formats.dump.shared_columns import SharedColumns
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.rank_table import DiagnosedTask, Result, compare_guarded, places_of
 from msprobe_engine.report.table.schedule import Manifest, absolute_options, absolute_task, run_tasks
@@ -90,7 +92,8 @@ def _check_files(options: CompareOptions) -> None:
 def _compared(
     found: Comparison, sources: Sources, options: CompareOptions, directory: Path, manifest: Manifest, scheduler: str, diagnose: bool
 ) -> Comparison:
-    keep = diagnose and sum(task.size for task in sources.tasks) * _KEPT < options.memory_mb << 20
+    size = sum(task.size for task in sources.tasks)
+    keep = diagnose and len(sources.tasks) <= _MOST_KEPT and size * _KEPT < options.memory_mb << 20
     results = _results(sources, options, directory, manifest, keep, scheduler)
     found.results = [results[task.key] for task in sources.tasks]
     if diagnose:
@@ -107,8 +110,10 @@ def _compared(
     return found
 
 
-_KEPT = 1
+_KEPT = 4
 """Memory of the columns of both sides, per byte of their dump files."""
+_MOST_KEPT = 16
+"""Files whose columns workers hand back for the diagnosis. Of more ranks most are the same, and those are read once for all of them."""
 
 
 def _results(
@@ -179,14 +184,16 @@ def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result]
     mappings, all_of_it = Mappings.of(options), not options.steps and not options.ranks
     steps = sorted({task.step or 0 for task in sources.tasks})
     whole = any(task.whole for task in sources.tasks) or (sources.lost and all_of_it and not Path(found.target).is_file())
-    sides = partial(_whole_steps, found, sources.tasks, mappings) if whole else partial(_sides, sources.tasks, results, mappings)
+    finite: set[Path] = set()
+    of_tasks = partial(_sides, sources.tasks, results, mappings, finite)
+    sides = partial(_whole_steps, found, sources.tasks, mappings) if whole else of_tasks
     try:
         moved = partial(_movements, sources.tasks) if any(task.calibration for task in sources.tasks) else None
         begun = partial(_begun, sources.tasks, results)
         found.diagnosis = compare_steps(steps, sides, f"{found.target} and {found.golden}", moved, begun)
         add_nonfinite_of_one_side(found.diagnosis, Path(found.target), Path(found.golden), options.steps, options.ranks)
         if all_of_it:
-            add_later_nonfinite(found.diagnosis, Path(found.target), Path(found.golden))
+            add_later_nonfinite(found.diagnosis, Path(found.target), Path(found.golden), finite)
         if not options.compat:
             add_settings(found.diagnosis, Path(found.target), Path(found.golden))
     except (NothingCapturedError, DumpFormatError) as error:
@@ -202,21 +209,24 @@ def _with_problems(diagnosis: Diagnosis, found: Comparison) -> Diagnosis:
 
 
 def _sides(
-    tasks: list[Task], results: Mapping[str, Result], mappings: Mappings, step: int, problems: list[str]
+    tasks: list[Task], results: Mapping[str, Result], mappings: Mappings, finite: set[Path], step: int, problems: list[str]
 ) -> tuple[dict[int, DumpTable], dict[int, DumpTable]]:
-    """The ranks of a step: those that the tasks handed back, else read again."""
+    """The ranks of a step: those that the tasks handed back, else read again, where nothing is changed in them equal ones once."""
+    replicas = None if mappings else ReplicaReader(SharedColumns())
+    read = read_side if replicas is None else replicas.read
     target: dict[int, DumpTable] = {}
     golden: dict[int, DumpTable] = {}
     for rank, task in _ranks(tasks, step):
         try:
             begun = results[task.key].begun
-            both = begun.sides if begun is not None else (read_side(task.target), read_side(task.golden))
+            both = begun.sides if begun is not None else (read(task.target), read(task.golden))
             if begun is None:
                 mappings.apply(*both)
             if len(both[0]) and len(both[1]):
                 target[rank], golden[rank] = both
         except DumpFormatError as error:
             problems.append(str(error))
+    finite.update(() if replicas is None else replicas.finite)
     return target, golden
 
 
