@@ -105,50 +105,75 @@ def test_padded_vocabulary() -> None:
     assert not merge_statistics.padded([33, 8], [64, 9], 2)
 
 
-def _micro_batches(path: Path, ranks: int, off: float) -> Path:
-    """A dump of modules alone, of four micro batches over the ranks, whose gradients are divided by how many each rank has; the gradient of
-    one weight times `off`."""
-    number = np.random.default_rng(0)
-    made = {(micro, name): number.normal(size=64) for micro in range(4) for name in "abcdef"}
+def _micro_batches(path: Path, ranks: int, off: float = 1.0, wrapper: str = "", rate: float = 1e-3, decay: float = 1.0) -> Path:
+    """A dump of four micro batches over the ranks, whose gradients are divided by how many each rank has, and of an update.
 
-    def tensor(values: np.ndarray) -> dict[str, object]:
+    Args:
+        path: of the dump.
+        ranks: that have a part of the micro batches each.
+        off: the gradient of one weight is times this.
+        wrapper: before the names of modules.
+        rate: of the update.
+        decay: what weights are multiplied by before it; 1.0: no such call.
+    """
+    number = np.random.default_rng(0)
+    made = {(micro, name): number.normal(size=256) for micro in range(4) for name in "abcdef"}
+    weights = {name: number.normal(size=256) for name in "abcdef"}
+
+    def tensor(values: np.ndarray, dtype: str = "torch.bfloat16", trained: bool = True) -> dict[str, object]:
         four = {"Max": values.max(), "Min": values.min(), "Mean": values.mean(), "Norm": np.linalg.norm(values)}
-        return {
-            "type": "torch.Tensor",
-            "dtype": "torch.bfloat16",
-            "shape": [8, 8],
-            "requires_grad": True,
-            **{k: float(v) for k, v in four.items()},
-        }
+        known = {"type": "torch.Tensor", "dtype": dtype, "shape": [16, 16], "requires_grad": trained}
+        return {**known, **{key: float(value) for key, value in four.items()}}
 
     for rank in range(ranks):
         data: dict[str, object] = {}
         for call, micro in enumerate(range(rank, 4, ranks)):
             for name in "abcdef":
-                x = tensor(made[micro, name])
-                data[f"Module.{name}.Linear.forward.{call}"] = {"input_args": [x], "input_kwargs": {}, "output": [x]}
+                x, weight = tensor(made[micro, name]), tensor(weights[name], "torch.float32")
+                known = {"input_args": [x], "input_kwargs": {}, "output": [x], "parameters": {"weight": weight}}
+                data[f"Module.{wrapper}{name}.Linear.forward.{call}"] = known
             for name in reversed("abcdef"):
                 gradient = made[micro, name] * ranks
                 x = tensor(gradient)
-                data[f"Module.{name}.Linear.backward.{call}"] = {"input": [x], "output": [x]}
-                data[f"Module.{name}.Linear.parameters_grad.{call}"] = {"weight": [tensor(gradient * (off if name == "c" else 1.0))]}
+                data[f"Module.{wrapper}{name}.Linear.backward.{call}"] = {"input": [x], "output": [x]}
+                own = tensor(gradient * (off if name == "c" else 1.0), "torch.float32")
+                data[f"Module.{wrapper}{name}.Linear.parameters_grad.{call}"] = {"weight": [own]}
+        for call, name in enumerate("abcdef"):
+            whole, weight = sum(made[micro, name] for micro in range(4)), weights[name]
+            if decay != 1.0:
+                taken = [tensor(weight, "torch.float32"), {"type": "float", "value": decay}]
+                weight = weight * decay
+                given = [tensor(weight, "torch.float32")]
+                data[f"Tensor.mul_.{call}.forward"] = {"input_args": taken, "input_kwargs": {}, "output": given}
+            scale = {"value": {"type": "float", "value": -rate}}
+            taken = [tensor(weight, "torch.float32"), tensor(whole, "torch.float32", False), tensor(whole**2, "torch.float32", False)]
+            given = [tensor(weight - rate / whole, "torch.float32")]
+            data[f"Tensor.addcdiv_.{call}.forward"] = {"input_args": taken, "input_kwargs": scale, "output": given}
         place = path / "step0" / f"rank{rank}"
         place.mkdir(parents=True)
-        document = {"task": "statistics", "level": "L0", "framework": "pytorch", "dump_data_dir": None, "data": data}
+        document = {"task": "statistics", "level": "mix", "framework": "pytorch", "dump_data_dir": None, "data": data}
         (place / "dump.json").write_text(json.dumps(document))
         (place / "construct.json").write_text(json.dumps(dict.fromkeys(data)))
         (place / "stack.json").write_text("{}")
     return path
 
 
-@pytest.mark.parametrize(("off", "finding"), [(1.0, "none"), (1.5, "divergence")])
-def test_gradients_of_as_many_micro_batches(off: float, finding: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "record"),
+    [
+        ({}, None),
+        ({"off": 1.5}, "Module.module.c.Linear.parameters_grad.0"),
+        ({"rate": 1.1e-3}, "Tensor.addcdiv_.0.forward"),
+        ({"decay": 0.9999}, "Tensor.mul_.0.forward"),
+    ],
+    ids=["right", "a gradient", "the learning rate", "the decay"],
+)
+def test_gradients_and_updates_of_as_many_micro_batches(fault: dict[str, float], record: str | None, tmp_path: Path) -> None:
     """Gradients that each micro batch has by itself are held against those of the same micro batches on other ranks, not only their means,
-    which say nothing in 16 bits."""
-    found = diagnose(_micro_batches(tmp_path / "run", 2, off), _micro_batches(tmp_path / "golden", 1, 1.0))
-    assert found.finding == finding, found.text()
-    if found.first_suspect is not None:
-        assert found.first_suspect.record == "Module.c.Linear.parameters_grad.0"
+    which say nothing in 16 bits; and calls of the update belong to the same parameter with a wrapper around the model."""
+    found = diagnose(_micro_batches(tmp_path / "run", 2, wrapper="module.", **fault), _micro_batches(tmp_path / "golden", 1))
+    assert (found.first_suspect and found.first_suspect.record) == record, found.text()
+    assert (found.finding == "none") == (record is None)
 
 
 @pytest.mark.parametrize(("header", "other"), [({}, True), ({"complete": False}, False)])

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from msprobe_engine.align.calls.call_tree import Kind, Tree, calls_function
 from msprobe_engine.align.calls.structure import Structure
+from msprobe_engine.align.parameters.prefixes import bare
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 
 Owner = tuple[str, str]
@@ -92,8 +93,8 @@ def _marks(side: DumpTable, op: int) -> list[Mark]:
 
 
 def owner_of(side: DumpTable, row: int, kind: Kind) -> Owner:
-    """The parameter that a row of a module's record is of, or the gradient of; `kind`: of the record."""
-    return kind[2], side.name[row][len(side.ops[side.op[row]]) + 1 :].removeprefix("parameters.")
+    """The parameter that a row of a module's record is of, or the gradient of, whatever is around the model; `kind`: of the record."""
+    return bare(f"{kind[2]}.x").rpartition(".")[0], side.name[row][len(side.ops[side.op[row]]) + 1 :].removeprefix("parameters.")
 
 
 def _named(side: DumpTable, op: int, kind: Kind, known: dict[Mark, Owner | None]) -> None:

@@ -339,18 +339,24 @@ class DifferenceWalk:
         return len(self.moved) > 0
 
     @cached_property
-    def _parameters(self) -> set[bytes]:
-        side = self.golden.side
-        return {side.stats[row].tobytes() for row in np.flatnonzero(np.frombuffer(bytes(side.role), np.uint8) == PARAMETERS).tolist()}
+    def _parameters(self) -> tuple[set[bytes], set[bytes]]:
+        """Numbers of the parameters that modules show, of the target and of the golden side."""
+        target, golden = (
+            {side.stats[row].tobytes() for row in np.flatnonzero(np.frombuffer(bytes(side.role), np.uint8) == PARAMETERS).tolist()}
+            for side in (self.side, self.golden.side)
+        )
+        return target, golden
 
     def is_parameter(self, row: int) -> bool:
-        """A row of the target is a parameter that a function takes in: one that requires a gradient and no record has made."""
+        """A row of the target is a parameter that a function takes in: one that requires a gradient and no record has made, on one side at
+        least (the other one may have changed it before)."""
         if not self.side.requires_grad[row] or not isinstance(self.side.shape[row], list):
             return False
-        if not self._parameters:  # no calls of modules, which would say so
+        if not self._parameters[1]:  # no calls of modules, which would say so
             return self.target.takes_parameter(row)
         at = self.pair_of(row)
-        return at >= 0 and self.golden.side.stats[self.rows[at][1]].tobytes() in self._parameters
+        rows = (self.side, row), (self.golden.side, self.rows[at][1])
+        return at >= 0 and any(side.stats[one].tobytes() in known for (side, one), known in zip(rows, self._parameters))
 
     def is_wide_product(self, at: int) -> bool:
         """A pair of rows is of a product that some devices compute with fewer bits of mantissa."""

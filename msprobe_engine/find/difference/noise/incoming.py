@@ -199,7 +199,7 @@ class IncomingNoise(NoiseNotes):
         if leaf and self._start is not None:
             moved = walker.update_noise(self._start)
             noise = clean = largest((moved, Noise(seen.unit[pair] / 2, 0.0, 0.0))) if walker.other_update else moved
-        elif bridged is None and self._of_gradients != NONE and walker.side.op[row] > walker.target.last_backward:
+        elif bridged is None and not leaf and self._of_gradients != NONE and walker.side.op[row] > walker.target.last_backward:
             # what an update takes in are gradients, in their buffers, and what an optimizer has made of them before
             before = (noise, clean) if self._start is not None else (NONE, NONE)
             noise, clean = (largest((one, self._of_gradients)) for one in before)
