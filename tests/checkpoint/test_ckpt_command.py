@@ -162,6 +162,34 @@ def test_another_element_type_with_the_same_values_is_equal(tmp_path: Path) -> N
     assert "rounded to bfloat16" in rounded.tensors[0].hint
 
 
+ODD_TENSORS = {
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "quantized to int32": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint32),
+    "quantized by channel": lambda x: torch.quantize_per_channel(x[None], torch.tensor([0.1]), torch.tensor([0]), 0, torch.quint8),
+    "storage": lambda x: x.untyped_storage(),
+    "storage with a type": lambda x: x._typed_storage(),
+    "list of storages": lambda x: [x.untyped_storage()],
+    "sparse": lambda x: x.to_sparse(),
+    "sparse by rows": lambda x: x[None].to_sparse_csr(),
+    "nested": lambda x: torch.nested.nested_tensor([x[:1], x[1:]]),
+    "jagged": lambda x: torch.nested.nested_tensor([x[:1], x[1:]], layout=torch.jagged),
+    "complex": lambda x: torch.polar(torch.ones(3), x),
+    "conjugate": lambda x: torch.polar(torch.ones(3), x).conj(),
+    "unsigned": lambda x: x.to(torch.uint64),
+    "array": lambda x: x.numpy(),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", ODD_TENSORS)
+def test_one_element_of_a_tensor_of_any_kind_counts(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside an ordinary tensor that is the same. Scale, layout and the other elements are the same, too."""
+    for name, last in (("a", 4.0), ("again", 4.0), ("b", 5.0)):
+        torch.save({"w": torch.ones(3), "odd": ODD_TENSORS[kind](torch.tensor([1.0, 2.0, last]))}, tmp_path / f"{name}.pt")
+    codes = [main(["ckpt", "diff", str(tmp_path / f"{name}.pt"), str(tmp_path / "a.pt")]) for name in ("again", "b")]
+    assert codes == [0, 1], "".join(capsys.readouterr())
+
+
 def test_a_manifest_stands_for_its_checkpoint(stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """ckpt digest, then diff against it: equal to the checkpoint in another format, and what changed by name; two manifests too."""
     manifest = tmp_path / "a.digests.json"

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.formats.tensors.opaque_objects import Inert, Named, attributes
 from msprobe_engine.formats.tensors.torch_pickle import FileTensor, Storage
@@ -46,8 +47,8 @@ def plain(tree: Any, at: str = "") -> tuple[dict[str, FileTensor], dict[str, Any
             raise DumpFormatError(
                 f"{path[:200]}: the checkpoint holds more than {_MAX_NODES} values; it is damaged or made to take for ever"
             )
-        if isinstance(value, FileTensor):
-            tensors[_free(path, tensors, alike)] = value
+        if isinstance(value, (FileTensor, Storage)):
+            tensors[_free(path, tensors, alike)] = value if isinstance(value, FileTensor) else _elements(value)
             continue
         children = None if isinstance(value, _SCALARS) else _children(value)
         if children is None:
@@ -61,6 +62,12 @@ def plain(tree: Any, at: str = "") -> tuple[dict[str, FileTensor], dict[str, Any
                 raise DumpFormatError(f"{path[:200]}: holds {len(found)} values; more than {_MAX_NODES} are not compared")
             waiting.extend(reversed(found))
     return tensors, values
+
+
+def _elements(storage: Storage) -> FileTensor:
+    """A storage that no tensor of a known kind is a view of: of a quantized tensor, or saved by itself. What it holds counts."""
+    dtype = storage.dtype.removeprefix("q") or "uint8"
+    return FileTensor(dtype, (storage.nbytes // (item_size(dtype) or 1),), (1,), storage.file, storage.start)
 
 
 def _free(path: str, taken: dict[str, Any], alike: dict[str, int]) -> str:
@@ -79,7 +86,7 @@ def _children(value: Any) -> list[tuple[str, Any]] | None:
     if isinstance(value, (list, tuple, set, frozenset)) and not isinstance(value, Named):
         if len(value) > _LONG and all(isinstance(item, _SCALARS) for item in value):
             return None
-        if not any(isinstance(item, (FileTensor, Inert, dict, list, tuple, set, frozenset)) for item in value):
+        if not any(isinstance(item, (FileTensor, Storage, Inert, dict, list, tuple, set, frozenset)) for item in value):
             return None
         items = value if isinstance(value, (list, tuple)) else sorted(value, key=repr)
         return [(str(number), item) for number, item in enumerate(items)]
@@ -91,7 +98,7 @@ def _children(value: Any) -> list[tuple[str, Any]] | None:
 def _inside(value: Inert) -> list[tuple[str, Any]] | None:
     named = attributes(value)
     found = [*named.items(), *((str(n), item) for n, item in enumerate(value.elements))]
-    holders = (FileTensor, Inert, dict, list, np.ndarray)
+    holders = (FileTensor, Storage, Inert, dict, list, np.ndarray)
     found += [(f"args.{n}", item) for n, item in enumerate(value.args) if found or any(isinstance(a, holders) for a in value.args)]
     if value.state is not None and not named and not isinstance(value.state, dict):
         found.append(("state", value.state))
@@ -119,8 +126,6 @@ def text_of(value: Any) -> Any:
         if value.cls.startswith("pathlib.") and all(type(part) is str for part in value.args):
             return str(PurePosixPath(*value.args))
         return _spelled(value)
-    if isinstance(value, Storage):
-        return f"storage[{value.nbytes}]"
     return str(value)
 
 
