@@ -124,6 +124,14 @@ def _of_no_rank(target: Path, golden: Path) -> None:
         file.unlink()
 
 
+def cut(name: str) -> Callable[[Path, Path], None]:
+    def change(target: Path, _golden: Path) -> None:
+        file = _rank(target) / name
+        file.write_text(file.read_text()[:-2])
+
+    return change
+
+
 def _no_dump_json(target: Path, golden: Path) -> None:
     for root in (target, golden):
         (_rank(root, 1) / "dump.json").unlink()
@@ -162,6 +170,8 @@ STEPS = {
     "no construct.json": Case(
         lambda target, _: (_rank(target) / "construct.json").unlink(), (*TWO, *ONE, "trends"), "construct.json is not there; which call"
     ),
+    "half of stack.json": Case(cut("stack.json"), (*TWO, *ONE), "killed process or full disk); no line of code is named"),
+    "half of construct.json": Case(cut("construct.json"), (*TWO, *ONE), "killed process or full disk); which call ran in which"),
     "neither": Case(
         lambda target, _: [(_rank(target) / name).unlink() for name in ("stack.json", "construct.json")],
         (*TWO, *ONE),

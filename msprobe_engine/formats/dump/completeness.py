@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.regular_files import open_regular
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.reader import DumpDirectory
@@ -19,6 +20,8 @@ from msprobe_engine.formats.dump.step_mark import why_unfinished
 from msprobe_engine.formats.dump.world import expected_ranks
 
 _MOST = 8
+_END = 64
+"""Bytes of the end of a file that are looked at."""
 
 
 def missing_records(file: Path, header: Mapping[str, Any], count: int, *, recovered: bool = False, repeated: int = 0) -> list[str]:
@@ -57,16 +60,39 @@ def was_cut_off(file: Path, header: Mapping[str, Any], recovered: bool) -> bool:
 
 
 def missing_companions(file: Path, header: Mapping[str, Any]) -> list[str]:
-    """Sentences about stack.json and construct.json that are gone from beside a dump.json. Its header says what it was written with; of a
-    dump whose header does not (the existing tool's, our older ones) every recorder writes both or none, and of neither another rank of the
-    step tells.
+    """Sentences about stack.json and construct.json that are gone from beside a dump.json, or cut off. Its header says what it was written
+    with; of a dump whose header does not (the existing tool's, our older ones) every recorder writes both or none, and of neither another
+    rank of the step tells.
 
     Args:
         header: the keys of the file but its data.
     """
     outside = [name for name in layout.COMPANIONS if not layout.holds_inside(header, name)]
     absent = [name for name in outside if not (file.parent / name).exists()]
-    if not absent or file.name != layout.DUMP:
+    if file.name != layout.DUMP:
+        return []
+    cut = [cut_off_companion(file.parent / name) for name in outside if name not in absent]
+    return [sentence for sentence in cut if sentence] + _missing(file, header, absent)
+
+
+def cut_off_companion(file: Path) -> str:
+    """A sentence about a stack.json or construct.json that does not end as it must; "" of a whole one. Who needs nothing of it does not
+    read it: its end tells."""
+    try:
+        with open(open_regular(file, follow=True), "rb") as opened:
+            opened.seek(max(0, os.fstat(opened.fileno()).st_size - _END))
+            whole = opened.read(_END).rstrip().endswith(b"}")
+    except OSError:  # who reads it says why it cannot
+        return ""
+    return (
+        ""
+        if whole
+        else Sentence("{0}: it was cut off while being written (killed process or full disk); {1}", file, _COMPANIONS[file.name])
+    )
+
+
+def _missing(file: Path, header: Mapping[str, Any], absent: Sequence[str]) -> list[str]:
+    if not absent:
         return []
     written = header.get(layout.WRITTEN_WITH)
     if isinstance(written, list):

@@ -23,7 +23,7 @@ from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump import frame_log, layout
-from msprobe_engine.formats.dump.completeness import missing_companions, missing_records
+from msprobe_engine.formats.dump.completeness import cut_off_companion, missing_companions, missing_records
 from msprobe_engine.formats.dump.reader import parse_json, read_bytes, read_inside
 from msprobe_engine.formats.dump.record_rows import DEBUG as DEBUG
 from msprobe_engine.formats.dump.record_rows import INPUT as INPUT
@@ -196,7 +196,8 @@ class DumpTable:
         except FileNotFoundError:
             self.say(Sentence("{0}: is a link to nothing; compared without it", file))
         except DumpFormatError as error:
-            self.say(Sentence("{0}. Compared without it", error))
+            cut = "" if self.recovered or file == self.path else cut_off_companion(file)
+            self.say(cut or Sentence("{0}. Compared without it", error))
         return {}
 
     def say(self, problem: str) -> None:
