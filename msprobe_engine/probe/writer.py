@@ -19,7 +19,7 @@ from typing import Protocol
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.errors import SinkError
-from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.guard import Faults, suppress_faults
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.records import Frame
 from msprobe_engine.formats.loss_causes import DELETED, SLOW, cause_of
@@ -174,7 +174,7 @@ class SinkQueue:
                 self._thread.join(timeout=PATIENCE_SECONDS)
         self._thread = None
         for sink in self.sinks:
-            with contextlib.suppress(Exception):  # a strict probe raises
+            with suppress_faults():  # a strict probe raises
                 self._keep_place(sink, at_once=True)
         self._losses.tell()
         for sink in self.sinks:

@@ -134,7 +134,7 @@ def node_families(own: list[Family], directories: Sequence[Path], others: range,
     missing = unreadable = invalid = 0
     for rank in others:
         try:
-            path = next((path for each in directories if (path := snapshot_path(each, rank)).exists()), None)
+            path = next((path for each in directories if os.path.lexists(path := snapshot_path(each, rank))), None)
             if path is None:
                 missing += 1
                 continue
