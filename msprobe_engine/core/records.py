@@ -139,6 +139,7 @@ class Frame:
         lost: what was observed but could not be kept, reason to count.
         parallel: where the rank is in a parallel layout, and which parameters are pieces of larger ones; JSON-ready, as in dump.json.
         untrained: watched parameters that the update of this step passes by, to why: `NO_GRADIENT` or `LEFT_OPTIMIZER`.
+        elsewhere: other ranks write its samples (``sinks.rank``), so it has none.
     """
 
     step: int
@@ -154,6 +155,7 @@ class Frame:
     lost: dict[str, int] = field(default_factory=dict)
     parallel: Mapping[str, Any] = field(default_factory=dict)
     untrained: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: bool = False
 
     @property
     def skipped(self) -> bool:

@@ -19,6 +19,7 @@ from msprobe_engine.core.process.launch import is_restart
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
 from msprobe_engine.core.statistics.rows import empty
+from msprobe_engine.core.text.ranges import ranges_of
 from msprobe_engine.probe.closing_words import ClosingWords
 from msprobe_engine.probe.earlier_run import find_earlier_run
 from msprobe_engine.probe.how_it_ended import describe_end
@@ -116,6 +117,7 @@ class Session:
             sink.watch_info(self.pipeline.rank_info)
             sink.watch_remark("without_optimizer", self.pipeline.without_optimizer)
             sink.watch_remark("computed_in", self.pipeline.computed_in)
+            sink.watch_remark("tensors_of", {"ranks": ranges_of(settings.sinks.rank)} if settings.sinks.rank else {})
             sink.watch_remark(ENDED, self._ended)
             sink.watch_remark("missing", {} if missing is None else missing)
             for rule in self.pipeline.rules:

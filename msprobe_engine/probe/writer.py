@@ -14,6 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -198,6 +199,8 @@ class SinkQueue:
             try:
                 if given is not None:
                     self._keep_place(sink)
+                    if given.samples and not sink.tensors:
+                        given = replace(given, samples=[], elsewhere=True)
                     sink.write(given, alerts)
                     if sink.home is not None:
                         self._kept[sink.name] = Loss(1, frame.step, frame.step, len(alerts)).plus(self._kept.get(sink.name))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from frames_of_lists import frame_of
 
+from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.errors import SinkError
+from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.settings.schema import (
     JsonLinesSettings,
     MonitorSettings,
@@ -18,9 +22,12 @@ from msprobe_engine.core.settings.schema import (
     SqliteSettings,
     TensorBoardSettings,
 )
+from msprobe_engine.formats.monitor.completeness import missing_parts, remarks
+from msprobe_engine.formats.monitor.reader import open_run
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.build import build_sinks
 from msprobe_engine.probe.sinks.memory import MemorySink
+from msprobe_engine.probe.writer import Writer
 
 
 def test_all_of_them(tmp_path: Path) -> None:
@@ -80,3 +87,36 @@ def test_one_that_cannot_start_leaves_the_others(tmp_path: Path) -> None:
         assert ["is taken" in str(e) for e in errors] == [True]
         with pytest.raises(SinkError, match="is taken"):
             build_sinks(ProbeSettings(sinks=wanted, strict=True), output_dir=tmp_path, rank=0)
+
+
+def test_ranks_that_leave_tensors_to_others(tmp_path: Path) -> None:
+    """With `sinks.rank` the ranks that are not chosen write the numbers of a step and the alerts to files, and have no series of layers; a
+    reader is told, and misses nothing."""
+    endpoint, lines = PrometheusSettings(enabled=True, port=0), JsonLinesSettings(enabled=True)
+    wanted = SinkSettings(rank=(0,), prometheus=endpoint, jsonl=lines, memory=True)
+    alert = Alert("nan_inf", "critical", "grad", "a.0.w", 1, 1, 2.0, "1", "a.0.w is 2")
+    for rank in (0, 1):
+        sinks, errors = build_sinks(ProbeSettings(sinks=wanted), output_dir=tmp_path, rank=rank, world_size=2, monitor=MonitorSettings())
+        assert errors == []
+        for sink in sinks:
+            sink.watch_remark("tensors_of", {"ranks": ["0"]})
+        writer = Writer(sinks, Faults(strict=True))
+        for step in (0, 1):
+            frame = frame_of({"a.0.w": [2.0, 3.0]}, step=step, rank=rank, scalars={"step_seconds": 0.5})
+            writer.submit(frame, [replace(alert, rank=rank)] if step else [])
+        writer.settle()
+        (memory,) = [sink for sink in sinks if isinstance(sink, MemorySink)]
+        (prometheus,) = [sink for sink in sinks if sink.name == "prometheus"]
+        assert [len(frame.samples) for frame in memory.frames] == [1, 1], "what is in memory is what the rank has seen"
+        with urlopen(f"http://127.0.0.1:{prometheus.port}/metrics", timeout=30) as page:
+            assert ("layer=" in page.read().decode()) == (rank == 0)
+        writer.close()
+        (directory,) = tmp_path.glob(f"monitor/*-rank{rank}-*")
+        tables = {path.name.partition("_0-")[0] for path in directory.glob("*.csv")}
+        assert tables == ({"grad_reduced", "scalars"} if rank == 0 else {"scalars"})
+        assert len((directory / "alerts.jsonl").read_text().splitlines()) == 1
+        text = (tmp_path / f"jsonl/rank{rank}.jsonl").read_text().splitlines()
+        assert ["grad_reduced" in line for line in text if '"step"' in line][-2:] == [rank == 0] * 2
+    run = open_run(tmp_path / "monitor")
+    assert missing_parts(run) == []
+    assert ["ranks 0 alone" in remark for remark in remarks(run)] == [True]

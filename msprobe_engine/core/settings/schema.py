@@ -310,6 +310,10 @@ class SinkSettings:
     tracker: TrackerSettings = field(default_factory=TrackerSettings, metadata={"help": "W&B, SwanLab, MLflow"})
     deepspeed: DeepSpeedMonitorSettings = field(default_factory=DeepSpeedMonitorSettings, metadata={"help": "DeepSpeed's own monitor"})
     plugins: tuple[str, ...] = _rule((), "sinks of other packages, by their names in the entry point group msprobe.sinks")
+    rank: tuple[int, ...] = _ranks(
+        "ranks that write what is of tensors, to files and as layers of Prometheus and trackers; all write numbers of the step and alerts, "
+        "[] is all of both"
+    )
     memory: bool = _rule(False, "keep the last 10000 frames in memory (tests, notebooks)")
     max_gb: float = _rule(
         10.0, "files of the monitor take no more than this per rank and launch (10**9 bytes); from half of it on fewer steps; 0: no limit",

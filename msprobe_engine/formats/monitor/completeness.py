@@ -18,7 +18,7 @@ import numpy as np
 from msprobe_engine.core.io.claims import FURTHER_RUN
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.process.processes import Process, parse_process
-from msprobe_engine.core.text.ranges import ranks_text, steps_text
+from msprobe_engine.core.text.ranges import few_ranges, ranks_text, steps_text
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.monitor import losses
 from msprobe_engine.formats.monitor.losses import Loss
@@ -45,7 +45,8 @@ def missing_parts(run: Run) -> list[str]:
 
 def remarks(run: Run) -> list[str]:
     """Sentences about what a run says of itself that is no fault: -Inf that the rule `nan_inf` has taken for that of masks, parameters
-    that are in no optimizer, and names of a framework that its version lacks, with the part of the probe that is off for it."""
+    that are in no optimizer, ranks that left tensors to others, and names of a framework that its version lacks, with the part of the
+    probe that is off for it."""
     found: list[str] = []
     if said := _said(run, "masks", "tensors"):
         ranks, count, facts = said
@@ -57,6 +58,9 @@ def remarks(run: Run) -> list[str]:
         if count == 1:
             template = "{0}: {1} parameter of {2} is in no optimizer and has no update statistics: {3}"
         found.append(Sentence(template, run.path, f"{count:,}", ranks_text(ranks), facts["first"]))
+    if of := {tuple(chosen) for rank in run.ranks if (chosen := _tensors_of(run, rank))}:
+        template = "{0}: numbers of tensors were written by ranks {1} alone (sinks.rank); the others wrote those of the step, and alerts"
+        found.append(Sentence(template, run.path, few_ranges(max(of))))
     gone: dict[tuple[str, str], list[int]] = {}
     for rank in run.ranks:
         for name, part in told.items() if isinstance(told := run.info(rank).get("missing"), Mapping) else ():
@@ -65,6 +69,13 @@ def remarks(run: Run) -> list[str]:
         template = "{0}: {1} was not there on {2} (another version of the framework), so this was off: {3}"
         found.append(Sentence(template, run.path, name, ranks_text(ranks), part))
     return found
+
+
+def _tensors_of(run: Run, rank: int) -> list[str]:
+    """Ranges of the ranks whose tensors are written, as a rank says; empty: all."""
+    told = run.info(rank).get("tensors_of")
+    ranks = told.get("ranks") if isinstance(told, Mapping) else None
+    return [one_line(str(one)) for one in ranks] if isinstance(ranks, list) else []
 
 
 def _said(run: Run, key: str, number: str) -> tuple[list[int], int, Mapping[str, Any]] | None:

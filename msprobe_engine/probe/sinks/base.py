@@ -21,10 +21,12 @@ class Sink(ABC):
 
     Attributes:
         name: as in the settings and in messages.
+        tensors: False: other ranks write the samples (``sinks.rank``); it gets frames without.
         losses: beside files that somebody reads afterwards: the writer puts there what could not be written.
     """
 
     name: str
+    tensors: bool = True
     losses: LossFile | None = None
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -45,6 +46,9 @@ def build_sinks(
         ProbeError: with ``settings.strict``, the first sink that cannot start.
     """
     wanted: list[Callable[[], Sink]] = []
+    writes_tensors = not settings.sinks.rank or rank in settings.sinks.rank
+    if not writes_tensors:
+        settings = _without_layers(settings)
     sinks = settings.sinks
     if sinks.csv.enabled and monitor is not None:
         rules = [one.rule for one in settings.rules] or ["nan_inf"]
@@ -78,7 +82,15 @@ def build_sinks(
                     sink.close()
                 raise
             errors.append(error)
+    for sink in built:
+        sink.tensors = writes_tensors or sink.home is None
     return built, errors
+
+
+def _without_layers(settings: ProbeSettings) -> ProbeSettings:
+    sinks = settings.sinks
+    prometheus, tracker = replace(sinks.prometheus, layers=False), replace(sinks.tracker, layers=False)
+    return replace(settings, sinks=replace(sinks, prometheus=prometheus, tracker=tracker))
 
 
 # Imported when asked for: none of these is needed by most runs.

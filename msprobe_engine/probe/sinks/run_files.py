@@ -5,7 +5,7 @@
     scalars_{first step}-{last step}.csv    step,name,value
     alerts.jsonl                            one object per alert
     run.json                                rank, world_size, rank_info, version, started, started_unix, launch, restart, first_step,
-                                            monitor, rules[, alerts, masks, without_optimizer, computed_in,
+                                            monitor, rules[, alerts, masks, without_optimizer, computed_in, tensors_of,
                                             missing, ended: {how: closed, exception or signal[, error, message, where]}]
 """
 

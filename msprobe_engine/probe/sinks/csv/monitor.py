@@ -182,7 +182,8 @@ class CsvSink(Sink):
             except SinkError as error:
                 failed = error
         try:
-            if frame.scalars and (frame.samples or list(frame.scalars) != ["step_seconds"]):  # a step that nobody looks at makes no file
+            looked_at = frame.samples or frame.elsewhere or list(frame.scalars) != ["step_seconds"]
+            if frame.scalars and looked_at:  # a step that nobody looks at makes no file
                 self._append("scalars", SCALARS_HEADER, scalar_lines(frame))
             self._run.refresh(frame.step)
         except SinkError as error:
