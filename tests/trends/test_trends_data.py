@@ -249,6 +249,36 @@ def test_the_limit_follows_how_the_runs_begin() -> None:
         assert [f.step for f in trends.apart] == [2 if first == 0 else 4]
 
 
+UNEVEN = {
+    "a rank ends a step early": (lambda rank, step: (rank, step) != (1, 5), 6, 5),
+    "a rank has a hole": (lambda rank, step: (rank, step) != (0, 2), 6, 2),
+    "every other step": (lambda _, step: step % 2 == 0, 6, 1),
+    "within a column of many steps": (lambda rank, step: (rank, step) != (1, 3000), 4000, 3000),
+}
+
+
+@pytest.mark.parametrize("case", UNEVEN)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_numbers_of_other_steps_and_ranks_are_not_compared(case: str, swapped: bool) -> None:
+    """What both runs have is the same. Where one lacks a number the extremes are of other numbers: no difference, and nothing that is
+    passed over in silence. A row beside it is whole."""
+    there, steps, first = UNEVEN[case]
+
+    def of(kept: Any) -> dict[str, Any]:
+        def numbers(rank: int) -> dict[int, list[float]]:
+            return {step: [1.0 + rank + step] for step in range(steps) if kept(rank, step)}
+
+        return {"m": {rank: {"x": numbers(rank), "whole": {s: [1.0] for s in range(steps)}} for rank in (0, 1)}}
+
+    whole, uneven = Made(of(lambda *_: True), "whole"), Made(of(there), "uneven")
+    trends = collect([uneven, whole] if swapped else [whole, uneven])
+    assert trends.apart == []
+    assert trends.left_alone
+    (said,) = trends.runs[0].problems
+    column = int(trends.plan.fine.first[trends.plan.fine.place(np.array([first]))[0]])
+    assert said.startswith(f"1 rows have numbers of a step or rank that one run alone has, the first at step {column};")
+
+
 def test_nan_on_one_side_only_is_a_difference() -> None:
     """Two runs are apart where one is finite and the other is not, and together where both have the same NaN."""
     one = {"m": {0: {"x": {0: [1.0]}, "y": {0: [math.nan]}, "z": {0: [math.inf]}}}}

@@ -45,6 +45,23 @@ def apart(trends: Trends) -> tuple[list[StandOut], float, int]:
     return found[:KEPT], limit, compared
 
 
+def of_one_run(trends: Trends) -> tuple[int, int]:
+    """How many rows have numbers of a step or rank that one of two runs alone has, in columns where both have some; the first such step."""
+    sums = [{key: grid.sums for key, grid in run.grids.items() if grid.sums is not None} for run in trends.runs]
+    columns = [np.any([one.weight.any(0) for one in of.values()], axis=0) for of in sums if of]
+    if len(columns) < 2:
+        return 0, 0
+    rows: set[tuple[str, int]] = set()
+    first = len(columns[0])
+    for (metric, statistic), one in sums[0].items():
+        if (other := sums[1].get((metric, statistic))) is not None:
+            both = (one.weight > 0).any(1) & (other.weight > 0).any(1)  # rows that one run alone has are said apart
+            targets, found = np.nonzero(~one.of_the_same(other) & (columns[0] & columns[1]) & both[:, np.newaxis])
+            rows.update((metric, target) for target in targets.tolist())
+            first = min(first, int(found.min(initial=first)))
+    return len(rows), int(trends.plan.fine.first[first]) if rows else 0
+
+
 def _differences(trends: Trends, metric: Metric) -> Iterator[tuple[str, Numbers]]:
     """Of each statistic that both runs have, [targets, columns]; NaN where one of them has no number."""
     one, two = (run.grids for run in trends.runs)
@@ -58,20 +75,22 @@ def _differences(trends: Trends, metric: Metric) -> Iterator[tuple[str, Numbers]
         elif statistic == "mean" and largest:
             far = _far(a, b, [grids[key] for grids in (one, two) for key in largest])
         else:  # round-off moves it, and how far is not known
-            far = np.where(_far(a, b, None) == _NOT_EQUAL, _NOT_EQUAL, 0.0)
-            far[over_ranks(a).missing | over_ranks(b).missing] = np.nan
+            far = _far(a, b, None)
+            far = np.where(np.isnan(far), np.nan, np.where(far == _NOT_EQUAL, _NOT_EQUAL, 0.0))
         if metric.name == SCALARS:
             far[[i for i, target in enumerate(metric.targets) if OF_THE_MACHINE.search(target.name)]] = np.nan
         yield statistic, far
 
 
 def _far(a: Grid, b: Grid, sizes: list[Grid] | None) -> Numbers:
-    """By the extremes over the ranks, and by what the page puts together of the ranks that both runs have."""
+    """By the extremes over the ranks, and by what the page puts together of the ranks that both runs have. Where one run has numbers of a
+    step or rank that the other lacks, the extremes are of other numbers, and nothing is compared."""
     x, y = over_ranks(a), over_ranks(b)
     size = None if sizes is None else _largest([over_ranks(grid) for grid in sizes])
     far = np.maximum(_relative(x.high, y.high, size), _relative(x.low, y.low, size))
     if a.sums is not None and b.sums is not None:
         far = np.fmax(far, a.sums.distance(b.sums, _largest([x, y]) if size is None else size, _NOT_EQUAL))
+        far[~a.sums.of_the_same(b.sums)] = np.nan
     far[x.missing | y.missing] = np.nan
     return far
 

@@ -133,4 +133,8 @@ class Sums:
             off = np.abs(self.total - other.total)
             out = np.where(off == 0, 0.0, off / (size * np.sqrt(np.maximum(self.weight, 1.0))))
         out = np.where(np.isclose(self.bad, other.bad), out, not_equal)
-        return np.where(np.isclose(self.weight, other.weight) & ~np.isnan(out), out, np.nan)
+        return np.where(self.of_the_same(other) & ~np.isnan(out), out, np.nan)
+
+    def of_the_same(self, other: Sums) -> npt.NDArray[np.bool_]:
+        """Cells with numbers of the same steps and ranks."""
+        return np.isclose(self.weight, other.weight)

@@ -15,7 +15,7 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.monitor.series import Floats, Integers
 from msprobe_engine.report.trends import findings
 from msprobe_engine.report.trends.alerts import Raised
-from msprobe_engine.report.trends.apart import apart
+from msprobe_engine.report.trends.apart import apart, of_one_run
 from msprobe_engine.report.trends.bins import Extremes, Sums, distinct
 from msprobe_engine.report.trends.dumps import DumpSource
 from msprobe_engine.report.trends.model import Grid, Metric, RunTrend, Trends
@@ -91,6 +91,11 @@ def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0
         run.stand_out = findings.stand_out(trends, run)
     if len(runs) > 1:
         trends.apart, trends.limit, trends.compared = apart(trends)
+        lone, step = of_one_run(trends)
+        if lone:
+            text = "{0} rows have numbers of a step or rank that one run alone has, the first at step {1}; there they were not compared"
+            runs[0].problems[Sentence(text, f"{lone:,}", step)] = 1
+            trends.left_alone = True
     return trends
 
 
