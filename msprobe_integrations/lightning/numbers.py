@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from msprobe_integrations.common.parameters.optimizer_numbers import update_numbers
-from msprobe_integrations.requirements import need
+from msprobe_integrations.requirements import MissingNameError, need, optional
 from msprobe_integrations.torch.training.trainer_loop import TrainerObserver, number, scale_of
 
 STEPS = "steps of Lightning's Trainer"
+LOGGED = "what the module logs at every step"
 
 
 def stepped(trainer: Any) -> int:
@@ -34,11 +36,11 @@ def accumulates(trainer: Any) -> bool:
 def scalars(trainer: Any, observer: TrainerObserver) -> dict[str, Any]:
     """The step's numbers: loss, what the module logs at every step, as it is there already. Nothing is read."""
     found: dict[str, Any] = {}
-    results = getattr(trainer, "_results", None) or {}
-    for item in results.values():
-        cached = getattr(item, "_forward_cache", None)
-        if isinstance(cached, torch.Tensor) and cached.numel() == 1 and item.meta.on_step:
-            found[item.meta.name] = number(cached)
+    with suppress(MissingNameError):
+        for item in (need(trainer, "_results", for_=LOGGED) or {}).values():
+            cached = need(item, "_forward_cache", for_=LOGGED)
+            if isinstance(cached, torch.Tensor) and cached.numel() == 1 and item.meta.on_step:
+                found[item.meta.name] = number(cached)
     if observer.loss is not None:
         found["loss"] = observer.loss  # divided by the number of accumulated batches already
     return found
@@ -46,7 +48,10 @@ def scalars(trainer: Any, observer: TrainerObserver) -> dict[str, Any]:
 
 def update(trainer: Any, optimizer: Any) -> dict[str, Any]:
     """What the update is made with, before schedulers and the scaler go on to their next."""
-    scale = scale_of(getattr(getattr(trainer, "precision_plugin", None), "scaler", None))
-    found = {} if scale is None else {"loss_scale": scale}
+    found: dict[str, Any] = {}
+    with suppress(MissingNameError):
+        precision = need(trainer, "precision_plugin", for_="scalar loss_scale")
+        scale = scale_of(optional(precision, "scaler", because="only that of mixed precision has one"))
+        found |= {} if scale is None else {"loss_scale": scale}
     first = optimizer if len(trainer.optimizers) < 2 else trainer.optimizers[0]
     return {**found, **{name: number(value) for name, value in update_numbers(first.param_groups).items()}}

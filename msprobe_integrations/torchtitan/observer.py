@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from msprobe_integrations.common.parameters.optimizer_numbers import update_numbers
 from msprobe_integrations.patching import replace
+from msprobe_integrations.requirements import MissingNameError, need, optional
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 from msprobe_integrations.torch.training.trainer_loop import TrainerObserver, excluded, number, quietly
 from msprobe_integrations.torchtitan.parallel_layout import places, sharing
@@ -15,6 +17,7 @@ from msprobe_integrations.torchtitan.reliance import NAME, PACKAGE, TABLE
 
 _METRICS = ("global_avg_loss", "global_max_loss", "grad_norm")
 """What `MetricsProcessor.log` is given after the step's number."""
+_PASSES = "loss and numbers of micro batches"
 
 
 class TitanObserver(TrainerObserver):
@@ -26,6 +29,10 @@ class TitanObserver(TrainerObserver):
 
     _trainer: Any = None
     _update: Mapping[str, Any] = {}
+    _pipeline = True
+    """Also where that is not known: a schedule has micro batches of its own."""
+    _has_loss = False
+    """Only a pipeline's last stage has one."""
 
     def follow(self, trainer: Any) -> None:
         """`trainer` is about to make a step."""
@@ -41,13 +48,16 @@ class TitanObserver(TrainerObserver):
         trainer = self._trainer
         probe.pipeline.rank_info.update(places(trainer.parallel_dims))
         super().attach(probe)
+        with suppress(MissingNameError):
+            self._pipeline = bool(need(trainer.parallel_dims, "pp_enabled", for_=_PASSES))
+            self._has_loss = not self._pipeline or bool(need(trainer, "pp_has_last_stage", for_=_PASSES))
         utils = sys.modules.get("torchtitan.distributed.utils")
         undo = [
             replace(trainer, "forward_backward_step", self._pass),
             replace(trainer.metrics_processor, "log", self._log),
             replace(utils, "clip_grad_norm_", self._clip),
-            *excluded(self, getattr(trainer, "checkpointer", None), "save", "load"),
-            *excluded(self, getattr(trainer, "validator", None), "validate"),
+            *excluded(self, optional(trainer, "checkpointer", because="reliance has said it"), "save", "load"),
+            *excluded(self, optional(trainer, "validator", because="not every job validates"), "validate"),
         ]
         for each in undo:
             self.undo(each)
@@ -56,7 +66,8 @@ class TitanObserver(TrainerObserver):
         """Loss of this rank, and the learning rate and the like that `train_step` is going to use."""
         found = dict(self._update)
         if self.loss is not None:
-            found["loss"] = self.loss * sharing(self._trainer.parallel_dims)
+            with suppress(MissingNameError):
+                found["loss"] = self.loss * sharing(self._trainer.parallel_dims)
         return {name: value for name, value in found.items() if value is not None}
 
     def begin(self, step: int | None = None) -> None:
@@ -72,21 +83,12 @@ class TitanObserver(TrainerObserver):
             self.note({"grad_norm": value})
 
     def _pass(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self._pipeline:  # a schedule has micro batches of its own
+        if not self._pipeline:
             quietly(self, "micro batches", "pass_begins")
         loss = original(*args, **kwargs)
         if self._has_loss:
             quietly(self, "the loss", "pass_ends", loss)
         return loss
-
-    @property
-    def _pipeline(self) -> bool:
-        return bool(getattr(self._trainer.parallel_dims, "pp_enabled", False))
-
-    @property
-    def _has_loss(self) -> bool:
-        """Only a pipeline's last stage has one."""
-        return not self._pipeline or bool(getattr(self._trainer, "pp_has_last_stage", False))
 
     def _clip(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         norm = original(*args, **kwargs)

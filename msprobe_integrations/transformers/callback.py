@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.common.parameters.optimizer_numbers import update_numbers
 from msprobe_integrations.patching import replace
+from msprobe_integrations.requirements import MissingNameError, need, optional
 from msprobe_integrations.torch.training.trainer_callback import ProbeCallback
 from msprobe_integrations.torch.training.trainer_loop import excluded, isolated, number, one_pass, saving, scale_of
 from msprobe_integrations.transformers import patches
@@ -63,7 +64,8 @@ class MsprobeCallback(ProbeCallback, TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Model and optimizer are there, wrapped."""
         if self.observer is not None and self._trainer is not None:
-            self.observer.setup(getattr(self._trainer, "model_wrapped", kwargs.get("model")), self._trainer.optimizer)
+            model = optional(self._trainer, "model_wrapped", kwargs.get("model"), because="the bare model has the same modules")
+            self.observer.setup(model, self._trainer.optimizer)
             self.observer.training_begins(state.global_step)
 
     @isolated
@@ -76,8 +78,17 @@ class MsprobeCallback(ProbeCallback, TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """What the update is made with."""
         if self.observer is not None and optimizer is not None:
-            scale = scale_of(getattr(getattr(self._trainer, "accelerator", None), "scaler", None))
-            self.observer.note({**update_numbers(optimizer.param_groups), **({} if scale is None else {"loss_scale": scale})})
+            found = update_numbers(optimizer.param_groups)
+            with suppress(MissingNameError):
+                scale = scale_of(self._of_accelerator("scaler", "scalar loss_scale"))
+                found |= {} if scale is None else {"loss_scale": scale}
+            self.observer.note(found)
+
+    @isolated
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """The update is over, where the Trainer has no `_maybe_log_save_evaluate` that says it with the gradient norm."""
+        if not hasattr(self._trainer, "_maybe_log_save_evaluate"):
+            self._end(None)
 
     def _log(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The update is over, or the epoch; the Trainer logs, evaluates and saves if it is time to."""
@@ -86,12 +97,16 @@ class MsprobeCallback(ProbeCallback, TrainerCallback):
 
     @isolated
     def _end(self, grad_norm: Any) -> None:
-        observer, accelerator = self.observer, getattr(self._trainer, "accelerator", None)
+        observer = self.observer
         if observer is not None and observer.updated(self._trainer.state.global_step):
-            skipped = float(getattr(accelerator, "optimizer_step_was_skipped", False))
-            found = {"loss": observer.loss, "grad_norm": number(grad_norm), "skipped": skipped}
+            found = {"loss": observer.loss, "grad_norm": number(grad_norm)}
+            with suppress(MissingNameError):
+                found["skipped"] = float(self._of_accelerator("optimizer_step_was_skipped", "scalar skipped"))
             with saving("transformers", self._save):
                 observer.end({name: value for name, value in found.items() if value is not None})
+
+    def _of_accelerator(self, name: str, part: str) -> Any:
+        return need(need(self._trainer, "accelerator", for_=part), name, for_=part)
 
     def _save(self) -> None:
         self._trainer._save_checkpoint(self._trainer.model, trial=None)

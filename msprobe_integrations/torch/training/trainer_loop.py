@@ -17,7 +17,7 @@ from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.probe.incident.on_alert import StopTraining
 from msprobe_integrations.patching import replace
-from msprobe_integrations.requirements import Requirement, check
+from msprobe_integrations.requirements import MissingNameError, Requirement, check, need
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 from msprobe_integrations.torch.parameters.find import engine_of
 from msprobe_integrations.torch.parameters.scaler import inner_optimizer
@@ -143,7 +143,10 @@ def failed(observer: LoopObserver | None, what: str, error: BaseException) -> No
 
 def scale_of(scaler: Any) -> torch.Tensor | None:
     """The loss scale that a GradScaler holds now, without the read that its `get_scale` makes."""
-    found = number(getattr(scaler, "_scale", None))
+    try:
+        found = None if scaler is None else number(need(scaler, "_scale", for_="scalar loss_scale"))
+    except MissingNameError:
+        return None
     return found if isinstance(found, torch.Tensor) else None
 
 
