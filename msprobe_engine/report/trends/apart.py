@@ -55,8 +55,8 @@ def of_one_run(trends: Trends) -> tuple[int, int]:
     first = len(columns[0])
     for (metric, statistic), one in sums[0].items():
         if (other := sums[1].get((metric, statistic))) is not None:
-            both = (one.weight > 0).any(1) & (other.weight > 0).any(1)  # rows that one run alone has are said apart
-            targets, found = np.nonzero(~one.of_the_same(other) & (columns[0] & columns[1]) & both[:, np.newaxis])
+            both = np.logical_and(one.weight.any(1), other.weight.any(1)).reshape(-1, 1)  # rows that one run alone has are said apart
+            targets, found = np.nonzero(~one.of_the_same(other) & (columns[0] & columns[1]) & both)
             rows.update((metric, target) for target in targets.tolist())
             first = min(first, int(found.min(initial=first)))
     return len(rows), int(trends.plan.fine.first[first]) if rows else 0
