@@ -19,8 +19,8 @@ from msprobe_engine.formats.monitor.reader_json import checked_alert
 PIECE = re.compile(r"samples_rank(\d{1,9})\.jsonl")
 MOST_BYTES = 64 << 20
 """Of the file of one rank."""
-_TAIL = 1 << 16
-"""Bytes at the end of such a file that are looked at first: samples stand in front of what its rank says."""
+_TAIL = 1 << 15
+"""Bytes at the end of such a file that are looked at first: samples stand in front of what its rank says, and few ranks read all files."""
 _BEGIN = b'{"version": '
 """Of a line that says something of the rank; samples begin in another way."""
 _MOST_RANKS = 1 << 20
