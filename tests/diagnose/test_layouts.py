@@ -105,12 +105,15 @@ def test_padded_vocabulary() -> None:
     assert not merge_statistics.padded([33, 8], [64, 9], 2)
 
 
-def _micro_batches(path: Path, ranks: int, off: float = 1.0, wrapper: str = "", rate: float = 1e-3, decay: float = 1.0) -> Path:
-    """A dump of four micro batches over the ranks, whose gradients are divided by how many each rank has, and of an update.
+def _micro_batches(
+    path: Path, ranks: int, micro: int = 4, off: float = 1.0, wrapper: str = "", rate: float = 1e-3, decay: float = 1.0
+) -> Path:
+    """A dump of micro batches over the ranks, whose gradients are divided by how many each rank has, and of an update.
 
     Args:
         path: of the dump.
         ranks: that have a part of the micro batches each.
+        micro: batches that one and the same step is cut into, at most four.
         off: the gradient of one weight is times this.
         wrapper: before the names of modules.
         rate: of the update.
@@ -122,19 +125,20 @@ def _micro_batches(path: Path, ranks: int, off: float = 1.0, wrapper: str = "", 
 
     def tensor(values: np.ndarray, dtype: str = "torch.bfloat16", trained: bool = True) -> dict[str, object]:
         four = {"Max": values.max(), "Min": values.min(), "Mean": values.mean(), "Norm": np.linalg.norm(values)}
-        known = {"type": "torch.Tensor", "dtype": dtype, "shape": [16, 16], "requires_grad": trained}
+        known = {"type": "torch.Tensor", "dtype": dtype, "shape": [values.size // 16, 16], "requires_grad": trained}
         return {**known, **{key: float(value) for key, value in four.items()}}
 
     for rank in range(ranks):
         data: dict[str, object] = {}
-        for call, micro in enumerate(range(rank, 4, ranks)):
+        for call, first in enumerate(range(rank * 4 // micro, 4, ranks * 4 // micro)):
+            part = range(first, first + 4 // micro)
             for name in "abcdef":
-                x, weight = tensor(made[micro, name]), tensor(weights[name], "torch.float32")
+                x, weight = tensor(np.concatenate([made[one, name] for one in part])), tensor(weights[name], "torch.float32")
                 known = {"input_args": [x], "input_kwargs": {}, "output": [x], "parameters": {"weight": weight}}
                 data[f"Module.{wrapper}{name}.Linear.forward.{call}"] = known
             for name in reversed("abcdef"):
-                gradient = made[micro, name] * ranks
-                x = tensor(gradient)
+                gradient = sum(made[one, name] for one in part) * ranks
+                x = tensor(np.concatenate([made[one, name] * ranks for one in part]))
                 data[f"Module.{wrapper}{name}.Linear.backward.{call}"] = {"input": [x], "output": [x]}
                 own = tensor(gradient * (off if name == "c" else 1.0), "torch.float32")
                 data[f"Module.{wrapper}{name}.Linear.parameters_grad.{call}"] = {"weight": [own]}
@@ -158,6 +162,7 @@ def _micro_batches(path: Path, ranks: int, off: float = 1.0, wrapper: str = "", 
     return path
 
 
+@pytest.mark.parametrize("micro", [(4, 4), (2, 1), (4, 1)], ids=["as many", "of the whole batch", "two on each rank"])
 @pytest.mark.parametrize(
     ("fault", "record"),
     [
@@ -168,10 +173,11 @@ def _micro_batches(path: Path, ranks: int, off: float = 1.0, wrapper: str = "", 
     ],
     ids=["right", "a gradient", "the learning rate", "the decay"],
 )
-def test_gradients_and_updates_of_as_many_micro_batches(fault: dict[str, float], record: str | None, tmp_path: Path) -> None:
-    """Gradients that each micro batch has by itself are held against those of the same micro batches on other ranks, not only their means,
-    which say nothing in 16 bits; and calls of the update belong to the same parameter with a wrapper around the model."""
-    found = diagnose(_micro_batches(tmp_path / "run", 2, wrapper="module.", **fault), _micro_batches(tmp_path / "golden", 1))
+def test_gradients_and_updates_of_two_ranks(micro: tuple[int, int], fault: dict[str, float], record: str | None, tmp_path: Path) -> None:
+    """Gradients that each micro batch has by itself are held against those of the same micro batches on other ranks, and the sum of their
+    means against that of a whole batch; calls of the update belong to the same parameter with a wrapper around the model."""
+    run = _micro_batches(tmp_path / "run", 2, micro[0], wrapper="module.", **fault)
+    found = diagnose(run, _micro_batches(tmp_path / "golden", 1, micro[1]))
     assert (found.first_suspect and found.first_suspect.record) == record, found.text()
     assert (found.finding == "none") == (record is None)
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 from msprobe_engine.align.calls.call_tree import Kind, Tree
 from msprobe_engine.align.calls.structure import ADDING
 from msprobe_engine.align.parallel import pipeline_schedule
+from msprobe_engine.align.parameters.prefixes import unwrapped
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.formats.dump.dump_table import DumpTable
 
@@ -73,8 +74,12 @@ def last_backward(tree: Tree) -> int:
 
 
 def _counts(side: DumpTable) -> Counter[Kind]:
-    kinds = Tree(side).kinds
-    return Counter(kind for op, kind in enumerate(kinds) if not side.tags.get(op, {}).get("is_recompute"))
+    return Counter(kind for op, kind in enumerate(_kinds(Tree(side))) if not side.tags.get(op, {}).get("is_recompute"))
+
+
+def _kinds(tree: Tree) -> list[Kind]:
+    """`Tree.kinds`, without what a wrapper around the model puts before the paths of modules."""
+    return [(*kind[:2], unwrapped(kind[2]), kind[3]) if len(kind) == 4 else kind for kind in tree.kinds]
 
 
 def _parts(side: DumpTable, reference: Mapping[Kind, int], n: int) -> list[list[int]]:
@@ -86,7 +91,7 @@ def _parts(side: DumpTable, reference: Mapping[Kind, int], n: int) -> list[list[
         for op, (number, _, _) in enumerate(told):
             found[number * n // micros if told[op] != pipeline_schedule.TAIL else 0].append(op)
         return found
-    kinds = tree.kinds
+    kinds = _kinds(tree)
     counts = _counts(side)
     seen: Counter[Kind] = Counter()
     micro: dict[str, int] = {}

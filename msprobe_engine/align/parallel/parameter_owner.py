@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from msprobe_engine.align.calls.call_tree import Kind, Tree, calls_function
 from msprobe_engine.align.calls.structure import Structure
-from msprobe_engine.align.parameters.prefixes import bare
+from msprobe_engine.align.parameters.prefixes import unwrapped
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 
 Owner = tuple[str, str]
@@ -37,6 +37,15 @@ def owners(tree: Tree, users: Mapping[int, str] | None = None) -> dict[int, Owne
     Args:
         users: of a dump without modules, calls that take in parameters or give out gradients -> the name to know them by.
     """
+    return _follow(tree, users)[0]
+
+
+def owners_of_tensors(tree: Tree) -> Mapping[Mark, Owner | None]:
+    """What a tensor is known by -> its parameter, also of one in a list of many (``foreach``); None: those of several."""
+    return _follow(tree, None)[1]
+
+
+def _follow(tree: Tree, users: Mapping[int, str] | None) -> tuple[dict[int, Owner], dict[Mark, Owner | None]]:
     side = tree.side
     known: dict[Mark, Owner | None] = {}
     for op, kind in enumerate(tree.kinds):
@@ -59,7 +68,7 @@ def owners(tree: Tree, users: Mapping[int, str] | None = None) -> dict[int, Owne
                 found[op] = owner
                 shapes = {one[1] for one in marks if known.get(one) == owner}
                 known.update((one, owner) for one in marks if one not in known and one[1] in shapes)
-    return found
+    return found, known
 
 
 def _hand_on(side: DumpTable, op: int, known: dict[Mark, Owner | None]) -> bool:
@@ -94,7 +103,7 @@ def _marks(side: DumpTable, op: int) -> list[Mark]:
 
 def owner_of(side: DumpTable, row: int, kind: Kind) -> Owner:
     """The parameter that a row of a module's record is of, or the gradient of, whatever is around the model; `kind`: of the record."""
-    return bare(f"{kind[2]}.x").rpartition(".")[0], side.name[row][len(side.ops[side.op[row]]) + 1 :].removeprefix("parameters.")
+    return unwrapped(kind[2]), side.name[row][len(side.ops[side.op[row]]) + 1 :].removeprefix("parameters.")
 
 
 def _named(side: DumpTable, op: int, kind: Kind, known: dict[Mark, Owner | None]) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
 
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import ADDING, Matcher
@@ -29,6 +31,20 @@ _UNITS = 4
 
 _MANY = 0.1
 """Part of the tensors that a run has in a dtype that all its numbers are rounded to."""
+
+
+class _Means(NamedTuple):
+    """Of a parameter's gradient.
+
+    Attributes:
+        target, golden: sum of the means of all pieces, and of the last micro batch of each rank.
+        size: root mean square of the elements; `elements`: how many.
+    """
+
+    target: list[float]
+    golden: list[float]
+    size: float
+    elements: int
 
 
 class PartialSumTracker:
@@ -130,6 +146,70 @@ class PartialSumTracker:
         rows = (row for row in self._a.first.rows(op) if row not in self._a.first.values) if self._running else ()
         return any(self._a.members(row, False)[0].tobytes() in self._running for row in rows)
 
+    def _means(self, i: int, j: int) -> _Means | None:
+        """Of a parameter's gradient that both sides have in one shape; None of experts, of which no other rank has any part, and of few
+        elements."""
+        shape = self._a.first.shape[i]
+        count = distances.elements(shape)
+        expert = experts.EXPERT.match(self._a.tree.kinds[self._a.first.op[i]][2])
+        if shape != self._b.first.shape[j] or count < roundoff.MANY or expert:
+            return None
+        sums = [(run.members(row, False)[0], run.members(row, True)[0]) for run, row in ((self._a, i), (self._b, j))]
+        golden = sums[1][1]
+        target, other = ([float(one[:, 2].sum()) for one in two] for two in sums)
+        return _Means(target, other, float(golden[:, 3].max()) / count**0.5, count) if len(golden) else None
+
+    @cached_property
+    def _gradients_are_local(self) -> bool:
+        """Gradients of parameters are those of each micro batch by itself, and both sides make as many of them: what most of them say."""
+        rows = [(i, j) for i, j in self._rows if self._a.first.role[i] == PARAMETERS_GRAD]
+        found = [both for i, j in rows if (both := self._of_all_micro_batches(i, j)) is not None]
+        return 2 * sum(merge_statistics.distance(*both) <= self._agrees for both in found) > len(found) > 0
+
+    def _of_all_micro_batches(self, i: int, j: int) -> tuple[Floats, Floats] | None:
+        """Statistics of the gradients of a parameter by all micro batches, side by side; None where the sides do not make as many."""
+        pieces, others = self._a.members(i, False)[0], self._b.members(j, False)[0]
+        alike = self._a.first.shape[i] == self._b.first.shape[j] and isinstance(self._a.first.shape[i], list)
+        if not self._several or not alike or len(pieces) != len(others) or len(pieces) < 2:
+            return None
+        return merge_statistics.merged(pieces / self._whole.factor), merge_statistics.merged(others)
+
+    @cached_property
+    def _way_of_shares(self) -> tuple[int, int, float] | None:
+        """How gradients of parameters, of the pieces, make those of the whole: of either side the sum of all (0) or of the last micro
+        batches (1), and what that of the target is divided by; what most parameters say. None: most say nothing."""
+        votes: Counter[tuple[int, int, float]] = Counter()
+        asked = 0
+        for i, j in self._rows:
+            if self._a.first.role[i] != PARAMETERS_GRAD or (means := self._means(i, j)) is None:
+                continue
+            asked += 1
+            near = self._agrees * means.size * (means.elements**-0.5 + roundoff.BIAS)
+            for k, mine in enumerate(means.target):
+                votes.update((k, at, n) for at, other in enumerate(means.golden) for n in self._divisors() if abs(mine / n - other) <= near)
+        best = max(votes, key=votes.__getitem__, default=None)
+        return best if best is not None and 2 * votes[best] > asked else None
+
+    def _means_of_shares(self, i: int, j: int) -> tuple[Floats, Floats] | None:
+        """Statistics of a parameter's gradient whose pieces are shares of a sum: their means add up, and nothing is known of the rest. None
+        where they are no shares."""
+        ours, theirs = self._a.members(i, True)[0], self._b.members(j, True)[0]
+        wholes = merge_statistics.reduced(ours, 1), merge_statistics.reduced(theirs, 1)
+        if wholes[0] is not None and wholes[1] is not None and merge_statistics.distance(wholes[0], wholes[1]) <= self._agrees:
+            return None
+        if self._way_of_shares is None or (means := self._means(i, j)) is None:
+            return None
+        k, at, n = self._way_of_shares
+        golden = merge_statistics.merged(theirs)
+        target = golden.copy()
+        target[2], golden[2] = means.target[k] / n, means.golden[at]
+        return target, golden
+
+    def _divisors(self) -> set[float]:
+        """What a sum over pieces may be divided by."""
+        most = max(len(self._a.pieces), len(self._b.pieces))
+        return {1.0, self._whole.factor, *(f for n in range(2, most + 1) for f in (float(n), 1 / n))}
+
     def _is_share(self, i: int, j: int, shape: list[int], golden: Floats) -> bool:
         """A parameter's gradient of each micro batch by itself: their means add up to that of the whole, which is all there is to see."""
         if not self._several:
@@ -143,8 +223,7 @@ class PartialSumTracker:
                 return False
             means.append([pieces[:, 2].sum() / need, last[:, 2].sum() / need])
         size = golden[3] / max(distances.elements(shape), 1) ** 0.5
-        most = max(len(self._a.pieces), len(self._b.pieces))
-        factors = {1.0, self._whole.factor, *(f for n in range(2, most + 1) for f in (float(n), 1 / n))}
+        factors = self._divisors()
         if experts.EXPERT.match(self._a.tree.kinds[self._a.first.op[i]][2]):
             factors = {self._whole.factor}  # of an expert no other rank has any part
         return any(abs(mine / n - other) <= self._agrees * size for mine in means[0] for other in means[1] for n in factors)

@@ -135,6 +135,13 @@ class Unsharder(PartialSumTracker):
             ):
                 self._put(side, row, numbers, list(first.shape[i] or ()), len(run.pieces), run)
             return False
+        if first.role[i] == PARAMETERS_GRAD and (both := self._means_of_shares(i, j)) is not None:
+            self._part(call, i, j, self._a.members(i, True)[0])
+            del self._whole.skipped[i]
+            shape = list(first.shape[i] or ())
+            self._put(self._whole.target, i, both[0], shape, 1, self._a, anyway=True)
+            self._put(self._whole.golden, j, both[1], shape, 1, self._b, anyway=True)
+            return True
         accumulated = first.role[i] == PARAMETERS_GRAD or (adds and first.role[i] == OUTPUT)
         others, _ = self._b.members(j, accumulated)
         pieces, places = self._a.members(i, accumulated)
@@ -226,21 +233,6 @@ class Unsharder(PartialSumTracker):
         behind = [(i, j) for i, j in self._rows if first.op[i] > self._last_backward and roundoff.eps(first.dtype[i])]
         tables = [(first.shape[i], second.shape[j]) for i, j in behind if isinstance(first.shape[i], list) and len(first.shape[i]) > 1]
         return bool(tables) and self._shared_out == len(first.ops) and all(mine == theirs for mine, theirs in tables)
-
-    @cached_property
-    def _gradients_are_local(self) -> bool:
-        """Gradients of parameters are those of each micro batch by itself, and both sides make as many of them: what most of them say."""
-        rows = [(i, j) for i, j in self._rows if self._a.first.role[i] == PARAMETERS_GRAD]
-        found = [both for i, j in rows if (both := self._of_all_micro_batches(i, j)) is not None]
-        return 2 * sum(merge_statistics.distance(*both) <= self._agrees for both in found) > len(found) > 0
-
-    def _of_all_micro_batches(self, i: int, j: int) -> tuple[Floats, Floats] | None:
-        """Statistics of the gradients of a parameter by all micro batches, side by side; None where the sides do not make as many."""
-        pieces, others = self._a.members(i, False)[0], self._b.members(j, False)[0]
-        alike = self._a.first.shape[i] == self._b.first.shape[j] and isinstance(self._a.first.shape[i], list)
-        if not self._several or not alike or len(pieces) != len(others) or len(pieces) < 2:
-            return None
-        return merge_statistics.merged(pieces / self._whole.factor), merge_statistics.merged(others)
 
     def _shares_of_number(self, call: Call, i: int, j: int, pieces: Floats, others: Floats) -> tuple[int, int] | None:
         """A number of each piece (tokens counted, a loss over a part of the batch): how many of them make that of the whole, on each side.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from msprobe_engine.formats.checkpoint.model import StoredTensor
 
@@ -58,6 +59,12 @@ def bare(name: str) -> str:
     text = ".".join(pieces)
     leading = _LEADING.match(text)
     return text[leading.end() :] if leading is not None else text
+
+
+@lru_cache(maxsize=65536)
+def unwrapped(path: str) -> str:
+    """The path of a module without what wrappers add; "" of the whole model."""
+    return bare(f"{path}.x").rpartition(".")[0]
 
 
 def state_of(tensor: StoredTensor) -> str:

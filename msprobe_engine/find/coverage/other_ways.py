@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from msprobe_engine.align.calls.call_tree import Tree
-from msprobe_engine.align.parameters.prefixes import bare
+from msprobe_engine.align.parameters.prefixes import bare, unwrapped
 from msprobe_engine.core import names
 from msprobe_engine.core.operator_traits import is_product, of_reducer
 from msprobe_engine.core.text.sentences import Sentence
@@ -114,4 +114,4 @@ def said(target: Tree, golden: Tree) -> str | None:
 def _is_wrapper(tree: Tree, op: int) -> bool:
     """A call of a module around the whole model."""
     kind = tree.kinds[op]
-    return len(kind) == 4 and bare(f"{kind[2]}.x") == "x"
+    return len(kind) == 4 and not unwrapped(kind[2])

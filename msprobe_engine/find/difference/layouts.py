@@ -17,6 +17,7 @@ from msprobe_engine.find.difference.origin import EXTRA, RESULT, TAKEN, UNSUMMED
 from msprobe_engine.find.difference.walk import DifferenceWalk, Walk
 from msprobe_engine.formats.dump.completeness import was_cut_off
 from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS, DumpTable
+from msprobe_engine.measure import distances
 from msprobe_engine.measure.propagation import Noise
 
 _LEAST = 3
@@ -138,16 +139,17 @@ def diverge_whole(whole: GlobalTensors, rank: int, before: Divergence | None = N
 
 
 def _updates_with_the_factor(found: Divergence) -> bool:
-    """Most gradients that the update takes in, and that are off, are off by the factor of the backward pass: nobody took it out again."""
-    last = {rank: last_backward(walker.target) for rank, walker in found.walkers.items()}
-    taken = [(rank, o) for rank, o in found.origins if o.kind == TAKEN and o.op > last[rank]]
-    return 2 * sum(_is_factor(origin, found, rank) for rank, origin in taken) > len(taken)
-
-
-def _is_factor(origin: DifferenceOrigin, found: Divergence, rank: int) -> bool:
-    whole = found.wholes[rank]
-    ours, golden = whole.target.stats[origin.row][3], whole.golden.stats[origin.other][3]
-    return bool(golden) and abs(ours / golden / whole.factor - 1) < AGREES
+    """More of the gradients that the update takes in are off by the factor of the backward pass than are right: nobody took it out."""
+    with_it = right = 0
+    for rank, walker in found.walkers.items():
+        last, whole = last_backward(walker.target), found.wholes[rank]
+        for row, other in walker.rows:
+            ours, golden = whole.target.stats[row][3], whole.golden.stats[other][3]
+            taken = walker.side.op[row] > last and walker.side.role[row] == INPUT and row not in walker.target.producers
+            if taken and golden > 0 and distances.elements(walker.side.shape[row]) > 1 and not walker.is_parameter(row):
+                with_it += abs(ours / golden / whole.factor - 1) < AGREES
+                right += abs(ours / golden - 1) < AGREES
+    return with_it > right
 
 
 def rank_of(found: Divergence, rank: int, origin: DifferenceOrigin) -> int:

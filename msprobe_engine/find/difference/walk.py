@@ -358,6 +358,10 @@ class DifferenceWalk:
         rows = (self.side, row), (self.golden.side, self.rows[at][1])
         return at >= 0 and any(side.stats[one].tobytes() in known for (side, one), known in zip(rows, self._parameters))
 
+    def has_numbers_of_parameter(self, row: int) -> bool:
+        """A row of the target has the numbers of a parameter that a module shows."""
+        return bool(self.side.requires_grad[row]) and self.side.stats[row].tobytes() in self._parameters[0]
+
     def is_wide_product(self, at: int) -> bool:
         """A pair of rows is of a product that some devices compute with fewer bits of mantissa."""
         row = self.rows[at][0]

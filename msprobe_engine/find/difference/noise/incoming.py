@@ -132,7 +132,7 @@ class IncomingNoise(NoiseNotes):
             return None
         side = walker.side
         went_in = [
-            self._made(other, unit, depth + 1) or self._unrecorded(unit)
+            self._made(other, unit, depth + 1) or self._of_parameter(other) or self._unrecorded(unit)
             for other in side.rows(op)
             if side.role[other] in (INPUT, PARAMETERS) and roundoff.eps(side.dtype[other]) > 0
         ]
@@ -179,6 +179,13 @@ class IncomingNoise(NoiseNotes):
             if side.stats[other].tobytes() == numbers:
                 return other
         return next((other for other in given if side.shape[other] is None), given[0] if given else -1)
+
+    def _of_parameter(self, row: int) -> tuple[Noise, Noise] | None:
+        """Of a parameter that a call of the target alone takes in: it is compared where a module shows it."""
+        if not self._walker.has_numbers_of_parameter(row):
+            return None
+        moved = NONE if self._start is None else self._walker.update_noise(self._start)
+        return moved, moved
 
     def _unrecorded(self, unit: float) -> tuple[Noise, Noise]:
         """Of what was made by something without a record, of what came before it."""

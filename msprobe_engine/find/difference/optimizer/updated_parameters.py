@@ -6,12 +6,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msprobe_engine.align.calls.call_tree import Tree, calls_function
-from msprobe_engine.align.parallel.parameter_owner import Owner, owners
+from msprobe_engine.align.parallel.parameter_owner import Mark, Owner, mark, owners, owners_of_tensors
 from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.difference.origin import TAKEN, DifferenceOrigin
 from msprobe_engine.find.findings import Suspect
+from msprobe_engine.formats.dump.dump_table import INPUT
 
 if TYPE_CHECKING:
     from msprobe_engine.find.difference.divergence import Divergence
+    from msprobe_engine.find.difference.walk import DifferenceWalk
+
+_ALIKE = 0.02
+"""Factors that are one and the same, with the round-off of 16 bits."""
+
+_LIST = 4
+"""Tensors that make a list of many."""
 
 
 def name_parameters(suspects: Sequence[Suspect], divergence: Divergence) -> None:
@@ -22,6 +31,7 @@ def name_parameters(suspects: Sequence[Suspect], divergence: Divergence) -> None
         divergence: the step that has the origins.
     """
     known: dict[int, tuple[Mapping[int, Owner], Mapping[int, Owner]]] = {}
+    tensors: dict[int, tuple[Mapping[Mark, Owner | None], Mapping[Mark, Owner | None]]] = {}
     for suspect, (rank, origin) in zip(suspects, divergence.origins):
         walker = divergence.walkers[rank]
         mine = _calls(walker.target, origin.op, origin.row)
@@ -32,11 +42,33 @@ def name_parameters(suspects: Sequence[Suspect], divergence: Divergence) -> None
             known[rank] = owners(walker.target), owners(walker.golden)
         here, there = known[rank]
         named = [owner for side, calls in ((here, mine), (there, theirs)) for op in calls if (owner := side.get(op))]
+        if not named and (scaled := _scaled_alike(walker, origin)) is not None:
+            suspect.why = Sentence("{0}; {1} of {2} tensors that go into this call are {3} times the golden run's", suspect.why, *scaled)
+        elif not named:  # a call on all parameters at once
+            if rank not in tensors:
+                tensors[rank] = owners_of_tensors(walker.target), owners_of_tensors(walker.golden)
+            rows = (walker.side, origin.row, tensors[rank][0]), (walker.golden.side, origin.other, tensors[rank][1])
+            named = [owner for side, row, of in rows if row >= 0 and (one := mark(side, row)) and (owner := of.get(one))]
         if named:
             owner = named[0]
             name = ".".join(part for part in owner if part)
             suspect.parameter = name
             suspect.why = Sentence("in the update of parameter {0} by the optimizer: {1}", name, suspect.why)
+
+
+def _scaled_alike(walker: DifferenceWalk, origin: DifferenceOrigin) -> tuple[str, str, str] | None:
+    """(how many of the tensors of a list are off by the factor that one is off by, of how many, the factor), where most are: what scales
+    all of them is to blame, and no parameter."""
+    mine, theirs = walker.side.stats, walker.golden.side.stats
+    pairs = [walker.rows[at] for at in walker.span_of(origin.op)]
+    tensors = [pair for pair in pairs if walker.side.role[pair[0]] == INPUT and pair[0] not in walker.side.values]
+    factors = [mine[i][3] / theirs[j][3] for i, j in tensors if theirs[j][3] > 0]
+    if origin.kind != TAKEN or origin.row < 0 or not theirs[origin.other][3] > 0:
+        return None
+    factor = mine[origin.row][3] / theirs[origin.other][3]
+    alike = sum(abs(one / factor - 1) < _ALIKE for one in factors)
+    several = len(factors) >= _LIST and 2 * alike > len(factors)
+    return (f"{alike}", f"{len(factors)}", f"{factor:.3g}") if several and abs(factor - 1) > _ALIKE else None
 
 
 def name_learning_rate(first: Suspect, others: Iterable[Suspect]) -> None:
