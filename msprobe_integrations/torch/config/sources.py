@@ -212,7 +212,7 @@ def _defaults(optimizers: Sequence[Any]) -> dict[str, Any]:
 def _bare(model: nn.Module) -> str:
     """Class of the model inside of its wrappers."""
     for _ in range(8):
-        inner = model._modules.get("module") or model._modules.get("_orig_mod") or model._modules.get("_fsdp_wrapped_module")
+        inner = next((model._modules[name] for name in ("module", "_orig_mod", "_fsdp_wrapped_module") if name in model._modules), None)
         if inner is None or len(model._modules) != 1:
             break
         model = inner

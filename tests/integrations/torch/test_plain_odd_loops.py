@@ -106,3 +106,33 @@ def test_a_scripted_model() -> None:
             truth.append(train(model, optimizer, number))
     assert len(truth[0]) == 4
     assert same(launch.frames, truth)
+
+
+class NoTruth(cases.Two):
+    """A model that says neither whether it is true nor how long it is."""
+
+    def __bool__(self) -> bool:
+        raise TypeError("it is neither true nor false")
+
+    def __len__(self) -> int:
+        raise TypeError("it has no length")
+
+
+class Empty(cases.Two):
+    """A model that counts as false."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("kind", [NoTruth, Empty])
+def test_a_model_is_never_asked_whether_it_is_true(kind: type[nn.Module]) -> None:
+    """It trains as without the probe, and every step is seen."""
+    with cases.launched() as launch:
+        model = kind()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(3):
+            model(cases.batch(number)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(launch.frames) == 3

@@ -32,7 +32,8 @@ class ModuleCallInterceptor:
 
     def __init__(self, module: nn.Module, enters: Callable[[nn.Module, nn.Module], None], leaves: Callable[[int], None]) -> None:
         inner = unwrapped(module)
-        self._inner = weakref.ref((inner._modules[ORIGINAL] or inner) if is_wrapper(inner) else inner)
+        compiled = inner._modules[ORIGINAL] if is_wrapper(inner) else None  # modules are never asked whether they are true: some raise
+        self._inner = weakref.ref(inner if compiled is None else compiled)
         self._module = weakref.ref(module)
         self._enters, self._leaves = enters, leaves
         self._before = module.__dict__.get(_NAME, _NOTHING)
@@ -45,7 +46,8 @@ class ModuleCallInterceptor:
         call = module._call_impl if self.inside is None else self.inside
         if torch.compiler.is_compiling():
             return call(*args, **kwargs)
-        self._enters(module, self._inner() or module)
+        inner = self._inner()
+        self._enters(module, module if inner is None else inner)
         try:
             return call(*args, **kwargs)
         finally:
