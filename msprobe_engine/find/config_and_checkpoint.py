@@ -19,9 +19,12 @@ from msprobe_engine.find.config.tensors import LATER
 from msprobe_engine.find.explained_by_settings import explaining, lead_with_setting
 from msprobe_engine.find.findings import CHECKPOINT, CONFIG, NONE, Diagnosis, Suspect
 from msprobe_engine.formats.checkpoint.model import RANDOM
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.pack.kind import NAME as PACK
 
 INCIDENTS = "incidents"
+_MOST_STEPS, _MOST_RANKS = 8, 8
+"""Where a pack is looked for in a dump: it is that of the first rank, in the first step that was dumped."""
 MOST_SUSPECTS, MOST_LINES = 20, 6
 _MOST_VALUES = 3
 """Of two checkpoints, values (a step, a learning rate) that are named before tensors."""
@@ -106,6 +109,22 @@ def pack_beside(path: Path) -> Path | None:
         pack = place / PACK
         if pack.is_file() and not pack.is_symlink():
             return pack
+    return pack_inside(path)
+
+
+def pack_inside(path: Path) -> Path | None:
+    """That of a dump below a ``dump_path``, which lies in the directory of a rank; None of anything else."""
+    if not path.is_dir():
+        return None
+    try:
+        dump = open_dump(path)
+    except DumpFormatError:
+        return None
+    for step in dump.steps[:_MOST_STEPS]:
+        for rank in dump.ranks(step)[:_MOST_RANKS]:
+            pack = dump.path(step, rank) / PACK
+            if pack.is_file() and not pack.is_symlink():
+                return pack
     return None
 
 

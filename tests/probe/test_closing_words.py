@@ -111,11 +111,34 @@ def test_slow_down_is_measured_against_the_steps_that_nobody_looked_at(tmp_path:
         closing.on_frame(frame(step, 9.0 if step < 3 else 1.5 if step % 2 else 1.0, watched=bool(step % 2)), [])
     assert said(closing.text([], {}))["slow-down"] == (
         "a step that was looked at took 1.50 times as long as one that was not (medians of 10 and 10), 1.250 over all steps"
+        "; next time --set monitor.interval=25: 1.020"
     )
     every = words(tmp_path, monitor=True)
     for step in range(30):
         every.on_frame(frame(step), [])
     assert "slow-down" not in said(every.text([], {}))
+
+
+@pytest.mark.parametrize(
+    ("interval", "ratio", "sections", "advice"),
+    [
+        (10, 1.1, {}, ""),
+        (2, 1.1, {}, "monitor.interval=5: 1.020"),
+        (2, 100.0, {}, "monitor.interval=1000: 1.099"),
+        (2, 1.5, {"replica_check": {"interval": 2}}, "monitor.interval=25 --set monitor.replica_check.interval=25: 1.020"),
+        (2, 1.5, {"replica_check": {"interval": 50}}, "monitor.interval=25: 1.020"),
+        (2, 0.9, {}, ""),
+    ],
+)
+def test_an_interval_that_costs_little_is_proposed(
+    interval: int, ratio: float, sections: dict[str, object], advice: str, tmp_path: Path
+) -> None:
+    """For the next run, where watching took more than 2 % of this one; with the cost that it would have had."""
+    closing = words(tmp_path, monitor={"interval": interval, **sections})
+    for step in range(20 * interval):
+        closing.on_frame(frame(step, 1.0 if step % interval else ratio, watched=not step % interval), [])
+    told = said(closing.text([], {}))["slow-down"]
+    assert told.endswith(f"; next time --set {advice}") if advice else "next time" not in told
 
 
 def test_nothing_was_seen(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 import torch
 from debug_model import Net, config, names, steps, written, x
 
+from msprobe_engine.config.pack.writer import read_pack
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.settings.output_paths import check_directory
+from msprobe_engine.find.config_and_checkpoint import pack_beside
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
@@ -76,6 +79,37 @@ def test_relative_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (rank,) = (tmp_path / "some/where/else/step0").iterdir()
     assert {stat.S_IMODE(p.stat().st_mode) for p in (rank, rank.parent, rank.parent.parent, tmp_path / "some")} == {0o750}
     assert {stat.S_IMODE(p.stat().st_mode) for p in rank.iterdir()} == {0o640}
+
+
+@pytest.mark.parametrize(
+    ("keys", "rank", "steps", "expected"),
+    [
+        ({}, None, 2, "step0/proc"),
+        ({"step": [1]}, None, 3, "step1/proc"),
+        ({"rank": [3, 5]}, 3, 2, "step0/rank3"),
+        ({"rank": [3, 5]}, 5, 2, ""),
+        ({}, 1, 1, ""),
+    ],
+)
+def test_what_the_run_was_started_with(keys: dict[str, list[int]], rank: int | None, steps: int, expected: str, tmp_path: Path) -> None:
+    """Below a dump_path every name is a step or a rank to the existing tool, so the pack lies with the files of a rank: of the first that
+    dumps, in its first step. A second run replaces it. Whoever names any part of the dump has it."""
+    for _ in range(2):
+        debugger = PrecisionDebugger(config(tmp_path, "L0", **keys))
+        net = Net()
+        for _ in range(steps):
+            debugger.start(net, rank_id=rank)
+            net(x()).sum().backward()
+            debugger.stop()
+            debugger.step()
+        debugger.run.at_exit()
+        PrecisionDebugger._instance = None
+    packs = list(tmp_path.rglob("*.zip"))
+    assert [re.sub(r"proc\d+", "proc", str(path.parent.relative_to(tmp_path / "dump"))) for path in packs] == [expected] * bool(expected)
+    for pack in packs:
+        assert read_pack(pack).ours
+        for place in (tmp_path / "dump", pack.parent.parent, pack.parent, pack.parent / "dump.json"):
+            assert pack_beside(place) == pack
 
 
 def test_link_to_the_root(tmp_path: Path) -> None:

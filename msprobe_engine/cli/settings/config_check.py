@@ -168,9 +168,10 @@ def _compare(args: argparse.Namespace) -> int:
     from msprobe_engine.cli.options.outputs import is_run, results_directory
     from msprobe_engine.core.errors import UsageError
     from msprobe_engine.core.log import one_line
+    from msprobe_engine.find.config_and_checkpoint import pack_inside
     from msprobe_engine.formats.pack.kind import NAME, is_pack, pack_of
 
-    bench, cmp = map(pack_of, args.compare)
+    bench, cmp = (pack_inside(path) or path for path in map(pack_of, args.compare))
     for path in (cmp, bench):
         if path.suffix in _SCRIPTS and path.is_file():
             shown = one_line(str(path))

@@ -5,6 +5,7 @@
     dump_tensor_data/                        one file per saved tensor
     not_saved.json                           tensors that were asked for and have no file, with the reason
     shapes.json                              task structure: the records without statistics
+    config_check_pack.zip                    what the run was started with: of one rank, in its first step, below a dump_path
     .incomplete                              there while the step is not finished (`msprobe_engine.formats.dump.step_mark`)
     .frame.bin                               frame log, there until dump.json is (see `msprobe_engine.formats.dump.frame_log`)
 
@@ -25,6 +26,7 @@ from typing import Any
 from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import OddFileError, explain, open_regular
+from msprobe_engine.formats.pack.kind import NAME as PACK
 
 DUMP, STACK, CONSTRUCT, DEBUG = "dump.json", "stack.json", "construct.json", "debug.json"
 COMPANIONS = (STACK, CONSTRUCT)
@@ -40,7 +42,7 @@ NOT_SAVED, SHAPES = "not_saved.json", "shapes.json"
 BENCH = "bench.json"
 """Account of a comparison with an earlier dump, see `msprobe_engine.probe.sinks.dump.earlier_dump`."""
 MARKER, FRAME_LOG = ".incomplete", ".frame.bin"
-OWN_FILES = (DUMP, DEBUG, STACK, CONSTRUCT, NOT_SAVED, SHAPES, BENCH, FRAME_LOG, MARKER)
+OWN_FILES = (DUMP, DEBUG, STACK, CONSTRUCT, NOT_SAVED, SHAPES, BENCH, FRAME_LOG, MARKER, PACK)
 """What a new run replaces in a step/rank directory that it writes, besides `TENSORS`."""
 
 _STEP = re.compile(r"step([0-9]{1,18})")

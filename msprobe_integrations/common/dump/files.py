@@ -53,6 +53,7 @@ class DumpFiles:
         pipeline, writer: of this dump.
         tally: what was written.
         tensors: where tensors of the dump are saved, None when they are not; to be set before a step begins.
+        before_rename: called before directories get another name.
     """
 
     def __init__(self, backend: RankedBackend, faults: Faults) -> None:
@@ -70,6 +71,7 @@ class DumpFiles:
         self._rank: int | None = None
         self._front: Front | None = None
         self._said_ranks = False
+        self.before_rename: Callable[[], None] = lambda: None
 
     def configure(self, dump: DumpSettings, root: Path, front: Front | None = None) -> None:
         """Write as `dump` says from the next step on. `front` may put a sink in front of the one it is given."""
@@ -82,13 +84,15 @@ class DumpFiles:
         in processes that never dump anything, like the one that starts its ranks."""
         return self._outputs.claim_part(root, self.backend.rank(), of_output_dir=not dump.dump_path, by_process=bool(dump.dump_path))
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int) -> Path:
         """A step begins: its directory is made."""
         self._use_sink(self.backend.rank())
         assert self.sink is not None
         self._tell_world(self.sink)
         crash_safe.begin(self.sink, step)
-        self.say("Dump switch is turned on at step %d. Dump data will be saved in %s", step, self.sink.directory(step))
+        directory = self.sink.directory(step)
+        self.say("Dump switch is turned on at step %d. Dump data will be saved in %s", step, directory)
+        return directory
 
     def _use_sink(self, rank: int | None) -> None:
         if self.sink is not None and rank == self._rank:
@@ -125,6 +129,7 @@ class DumpFiles:
         """The process group may come up after the first steps: their directories get the name of the rank."""
         rank = self.backend.rank()
         if self.sink is not None and self._rank is None and rank is not None:
+            self.before_rename()
             self.wait()
             set_rank(rank)
             self.sink.assign_rank(rank)

@@ -9,10 +9,11 @@ from typing import Any, ClassVar, Protocol
 
 from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.records import Entry, TensorRef
-from msprobe_engine.core.settings.schema import DumpSettings, SliceSettings
+from msprobe_engine.core.settings.schema import DumpSettings, ProbeSettings, SliceSettings
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
 from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_integrations.common.capture.custom_api import CustomApis
+from msprobe_integrations.common.config.run import RunConfig
 from msprobe_integrations.common.dump.checks import ModelKind
 from msprobe_integrations.common.dump.debug_save import SavedVariables
 from msprobe_integrations.common.dump.dump_plugins import DumpPlugin
@@ -122,6 +123,10 @@ class DumpParts(ABC):
     @abstractmethod
     def before_forward(self, model: Any, call: Callable[..., None]) -> Any:
         """Have `call` called before each forward call of a model; returns what has a ``remove()``."""
+
+    @abstractmethod
+    def make_config(self, settings: ProbeSettings) -> RunConfig:
+        """What takes the settings, environment and packages of the run."""
 
     def make_extras(self, dump: DumpSettings, root: Path) -> list[DumpPlugin]:  # noqa: ARG002  # a framework may have none
         """What the settings ask for besides a dump.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +25,7 @@ from msprobe_integrations.common.dump.files import DumpFiles
 from msprobe_integrations.common.dump.forward_range import ForwardRange, check_range, check_tokens, part_of
 from msprobe_integrations.common.dump.module_selection import ModuleSelection
 from msprobe_integrations.common.dump.parts import DumpParts
+from msprobe_integrations.common.dump.started import StartedWith
 from msprobe_integrations.common.ranks.patience import Patience, raised
 from msprobe_integrations.common.shutdown import signal_shutdown
 from msprobe_integrations.common.statistics.row_options import CHECKSUMS
@@ -61,6 +63,8 @@ class DumpRun(DumpParts):
             lambda: self._see(False),
             lambda error: self.faults.fail("token_range", error),
         )
+        self.started = StartedWith(self.make_config)
+        self.files.before_rename = self.started.flush
         self._open = False
         self._seeing = False
         self._reloaded = False
@@ -75,6 +79,7 @@ class DumpRun(DumpParts):
         dump = settings.dump
         assert dump is not None
         redaction.demand(settings.redact)
+        self._settings = settings
         root = root_of(settings)
         if dump.task == "free_benchmark" or dump.level == "L2":  # these write at other times than a step's
             root = self.files.claim(dump, root)
@@ -253,7 +258,9 @@ class DumpRun(DumpParts):
 
     def _begin_step(self) -> None:
         if not self._open:
-            self.files.begin(self.step_number)
+            directory = self.files.begin(self.step_number)
+            with self.faults.guard("config check"):
+                self.started.begin(self._settings, directory, self.backend.rank(), self.model, self.step_number, sys._getframe())
             if self.keeper is not None:
                 self.keeper.begin_step(self.step_number)
             self._open = True
@@ -357,6 +364,8 @@ class DumpRun(DumpParts):
             self._take_off()
             self.extras.close()
             self.pipeline.close()
+        with self.faults.guard("config check"):
+            self.started.close(Patience().left())
         self._conclude()
         self.files.release()
 

@@ -11,13 +11,14 @@ from typing import Any
 from msprobe_engine.core import log
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.records import Entry, TensorRef
-from msprobe_engine.core.settings.schema import DumpSettings
+from msprobe_engine.core.settings.schema import DumpSettings, ProbeSettings
 from msprobe_integrations.common.capture.custom_api import CustomApis
 from msprobe_integrations.common.dump.dump_plugins import DumpPlugin
 from msprobe_integrations.common.dump.module_selection import ModuleSelection
 from msprobe_integrations.common.dump.run import DumpRun
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.capture.captures import Captures
+from msprobe_integrations.mindspore.config.run import RunConfig
 from msprobe_integrations.mindspore.dump.checks import CELLS
 from msprobe_integrations.mindspore.dump.debug_save import MindSporeSavedVariables
 from msprobe_integrations.mindspore.dump.tensor_saver import TensorSaver
@@ -49,6 +50,9 @@ class MindSporeDumpRun(DumpRun):
 
     def make_backend(self) -> MindSporeBackend:
         return MindSporeBackend()
+
+    def make_config(self, settings: ProbeSettings) -> RunConfig:
+        return RunConfig(settings)
 
     def make_keeper(self, dump: DumpSettings, before: Any) -> TensorSaver | None:
         if dump.level == "L2":  # MindSpore writes the tensors itself, and dump.json has statistics

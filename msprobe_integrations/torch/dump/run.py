@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from msprobe_engine.core.records import Entry, TensorRef
-from msprobe_engine.core.settings.schema import DumpSettings
+from msprobe_engine.core.settings.schema import DumpSettings, ProbeSettings
 from msprobe_integrations.common.capture.custom_api import CustomApis
 from msprobe_integrations.common.dump.dump_plugins import DumpPlugin
 from msprobe_integrations.common.dump.module_selection import ModuleSelection
@@ -19,6 +19,7 @@ from msprobe_integrations.torch.capture import mode_stack as modestack
 from msprobe_integrations.torch.capture.api import ApiCapture
 from msprobe_integrations.torch.capture.level import Capture
 from msprobe_integrations.torch.capture.modules import ModuleCapture
+from msprobe_integrations.torch.config.run import RunConfig
 from msprobe_integrations.torch.dump.checks import MODELS
 from msprobe_integrations.torch.dump.debug_save import TorchSavedVariables
 from msprobe_integrations.torch.dump.dump_plugins import parts_of
@@ -45,6 +46,9 @@ class TorchDumpRun(DumpRun):
 
     def make_backend(self) -> TorchBackend:
         return TorchBackend()
+
+    def make_config(self, settings: ProbeSettings) -> RunConfig:
+        return RunConfig(settings)
 
     def make_keeper(self, dump: DumpSettings, before: Any) -> TensorSaver | None:
         return TensorSaver.of_dump(dump, self.backend, self.pipeline, self.files.writer, self.faults, before, slices=self.slices)
