@@ -41,7 +41,7 @@ def test_every_sentence_has_chinese() -> None:
         source = path.read_text(encoding="utf-8")
         if "Sentence(" in source:
             used |= _templates(ast.parse(source))
-    used |= {term.why for term in known_terms()}
+    used |= known_terms().reasons()
     known = sentences.templates()
     assert not used - known.keys()
     assert not {one for one in known.keys() - used if re.search("[A-Za-z]{2}", re.sub(r"\{\d\}", "", one))}

@@ -88,8 +88,8 @@ class Terms:
                     path = m["name"]
                     alias = Alias(term, framework, m["form"] or "", int(m["index"]) if m["index"] else None, path.count(".") + 1)
                     self._aliases.setdefault(path, []).append(alias)
-        self._patterns = [Pattern(re.compile(row["match"]), SHORT[row["severity"]], row["why"]) for row in data["patterns"]]
-        self._unknown = Pattern(None, SHORT[data["unknown"]["severity"]], data["unknown"]["why"])
+        self._patterns = [Pattern(re.compile(row["match"]), SHORT[row["severity"]], Sentence(row["why"])) for row in data["patterns"]]
+        self._unknown = Pattern(None, SHORT[data["unknown"]["severity"]], Sentence(data["unknown"]["why"]))
         self._found: dict[str, tuple[Alias, ...]] = {}
 
     def __getitem__(self, name: str) -> Term:
@@ -97,6 +97,10 @@ class Terms:
 
     def __iter__(self) -> Iterator[Term]:
         return iter(self.terms.values())
+
+    def reasons(self) -> set[str]:
+        """All that may be said of a setting that differs."""
+        return {*(term.why for term in self.terms.values()), *(row.why for row in (*self._patterns, self._unknown))}
 
     def aliases(self, name: str) -> tuple[Alias, ...]:
         """What a setting of this name can be: the longest part of its dotted name that is in the table decides."""

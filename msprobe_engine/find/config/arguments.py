@@ -20,13 +20,14 @@ from msprobe_engine.config.settings import normalize
 from msprobe_engine.config.settings.aliases import key
 from msprobe_engine.config.settings.side import PackSettings, Setting
 from msprobe_engine.config.severity import HARMLESS
+from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config import by_rank
 from msprobe_engine.find.config.compare_settings import compare_settings
 from msprobe_engine.find.config.difference import SETTINGS, Difference, merged
 
 POSITIONAL = "argument "
 """Name of a word without an option, with its number."""
-_NONE = "not given"
+_NONE = Sentence("not given")
 _NEGATIONS = ("no_", "disable_")
 _START_TIME = re.compile(
     r"20[0-9]{6}[-_T]?[0-9]{4}(?:[0-9]{2})?|20[0-9]{2}-[0-9]{2}-[0-9]{2}[-_T ]+[0-9]{2}[-:_.]?[0-9]{2}(?:[-:_.]?[0-9]{2})?"

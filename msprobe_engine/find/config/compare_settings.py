@@ -19,11 +19,11 @@ from msprobe_engine.config.settings.aliases import Term
 from msprobe_engine.config.settings.derived import derived_terms, quantity
 from msprobe_engine.config.settings.side import DEFAULT, DERIVED, NOT_KNOWN, PackSettings, Quantity, Setting, last_parts
 from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY
+from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, SETTINGS, Difference
 
 PURE, MAPPING, BY_DEFAULT, BY_DERIVATION = "pure name", "mapping", "default", "derived"
 """``matched_with``; the existing tool has the first two and ``similarity:0.9``."""
-_NOT_SET = "only one side says it, and what the other one takes is not known; "
 _LOSS_SCALE = "loss_scale"
 _PATH = re.compile(r"\s*(?:[0-9.]+\s+)?(?:~|\.{0,2})/\S.*", re.DOTALL)
 
@@ -341,7 +341,7 @@ class _Comparison:
         if severity != HARMLESS and one.origin == "default" and unknown:
             severity, why = HARMLESS, "it is at its framework's default, and the other side has no setting of this name"
         elif severity != HARMLESS:
-            severity, why = MAY, _NOT_SET + why
+            severity, why = MAY, Sentence("only one side says it, and what the other one takes is not known; {0}", why)
         names = (one.name, ONLY_BENCH) if side is self.bench else (ONLY_CMP, one.name)
         value = normalize.shown(one.value)
         values = (value, "") if side is self.bench else ("", value)
