@@ -13,7 +13,7 @@ import pytest
 import torch
 from debug_model import Net, config, names, steps, written, x
 
-from msprobe_engine.config.pack.writer import read_pack
+from msprobe_engine.config.pack.reader import read_pack
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.settings.output_paths import check_directory
 from msprobe_engine.find.config_and_checkpoint import pack_beside
