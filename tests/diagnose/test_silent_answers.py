@@ -324,9 +324,9 @@ def _monitored(path: Path, steps: range, ranks: int = 1) -> Path:
 @pytest.mark.parametrize(
     ("command", "golden", "code", "phrase"),
     [
-        ("diagnose one", None, 0, "numbers 5"),
-        ("diagnose two", range(5), 0, "numbers 5"),
-        ("diagnose two", range(3), 3, "numbers 3"),
+        ("diagnose one", None, 0, "5 numbers"),
+        ("diagnose two", range(5), 0, "5 numbers"),
+        ("diagnose two", range(3), 3, "3 numbers"),
         ("diagnose two", range(7, 9), 2, "no rank, step and tensor in common"),
         ("trends of two", range(5), 0, "the runs agree"),
         ("trends of two", range(7, 9), 3, "nothing was compared"),
