@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from msprobe_engine.align.calls.alignment import crossed
+from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.order import out_of_order
 from msprobe_engine.core import names
 from msprobe_engine.core.operator_traits import of_reducer
@@ -37,6 +40,7 @@ def note(found: Diagnosis, divergence: Divergence) -> bool:
             known = found.unmatched.setdefault(word, [])
             open_to_view = other_ways.recorded_within(tree, other, known_to, records)
             counts = counts or len(open_to_view) > len(tree.kinds) // 2 or other_ways.change_something(tree, open_to_view, bool(others))
+            counts = counts or _lacks_gradients(tree, open_to_view, known_to)
             known += [name for op in records[:100] if (name := tree.side.ops[op]) not in known]
         found.renamed.update(structure.renamed)
         if rank not in divergence.wholes:
@@ -45,6 +49,12 @@ def note(found: Diagnosis, divergence: Divergence) -> bool:
                 found.unmatched[word] += [name for name in places[:100] if name not in found.unmatched[word]]
     renames.add_renames(found, divergence)
     return counts
+
+
+def _lacks_gradients(tree: Tree, records: Iterable[int], partners: Mapping[int, int]) -> bool:
+    """Gradients of parameters are results: where one side alone has some, and both sides have others, some never came."""
+    some = any(tree.kinds[op][0] == "parameters_grad" for op in records)
+    return some and any(tree.kinds[op][0] == "parameters_grad" for op in partners)
 
 
 def _note_order(found: Diagnosis, divergence: Divergence) -> None:
