@@ -48,6 +48,17 @@ def test_bad_data_is_named_where_it_is_used(tmp_path: Path) -> None:
     assert nan_analyze(write(tmp_path, data), tmp_path).findings[0]["cause"] == "data"
 
 
+def test_what_a_rank_puts_into_a_collective_is_no_data(tmp_path: Path) -> None:
+    """A shard of a parameter that was bad before the step: nobody looks for it in the batch."""
+    data = {
+        "Distributed.all_gather_into_tensor.0.forward": entry([False, True], True),
+        "Functional.linear.0.forward": entry([False, True], True),
+    }
+    finding = nan_analyze(write(tmp_path, data), tmp_path).findings[0]
+    assert (finding["cause"], finding["operator"]) == ("held", "all_gather_into_tensor")
+    assert "a parameter or its shard" in finding["explanation"]
+
+
 def test_a_gradient_buffer_that_is_zeroed_is_no_origin(tmp_path: Path) -> None:
     """The buffer still holds the NaN of the step before, is zeroed, and garbage is sliced before the real fault: the fault is named."""
     data = {

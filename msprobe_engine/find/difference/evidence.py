@@ -115,9 +115,11 @@ def of_step(divergence: Divergence) -> list[str]:
     compared = sum(walk.compared for walk in divergence.walks.values())
     differing = sum(walk.differing for walk in divergence.walks.values())
     template = "{0} of {1} records differ by more than round-off; those after the first may follow from it."
-    lines: list[str] = [Sentence(template, f"{differing:,}", f"{compared:,}")]
-    largest = max((walk.largest for walk in divergence.walks.values()), default=0.0)
-    lines.append(Sentence("All others are within what round-off explains, at most {0}.", amount(largest)))
+    lines: list[str] = []
+    if differing:  # else it came in and went no further
+        lines.append(Sentence(template, f"{differing:,}", f"{compared:,}"))
+        largest = max((walk.largest for walk in divergence.walks.values()), default=0.0)
+        lines.append(Sentence("All others are within what round-off explains, at most {0}.", amount(largest)))
     if len(divergence.walks) > 1:
         counts: dict[int, list[int]] = {}
         for rank, walk in sorted(divergence.walks.items()):

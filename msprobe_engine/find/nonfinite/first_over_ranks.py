@@ -27,6 +27,7 @@ _STRENGTH = {
     "update": 3,
     "missing": 1,
     "data": 1,
+    "held": 1,
     "unrecorded": 2,
 }
 

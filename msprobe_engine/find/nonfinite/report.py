@@ -35,6 +35,9 @@ CAUSES: Mapping[str, str] = {
         "the parameter was already bad when the step used it: look at the gradients and the optimizer of the step before"
     ),
     "data": Sentence("no recorded call made it: the batch holds it, or what was done to the batch before the first recorded call made it"),
+    "held": Sentence(
+        "no recorded call made it: what this rank put into the collective was bad before (a parameter or its shard, a buffer, the batch)"
+    ),
     "unrecorded": Sentence("between two recorded calls: an operation that the dump does not hold"),
     "sample": Sentence("first bad sample of the monitor, which knows no operators: msprobe run --preset nan -- LAUNCH LINE keeps them"),
     "update": Sentence("the recorded calls of the step are finite: it was made between the backward pass and the update, or in the update"),
@@ -107,10 +110,12 @@ def _short_reason(origin: NonFiniteOrigin) -> str:
     place = origin.facts[0].place if origin.facts else ""
     if origin.cause == "operator":
         return why_not_finite(origin.call.dump, origin.call.record)
-    if origin.cause == "data" and place:
+    if origin.cause in ("data", "held") and place:
         fact = origin.facts[0]
         count = fact.nans if origin.flags & NAN else fact.infs
         amount = f"{count:,} {what(origin.flags)}" if count else what(origin.flags)
+        if origin.cause == "held":
+            return Sentence("this rank put {0} into it that no recorded call made: {1} {2}", amount, place, list(fact.shape))
         return Sentence("the input data hold {0} already: {1} {2}", amount, place, list(fact.shape))
     if origin.cause == "parameter" and place:
         return Sentence("parameter {0} was not finite before the step used it", place.removeprefix("parameters."))
@@ -119,7 +124,7 @@ def _short_reason(origin: NonFiniteOrigin) -> str:
 
 def _finite_elsewhere(verdict: Verdict, origin: NonFiniteOrigin) -> list[str]:
     """Of bad data, the ranks whose same call took in something finite."""
-    if origin.cause != "data":
+    if origin.cause not in ("data", "held"):
         return []
     same = {rank: trace.named(origin.call.name) for rank, trace in verdict.traces.items() if rank != origin.rank}
     finite = [rank for rank, call in same.items() if call is not None and not call.in_flags & NONFINITE]

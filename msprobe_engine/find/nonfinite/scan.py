@@ -260,6 +260,8 @@ class _Scanner:
                 if first.place != "input.0" and first.requires_grad and not call.parent and call.kind == "api":
                     cause = "parameter"
                     notes.append(Sentence("{0} of {1} looks like a weight", first.place, call.name))
+                elif call.kind == "collective":
+                    cause = "held"
                 elif call.kind == "api" and not call.parent and self._after_clean(call):
                     cause = "unrecorded"
                     notes.append(
@@ -283,7 +285,7 @@ class _Scanner:
     def _add(self, position: float, cause: str, call: Call, facts: list[TensorFact], notes: list[str]) -> None:
         self.brought = False
         self.result.origins.append(NonFiniteOrigin(self.trace.rank, position, cause, call, _bits(facts), facts, notes))
-        if cause in ("data", "unrecorded", "parameter"):
+        if cause in ("data", "held", "unrecorded", "parameter"):
             bits = _bits(facts)
             self.nan_seen = self.nan_seen or bool(bits & NAN)
             self.inf_seen = self.inf_seen or bool(bits & INF)
