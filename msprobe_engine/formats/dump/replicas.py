@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.damaged_files import guard_reading
@@ -45,6 +45,46 @@ _SHOWN = "values", "nonfloat_stats", "md5"
 T = TypeVar("T")
 Plan = dict[Any, Any]
 """Key (or position in a list) -> number of the place, or the plan of what stands there."""
+
+
+class _Text(NamedTuple):
+    """What stands in a dump file. digest: of all but the ranks that it names; places: where it names them in its body."""
+
+    head: bytes
+    body: bytes
+    header: dict[str, Any]
+    places: list[tuple[int, int]]
+    digest: bytes
+
+
+def digest_of(path: Path) -> bytes | None:
+    """The same of two dumps that differ only in the ranks that they name; None of what has to be read for itself (saved tensors, a step
+    that was cut off, a file that is damaged)."""
+    text = _read(path) if path.name == layout.DUMP else None
+    return None if text is None or text.header.get("task") == TENSOR else text.digest
+
+
+def _read(path: Path) -> _Text | None:
+    if (path.parent / layout.MARKER).exists():
+        return None
+    try:
+        data = read_input(path, MOST_BYTES)
+        beside = [read_input(file, MOST_BYTES) if (file := path.parent / name).exists() else b"" for name in layout.COMPANIONS]
+    except OSError:
+        return None
+    parts = split_header(data)
+    if parts is None or any(word in parts[1] for word in _MARKED):
+        return None
+    head, body = parts
+    try:
+        header = parse_json(head, path)
+    except DumpFormatError:
+        return None
+    places = sorted(match.span(match.lastindex or 0) for pattern in _PLACES for match in pattern.finditer(body))
+    key = hashlib.sha256(b"".join([hashlib.sha256(text).digest() for text in beside]) + _program(header))
+    for piece in _marked(body, places):
+        key.update(piece)
+    return _Text(head, body, header, places, key.digest())
 
 
 @dataclass
@@ -83,26 +123,10 @@ class ReplicaReader:
 
     def _view(self, path: Path) -> DumpTable | None:
         """None: the file has to be read for itself, and what is wrong with it is said then."""
-        if (path.parent / layout.MARKER).exists():
+        text = _read(path)
+        if text is None:
             return None
-        try:
-            data = read_input(path, MOST_BYTES)
-            beside = [read_input(file, MOST_BYTES) if (file := path.parent / name).exists() else b"" for name in layout.COMPANIONS]
-        except OSError:
-            return None
-        parts = split_header(data)
-        if parts is None or any(word in parts[1] for word in _MARKED):
-            return None
-        head, body = parts
-        try:
-            header = parse_json(head, path)
-        except DumpFormatError:
-            return None
-        places = sorted(match.span(match.lastindex or 0) for pattern in _PLACES for match in pattern.finditer(body))
-        key = hashlib.sha256(b"".join([hashlib.sha256(text).digest() for text in beside]) + _program(header))
-        for piece in _marked(body, places):
-            key.update(piece)
-        digest = key.digest()
+        head, body, header, places, digest = text
         if digest not in self._templates:
             self._templates[digest] = self._template(path, head, body, places)
         template = self._templates[digest]

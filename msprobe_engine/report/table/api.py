@@ -21,6 +21,7 @@ from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.replicas import ReplicaReader
 from msprobe_engine.formats.dump.shared_columns import SharedColumns
 from msprobe_engine.measure.options import CompareOptions
+from msprobe_engine.report.table import same_tables
 from msprobe_engine.report.table.rank_table import DiagnosedTask, Result, compare_guarded, places_of
 from msprobe_engine.report.table.schedule import Manifest, absolute_options, absolute_task, run_tasks
 from msprobe_engine.report.table.summary import Comparison
@@ -122,7 +123,18 @@ def _results(
     results = {task.key: done for task in sources.tasks if (done := manifest.done(task)) is not None}
     if results:
         sources.notes.append(f"{len(results)} of {len(sources.tasks)} tables are those of an earlier try that was interrupted.")
-    _run("compare", [task for task in sources.tasks if task.key not in results], results, options, directory, manifest, keep, scheduler)
+    for key in [key for key, done in results.items() if done.same_as and done.same_as not in results]:
+        del results[key]  # the table that stood for its own is made again
+    todo = [task for task in sources.tasks if task.key not in results]
+
+    def do(tasks: Sequence[Task]) -> None:
+        _run("compare", tasks, results, options, directory, manifest, keep, scheduler)
+
+    followed = same_tables.run(todo, {} if keep else same_tables.leaders(todo, options), results, do)
+    for task in followed:
+        manifest.note(task, results[task.key])
+    if followed:
+        sources.notes.append(same_tables.said(len(followed)))
     return results
 
 
@@ -161,13 +173,20 @@ def _write_again(
     """A table was written with what its rank shows alone. Where the diagnosis of all ranks and steps says something else (a collective
     gives out what another rank has put in), it is written again with that."""
     again: list[Task] = []
+    followers: list[str] = []
     for step in diagnosis.steps:
-        for rank, task in _ranks(sources.tasks, step):
-            begins = diagnosis.begins_in(step, None if task.whole else rank)
-            if results[task.key].files and results[task.key].begins != places_of(begins):
-                again.append(DiagnosedTask(**vars(task), begins=tuple(begins), differs=bool(diagnosis.suspects)))
+        of_step = _ranks(sources.tasks, step)
+        begins = {task.key: diagnosis.begins_in(step, None if task.whole else rank) for rank, task in of_step}
+        for _, task in of_step:
+            result, places = results[task.key], places_of(begins[task.key])
+            if result.same_as and places == places_of(begins[result.same_as]):
+                followers.append(task.key)
+            elif result.same_as or (result.files and result.begins != places):
+                again.append(DiagnosedTask(**vars(task), begins=tuple(begins[task.key]), differs=bool(diagnosis.suspects)))
     if again:
         _run("verdicts", again, results, options, directory, manifest, False, scheduler)
+    for key in followers:
+        results[key] = same_tables.follow(results[results[key].same_as], key)
 
 
 def _fingerprint(sources: Sources, options: CompareOptions) -> str:

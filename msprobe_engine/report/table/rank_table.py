@@ -69,6 +69,7 @@ class Result:
         problems: what went wrong; the other tasks go on.
         begun: both sides, for the diagnosis, and what has been done of it; None when that was not to be kept.
         begins: where the verdicts of the table say that differences begin; None: not known any more.
+        same_as: key of the task whose table is that of this one, too; then it has no files.
     """
 
     key: str
@@ -83,11 +84,14 @@ class Result:
     problems: list[str] = field(default_factory=list)
     begun: RankWalk | None = None
     begins: list[Place] | None = None
+    same_as: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """All but what was begun and what was found."""
         found = asdict(Result(**{**self.__dict__, "begun": None}))
         del found["begun"], found["begins"]
+        if not self.same_as:
+            del found["same_as"]
         return found
 
     @classmethod
