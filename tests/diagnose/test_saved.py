@@ -77,6 +77,6 @@ def test_existing_dumps(version: str, tmp_path: Path, capsys: pytest.CaptureFixt
     ):
         target = str(tmp_path / version / fault)
         assert main(["diagnose", target, golden, "-o", str(tmp_path / "page")]) == code
-        assert capsys.readouterr().out.startswith(line)
+        assert capsys.readouterr().out.startswith("Nothing was compared: both sides" if target == golden else line)
         assert main(["compare", "-tp", target, "-gp", golden, "-o", str(tmp_path / "tables")]) == code
         assert capsys.readouterr().out.startswith(line)
