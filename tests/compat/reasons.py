@@ -343,3 +343,7 @@ def _takes_no_gradient(record: str, c: Context) -> bool:
 
 def shapes_file(d: Difference, c: Context) -> bool:
     return c.cell.task == "structure" and d.kind == "layout" and d.place == "shapes.json" and bool(d.ours)
+
+
+def settings_pack(d: Difference, _: Context) -> bool:
+    return d.kind == "layout" and d.place == "config_check_pack.zip" and bool(d.ours)

@@ -86,6 +86,11 @@ RULES: tuple[Rule, ...] = (
         why.header,
     ),
     Rule("shapes-file", "Task structure writes shapes.json, from which `msprobe estimate` tells sizes.", why.shapes_file),
+    Rule(
+        "settings-pack",
+        "config_check_pack.zip in the directory of the first rank, in its first dumped step: what the run was started with.",
+        why.settings_pack,
+    ),
     Rule("recompute", "`is_recompute` stands where it is true (8.1.1: always; 26.2.0: never).", why.recompute_said),
     Rule("rank-directory", "Without a process group: directory `proc{pid}`, as in 26.2.0; 8.1.1: `rank`.", why.rank_directory),
 )

@@ -28,6 +28,11 @@ RULES: tuple[Rule, ...] = (
         shared.gradient_name,
     ),
     Rule("ms-rank-directory", "Without communication: directory `proc{pid}`, as in 26.2.0; 8.1.1: `rank`.", shared.rank_directory),
+    Rule(
+        "ms-settings-pack",
+        "config_check_pack.zip in the directory of the first rank, in its first dumped step: what the run was started with.",
+        shared.settings_pack,
+    ),
     Rule("ms-shapes-file", "Task structure writes shapes.json, from which `msprobe estimate` tells sizes.", shared.shapes_file),
     Rule("ms-astype", "`Tensor.astype` is recorded as such; there as the `to` that it calls.", own.astype),
     Rule(
