@@ -34,13 +34,16 @@ def die() -> NoReturn:
 
 
 def run(body: Body, world: int, directory: Path, frame: Any, alert: Any, kind: str = "store", **settings: Any) -> list[int | None]:
-    """Fork `world` ranks; returns their exit codes. The store's server lives in this process and outlives every rank."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
-    port = server.port
+    """Fork `world` ranks; returns their exit codes. The store's server lives in this process and outlives every rank; it is made behind
+    the forks, because a child that is forked beside its thread may inherit a lock that nobody opens."""
+    context = multiprocessing.get_context("fork")
+    port = context.Value("i", 0)
 
     def child(rank: int) -> None:
         torch.set_num_threads(1)
-        client = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=20))
+        while not port.value:
+            time.sleep(0.005)
+        client = dist.TCPStore("127.0.0.1", port.value, is_master=False, timeout=timedelta(seconds=20))
         notifier: Notifier
         if kind == "store":
             notifier = StoreNotifier(client, patience=10)
@@ -54,13 +57,17 @@ def run(body: Body, world: int, directory: Path, frame: Any, alert: Any, kind: s
         manager.close()
         os._exit(0)
 
-    processes = [multiprocessing.get_context("fork").Process(target=child, args=(rank,)) for rank in range(world)]
+    processes = [context.Process(target=child, args=(rank,)) for rank in range(world)]
     for process in processes:
         process.start()
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+    port.value = server.port
     for process in processes:
         process.join(60)
         if process.is_alive():
             process.kill()
+            process.join()
+    del server
     return [process.exitcode for process in processes]
 
 

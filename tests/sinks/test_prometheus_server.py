@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -87,7 +88,9 @@ def test_a_real_server_fires_the_alert(binary: Callable[[str], str], tmp_path: P
     """A Prometheus server that scrapes a process whose step 30 is NaN has MsprobeNonFinite and MsprobeIncident firing, and knows
     the step."""
     port = free_port()
-    with subprocess.Popen([sys.executable, "-c", RUN, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True) as run:
+    path = os.pathsep.join([str(Path(__file__).parents[1] / "engine"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-c", RUN, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}) as run:
         try:
             assert run.stdout is not None
             target = f"127.0.0.1:{int(run.stdout.readline())}"
