@@ -9,9 +9,7 @@ from pathlib import Path
 
 from msprobe_engine.config.pack.reader import read_pack
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.process.variables import LAUNCH_LINE
-from msprobe_engine.formats.pack.entries import of_rank
 
 UNKNOWN = "LAUNCH LINE"
 """Stands in a command for a launch line that is not known."""
@@ -35,10 +33,8 @@ def _launch_line(pack: Path | None) -> str:
     file becomes more than words."""
     if pack is None:
         return ""
-    with contextlib.suppress(DumpFormatError, ValueError, UnicodeDecodeError):
+    with contextlib.suppress(DumpFormatError, ValueError):
         read = read_pack(pack)
-        name = next((name for name in read.names if name.startswith(of_rank("env", 0).rpartition("/")[0])), "")
-        values = parse_json(read.raw(name).decode()) if name else {}
-        line = values.get(LAUNCH_LINE) if isinstance(values, dict) else None
+        line = read.mapping(next(iter(read.by_rank("env").values()), "")).get(LAUNCH_LINE)
         return shlex.join(shlex.split(line)) if isinstance(line, str) else ""
     return ""

@@ -17,7 +17,6 @@ from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
 
 _IGNORED_LABEL = -100
 """What the losses of torch and MindSpore leave out unless they are told another number."""
-_OF_LABELS = ("cross_entropy", "nll_loss")
 _CALLS_OF_A_LOSS = 8
 """As far back as the division of a summed loss looks for the call that summed it: casts and a move to the device lie between."""
 _LOGARITHMS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0}
@@ -171,7 +170,7 @@ def _power(seen: _Seen) -> Sentence | None:
 
 def _labels(seen: _Seen) -> Sentence | None:
     target, told = seen.at(1, "target"), seen.at(4, "ignore_index")
-    if seen.function not in _OF_LABELS or target is None or not seen.nan:
+    if seen.function not in operator_traits.LOSSES_OF_LABELS or target is None or not seen.nan:
         return None
     ignored = _IGNORED_LABEL if told is None or told.dtype else told.least
     if target.least == target.most == ignored:
@@ -186,7 +185,7 @@ def _labels_counted(side: DumpTable, op: int, seen: _Seen) -> Sentence | None:
         return None
     for before in range(op - 1, max(op - _CALLS_OF_A_LOSS, 0) - 1, -1):
         parts = side.ops[before].split(".")
-        if len(parts) >= 4 and parts[-1] == "forward" and parts[-3] in _OF_LABELS:
+        if len(parts) >= 4 and parts[-1] == "forward" and parts[-3] in operator_traits.LOSSES_OF_LABELS:
             target = next(
                 (
                     one
