@@ -27,8 +27,11 @@ def document(directory: Path, step: int = 0) -> dict[str, Any]:
     debugger = PrecisionDebugger._instance
     assert debugger is not None
     debugger.run.files.wait()
+    debugger.run.started.close()
     (path,) = (directory / "dump" / f"step{step}").glob("*/debug.json")
-    assert sorted(p.name for p in path.parent.iterdir()) == ["debug.json"], "debug.json is the only file"
+    first = not any((directory / "dump" / f"step{before}").exists() for before in range(step))
+    pack = ["config_check_pack.zip"] * first
+    assert sorted(p.name for p in path.parent.iterdir()) == [*pack, "debug.json"], "nothing beside debug.json but the pack"
     return json.loads(path.read_text())  # type: ignore[no-any-return]
 
 

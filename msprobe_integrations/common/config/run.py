@@ -32,13 +32,15 @@ class RunConfig:
         self._path = Path(self._settings.path or Path(settings.output_dir) / NAME)
         self._wanted = self._settings.enabled and (bool(self._settings.path) or writes_files(settings))
         self._background: BackgroundWriter | None = None
+        self._taken: Callable[[], dict[str, Any]] | None = None
 
-    def begin(self, models: list[Any], optimizers: Any, step: int, frame: FrameType | None) -> None:
+    def begin(self, models: list[Any], optimizers: Any, step: int, frame: FrameType | None, *, hold: bool = False) -> None:
         """A step begins.
 
         Args:
             models, optimizers: of the training.
             frame: of the caller; Trainers and engines are found in the calls around it.
+            hold: what is taken is not written before `write` says where.
 
         Raises:
             SinkError: the pack cannot be begun.
@@ -46,21 +48,36 @@ class RunConfig:
         if not self._wanted:
             return
         self._wanted = False
-        writer = self._writer(self._path)
-        rest = self._start(writer.rank, models, optimizers, frame)
-        self._background = BackgroundWriter(writer)
-        made: dict[str, Any] = {}
         try:
-            if self._settings.weights and models:
-                made[entries.of_step("weights", step, writer.rank)] = self._weights(models)
-        finally:  # settings are worth having without weights; one turn at the pack for all
-            self._background.submit(lambda: {**rest(), **made})
+            self._take(models, optimizers, step, frame)
+        finally:  # settings are worth having without weights
+            if not hold:
+                self.write(self._path)
+
+    def _take(self, models: list[Any], optimizers: Any, step: int, frame: FrameType | None) -> None:
+        rank = self._rank()
+        rest = self._start(rank, models, optimizers, frame)
+        made: dict[str, Any] = {}
+        self._taken = lambda: {**rest(), **made}  # one turn at the pack for all
+        if self._settings.weights and models:
+            made[entries.of_step("weights", step, rank)] = self._weights(models)
+
+    def write(self, path: Path) -> None:
+        """Write to `path` what was taken and not written yet, in a thread. Raises `SinkError`: the pack cannot be begun."""
+        taken, self._taken = self._taken, None
+        if taken is not None:
+            self._background = BackgroundWriter(self._writer(path))
+            self._background.submit(taken)
 
     def _environment(self) -> Environment:
         return collected_environment(self._settings.environment, self._settings.key_file)
 
     def _writer(self, path: Path) -> PackWriter:
         """A writer for this rank. Raises `SinkError`: the pack cannot be begun."""
+        raise NotImplementedError
+
+    def _rank(self) -> int:
+        """Of this process."""
         raise NotImplementedError
 
     def _start(self, rank: int, models: list[Any], optimizers: Any, frame: FrameType | None) -> Callable[[], dict[str, Any]]:

@@ -54,6 +54,7 @@ class DumpFiles:
         tally: what was written.
         tensors: where tensors of the dump are saved, None when they are not; to be set before a step begins.
         before_rename: called before directories get another name.
+        wrote_in: called on the writer's thread with the directory of a step that was written.
     """
 
     def __init__(self, backend: RankedBackend, faults: Faults) -> None:
@@ -72,6 +73,7 @@ class DumpFiles:
         self._front: Front | None = None
         self._said_ranks = False
         self.before_rename: Callable[[], None] = lambda: None
+        self.wrote_in: Callable[[Path], None] = lambda _directory: None
 
     def configure(self, dump: DumpSettings, root: Path, front: Front | None = None) -> None:
         """Write as `dump` says from the next step on. `front` may put a sink in front of the one it is given."""
@@ -84,15 +86,13 @@ class DumpFiles:
         in processes that never dump anything, like the one that starts its ranks."""
         return self._outputs.claim_part(root, self.backend.rank(), of_output_dir=not dump.dump_path, by_process=bool(dump.dump_path))
 
-    def begin(self, step: int) -> Path:
+    def begin(self, step: int) -> None:
         """A step begins: its directory is made."""
         self._use_sink(self.backend.rank())
         assert self.sink is not None
         self._tell_world(self.sink)
         crash_safe.begin(self.sink, step)
-        directory = self.sink.directory(step)
-        self.say("Dump switch is turned on at step %d. Dump data will be saved in %s", step, directory)
-        return directory
+        self.say("Dump switch is turned on at step %d. Dump data will be saved in %s", step, self.sink.directory(step))
 
     def _use_sink(self, rank: int | None) -> None:
         if self.sink is not None and rank == self._rank:
@@ -129,8 +129,8 @@ class DumpFiles:
         """The process group may come up after the first steps: their directories get the name of the rank."""
         rank = self.backend.rank()
         if self.sink is not None and self._rank is None and rank is not None:
-            self.before_rename()
             self.wait()
+            self.before_rename()
             set_rank(rank)
             self.sink.assign_rank(rank)
             self._rank = rank
@@ -165,6 +165,7 @@ class DumpFiles:
     def _wrote(self, frame: Frame, main: str, sizes: list[int]) -> None:
         self.tally.wrote(frame.step, len(frame.entries), sizes, frame.complete)
         self.say("%s is at %s", Path(main).name, main)
+        self.wrote_in(Path(main).parent)
 
     def _count_lost(self, frame: Frame, _alerts: Sequence[Alert]) -> None:
         self.tally.lose(frame.lost)

@@ -6,6 +6,7 @@ import math
 import sys
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core import log, redaction
@@ -64,7 +65,7 @@ class DumpRun(DumpParts):
             lambda error: self.faults.fail("token_range", error),
         )
         self.started = StartedWith(self.make_config)
-        self.files.before_rename = self.started.flush
+        self.files.before_rename, self.files.wrote_in = self.started.close, self._wrote_in
         self._open = False
         self._seeing = False
         self._reloaded = False
@@ -256,11 +257,15 @@ class DumpRun(DumpParts):
         self.files.say_missing_ranks()
         return self.window.wanted(self.step_number, self.backend.rank())
 
+    def _wrote_in(self, directory: Path) -> None:
+        with self.faults.guard("config check"):
+            self.started.wrote(directory)
+
     def _begin_step(self) -> None:
         if not self._open:
-            directory = self.files.begin(self.step_number)
+            self.files.begin(self.step_number)
             with self.faults.guard("config check"):
-                self.started.begin(self._settings, directory, self.backend.rank(), self.model, self.step_number, sys._getframe())
+                self.started.begin(self._settings, self.backend.rank(), self.model, self.step_number, sys._getframe())
             if self.keeper is not None:
                 self.keeper.begin_step(self.step_number)
             self._open = True

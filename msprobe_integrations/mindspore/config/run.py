@@ -20,6 +20,9 @@ class RunConfig(run_config.RunConfig):
         rank, world_size = config_start.ranks()
         return PackWriter(path, rank=rank, world_size=world_size, framework="mindspore", step_unit="training step", keep_previous=True)
 
+    def _rank(self) -> int:
+        return config_start.ranks()[0]
+
     def _start(self, rank: int, models: list[Any], optimizers: Any, frame: FrameType | None) -> Callable[[], dict[str, Any]]:
         del frame  # no Trainer of another package drives MindSpore
         several = list(optimizers) if isinstance(optimizers, (list, tuple)) else [] if optimizers is None else [optimizers]

@@ -22,6 +22,9 @@ class RunConfig(run_config.RunConfig):
     def _writer(self, path: Path) -> PackWriter:
         return config_start.pack_writer(path, "training step", keep_previous=True)
 
+    def _rank(self) -> int:
+        return config_start.ranks()[0]
+
     def _start(self, rank: int, models: list[Any], optimizers: Any, frame: FrameType | None) -> Callable[[], dict[str, Any]]:
         return config_start.Start(rank, self._environment(), models, optimizers, frame).entries
 
