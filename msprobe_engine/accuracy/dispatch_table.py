@@ -155,7 +155,6 @@ class DispatchTables:
             file.append(_BOM + _line(columns))
 
     def operator(self, name: str) -> Operator:
-        """The counts of an operator."""
         return self.operators.setdefault(name, Operator())
 
     def add(self, call: Compared) -> None:

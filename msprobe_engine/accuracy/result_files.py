@@ -176,7 +176,6 @@ class ResultFiles:
         yield from read_results(self.result_path, self.details_path, order)
 
     def close(self) -> None:
-        """Release the files."""
         for fd in (self._details, self._result):
             if fd >= 0:
                 os.close(fd)

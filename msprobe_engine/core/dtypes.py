@@ -95,7 +95,6 @@ class FloatType:
 
     @property
     def exponent_bits(self) -> int:
-        """Bits of the exponent."""
         return 8 * TYPES[self.name].size - self.bits
 
     @property

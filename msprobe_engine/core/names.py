@@ -206,7 +206,6 @@ def node_parent(node: Any) -> str | None:
 
 
 def node_parents(construct: Mapping[str, Any]) -> dict[str, str | None]:
-    """Each node of construct.json and its parent."""
     return {name: node_parent(node) for name, node in construct.items() if name != MICRO_STEP_KEY}
 
 

@@ -131,7 +131,6 @@ OPTIMIZER_UPDATES = frozenset(("addcdiv", "addcdiv_"))
 
 
 def is_softmax(op: str) -> bool:
-    """A softmax or its logarithm."""
     return op.lower().endswith("softmax")
 
 

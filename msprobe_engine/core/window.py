@@ -28,7 +28,6 @@ class Window:
         self._taken = 0
 
     def wanted(self, step: int, rank: int | None) -> bool:
-        """Is this step wanted on this rank?"""
         if self._ranks and (rank or 0) not in self._ranks:
             return False
         if self._times is not None and self._taken >= self._times:

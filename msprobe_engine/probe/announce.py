@@ -35,7 +35,6 @@ class Announcer:
         return any(_is_shown(self._running.get(rule, 0) + 1) for rule in {alert.rule for alert in alerts})
 
     def say(self, alerts: Sequence[Alert]) -> None:
-        """Announce the alerts of one step."""
         by_rule: dict[str, list[Alert]] = {}
         for alert in alerts:
             by_rule.setdefault(alert.rule, []).append(alert)

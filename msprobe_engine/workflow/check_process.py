@@ -48,7 +48,6 @@ class CheckCommand:
     path: tuple[str, ...] = ()
 
     def arguments(self, key: str, pipe: int, seconds: float) -> list[str]:
-        """The command line of a check."""
         own = ["check", key, "--lines", str(pipe), "--seconds", f"{seconds:.1f}"]
         return [sys.executable, "-m", self.module, *own, *self.options]
 

@@ -95,7 +95,6 @@ class Report:
     results: list[Result] = field(default_factory=list)
 
     def lines(self, verdict: Verdict) -> list[tuple[Check, Line]]:
-        """Those of a verdict."""
         return [(result.check, line) for result in self.results for line in result.lines if line.verdict == verdict]
 
     @property
@@ -142,7 +141,6 @@ class Report:
 
 
 def line_text(check: Check, line: Line) -> str:
-    """A line as it is printed."""
     goal = f" (goal {line.goal})" if line.goal else ""
     figure = f": {line.figure}" if line.figure else ""
     why = f"  {line.why}" if line.why and line.verdict != "skipped" else f" ({line.why})" if line.why else ""

@@ -63,11 +63,9 @@ class Greeting:
     next: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """For a terminal."""
         said = [f"msprobe {self.version}, Python {self.python}"]
         if self.followed:
             said.append(f"found by msprobe run     {_list(self.followed)}")

@@ -93,7 +93,6 @@ class Events:
         self._mine: Callable[..., Any] | None = None
 
     def put_on(self) -> None:
-        """From now on."""
         original = self._original
         if original is None:
             return

@@ -19,7 +19,7 @@ Names hold for DeepSpeed 0.15 to 0.19. An optimizer is told by its tables, so su
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -173,33 +173,42 @@ class Shards:
 class _Wrapped(Shards):
     """A DeepSpeed optimizer around a torch optimizer."""
 
+    masters: ClassVar[str]
+    """The optimizer's table of master copies, by which it is told what kind it is."""
+
     @property
     def inner(self) -> Any:
         return self.optimizer.optimizer
+
+    def buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        fragment = self.fragments.get(parameter)
+        return None if fragment is None else self._master(fragment)
+
+    def _master(self, fragment: Fragment) -> torch.Tensor:
+        found: torch.Tensor = getattr(self.optimizer, self.masters)[fragment.group]
+        return found
 
 
 class UnfusedShards(_Wrapped):
     """fp16 or bf16 without ZeRO, one fp32 copy per parameter."""
 
     kind = "unfused"
+    masters = "fp32_groups"
 
     def _find(self) -> Iterator[tuple[torch.Tensor, Fragment]]:
         for i, group in enumerate(self.optimizer.fp16_groups):
             for j, parameter in enumerate(group):
                 yield parameter, Fragment(0, parameter.numel(), i, WHOLE, j)
 
-    def buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        fragment = self.fragments.get(parameter)
-        if fragment is None:
-            return None
-        found: torch.Tensor = self.optimizer.fp32_groups[fragment.group][fragment.order]
-        return found
+    def _master(self, fragment: Fragment) -> torch.Tensor:
+        return super()._master(fragment)[fragment.order]  # a list of them, one per parameter
 
 
 class FusedShards(_Wrapped):
     """fp16 or bf16 without ZeRO, one flat fp32 copy per parameter group."""
 
     kind = "fused"
+    masters = "fp32_groups_flat"
 
     def _find(self) -> Iterator[tuple[torch.Tensor, Fragment]]:
         for i, group in enumerate(self.optimizer.fp16_groups):
@@ -207,13 +216,6 @@ class FusedShards(_Wrapped):
             for j, parameter in enumerate(group):
                 yield parameter, Fragment(0, parameter.numel(), i, start, j)
                 start += parameter.numel()
-
-    def buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        fragment = self.fragments.get(parameter)
-        if fragment is None:
-            return None
-        found: torch.Tensor = self.optimizer.fp32_groups_flat[fragment.group]
-        return found
 
 
 class _Partitioned(_Wrapped):
@@ -237,6 +239,7 @@ class Bf16Shards(_Partitioned):
     """BF16_Optimizer: gradients are added up in fp32 and all-reduced whole, masters and states are partitioned."""
 
     kind = "bf16"
+    masters = "fp32_groups_flat_partition"
 
     def _find(self) -> Iterator[tuple[torch.Tensor, Fragment]]:
         for i, group in enumerate(self.optimizer.bf16_groups):
@@ -259,19 +262,13 @@ class Bf16Shards(_Partitioned):
         whole, fragment = self.unreduced(parameter), self.fragments.get(parameter)
         return whole.view(-1)[fragment.lo : fragment.hi] if whole is not None and fragment is not None else None
 
-    def buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        fragment = self.fragments.get(parameter)
-        if fragment is None:
-            return None
-        found: torch.Tensor = self.optimizer.fp32_groups_flat_partition[fragment.group]
-        return found
-
 
 class ZeroShards(_Partitioned):
     """ZeRO 1 and 2: the gradients of this rank's partition are kept as a list of fragments, or flat. A rank that has nothing of a
     parameter gives empty tensors."""
 
     kind = "zero12"
+    masters = "single_partition_of_fp32_groups"
 
     def _find(self) -> Iterator[tuple[torch.Tensor, Fragment]]:
         optimizer = self.optimizer
@@ -318,18 +315,12 @@ class ZeroShards(_Partitioned):
             found.pop("momentum_buffer", None)  # kept in an order of its own, which is not the partition's
         return found
 
-    def buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        fragment = self.fragments.get(parameter)
-        if fragment is None:
-            return None
-        found: torch.Tensor = self.optimizer.single_partition_of_fp32_groups[fragment.group]
-        return found
-
 
 class Zero3Shards(_Partitioned):
     """ZeRO 3: the parameter itself is empty between its uses; `ds_tensor` is this rank's partition of it, padded to equal sizes."""
 
     kind = "zero3"
+    masters = "fp32_partitioned_groups_flat"
 
     def members(self, parameter: torch.Tensor) -> Any:
         return parameter.ds_process_group  # type: ignore[attr-defined]
@@ -365,13 +356,6 @@ class Zero3Shards(_Partitioned):
                 lo = min(rank * size, parameter.ds_numel)
                 yield parameter, Fragment(lo, min(lo + size, parameter.ds_numel), number if number == i else i, at, j)
 
-    def buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        fragment = self.fragments.get(parameter)
-        if fragment is None:
-            return None
-        found: torch.Tensor = self.optimizer.fp32_partitioned_groups_flat[fragment.group]
-        return found
-
     def _param_group(self, group: int) -> int:
         table = optional(self.optimizer, "sub_group_to_group_id", because="reliance has said what is left out")
         return -1 if table is None else int(table[group])
@@ -385,20 +369,9 @@ def _of_muon(parameter: torch.Tensor) -> bool:
         return True
 
 
-_KINDS: tuple[tuple[str, type[Shards]], ...] = (
-    ("fp32_partitioned_groups_flat", Zero3Shards),
-    ("single_partition_of_fp32_groups", ZeroShards),
-    ("fp32_groups_flat_partition", Bf16Shards),
-    ("fp32_groups_flat", FusedShards),
-    ("fp32_groups", UnfusedShards),
-)
+_KINDS: tuple[type[_Wrapped], ...] = (Zero3Shards, ZeroShards, Bf16Shards, FusedShards, UnfusedShards)
 
 
 def kind_of(optimizer: Any) -> type[Shards]:
     """The kind of an optimizer, by the tables it has; `Shards` itself for one that is not DeepSpeed's."""
-    return next((kind for table, kind in _KINDS if hasattr(optimizer, table)), Shards)
-
-
-def shards_of(optimizer: Any) -> Shards:
-    """The view of an optimizer."""
-    return kind_of(optimizer)(optimizer)
+    return next((kind for kind in _KINDS if hasattr(optimizer, kind.masters)), Shards)

@@ -33,7 +33,7 @@ from msprobe_integrations.common.parameters.source import Replicas
 from msprobe_integrations.deepspeed import reliance
 from msprobe_integrations.deepspeed.parallel_layout import rank_info
 from msprobe_integrations.deepspeed.replicas import is_cut, is_expert, replicas
-from msprobe_integrations.deepspeed.shards import Shards, Zero3Shards, ZeroShards, kind_of, shards_of
+from msprobe_integrations.deepspeed.shards import Shards, Zero3Shards, ZeroShards, kind_of
 from msprobe_integrations.requirements import MissingNameError, need
 from msprobe_integrations.torch.hooks.methods import MethodHooks
 from msprobe_integrations.torch.parameters.find import Engine
@@ -99,7 +99,7 @@ class DeepSpeedSource:
         self._probe = probe
         self._engine = engine
         self._optimizer = optimizer
-        self._shards = shards_of(optimizer)
+        self._shards = kind_of(optimizer)(optimizer)
         self._stepping = False
         self._stepped = False
         self._knows_clipping = True

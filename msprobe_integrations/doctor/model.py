@@ -120,7 +120,6 @@ class Job:
         return F.cross_entropy(logits.flatten(0, 1).float(), self.batch[:, 1:].flatten())
 
     def backward(self, loss: torch.Tensor) -> None:
-        """The gradients of the loss."""
         loss.backward()
 
     def update(self) -> None:

@@ -53,7 +53,6 @@ def run_passes(observer: TrainingObserver, call: Callable[[], Any], kwargs: dict
 
 
 def run_update(observer: TrainingObserver, call: Callable[[], Any]) -> Any:
-    """An update by a graph."""
     warn_once("optimizer CUDA graph", _UPDATE)
     return run_unseen(observer, call)
 

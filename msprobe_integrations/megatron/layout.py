@@ -30,7 +30,6 @@ _MARK_OF_SOME = "only some parameters are marked; `marks_are_known` asks whether
 
 
 def as_list(model: Any) -> list[Any]:
-    """Model chunks as a list."""
     return list(model) if isinstance(model, (list, tuple)) else [model]
 
 

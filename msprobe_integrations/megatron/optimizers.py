@@ -26,7 +26,6 @@ def is_megatron(optimizer: Any) -> bool:
 
 
 def leaves(optimizer: Any) -> list[Any]:
-    """The optimizers in a chain, or the one there is."""
     chained = getattr(optimizer, "chained_optimizers", None)
     return [leaf for part in chained for leaf in leaves(part)] if chained is not None else [optimizer]
 

@@ -71,7 +71,6 @@ class TitanObserver(TrainerObserver):
         return {name: value for name, value in found.items() if value is not None}
 
     def begin(self, step: int | None = None) -> None:
-        """A step begins."""
         super().begin(step)
         with self.safely("learning rate"):
             groups = [group for optimizer in self._trainer.optimizers.optimizers for group in optimizer.param_groups]

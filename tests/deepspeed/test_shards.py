@@ -12,7 +12,7 @@ import torch.distributed as dist
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state
 from forkpool import run_ranks
 
-from msprobe_integrations.deepspeed.shards import Shards, shards_of
+from msprobe_integrations.deepspeed.shards import Shards, kind_of
 
 OFFLOAD = {"zero": {"offload_optimizer": {"device": "cpu"}}, "zero_force_ds_cpu_optimizer": False}
 FP32_SUM = {"data_types": {"grad_accum_dtype": "fp32"}}
@@ -52,7 +52,7 @@ def put_together(shards: Shards, parameter: torch.Tensor, part: torch.Tensor | N
 
 def differences(stage: int, dtype: str, accumulation: int, more: dict[str, Any]) -> tuple[str, list[Any], int]:
     engine = harness.engine_of(harness.config(stage, dtype, accumulation, 0.05, **more))
-    shards = shards_of(engine.optimizer)
+    shards = kind_of(engine.optimizer)(engine.optimizer)
     wrong: list[Any] = []
     compared = 0
 
@@ -104,7 +104,7 @@ def test_parts_are_those_of_the_whole(stage: int, dtype: str, accumulation: int,
 
 def round_robin(stage: int, on: bool) -> dict[str, torch.Tensor]:
     engine = harness.engine_of(harness.config(stage, "bf16", 2, zero={"round_robin_gradients": on}))
-    shards = shards_of(engine.optimizer)
+    shards = kind_of(engine.optimizer)(engine.optimizer)
     found: dict[str, torch.Tensor] = {}
     for number, x in enumerate(harness.batches("bf16", 2)):
         engine.backward(engine(x))
@@ -135,7 +135,7 @@ def one_each(stage: int) -> list[tuple[int, bool]]:
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(7, 8, bias=False), torch.nn.Linear(8, 7, bias=False))
     engine, *_ = harness.deepspeed.initialize(model=net, model_parameters=net.parameters(), config=harness.config(stage, "fp32"))
-    shards = shards_of(engine.optimizer)
+    shards = kind_of(engine.optimizer)(engine.optimizer)
     engine.backward(engine(harness.batches("fp32", 1)[0]).pow(2).mean())
     found = []
     for parameter in engine.module.parameters():

@@ -67,7 +67,6 @@ class ServerMetrics:
 
     @property
     def port(self) -> int:
-        """The port in use."""
         return self._server.port
 
     def close(self) -> None:

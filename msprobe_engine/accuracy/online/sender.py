@@ -222,7 +222,6 @@ class CallStore(TensorStore):
         """The first step whose end was not sent. The thread that sends calls is not the one that sends ends, and may be ahead of it."""
 
     def begin_step(self, number: int, path: str) -> None:
-        """Calls of this step follow."""
         self._set_open([*self._open[1 - MOST_OPEN :], number])
         super().begin_step(number, path)
 

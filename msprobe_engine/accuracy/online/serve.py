@@ -121,7 +121,6 @@ class Results:
                     self.tally(rank).add(_of_step(result, layout.step_of(path.parent.name)))
 
     def tally(self, rank: int) -> summary.Tally:
-        """Counts of a rank."""
         return self.tallies.setdefault(rank, summary.Tally())
 
     def write(self, call: SpoolCall, result: CallResult, broken: bool) -> None:
@@ -154,7 +153,6 @@ class Results:
                 files.sort(step.names)
 
     def close(self) -> None:
-        """Close all files."""
         for _, files in self._open.values():
             files.close()
         self._open.clear()

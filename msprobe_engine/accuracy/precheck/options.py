@@ -156,5 +156,4 @@ class Check:
     about: About | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> CallResult:
-        """Check a call."""
         return self.check(*args, **kwargs)

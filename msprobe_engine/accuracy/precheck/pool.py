@@ -61,7 +61,6 @@ class Feed(deque[Item]):
         os.set_blocking(self._write, False)
 
     def put(self, calls: Iterable[Item]) -> None:
-        """More calls."""
         self.extend(calls)
         self._wake()
 

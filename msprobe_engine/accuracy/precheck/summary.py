@@ -64,7 +64,6 @@ class Tally:
     unreadable: list[str] = field(default_factory=list)
 
     def add(self, result: CallResult) -> None:
-        """Count one."""
         self.forward[result.forward] += 1
         self.backward[result.backward] += 1
         if UNREADABLE in result.message:

@@ -129,7 +129,6 @@ class Mismatch:
 
     @staticmethod
     def names() -> tuple[str, ...]:
-        """Of all figures."""
         return tuple(field.name for field in fields(Mismatch))
 
 

@@ -66,7 +66,6 @@ class Tables:
             self._files[name].append(block.encode())
 
     def close(self) -> None:
-        """Close the files."""
         for file in self._files.values():
             file.close()
 

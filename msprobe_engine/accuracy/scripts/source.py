@@ -243,7 +243,6 @@ def _specs(part: str, specs: Mapping[str, Spec], files: dict[str, str], suffix: 
 
 
 def _call(function: Function, positional: Sequence[str], keywords: Sequence[str], tensors: Sequence[str]) -> str:
-    """The function that makes the call."""
     dotted = bool(function.method and positional and positional[0] in tensors)
     head = f"{positional[0]}.{function.method}" if dotted else function.expression
     words = [*(positional[1:] if dotted else positional), *keywords]

@@ -167,7 +167,6 @@ class FloatMetrics:
         return found
 
     def of(self, standard: str) -> dict[str, Any]:
-        """For those of one standard."""
         with np.errstate(all="ignore"):
             return _TAKEN[standard][0](self)
 
@@ -245,7 +244,6 @@ class _Tensor:
         return {"max_abs": float(self._top("max_abs")), **{key: self._count(key) / self._size for key in RELATIVE}}
 
     def benchmark(self) -> dict[str, Metric]:
-        """Of the ratio to a benchmark."""
         size, left_out = self._size, sum(part["left_out"] for part in self._parts)
         rmse = np.sqrt(self._mean("squares") * (size / (size - left_out + 0.0001) + 0.0001))
         return {
@@ -254,7 +252,6 @@ class _Tensor:
         }  # fmt: skip
 
     def absolute(self) -> dict[str, Metric]:
-        """Of absolute limits."""
         return {"nonfinite_errors": self._share("nonfinite"), "rel_errors": self._share("normal"), "abs_errors": self._share("abs")}
 
     def ulp(self) -> dict[str, Metric]:
@@ -263,7 +260,6 @@ class _Tensor:
         return {**found, "ulp_share": self._count("ulp_wrong") / self._size}
 
     def binary(self) -> dict[str, Metric]:
-        """Of equality."""
         return {"error_rate": self._count("different") / self._size}
 
     def thousandth(self) -> dict[str, Metric]:

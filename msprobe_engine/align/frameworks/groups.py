@@ -60,7 +60,6 @@ class Grouping:
         self._used: tuple[set[int], set[int]] = (set(), set())
 
     def run(self) -> Grouped:
-        """Align."""
         if all(side.has_forward for side in self._sides):
             self._walk("forward")
             self._backward()

@@ -124,7 +124,6 @@ def _moves(tree: Tree) -> dict[Place, list[int]]:
 
 
 def _call(name: str) -> Place | None:
-    """Of the call of an expert or of what is inside of it."""
     parsed = names.parse(name)
     found = EXPERT.match(parsed.path) if isinstance(parsed, names.ModuleName) else None
     return (found["before"], parsed.direction, parsed.number) if found and isinstance(parsed, names.ModuleName) else None

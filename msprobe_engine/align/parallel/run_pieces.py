@@ -84,7 +84,6 @@ class Run:
         return found
 
     def values(self, row: int) -> list[Any]:
-        """The values that an argument has in all pieces."""
         found = []
         for at, rows in enumerate(self.rows):
             there = row if rows is None else rows.get(row, -1)

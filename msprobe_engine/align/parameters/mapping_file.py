@@ -53,7 +53,6 @@ class Names:
 
     @staticmethod
     def filled(template: str, places: MappingType[str, str]) -> str:
-        """A template with its places filled in."""
         for key, value in places.items():
             template = template.replace("{" + key + "}", value)
         return template

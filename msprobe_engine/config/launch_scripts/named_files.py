@@ -50,7 +50,6 @@ class NamedFiles:
         self.notes: list[str] = []
 
     def of(self, settings: Mapping[str, Found], positionals: Iterable[str], deep: int = 0) -> dict[str, Found]:
-        """The settings in the files that these settings name."""
         out: dict[str, Found] = {}
         self._of_hydra(settings, deep, out)
         for path in positionals:

@@ -103,7 +103,6 @@ class WholeFile:
             raise
 
     def abort(self) -> None:
-        """Remove what there is."""
         with contextlib.suppress(OSError):
             self.file.close()
         with contextlib.suppress(OSError):
@@ -200,7 +199,6 @@ class AppendFile:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
         return self._size
 
     def append(self, block: bytes) -> None:

@@ -43,7 +43,6 @@ class Process(NamedTuple):
 
     @property
     def where(self) -> str:
-        """For messages."""
         return f"process {self.pid} on {self.host or 'an unknown host'}"
 
 
@@ -68,7 +67,6 @@ class Owner(NamedTuple):
 
 
 def this_process() -> Process:
-    """The name of this process."""
     return Process(_host(), _machine(), os.getpid(), start_time(os.getpid()) or "")
 
 

@@ -130,7 +130,6 @@ def _values(key: Key, name: str, shown: dict[tuple[str, ...], str]) -> str:
 
 
 def _summary(key: Key) -> str:
-    """What the section is for."""
     text = ((key.section.__doc__ if key.section else None) or "").strip()
     if not text or text.startswith("{}(".format(key.section.__name__ if key.section else "")):  # what dataclasses write by themselves
         text = f"{key.help[:1].upper()}{key.help[1:]}."

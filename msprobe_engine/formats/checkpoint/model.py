@@ -266,7 +266,6 @@ def joined(parts: Sequence[StoredTensor], dim: int = 0) -> StoredTensor:
 
 
 def value_group(path: str) -> str:
-    """The group of a value, by its path."""
     first = path.split(".", 1)[0]
     known: Mapping[str, str] = {
         "optimizer": OPTIMIZER,

@@ -121,7 +121,6 @@ def _names(
     prefix: str,
     notes: list[str],
 ) -> dict[Any, str]:
-    """Names by number."""
     if all(isinstance(number, str) for numbers in members for number in numbers):
         return {}
     if groups and all(isinstance(g.get("param_names"), (list, tuple)) and len(g["param_names"]) == len(m) for g, m in zip(groups, members)):

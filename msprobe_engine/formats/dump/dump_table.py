@@ -124,7 +124,6 @@ class DumpTable:
         return DIGEST if any("digest" in fact for fact in self.extra.values()) else STATISTICS
 
     def rows(self, op: int) -> range:
-        """Rows of a record."""
         return range(self.offsets[op], self.offsets[op + 1])
 
     def stats_of(self, row: int) -> tuple[Value, Value, Value, Value]:

@@ -63,7 +63,6 @@ class RowReader:
             self.record(name, record)
 
     def record(self, name: str, record: Any) -> None:
-        """Append one record."""
         side = self._side
         self.at = len(side.ops)
         side.ops.append(name)
@@ -108,7 +107,6 @@ class RowReader:
                 self.item(name, index, child, role, depth, flat)
 
     def item(self, name: str, index: int, child: Any, role: int, depth: int, flat: bool) -> None:
-        """One item of a list."""
         row = name if flat else f"{name}.{index}"
         if type(child) is dict and len(child) == 8 and self._tensor(row, child, role):
             return

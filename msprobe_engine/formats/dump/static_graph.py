@@ -47,7 +47,6 @@ class _FilesOf(TensorFiles):
         self.places: dict[str, Path] = {}
 
     def source(self, name: str) -> TensorSource:
-        """Where the tensor of this name is."""
         path = self.places.get(name)
         if path is None:
             raise UsageError(f"{self.directory.parent}: there is no tensor '{name[:200]}' here")

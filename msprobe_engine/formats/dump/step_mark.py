@@ -27,7 +27,6 @@ _EMPTY = Sentence("its mark is empty, as one is that was made on a full disk")
 
 
 def line(step: int, rank: int | None, why: str = "") -> bytes:
-    """Content of the mark."""
     start = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     content: dict[str, object] = {"step": step, "rank": rank, "pid": os.getpid(), "start": start}
     return (json.dumps(content | ({"why": why} if why else {})) + "\n").encode()

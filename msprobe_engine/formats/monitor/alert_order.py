@@ -141,7 +141,6 @@ def order_of(word: str, micro_step: int) -> tuple[int, int, int]:
 
 
 def in_order(anomalies: Iterable[Anomaly]) -> list[Located]:
-    """The alerts in the order of execution."""
     anomalies = list(anomalies)
     earliest: dict[int, int] = {}
     for a in anomalies:

@@ -68,7 +68,6 @@ class Anomaly:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Where it is."""
         return self.differing or (self.rank,)
 
     @property

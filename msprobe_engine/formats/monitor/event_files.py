@@ -54,7 +54,6 @@ class EventFile:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
         return self._file.size
 
     def append(self, step: int, tags: Sequence[bytes], values: Sequence[float] | Floats, summary: Any = None) -> None:

@@ -351,5 +351,4 @@ def identifier(text: str) -> str:
 
 
 def json_text(value: Any) -> str:
-    """JSON for a table."""
     return json.dumps(value, default=str)

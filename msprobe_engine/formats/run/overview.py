@@ -104,7 +104,6 @@ class Overview:
     """What the run says itself that it has lost, in sentences."""
 
     def text(self) -> str:
-        """For the console."""
         lines = [str(self.root)]
         if self.latest:
             lines.append(f"latest: {self.latest}")

@@ -95,7 +95,6 @@ class FileReads:
             raise _ends_early(path, os.fstat(self._descriptor(path)).st_size, start + done * stride, run)
 
     def close(self) -> None:
-        """Close all files."""
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()
@@ -133,7 +132,6 @@ class ReadsOfThreads:
         self._lock = threading.Lock()
 
     def mine(self) -> FileReads:
-        """That of the calling thread."""
         found: FileReads | None = getattr(self._local, "reads", None)
         if found is None:
             found = self._local.reads = FileReads()

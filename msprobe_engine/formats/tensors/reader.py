@@ -246,7 +246,6 @@ def _parse(text: bytes, path: Path) -> Any:
 
 
 def _shard(path: Path) -> dict[str, TensorSource]:
-    """The tensors of one shard by key."""
     _regular(path)  # says what is wrong with a link
     document, start, size = read_header(path, follow=False)
     metadata = document.pop("__metadata__", {})

@@ -37,7 +37,6 @@ _EPSILON = float(np.finfo(np.float64).eps)
 
 
 def same(word: str) -> list[Cell]:
-    """One word in all six cells."""
     return [word] * 6
 
 

@@ -56,7 +56,6 @@ class MonitorEstimate:
         return (self.limit is None or self.of_rank <= self.limit) and self.of_rank * self.ranks <= self.free
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready."""
         return {
             "monitor": {
                 "path": self.path,

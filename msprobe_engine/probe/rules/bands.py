@@ -70,7 +70,6 @@ class Bands:
 
     @property
     def count(self) -> int:
-        """Number of bands."""
         return len(self.scalars) + sum(len(keys) for ops in self.samples.values() for keys in ops.values())
 
 

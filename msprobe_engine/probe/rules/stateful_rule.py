@@ -40,7 +40,6 @@ class LastingRule(Rule, Generic[A]):
 
     @functools.cached_property
     def episodes(self) -> Episodes:
-        """Of all slots."""
         return Episodes(self.args.patience, self.args.recovery)
 
     def left_out(self, name: str) -> bool:

@@ -171,7 +171,6 @@ class Level:
         self._seen[slots] = seen + healthy
 
     def value(self, slot: int) -> float:
-        """The level of one slot."""
         return float(np.exp(self._mean[slot]))
 
 
@@ -218,7 +217,6 @@ class RunningMedian:
             self._steps += 1
 
     def value(self, slot: int) -> float:
-        """The median of one slot."""
         return float(np.exp(self._median[slot]))
 
     def _refresh(self) -> None:

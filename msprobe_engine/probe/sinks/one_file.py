@@ -65,7 +65,6 @@ class OneFileSink(Sink):
 
     @property
     def home(self) -> Path:
-        """The file."""
         return self.path
 
     def make_again(self) -> None:

@@ -52,7 +52,6 @@ class ParquetSink(OneFileSink):
 
     @property
     def home(self) -> Path:
-        """The directory."""
         return self.path.parent
 
     @property

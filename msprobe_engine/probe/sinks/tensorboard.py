@@ -91,7 +91,6 @@ class TensorBoardSink(Sink):
 
     @property
     def home(self) -> Path:
-        """The directory."""
         return self.directory
 
     def make_again(self) -> None:

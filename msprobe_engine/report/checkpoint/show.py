@@ -17,7 +17,6 @@ _SOME = 40
 
 
 def listing(checkpoint: Checkpoint) -> dict[str, Any]:
-    """All of it, as JSON has it."""
     return {
         "path": str(checkpoint.path),
         "format": checkpoint.format,

@@ -55,7 +55,6 @@ def write_results(found: Comparison, directory: str | Path, old: bool = False) -
 
 
 def json_text(found: Comparison) -> str:
-    """The result as JSON."""
     return finite_json(found.as_json()).decode()
 
 

@@ -189,7 +189,6 @@ class _Store:
             raise SinkError(f"{self._output}: cannot keep the graphs of {key} ({error.strerror or error}); is the disk full?") from error
 
     def has(self, key: tuple[int, int]) -> bool:
-        """It was put."""
         return key in self._made
 
     def take(self, key: tuple[int, int]) -> Graph | Comparison:
@@ -203,7 +202,6 @@ class _Store:
         return kept
 
     def known(self) -> dict[tuple[int, int], Comparison]:
-        """Comparisons that are in memory."""
         return {key: made for key, made in self._made.items() if isinstance(made, Comparison)}
 
     def forget_walks(self) -> None:

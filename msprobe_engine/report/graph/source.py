@@ -68,7 +68,6 @@ class Job:
 
     @property
     def place(self) -> str:
-        """For messages."""
         if len(self.members) > 1:
             return f"step {self.step}, ranks {', '.join(str(rank) for rank, _ in self.members)}"
         return f"step {self.step}, rank {self.rank}"

@@ -172,7 +172,6 @@ def _compare_whole(found: Result, task: Task, options: CompareOptions, output: P
 def _blocks(
     found: Result, task: Task, target: DumpTable, golden: DumpTable, options: CompareOptions
 ) -> tuple[Iterator[Block], RankWalk | None]:
-    """Blocks of the table, and the walk that its verdicts are of."""
     from msprobe_engine.align.calls.match import match
     from msprobe_engine.find.difference.noise.calibration import movements
     from msprobe_engine.find.rank_findings import find_in_rank

@@ -61,7 +61,6 @@ class Comparison:
 
     @property
     def files(self) -> list[str]:
-        """All tables."""
         return [file for result in self.results for file in result.files]
 
     @property
@@ -129,7 +128,6 @@ class Comparison:
         return beside_warnings("No row is off in what could be compared", count)
 
     def text(self) -> str:
-        """For the console."""
         lines = [self.headline(), *(self.diagnosis.text().split("\n")[1:] if self.diagnosis else ())]
         verdicts = self.verdicts
         if verdicts:

@@ -30,7 +30,6 @@ class Raised:
 
     @classmethod
     def of(cls, alerts: Iterable[Mapping[str, Any]]) -> Raised:
-        """Alerts of all ranks."""
         listed = _in_order(alerts)
         return cls(listed, [alert for alert in listed if not _is_over(alert)])
 

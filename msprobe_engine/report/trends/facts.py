@@ -56,7 +56,6 @@ class Facts:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """For the page."""
         return {
             "started": self.started,
             "seconds": self.seconds,

@@ -43,7 +43,6 @@ def islands(trends: Trends) -> Iterator[tuple[str, bytes]]:
 
 
 def block_targets(trends: Trends) -> int:
-    """Targets in a block of a cube."""
     return max(1, BLOCK_CELLS // max(1, len(trends.plan.ranks) * len(trends.plan.coarse)))
 
 

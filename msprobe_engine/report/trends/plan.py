@@ -52,7 +52,6 @@ class Plan:
         return f"rank {first}" if first == last else f"one of the ranks {first}-{last}"
 
     def to_json(self) -> dict[str, Any]:
-        """For the page."""
         return {
             "fine": [self.fine.first.tolist(), self.fine.last.tolist()],
             "factor": self.factor,

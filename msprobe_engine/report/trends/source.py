@@ -82,7 +82,6 @@ class Part:
     masked: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
 
     def of(self, rows: npt.NDArray[np.bool_]) -> Part:
-        """Some rows of it."""
         return replace(
             self,
             ids=self.ids[rows],

@@ -138,7 +138,6 @@ class Range:
         return self._first.startswith(f"{base}.") or self._last.startswith(f"{base}.")
 
     def starts(self, name: str) -> bool:
-        """A record starts."""
         if name == self._first:
             self.open = True
         return self.open

@@ -142,7 +142,6 @@ class CallRecorder(ABC):
         return self.keeper.reduce if self.keeper is not None and self.keeper.wanted(name) else self.reduce_gradient
 
     def record(self, entry: Entry) -> None:
-        """A record is complete."""
         self.pipeline.entries.append(entry)
         if self.keeper is not None:
             self.keeper.hand_over(entry)

@@ -104,7 +104,6 @@ class Stacks:
 
 
 def line_number(code: CodeType, instruction: int) -> int:
-    """The line of an instruction."""
     for start, end, line in code.co_lines():
         if start <= instruction < end and line is not None:
             return line

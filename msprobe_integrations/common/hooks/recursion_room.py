@@ -41,7 +41,6 @@ def widen(owner: object, frames: int = 1) -> None:
 
 
 def narrow(owner: object) -> None:
-    """They are off."""
     global _limits
     with _lock:
         _owners.pop(owner, None)

@@ -27,14 +27,18 @@ def _dumps(dump: DumpSettings) -> bool:
 
 
 class CaptureScheduler:
-    """The captures of one probe; a framework's own say what a capture is.
+    """The captures of one probe.
 
     Args:
         session: settings, pipeline and writer.
+        make_capture: what records the calls of a step, by its level; with ``record_collectives`` or ``optimizer_calls``.
+        make_dump: the capture of a configured dump, and what saves its tensors (None: nothing does).
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, make_capture: Callable[..., Any], make_dump: Callable[[DumpSettings], tuple[Any, Any]]) -> None:
         self._session = session
+        self._make_capture = make_capture
+        self._make_dump = make_dump
         self._models: Any = None
         self._armed: Any = None
         self._armed_until = -1
@@ -57,18 +61,6 @@ class CaptureScheduler:
             self._say_unused(settings.dump, ours)
             if ours:
                 self._plan_dump(settings.dump)
-
-    def _make_capture(self, level: str, **options: Any) -> Any:
-        """What records the calls of a step.
-
-        Args:
-            options: ``record_collectives``, ``optimizer_calls``.
-        """
-        raise NotImplementedError
-
-    def _make_dump(self, dump: DumpSettings) -> tuple[Any, Any]:
-        """The capture of a configured dump, and what saves its tensors (None: nothing does)."""
-        raise NotImplementedError
 
     @staticmethod
     def _say_unused(dump: DumpSettings, dumped: bool) -> None:

@@ -115,7 +115,6 @@ class CollectiveSamples:
         return self._side.micro_step()
 
     def rank(self) -> int:
-        """Global rank."""
         return self._probe.backend.rank() or 0
 
     def end_step(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from msprobe_engine.core.records import TensorDescription
-    from msprobe_engine.core.settings.schema import MonitorSettings
+    from msprobe_engine.core.settings.schema import DumpSettings, MonitorSettings
     from msprobe_engine.probe.incident.notify import Notifier
     from msprobe_integrations.common.parameters.parameter_monitor import ParameterMonitor
 
@@ -39,8 +39,12 @@ class OfFramework:
         """What writes what the run was started with: ``begin(models, optimizer, step, frame)``, ``close(seconds)``; None: nothing does."""
         return None
 
-    def _make_scheduler(self) -> Any:
-        """The captures of the probe."""
+    def _make_capture(self, level: str, **options: Any) -> Any:
+        """What records the calls of a step; see `CaptureScheduler`."""
+        raise NotImplementedError
+
+    def _make_dump(self, dump: DumpSettings) -> tuple[Any, Any]:
+        """The capture of a configured dump, and what saves its tensors."""
         raise NotImplementedError
 
     def _make_watch(self, monitor: MonitorSettings | None) -> Any:

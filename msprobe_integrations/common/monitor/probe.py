@@ -24,6 +24,7 @@ from msprobe_engine.probe.session import Session
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_integrations import requirements
 from msprobe_integrations.autoload import report, request
+from msprobe_integrations.common.monitor.capture_scheduler import CaptureScheduler
 from msprobe_integrations.common.monitor.hot import FollowedFile
 from msprobe_integrations.common.monitor.parts import OfFramework
 from msprobe_integrations.common.monitor.usage_warnings import UsageWarnings
@@ -76,7 +77,7 @@ class Probe(OfFramework):
         self._advice = UsageWarnings(self)
         self._run_config = self._make_run_config()
         self.pipeline.listeners.append(self._advice.on_frame)
-        self.scheduler = self._make_scheduler()
+        self.scheduler = CaptureScheduler(self.session, self._make_capture, self._make_dump)
         self._watch = self._make_watch(m)
         signal_shutdown.at_signal(self.close, settings.exit_patience)
         at_exit.register(self.close)  # last: where anything of this fails there is no probe, and nothing to be closed

@@ -121,7 +121,6 @@ class Peer:
         return float("nan")
 
     def end(self) -> None:
-        """End the process."""
         self._process.kill()
         self._process.wait()
         self._folder.cleanup()

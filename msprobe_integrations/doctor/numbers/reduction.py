@@ -49,13 +49,11 @@ class Found:
     slow: list[str] = field(default_factory=list)
 
     def add(self, other: Found) -> None:
-        """All of the other's."""
         self.rows, self.error = self.rows + other.rows, max(self.error, other.error)
         self.wrong += other.wrong
         self.slow += other.slow
 
     def line(self, name: str, tolerance: float) -> Line:
-        """As a result."""
         figure = f"{self.rows} rows, largest error of a sum {self.error:.1e}"
         goal = f"counts exact, sums {tolerance:.0e}"
         if self.wrong:

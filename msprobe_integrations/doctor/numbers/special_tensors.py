@@ -76,7 +76,6 @@ class Quantized(torch.Tensor):
         raise NotImplementedError(str(func))
 
     def dequantize(self) -> torch.Tensor:
-        """The values."""
         members: dict[str, Any] = vars(self)
         codes: Any = members.get("_data", members.get("_rowwise_data"))
         scale = members.get("_scale_inv", members.get("_rowwise_scale_inv"))
@@ -140,7 +139,6 @@ def _nested(layout: torch.layout) -> Callable[[Device], Made]:
 
 
 def _dtensor(device: Device) -> Made:
-    """Of one rank."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 

@@ -78,7 +78,6 @@ class CellCapture(NamedModules[CellInfo]):
         return named_infos(models)
 
     def single(self, module: Any, path: str) -> CellInfo:
-        """One Cell by itself."""
         return CellInfo(module, path)
 
     def dicts(self, models: Sequence[Any]) -> list[Mapping[str, Any]]:

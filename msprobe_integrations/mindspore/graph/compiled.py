@@ -141,7 +141,6 @@ _tap_own_4 = _tapping(_tapping(_tap_own_2, _see_leaf, True), _see_leaf, True)
 
 
 def _arguments(args, kwargs):
-    """The note of all arguments."""
     return sequence((_note_4(args), _note_4(kwargs)))
 
 

@@ -55,11 +55,9 @@ class CompileWatch:
 
     @property
     def installed(self) -> bool:
-        """Is the compiler watched?"""
         return bool(self._patches)
 
     def install(self) -> None:
-        """Begin to watch."""
         if self._patches:
             return
         for name in _EXECUTORS:

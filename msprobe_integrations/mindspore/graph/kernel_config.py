@@ -94,7 +94,6 @@ def compiled_graphs() -> int:
 
 
 def live_cells() -> Iterator[Any]:
-    """All Cells of this process."""
     for made in gc.get_objects():
         if issubclass(type(made), nn.Cell) and "_cells" in vars(made):  # by its type: some objects fail when they are asked for their class
             yield made

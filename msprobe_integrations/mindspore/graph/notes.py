@@ -79,7 +79,6 @@ def node(number: int) -> Node:
 
 
 def place_of(number: int) -> Place:
-    """The place with this number."""
     return _places[number]
 
 

@@ -50,7 +50,6 @@ def listen(listener: Listener | None) -> None:
 
 
 def listening() -> Listener | None:
-    """Who is told."""
     return _listener
 
 

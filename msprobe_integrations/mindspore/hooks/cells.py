@@ -51,7 +51,6 @@ class CellHooks:
             self._at.setdefault(id(place.cell), []).append(place)
 
     def clear(self) -> None:
-        """Forget all Cells."""
         self.remove()
         self._places.clear()
         self._at.clear()

@@ -50,7 +50,6 @@ class Names:
         self.places: list[tuple[str, Any, Any]] = []
 
     def search(self, table: Mapping[int, tuple[Any, Any]]) -> None:
-        """Its names have changed."""
         items = list(self.names.items())
         self.places = [(name, value, found[1]) for name, value in items if (found := table.get(id(value))) and found[0] is value]
         self.count = len(items)

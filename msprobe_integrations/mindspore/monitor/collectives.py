@@ -123,7 +123,6 @@ class CollectiveWatch(CollectiveSamples):
         return _UNWANTED if call is None else call
 
     def end(self, note: Any, result: Any, /, failed: bool = False) -> None:
-        """It has returned."""
         if note is None:
             return
         self._inside = False

@@ -22,7 +22,7 @@ import mindspore
 
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.records import TensorDescription
-from msprobe_engine.core.settings.schema import MonitorSettings
+from msprobe_engine.core.settings.schema import DumpSettings, MonitorSettings
 from msprobe_engine.probe.incident.notify import DirectoryNotifier, Notifier
 from msprobe_integrations.common.monitor.probe import Probe
 from msprobe_integrations.common.parameters.gradients import Exchange
@@ -30,9 +30,11 @@ from msprobe_integrations.common.parameters.parameter_monitor import ParameterMo
 from msprobe_integrations.common.ranks.exchanges import Exchanges
 from msprobe_integrations.common.ranks.membership import Membership
 from msprobe_integrations.mindspore.backend import MindSporeBackend
+from msprobe_integrations.mindspore.capture.captures import Captures
+from msprobe_integrations.mindspore.capture.level import Capture
 from msprobe_integrations.mindspore.config.run import RunConfig
+from msprobe_integrations.mindspore.dump.tensor_saver import TensorSaver
 from msprobe_integrations.mindspore.models import is_model
-from msprobe_integrations.mindspore.monitor.capture_scheduler import CaptureScheduler
 from msprobe_integrations.mindspore.monitor.module_monitor import ModuleMonitor
 from msprobe_integrations.mindspore.parameters.adapter_source import AdapterSource, is_adapter_optimizer
 from msprobe_integrations.mindspore.parameters.optimizers import is_optimizer
@@ -49,7 +51,6 @@ class MindSporeProbe(Probe):
 
     number = TensorDescription("mindspore.Tensor", "Float32", (), None)
     backend: MindSporeBackend
-    scheduler: CaptureScheduler
     _watch: ModuleMonitor | None
 
     def _make_backend(self) -> MindSporeBackend:
@@ -64,8 +65,13 @@ class MindSporeProbe(Probe):
     def _make_run_config(self) -> RunConfig:
         return RunConfig(self.settings)
 
-    def _make_scheduler(self) -> CaptureScheduler:
-        return CaptureScheduler(self.session)
+    def _make_capture(self, level: str, **options: Any) -> Capture:
+        del options  # communication is recorded with the other APIs, and what an optimizer calls is compiled
+        return Capture(self.pipeline, level)
+
+    def _make_dump(self, dump: DumpSettings) -> tuple[Captures, TensorSaver | None]:
+        keeper = TensorSaver.of_dump(dump, self.backend, self.pipeline, self.session.writer, self.faults)
+        return Captures(self.pipeline, dump, keeper), keeper
 
     def _make_watch(self, monitor: MonitorSettings | None) -> ModuleMonitor | None:
         return ModuleMonitor.build(self, monitor)

@@ -74,7 +74,6 @@ class CellWatch:
             warn_once("monitor.activation_gradients", "monitor.activation_gradients: gradients of activations need MindSpore 2.10 or later")
 
     def add(self, named: Named, hooks: Hooks) -> None:
-        """Watch one Cell."""
         site = _Site(named)
         self._sites.append(site)
         hooks.add(named, *self._hooks(site), self)

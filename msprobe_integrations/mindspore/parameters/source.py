@@ -61,7 +61,6 @@ class CellSource:
 
     @staticmethod
     def view_of(optimizer: Any) -> OptimizerView:
-        """What the optimizer holds."""
         return OptimizerView(optimizer)
 
     def _chosen(self, models: Sequence[Any]) -> Iterator[Piece]:
@@ -78,7 +77,6 @@ class CellSource:
         return self._gradients.get(id(piece.parameter))
 
     def value(self, piece: Piece) -> Any:
-        """The parameter."""
         return piece.parameter
 
     main = value

@@ -110,7 +110,6 @@ class KernelDump:
         self._calls.remove()
 
     def end_step(self) -> None:
-        """The step is over."""
         self._calls.remove()
         self._calls.end_step()
         if self._step >= 0 and not self._seen and self._faults.enabled(_PART):

@@ -74,7 +74,6 @@ class TritonLaunches:
 
 
 def _function(kernel: Any) -> Any:
-    """The function that was decorated."""
     for _ in range(8):
         inner = getattr(kernel, "fn", None)
         if inner is None:

@@ -96,7 +96,6 @@ class Kernels:
             self._backends.remove()
 
     def watching(self) -> tuple[CollectiveObserver, ...]:
-        """The observers."""
         return self._observers
 
     def _install(self) -> None:

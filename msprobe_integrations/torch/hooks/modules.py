@@ -63,12 +63,10 @@ class ModuleHooks:
         self._forget([p for p in self._places if p.owner is owner])
 
     def clear(self) -> None:
-        """Forget all modules."""
         self.remove()
         self._places.clear()
 
     def install(self) -> None:
-        """Put the hooks on."""
         if not self._installed and self._places:
             self._installed = True
             recursion_room.widen(self)

@@ -22,7 +22,7 @@ from torch import nn
 
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.records import TensorDescription
-from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings
+from msprobe_engine.core.settings.schema import DumpSettings, MonitorSettings, ProbeSettings
 from msprobe_engine.probe.incident.notify import Notifier
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_integrations.common.monitor.probe import Probe
@@ -31,8 +31,9 @@ from msprobe_integrations.common.ranks.exchanges import Exchanges
 from msprobe_integrations.common.ranks.membership import Membership
 from msprobe_integrations.torch.ascend.overflow import NpuOverflow
 from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.capture.level import Capture
 from msprobe_integrations.torch.config.run import RunConfig
-from msprobe_integrations.torch.monitor.capture_scheduler import CaptureScheduler
+from msprobe_integrations.torch.dump.tensor_saver import TensorSaver
 from msprobe_integrations.torch.monitor.module_monitor import ModuleMonitor
 from msprobe_integrations.torch.monitor.rerun_on_alert import RerunOnAlert
 from msprobe_integrations.torch.parameters.find import find_source
@@ -43,6 +44,7 @@ from msprobe_integrations.torch.ranks.outliers import watch_ranks
 from msprobe_integrations.torch.ranks.replica_channel import Channel
 from msprobe_integrations.torch.statistics.derived import on_host
 from msprobe_integrations.torch.tensors.computing_types import ComputingTypes
+from msprobe_integrations.torch.tensors.slices import Slices
 from msprobe_integrations.torch.training.pipelining import StagePreparation
 
 
@@ -53,7 +55,6 @@ class TorchProbe(Probe):
     """
 
     backend: TorchBackend
-    scheduler: CaptureScheduler
     _watch: ModuleMonitor | None
 
     number = TensorDescription("torch.Tensor", "torch.float32", (), False)
@@ -79,8 +80,13 @@ class TorchProbe(Probe):
     def _make_run_config(self) -> RunConfig:
         return RunConfig(self.settings)
 
-    def _make_scheduler(self) -> CaptureScheduler:
-        return CaptureScheduler(self.session)
+    def _make_capture(self, level: str, **options: Any) -> Capture:
+        return Capture(self.pipeline, level, **options)
+
+    def _make_dump(self, dump: DumpSettings) -> tuple[Capture, TensorSaver | None]:
+        slices = Slices(self.backend, dump.slice) if dump.slice else None
+        keeper = TensorSaver.of_dump(dump, self.backend, self.pipeline, self.session.writer, self.faults, slices=slices)
+        return Capture.of_dump(self.pipeline, dump, slices, keeper), keeper
 
     def _make_watch(self, monitor: MonitorSettings | None) -> ModuleMonitor | None:
         return ModuleMonitor.build(self, monitor)
@@ -172,7 +178,6 @@ class TorchRanks:
         return dist.get_rank() if dist.is_available() and dist.is_initialized() else None
 
     def members(self, group: Any) -> Sequence[int]:
-        """Global ranks of a group."""
         return dist.get_process_group_ranks(group)
 
     def channel(self, ranks: Sequence[int], contents: Sequence[str]) -> Channel:

@@ -97,7 +97,6 @@ class TensorWatch:
         )
 
     def add(self, named: Named, hooks: ModuleHooks) -> None:
-        """Watch one module."""
         site = _Site(named)
         self._sites.append(site)
         hooks.add(named, *self._hooks(site), self)

@@ -108,7 +108,6 @@ class LogProbMonitor:
         self._updated = True
 
     def close(self) -> None:
-        """Close the files."""
         if self._tables is not None:
             self._tables.close()
             self._tables = None

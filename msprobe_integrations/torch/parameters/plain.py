@@ -107,7 +107,6 @@ class PlainSource:
         return local
 
     def value(self, piece: Piece) -> torch.Tensor | None:
-        """The parameter."""
         return dtensors.local_of(piece.parameter, piece.parameter)
 
     main = value

@@ -98,7 +98,6 @@ class RandomLog:
             self._file.append(f"{safe_cell(f'{name}.{number}')},{safe_cell(text)}\r\n".encode("utf-8", "backslashreplace"))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

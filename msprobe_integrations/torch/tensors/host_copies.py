@@ -78,7 +78,6 @@ class HostCopies:
         return source if (tensor._version, source._version) == copy.versions else None
 
     def drop_arrived(self) -> None:
-        """Forget what has arrived."""
         for key in [key for key, copy in self.known.items() if _has_arrived(copy)]:
             del self.known[key]
 

@@ -43,7 +43,6 @@ class LoopGradients:
         self.probe.settle()
 
     def close(self) -> None:
-        """Write what is there."""
         self.probe.close()
 
 

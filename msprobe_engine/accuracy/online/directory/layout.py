@@ -39,7 +39,6 @@ def parse_folder(name: str) -> tuple[int, str] | None:
 
 
 def message_name(sequence: int, step: int | None) -> str:
-    """Of one message."""
     return f"{sequence:012d}{'' if step is None or step < 0 else f'.step{step}'}.msg"
 
 

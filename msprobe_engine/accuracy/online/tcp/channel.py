@@ -34,7 +34,6 @@ class Waker:
         self._lock = threading.Lock()
 
     def fileno(self) -> int:
-        """What to wait for."""
         return self._read
 
     def wake(self) -> None:
@@ -92,7 +91,6 @@ class Channel:
 
     @property
     def encrypted(self) -> bool:
-        """Is there TLS?"""
         return isinstance(self._socket, ssl.SSLSocket)
 
     def start_tls(

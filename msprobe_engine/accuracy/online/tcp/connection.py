@@ -56,7 +56,6 @@ class Connection:
         self._thread = threading.Thread(target=self._run, name="msprobe-online", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def wake(self) -> None:

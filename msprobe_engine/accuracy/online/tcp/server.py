@@ -156,7 +156,6 @@ class Server:
         return True
 
     def left(self, connection: Connection, session: Session | None, problem: BaseException | None) -> None:
-        """A connection is over."""
         with self._lock:
             self._connections.discard(connection)
             self._newcomers.pop(connection, None)

@@ -30,7 +30,6 @@ class SessionTable:
         return iter(self._sessions.values())
 
     def get(self, name: str) -> Session | None:
-        """The session of this name."""
         return self._sessions.get(name)
 
     def add(self, session: Session) -> None:

@@ -396,7 +396,6 @@ class Control:
 
 
 def joined(output: list[Text]) -> Text:
-    """Pieces of output as one text."""
     return tuple(piece for text in output for piece in text)
 
 

@@ -171,7 +171,6 @@ class Parameters:
         return number
 
     def element(self, variable: Variable, index: Word, state: State, source: str) -> Text | None:
-        """One element of an array."""
         at = self.place(index.line)
         items: dict[int | str, Text] = {} if variable.text is None else {0: variable.text}
         items = items if variable.items is None else variable.items

@@ -126,7 +126,6 @@ def _closed(states: set[int], items: list[_Item]) -> set[int]:
 
 
 def matches(items: list[_Item], text: str) -> bool:
-    """The pattern matches the whole text."""
     found = ends(items, text)
     return bool(found) and found[-1] == len(text)
 

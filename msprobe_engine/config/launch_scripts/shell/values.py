@@ -206,7 +206,6 @@ def _merged(name: str, a: Variable | None, b: Variable | None, why: str, at: Pla
 
 
 def _not_known(source: str, why: str, at: Place) -> list[Text]:
-    """A list of which nothing is known."""
     return [(Unknown(source, why, at, many=True),)]
 
 

@@ -16,7 +16,6 @@ DEFAULT = "watch"
 
 
 def preset_file(name: str) -> Path:
-    """The settings file of a preset."""
     return Path(__file__).with_name(f"{name}.yaml")
 
 

@@ -55,7 +55,6 @@ def add_pieces(out: Checkpoint, files: Mapping[Path, SafeFile]) -> None:
 
 
 def _places(path: Path, file: SafeFile) -> dict[str, tuple[int, ...]]:
-    """Offsets of the pieces in a file."""
     try:
         said: Any = parse_json(file.metadata[_KEY])
     except ValueError:

@@ -161,7 +161,6 @@ def _in_stack(box: Box, number: int) -> Box:
 
 
 def _rank_of(name: str, experts: list[StoredTensor], size: int) -> int | None:
-    """The expert parallel rank that has an expert."""
     match = _EXPERT.fullmatch(name)
     if match is None:
         return None

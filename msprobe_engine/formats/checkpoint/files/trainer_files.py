@@ -85,7 +85,6 @@ def add_tree(checkpoint: Checkpoint, tree: Any, path: str) -> None:
 
 
 def stored(name: str, tensor: FileTensor, group: str = OTHER, state: str = "", origin: str = "") -> StoredTensor:
-    """A tensor of a file as one of a checkpoint."""
     boxes = whole(tensor.shape, tensor.file, tensor.start, tensor.strides)
     return StoredTensor(name, tensor.shape, tensor.dtype, boxes, state=state, group=group, origin=origin)
 

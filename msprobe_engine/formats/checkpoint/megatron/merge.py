@@ -106,7 +106,6 @@ class Merging:
         yield from found.values()
 
     def _part(self, chunk: int, stage: int) -> Iterator[StoredTensor]:
-        """Tensors of one chunk of one stage."""
         pieces = {rank: self._pieces(file, chunk) for rank, file in self.ranks.items() if rank.pp == stage}
         shapes: dict[str, Index] = {}
         for some in pieces.values():

@@ -182,6 +182,5 @@ def _value_name(tag: str) -> str:
 
 
 def _state(tag: str) -> tuple[str, str]:
-    """The state and the parameter in a tag."""
     word, dot, name = tag.partition(".")
     return (word, name) if dot and word in _STATES else ("", tag)

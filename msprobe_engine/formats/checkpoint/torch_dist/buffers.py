@@ -261,7 +261,6 @@ class Buckets:
     def _cut_out(
         self, names: Sequence[tuple[str, bool]], layout: Layout, states: Mapping[BucketKey, StoredTensor], tp: int
     ) -> Iterator[tuple[str, int, bool, dict[str, StoredTensor]]]:
-        """The parameters' states out of the buckets."""
         sorted_boxes = {key: sorted(tensor.boxes, key=lambda box: box.offsets) for key, tensor in states.items()}
         starts = {key: [box.offsets[0] for box in boxes] for key, boxes in sorted_boxes.items()}
         for (name, again), place in zip(names, layout.places):

@@ -102,7 +102,6 @@ def _objects(metadata: Metadata, trust: Collection[str], checkpoint: Checkpoint)
 
 
 def _pieces(metadata: Metadata, trust: Collection[str], checkpoint: Checkpoint) -> dict[str, StoredTensor]:
-    """Tensors by key."""
     pieces = find_pieces(metadata, metadata.tensors, trust)
     checkpoint.files += pieces.files
     checkpoint.problems += pieces.problems

@@ -54,7 +54,6 @@ def overhead(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def shard_name(number: int) -> str:
-    """File name of a shard."""
     return f"pack-{number:05d}.safetensors"
 
 

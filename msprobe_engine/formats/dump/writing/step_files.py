@@ -96,7 +96,6 @@ class Payload:
 
     @property
     def view(self) -> memoryview:
-        """The bytes."""
         assert self.slab is not None
         return self.slab.view[self.offset : self.offset + self.nbytes]
 
@@ -312,7 +311,6 @@ class StepFiles:
             write_file(f"{self.path}/{layout.NOT_SAVED}", [text.encode()])
 
     def close(self) -> None:
-        """Close the directory."""
         with self.lock:
             if self._fd >= 0:
                 fd, self._fd = self._fd, -1

@@ -130,7 +130,6 @@ class TensorStore:
             self._finished.pop(number, None)
 
     def make_step(self, number: int, path: str) -> StepFiles:
-        """The account of a step."""
         return StepFiles(number, path)
 
     def make_format(self, files: StepFiles, fail: Callable[[Payload, Exception], None]) -> Format:

@@ -34,7 +34,6 @@ class WriterPool(Generic[Job]):
         self._said = self._failed = False
 
     def put(self, job: Job) -> None:
-        """Have a job done."""
         with self._lock:
             self._queue.put(job)
             if self._threads >= self._most or os.getpid() != self._process:

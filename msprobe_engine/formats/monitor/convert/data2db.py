@@ -77,7 +77,6 @@ class Options:
             raise UsageError(f"process_num is {self.process_num}; allowed: 1 to {MAX_PROCESSES}")
 
     def name(self, name: str) -> str:
-        """A name with the replacements."""
         for old, new in self.mapping.items():
             name = name.replace(old, new)
         return name

@@ -262,7 +262,6 @@ class _Relations:
             self._finite.speak_as(rule)
 
     def check(self, frame: Frame) -> list[Alert]:
-        """Alerts for one frame."""
         alerts: list[Alert] = []
         for rule in (self._changing, self._finite):
             if rule is not None:

@@ -156,7 +156,6 @@ class _Past:
         return float(np.median(values)), 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
 
     def take(self, value: float, spike: bool) -> None:
-        """Keep a value."""
         if not spike:
             self._high.clear()
             self.values.append(value)

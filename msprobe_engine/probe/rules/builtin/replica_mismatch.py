@@ -45,7 +45,6 @@ class Mismatch(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """What it is of."""
         return self.kind, self.vpp_stage, self.name, self.group
 
 

@@ -139,7 +139,6 @@ class CsvSink(Sink):
 
     @property
     def home(self) -> Path:
-        """The directory."""
         return self.directory
 
     def make_again(self) -> None:

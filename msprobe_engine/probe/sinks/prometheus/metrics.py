@@ -101,7 +101,6 @@ class RankMetrics:
         self._cost = cost
 
     def update(self, frame: Frame, alerts: Sequence[Alert]) -> None:
-        """Take one frame in."""
         layout = self._layouts.of(frame)
         rows = layout.take(frame)
         ints = as_int64(rows)

@@ -25,7 +25,6 @@ class Traffic:
         self._step: tuple[dict[str, float], dict[str, float]] = ({}, {})
 
     def update(self, frame: Frame) -> None:
-        """Take one frame in."""
         if frame.samples != self._samples:
             self._samples = frame.samples
             self._step = _count(frame.samples)

@@ -220,12 +220,10 @@ class Comparison:
 
     @property
     def step(self) -> int:
-        """Of the target."""
         return self.target.step
 
     @property
     def rank(self) -> int:
-        """Of the target."""
         return self.target.rank
 
     def items(self, node: int) -> tuple[Items, Items]:

@@ -171,7 +171,6 @@ class Numbers:
 
 
 def numbers_of(side: DumpTable) -> Numbers:
-    """The numbers of a side."""
     values = np.array(side.stats, np.float64) if len(side) else np.zeros((0, 4))
     known = np.ones(values.shape, bool)
     some = np.ones(len(values), bool)

@@ -42,14 +42,12 @@ class Arguments(RecordedArguments):
         return self.tensor(loaded, str(item.get("dtype"))) if isinstance(loaded, np.ndarray) else loaded
 
     def tensor(self, values: npt.NDArray[Any], dtype: str) -> Any:
-        """A tensor of these values."""
         kind = type_of(dtype)
         if kind is None:
             raise CannotRun(f"a tensor of type {dtype[:40]} and shape {list(values.shape)}")
         return Tensor(np.ascontiguousarray(values).reshape(values.shape), kind)
 
     def special(self, kind: str, item: Mapping[str, Any]) -> Any:
-        """Types."""
         found = type_of(str(item.get("value"))) if kind == "mindspore.dtype" else None
         if found is None:
             raise CannotRun(f"an argument of type {kind[:80]} cannot be made from a dump")

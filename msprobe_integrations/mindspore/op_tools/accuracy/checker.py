@@ -3,20 +3,20 @@ judged. See `msprobe_integrations.torch.op_tools.accuracy.checker`, whose result
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, CallResult, TensorResult, not_judged, skipped, worst
+from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, CallResult, TensorResult, worst
 from msprobe_engine.accuracy.verdict.judge import judge
 from msprobe_engine.accuracy.verdict.mindspore_form import existing_metrics, existing_status
 from msprobe_engine.core.dtypes import float_type
-from msprobe_engine.core.errors import ProbeError, UsageError
+from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.common.capture.nested import leaves_of
 from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun, Files
+from msprobe_integrations.common.op_tools.accuracy.checking import Checked, checked
 from msprobe_integrations.mindspore.capture.api_names import Api, apis
 from msprobe_integrations.mindspore.op_tools.accuracy.arguments import Arguments
 from msprobe_integrations.mindspore.op_tools.accuracy.execute import FLOATS, Call, Outcome, Side, array_of, kind_of, places_of, run
@@ -30,18 +30,6 @@ _CHANGES = 2
 _KEPT = frozenset(("eps", "nan_to_num", "nextafter", "histc"))
 """Operators whose result is made for the type: the bench keeps it."""
 _INDEXED = frozenset(("__getitem__", "__setitem__"))
-
-
-class Checked(NamedTuple):
-    """What came of a call.
-
-    Attributes:
-        result: the verdict.
-        data: tensors and other values of both sides, by the part of a file name that follows the name of the call.
-    """
-
-    result: CallResult
-    data: Mapping[str, Any]
 
 
 class Checker:
@@ -93,14 +81,7 @@ class Checker:
             record: of dump.json: ``input_args``, ``input_kwargs``, ``output``.
             backward: its backward record (``input``, ``output``); None: only forward.
         """
-        start = time.perf_counter()
-        try:
-            result, data = self._check(name, record, backward)
-        except (CannotRun, ProbeError) as error:  # the latter: of a damaged record
-            result, data = skipped(name, str(error)), {}
-        except Exception as error:  # what operators raise is a `CannotRun` by now
-            result, data = not_judged(name, error), {}
-        return Checked(replace(self._arguments.told(result), seconds=time.perf_counter() - start), data)
+        return checked(name, self._arguments, lambda: self._check(name, record, backward))
 
     def _check(self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> tuple[CallResult, dict[str, Any]]:
         call = self._call(name, record, backward)

@@ -46,7 +46,6 @@ class Arguments(RecordedArguments):
         return self._loaded[same]
 
     def tensor(self, values: npt.NDArray[Any], dtype: str) -> torch.Tensor:
-        """A tensor of drawn values."""
         kind = getattr(torch, dtype.removeprefix("torch."), None)
         if not isinstance(kind, torch.dtype):
             raise CannotRun(f"a tensor of type {dtype[:40]} and shape {list(values.shape)}")

@@ -9,7 +9,6 @@ tensor. Dropout is the identity, and only its zeros are counted.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -17,17 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, TensorResult, not_judged, skipped
+from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, TensorResult, skipped
 from msprobe_engine.accuracy.verdict.existing import comparable, old_status
 from msprobe_engine.accuracy.verdict.judge import judge
 from msprobe_engine.accuracy.verdict.metrics import working
 from msprobe_engine.accuracy.verdict.standards import NEW, OLD
-from msprobe_engine.core.errors import ProbeError
 from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_integrations.common.capture.nested import mapper
 from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun
+from msprobe_integrations.common.op_tools.accuracy.checking import Checked, checked
 from msprobe_integrations.torch.op_tools.accuracy.arguments import Arguments
-from msprobe_integrations.torch.op_tools.accuracy.checker import Checked
 from msprobe_integrations.torch.op_tools.accuracy.execute import leaves_of
 from msprobe_integrations.torch.op_tools.accuracy.resolve import find
 from msprobe_integrations.torch.tensors.arrays import as_array
@@ -77,15 +75,7 @@ class CheckerAsExisting:
 
     def check(self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> Checked:
         """Check one call: its name without direction, its records as in dump.json."""
-        start = time.perf_counter()
-        try:
-            result, data = self._check(name, record, backward)
-        except (CannotRun, ProbeError) as error:  # the latter: of a damaged record
-            result, data = skipped(name, str(error)), {}
-        except Exception as error:  # what operators raise is a `CannotRun` by now
-            result, data = not_judged(name, error), {}
-        found = CallResult(result.name, result.forward, result.backward, result.message, result.tensors, time.perf_counter() - start)
-        return Checked(self._arguments.told(found), data)
+        return checked(name, self._arguments, lambda: self._check(name, record, backward))
 
     def _check(self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> tuple[CallResult, dict[str, Any]]:
         kind, _, rest = name.partition(".")

@@ -5,16 +5,15 @@ What a dump holds of a call (its record, and tensors or statistics) is enough. S
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
-from msprobe_engine.accuracy.results import CallResult, not_judged, skipped
-from msprobe_engine.core.errors import ProbeError, UsageError
+from msprobe_engine.accuracy.results import CallResult
+from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun
+from msprobe_integrations.common.op_tools.accuracy.checking import Checked, checked
 from msprobe_integrations.torch.op_tools.accuracy.arguments import Arguments, Files, Place
 from msprobe_integrations.torch.op_tools.accuracy.comparison import Comparison
 from msprobe_integrations.torch.op_tools.accuracy.execute import Outcome, Side, memory_of, places_of
@@ -48,20 +47,6 @@ class Bench(NamedTuple):
 
     device: str = "cpu"
     dtype: str = "float64"
-
-
-class Checked(NamedTuple):
-    """What came of a call.
-
-    Attributes:
-        result: the verdict.
-        data: tensors (on the CPU) and other values of both sides, by the part of a file name that follows the name of the call:
-            ``forward.input.0``, ``forward.output.bench.0``, ``forward.output.device.0``, ``backward.input.0``,
-            ``backward.output.bench.0``, ``backward.output.device.0``.
-    """
-
-    result: CallResult
-    data: Mapping[str, Any]
 
 
 class Checker:
@@ -118,15 +103,8 @@ class Checker:
             gradients: of its inputs, likewise, in the order of a backward record.
             recorded: judge the results that the records name and the dump has saved (`outputs` and `gradients` are not needed).
         """
-        start = time.perf_counter()
         name = name.removesuffix(".forward")
-        try:
-            result, data = self._check(name, record, backward, outputs, gradients, recorded)
-        except (CannotRun, ProbeError) as error:  # the latter: of a damaged record
-            result, data = skipped(name, str(error)), {}
-        except Exception as error:  # what operators raise is a `CannotRun` by now
-            result, data = not_judged(name, error), {}
-        return Checked(replace(self._arguments.told(result), seconds=time.perf_counter() - start), data)
+        return checked(name, self._arguments, lambda: self._check(name, record, backward, outputs, gradients, recorded))
 
     def _check(
         self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None, outputs: Any, gradients: Any, recorded: bool

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-import zlib
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from msprobe_engine.accuracy.precheck.options import About, Check, Work
-from msprobe_engine.accuracy.results import CallResult
-from msprobe_engine.core import names
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.core.io.output_files import write_file
-from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.tensors.reader import TensorFiles
+from msprobe_integrations.common.op_tools.accuracy.checking import keep_failures
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.op_tools.accuracy.as_existing import CheckerAsExisting
 from msprobe_integrations.torch.op_tools.accuracy.checker import Bench, Checker, Target
 from msprobe_integrations.torch.op_tools.accuracy.custom import load_operators, registered
-
-_LONGEST = 200
-"""Characters of a file name that come from a dump; file systems take 255 bytes."""
 
 
 def make_check(work: Work) -> Check:
@@ -50,14 +40,6 @@ def make_check(work: Work) -> Check:
         against = Bench(bench, work.bench_dtype)
         checker = Checker(files, target, against, seed=work.seed, condition=work.condition, quantized=work.quantized)
     _load()
-    keep = Path(work.error_data) if work.error_data else None
-
-    def check(name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> CallResult:
-        checked = checker.check(name, record, backward)
-        if keep is not None and not checked.result.passed:
-            save(keep, name, checked.data)
-        return checked.result
-
     remark = "there is no accelerator here: the CPU's own kernels are checked (-d names a device)" if work.device == "auto" else ""
     about = About(
         device=device,
@@ -65,7 +47,11 @@ def make_check(work: Work) -> Check:
         remark=remark if device == "cpu" else "",
         operators=registered() if work.operators else (),
     )
-    return Check(check, about)
+    return Check(keep_failures(checker.check, work, _file_of), about)
+
+
+def _file_of(value: Any) -> tuple[str, bytes] | None:
+    return (".pt", TorchBackend().to_bytes(value.detach().contiguous().cpu())) if isinstance(value, torch.Tensor) else None
 
 
 def _load() -> None:
@@ -104,23 +90,3 @@ def resolved(device: str, jit_compile: bool = False) -> str:
         raise UsageError(f"device {device}: {there}; name another one with --device (cpu works everywhere)")
     module.set_device(int(number or 0))
     return f"{kind}:{number or 0}"
-
-
-def save(directory: Path, call: str, data: Mapping[str, Any]) -> None:
-    """Write the tensors of one call as ``{call}.{part}.pt``; other values have a number among them and no file.
-
-    Raises:
-        SinkError: a file cannot be written.
-    """
-    backend = TorchBackend()
-    if len(call) > _LONGEST:
-        call = f"{call[:_LONGEST]}_{zlib.crc32(call.encode()):08x}"
-    for part, value in data.items():
-        if isinstance(value, torch.Tensor):
-            name = names.check_file_name(f"{call}.{part}.pt", str(directory))
-            path = directory / name
-            try:
-                make_directories(str(directory))
-                write_file(path, [backend.to_bytes(value.detach().contiguous().cpu())])
-            except OSError as error:
-                raise layout.DumpWriteError(error, os.fspath(path)) from error

@@ -171,7 +171,6 @@ class Conversion:
         self._made: dict[int, torch.Tensor] = {}
 
     def of(self, value: Any) -> Any:
-        """A value of the arguments, with all that is in it."""
         if isinstance(value, torch.Tensor):
             if id(value) not in self._made:
                 self._made[id(value)] = self._tensor(value)

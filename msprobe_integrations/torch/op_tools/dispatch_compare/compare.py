@@ -212,7 +212,6 @@ def _judge(pair: _Pair, changed: Sequence[Any] = (), kind: str = "") -> TensorRe
 
 
 def _judge_all(pairs: list[_Pair], changed: list[list[Any]], kind: str) -> tuple[list[TensorResult], list[Difference]]:
-    """What a process does."""
     return [_judge(pair, runs, kind) for pair, runs in zip(pairs, changed)], [difference(*_two(pair)) for pair in pairs]
 
 

@@ -52,7 +52,6 @@ class Pending:
         self._waiting: list[Waiting] = []
 
     def add(self, result: Waiting) -> None:
-        """Wait with a result."""
         self._waiting.append(result)
         if len(self._waiting) >= _MOST:
             self.resolve()
@@ -78,7 +77,6 @@ class Pending:
             self._found(result, judgement, relative)
 
     def known(self, result: Waiting, judgement: Judgement) -> None:
-        """A result with its verdict."""
         self._found(result, judgement, 0.0)
 
     def _found(self, result: Waiting, judgement: Judgement, moved: float) -> None:

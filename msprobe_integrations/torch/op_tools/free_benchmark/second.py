@@ -107,7 +107,6 @@ def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def moved(arguments: Any, device: str) -> Any:
-    """Arguments that name a device name this one."""
     if isinstance(arguments, torch.device):
         return torch.device(device)
     if type(arguments) is dict:
@@ -168,7 +167,6 @@ class Change:
         return mapped(arguments, _once(change))
 
     def _given(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What the operator was given."""
         tensor = tensor.detach()
         return tensor.to(self._rounded) if self._rounded is not None and tensor.dtype == torch.float32 else tensor
 

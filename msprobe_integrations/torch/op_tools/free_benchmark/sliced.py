@@ -54,12 +54,10 @@ class Pieces(NamedTuple):
         return ((start, min(self.size, self.length - start)) for start in range(0, self.length, self.size))
 
     def arguments(self, value: Any, start: int, length: int) -> Any:
-        """The arguments of one piece."""
         cut = iter(self.cut)
         return mapped(value, lambda tensor: tensor.narrow(self.dim, start, length) if next(cut) else tensor)
 
     def result(self, tensor: torch.Tensor, start: int, length: int) -> torch.Tensor:
-        """The same piece of a result."""
         return tensor.narrow(self.dim, start, length)
 
 
@@ -90,7 +88,6 @@ def pieces(api: str, args: Sequence[Any], kwargs: Mapping[str, Any], results: Se
 def _along(
     name: str, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor], shape: torch.Size
 ) -> tuple[int, tuple[bool, ...]] | None:
-    """(dimension, which tensors)."""
     first = tensors[0]
     if name in _ELEMENTWISE:
         dim = _longer_than_one(shape, len(shape))

@@ -44,5 +44,4 @@ class PairLauncher(Launcher):
 
 
 def launcher(key: PairKey) -> PairLauncher:
-    """The one for pairs of a kind."""
     return PAIR_LAUNCHERS.get(key) or PAIR_LAUNCHERS.setdefault(key, PairLauncher(key))

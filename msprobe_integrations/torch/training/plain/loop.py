@@ -247,7 +247,6 @@ class PlainObserver(LoopObserver):
             self._note_rate(optimizer)
 
     def update_ends(self, optimizer: Any) -> None:
-        """It has updated its parameters."""
         key = id(optimizer)
         if key in self._sizes:
             found = getattr(optimizer, "found_inf", None)

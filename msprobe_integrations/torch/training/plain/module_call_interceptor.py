@@ -41,7 +41,6 @@ class ModuleCallInterceptor:
         module.__dict__[_NAME] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module is called."""
         module: Any = self._module()
         call = module._call_impl if self.inside is None else self.inside
         if torch.compiler.is_compiling():
@@ -55,7 +54,6 @@ class ModuleCallInterceptor:
 
     @property
     def alive(self) -> bool:
-        """Is the module still there?"""
         return self._module() is not None
 
     def remove(self) -> None:
