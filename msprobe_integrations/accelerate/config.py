@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.config.collect.resolved import Resolved, flattened, plain_data, told
+from msprobe_integrations.requirements import MissingNameError, need
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.config.sources import Reach
@@ -21,7 +22,8 @@ _VARIABLES = {
 
 def resolved(reach: Reach) -> dict[str, Resolved]:  # noqa: ARG001
     """Of the process' one AcceleratorState, below ``accelerate.``; empty before there is one."""
-    state = getattr(getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None), "_shared_state", None)
+    module = sys.modules.get("accelerate.state")
+    state = _shared(module, "AcceleratorState")
     if not state:
         return {}
     values: dict[str, Any] = {
@@ -34,10 +36,17 @@ def resolved(reach: Reach) -> dict[str, Resolved]:  # noqa: ARG001
         if isinstance(data, dict):
             data.pop("hf_ds_config", None)  # told by DeepSpeed itself
             values.update(flattened({f"accelerate.{name}": data}))
-    gradient = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
-    shared = getattr(gradient, "_shared_state", None) or {}
-    steps = plain_data(shared.get("plugin_kwargs"))
+    steps = plain_data(_shared(module, "GradientState").get("plugin_kwargs"))
     if isinstance(steps, dict):
         values.update({f"accelerate.gradient_accumulation_{name.removeprefix('num_')}": value for name, value in steps.items()})
     variables = {name: variable for name, variable in _VARIABLES.items() if variable in os.environ}
     return told(values, "accelerate", variables=variables)
+
+
+def _shared(module: Any, name: str) -> dict[str, Any]:
+    """What all objects of a class of states share; empty before there is one."""
+    part = "Accelerate's settings in the configuration of the run"
+    try:
+        return {} if module is None else need(need(module, name, for_=part), "_shared_state", for_=part) or {}
+    except MissingNameError:
+        return {}

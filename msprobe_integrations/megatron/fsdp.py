@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from msprobe_integrations.torch.tensors import dtensors
+
 
 def shards(chunk: Any) -> dict[int, torch.Tensor]:
     """What the optimizer updates of each parameter, by the `id` of whatever the module has at present. Empty for other models.
@@ -27,12 +29,12 @@ def shards(chunk: Any) -> dict[int, torch.Tensor]:
 
 def is_shard(parameter: Any) -> bool:
     """Is it such a part?"""
-    return hasattr(parameter, "orig_param") and hasattr(parameter, "_local_tensor")
+    return hasattr(parameter, "orig_param") and dtensors.is_dtensor(parameter)
 
 
 def range_of(shard: Any) -> tuple[int, int] | None:
     """First element of the whole that this rank has, and the one after the last; None when this version does not say."""
-    size = shard._local_tensor.numel()
+    size = dtensors.local(shard).numel()
     place = getattr(shard, "megatron_fsdp_slice", None)
     if not size:
         return 0, 0

@@ -261,8 +261,7 @@ def is_empty_shard(piece: Piece) -> bool:
 
 def nothing(tensor: torch.Tensor) -> torch.Tensor:
     """No element of it, on its device and with its dtype."""
-    local: torch.Tensor = tensor._local_tensor if dtensors.is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
-    return local.detach().reshape(-1)[:0]
+    return dtensors.local(tensor).detach().reshape(-1)[:0]
 
 
 def _ranks(place: Place) -> tuple[int, ...]:

@@ -133,8 +133,7 @@ def _tensors(copy: _Copy) -> dict[str, torch.Tensor]:
 def _shaped(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
     """The distributed optimizer of one rank alone keeps whole parameters, flat. Of a DTensor, this rank's part."""
     if dtensors.is_dtensor(tensor):
-        tensor = tensor._local_tensor  # type: ignore[attr-defined]
-        return tensor.detach()
+        return dtensors.local(tensor).detach()
     return tensor if piece.sharded or tensor.dim() != 1 or piece.parameter.dim() == 1 else tensor.detach().view(piece.shape)
 
 

@@ -7,13 +7,16 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
+from msprobe_engine.core import log
 from msprobe_engine.core.errors import MissingExtraError, ProbeError
 from msprobe_engine.core.guard import raise_of_training
+from msprobe_integrations.requirements import missing
 
 _LAST_FOR_NUMPY_1 = (2, 10)
 """Newest version known to be compiled for numpy 1, whatever its package says."""
@@ -65,6 +68,23 @@ def no_grad() -> AbstractContextManager[Any]:
     """What runs inside is not recorded for gradients."""
     context: AbstractContextManager[Any] = api_module()._no_grad()
     return context
+
+
+def warn_of_sink_mode(callback: str, parameters: Mapping[str, Any]) -> None:
+    """Say once that with ``dataset_sink_mode`` the loop runs beneath Python, and all steps of an epoch look like one to `callback`.
+
+    Args:
+        parameters: ``run_context.original_args()``; as an attribute, what it lacks would be a KeyError in the training.
+    """
+    for name in ("dataset_sink_mode", "batch_num"):
+        if name not in parameters:
+            missing(f"original_args().{name}", f"{callback} says when dataset_sink_mode makes one step of an epoch")
+            return
+    if parameters["dataset_sink_mode"] and parameters["batch_num"] > 1:
+        log.warn_once(
+            f"{callback} sink mode",
+            f"{callback}: with dataset_sink_mode=True all steps of an epoch are one step; use False to tell them apart",
+        )
 
 
 def adapter() -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import mindspore as ms
+import mindspore.dataset as ds
 import numpy as np
 from mindspore import nn, ops
 
@@ -69,3 +70,12 @@ def train(net: Net, optimizer: Any, probe: MindSporeProbe | None, steps: int = 3
             probe.end_step({"loss": loss})
         out.append(loss.asnumpy().tobytes())
     return out + [w.asnumpy().tobytes() for w in weights]
+
+
+def model_train(callbacks: list[Any]) -> list[bytes]:
+    """Four steps of `Model.train`; the bytes of the weights."""
+    net, optimizer = build(lambda p: nn.Adam(p, 1e-2))
+    numbers = np.random.RandomState(0).randn(8, 6).astype(np.float32)
+    dataset = ds.NumpySlicesDataset((numbers, np.zeros((8, 3), np.float32)), ["a", "b"], shuffle=False).batch(2)
+    ms.train.Model(net, nn.MSELoss(), optimizer).train(1, dataset, callbacks=callbacks, dataset_sink_mode=False)
+    return [w.asnumpy().tobytes() for w in optimizer.parameters]

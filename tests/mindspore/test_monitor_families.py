@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import mindspore as ms
-import mindspore.dataset as ds
 import monitor_programs as programs
 import numpy as np
 import pytest
@@ -240,21 +239,12 @@ def test_only_steps_that_are_due() -> None:
     assert [frame.step for frame in frames if frame.samples] == [1, 3]
 
 
-def model_train(callbacks: list[Any]) -> list[bytes]:
-    """Four steps of `Model.train`; the bytes of the weights."""
-    net, optimizer = programs.build(lambda p: nn.Adam(p, 1e-2))
-    numbers = np.random.RandomState(0).randn(8, 6).astype(np.float32)
-    dataset = ds.NumpySlicesDataset((numbers, np.zeros((8, 3), np.float32)), ["a", "b"], shuffle=False).batch(2)
-    ms.train.Model(net, nn.MSELoss(), optimizer).train(1, dataset, callbacks=callbacks, dataset_sink_mode=False)
-    return [w.asnumpy().tobytes() for w in optimizer.parameters]
-
-
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_model_train(mode: str) -> None:
     """Steps are those of the loop, with their loss; in a compiled graph parameters and states are there, and no gradients. Same bits."""
     ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
     probe = MindSporeProbe(programs.settings(gradients=True, parameters=True, optimizer_states=True, activations=True))
-    weights = model_train([ProbeCallback(probe)])
+    weights = programs.model_train([ProbeCallback(probe)])
     assert probe.closed
     assert [frame.step for frame in probe.frames] == [0, 1, 2, 3]
     families = {sample.family for sample in probe.frames[2].samples}
@@ -263,7 +253,7 @@ def test_model_train(mode: str) -> None:
     for frame in probe.frames:
         assert frame.scalars["skipped"] == 0.0
         assert 0.1 < frame.scalars["loss"] < 0.3
-    assert model_train([]) == weights
+    assert programs.model_train([]) == weights
 
 
 def test_numbers_of_a_scaled_loss() -> None:

@@ -9,6 +9,7 @@ from mindspore.train import Callback
 
 from msprobe_engine.core import log
 from msprobe_engine.core.errors import UsageError
+from msprobe_integrations.mindspore import environment
 from msprobe_integrations.mindspore.dump.debugger import PrecisionDebugger
 
 
@@ -30,13 +31,7 @@ class MsprobeStep(Callback):  # type: ignore[misc]  # mindspore has no types
         self.debugger = debugger
 
     def on_train_begin(self, run_context: Any) -> None:
-        """With ``dataset_sink_mode`` the loop runs beneath Python, and all steps of an epoch look like one."""
-        parameters = run_context.original_args()
-        if getattr(parameters, "dataset_sink_mode", False) and getattr(parameters, "batch_num", 1) > 1:
-            log.warn_once(
-                "sink mode",
-                "MsprobeStep: with dataset_sink_mode=True all steps of an epoch are one step; use False to tell them apart",
-            )
+        environment.warn_of_sink_mode("MsprobeStep", run_context.original_args())
 
     def on_train_step_begin(self, run_context: Any) -> None:  # noqa: ARG002
         """``start()``"""

@@ -13,9 +13,10 @@ from typing import Any
 import mindspore
 from mindspore.train import Callback
 
-from msprobe_engine.core import log
+from msprobe_integrations.mindspore import environment
 from msprobe_integrations.mindspore.monitor.probe import MindSporeProbe
 from msprobe_integrations.mindspore.tensors.memory import numel_of
+from msprobe_integrations.requirements import missing
 
 
 class ProbeCallback(Callback):  # type: ignore[misc]  # mindspore has no types
@@ -36,13 +37,12 @@ class ProbeCallback(Callback):  # type: ignore[misc]  # mindspore has no types
     def on_train_begin(self, run_context: Any) -> None:
         """Network and optimizer are known."""
         given = run_context.original_args()
-        if getattr(given, "dataset_sink_mode", False) and getattr(given, "batch_num", 1) > 1:
-            log.warn_once(
-                "monitor sink mode",
-                "ProbeCallback: with dataset_sink_mode=True all steps of an epoch are one step; use False to tell them apart",
-            )
-        network = getattr(given, "network", None) or getattr(given, "train_network", None)
-        self.probe.attach(given.train_network if network is None else network, getattr(given, "optimizer", None))
+        environment.warn_of_sink_mode("ProbeCallback", given)
+        network = given.get("network") or given.get("train_network")
+        if network is None:
+            missing("original_args().network or .train_network", "the monitor under Model.train")
+        else:
+            self.probe.attach(network, given.get("optimizer"))
 
     def on_train_step_begin(self, run_context: Any) -> None:
         """A step begins; the number that it will have at its end is not counted yet."""

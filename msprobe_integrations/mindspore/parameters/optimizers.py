@@ -13,6 +13,7 @@ import mindspore
 
 from msprobe_integrations.mindspore import environment
 from msprobe_integrations.mindspore.tensors.memory import array_at
+from msprobe_integrations.requirements import MissingNameError, need
 
 Parameter: Any = mindspore.Parameter
 STATES: Mapping[str, Mapping[str, str]] = {
@@ -37,6 +38,8 @@ _ALGORITHMS = {
     "Adam": "adam", "AdamW": "adamw", "AdamWeightDecay": "adamw", "SGD": "sgd", "Momentum": "sgd", "Adagrad": "adagrad",
 }  # fmt: skip
 """Those whose update is the one that `common.update_pairs` knows. Not RMSProp, which has its epsilon under the root, nor Lamb."""
+
+_UPDATES = "the families update and ratio"
 
 
 def is_optimizer(value: Any) -> bool:
@@ -94,27 +97,31 @@ class OptimizerView:
             found = {key: value for key, value in group.items() if key != "params"}
         found["algorithm"] = _ALGORITHMS.get(self.name, "")
         found["optimizer"] = type(self.optimizer).__name__
-        if found.get("betas") is not None:
-            found["step"] = _number(getattr(self.optimizer, "state_step", 0))
-        elif hasattr(self.optimizer, "global_step"):  # of mindspore.nn: settings are attributes
-            self._of_nn(found)
+        try:
+            if found.get("betas") is not None:
+                if found["algorithm"]:
+                    found["step"] = _number(need(self.optimizer, "state_step", for_=_UPDATES))
+            elif isinstance(self.optimizer, mindspore.nn.Optimizer):  # settings are attributes
+                self._of_nn(found)
+        except MissingNameError:
+            found["algorithm"] = ""
         return found
 
     def _of_nn(self, found: dict[str, Any]) -> None:
         optimizer = self.optimizer
-        found["step"] = step = _number(optimizer.global_step)
+        found["step"] = step = _number(need(optimizer, "global_step", for_=_UPDATES))
         if self.name == "AdamWeightDecay":
             found.update(bias_correction=False, eps=_number(optimizer.eps))
         elif self.name == "Adam":
             betas = _number(optimizer.beta1), _number(optimizer.beta2)
             # lr sqrt(1 - b2**t) / (1 - b1**t) m / (sqrt(v) + eps), which is Adam with another epsilon
             eps = _number(optimizer.eps) / max(1.0 - betas[1] ** max(step, 1.0), 1e-30) ** 0.5
-            found.update(betas=betas, eps=eps, amsgrad=bool(getattr(optimizer, "use_amsgrad", False)))
-            if getattr(optimizer, "use_nesterov", False):
+            found.update(betas=betas, eps=eps, amsgrad=bool(need(optimizer, "use_amsgrad", for_=_UPDATES)))
+            if need(optimizer, "use_nesterov", for_=_UPDATES):
                 found["algorithm"] = ""
         elif self.name in ("SGD", "Momentum"):
-            found.update(momentum=_number(optimizer.momentum), nesterov=bool(getattr(optimizer, "nesterov", False)))
-            found["nesterov"] = found["nesterov"] or bool(getattr(optimizer, "use_nesterov", False))
+            nesterov = bool(need(optimizer, "nesterov", "use_nesterov", for_=_UPDATES))
+            found.update(momentum=_number(need(optimizer, "momentum", for_=_UPDATES)), nesterov=nesterov)
             if found["nesterov"] or (not found["momentum"] and self._changes_gradients()):
                 found["algorithm"] = ""
         elif self.name == "Adagrad" and self._changes_gradients():
@@ -124,8 +131,9 @@ class OptimizerView:
         """Weight decay, centralization and loss scale of mindspore.nn are a part of the update: it is not made of the gradients that are
         given."""
         optimizer = self.optimizer
-        centralized = any(getattr(optimizer, "grad_centralization_flags", ()))
-        return bool(centralized or getattr(optimizer, "exec_weight_decay", False) or getattr(optimizer, "need_scale", False))
+        grouped = need(optimizer, "is_group", for_=_UPDATES)  # else nothing is centralized, and there are no flags
+        centralized = any(need(optimizer, "grad_centralization_flags", for_=_UPDATES)) if grouped else False
+        return bool(centralized or need(optimizer, "exec_weight_decay", for_=_UPDATES) or need(optimizer, "need_scale", for_=_UPDATES))
 
     def learning_rate(self) -> Any:
         """Of the first group, a number or a Parameter; None where it would have to be worked out by the program's own code."""

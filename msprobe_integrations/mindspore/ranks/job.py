@@ -11,6 +11,7 @@ import numpy as np
 
 from msprobe_engine.core.process.launch import number_of
 from msprobe_integrations.mindspore import environment
+from msprobe_integrations.requirements import MissingNameError, need
 
 _RANK, _WORLD = ("RANK_ID", "RANK"), ("RANK_SIZE", "WORLD_SIZE", "MS_WORKER_NUM")
 
@@ -53,8 +54,12 @@ class Job:
 
 
 def initialized() -> bool:
-    """Has the communication been started? Starts nothing."""
-    return bool(getattr(getattr(mindspore.communication, "GlobalComm", None), "INITED", False))
+    """Has the communication been started? Starts nothing. False where this version does not say, which is said."""
+    part = "ranks joined through MindSpore's communication"
+    try:
+        return bool(need(need(mindspore.communication, "GlobalComm", for_=part), "INITED", for_=part))
+    except MissingNameError:
+        return False
 
 
 def _seeds() -> Any:

@@ -23,6 +23,7 @@ from msprobe_engine.core.statistics import rows as _rows
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.statistics.pending import quiet
 from msprobe_integrations.torch.tensors import describe
+from msprobe_integrations.torch.tensors.dtensors import is_dtensor, local
 
 STATISTICS = ("max", "min", "mean", "norm")
 MOST_SAMPLES = 4096
@@ -143,9 +144,10 @@ def _held(models: Sequence[nn.Module]) -> Iterator[tuple[str, torch.Tensor, dict
                 if shard is not None and tensor.numel() == 0:
                     facts["whole"] = [int(n) for n in getattr(tensor, "ds_shape", ())]
                     tensor = shard
-                elif type(tensor).__name__ == "DTensor":
-                    facts["placements"] = [str(one) for one in getattr(tensor, "placements", ())]
-                    facts["local_shape"] = list(getattr(tensor, "_local_tensor", tensor).shape)
+                elif is_dtensor(tensor):
+                    layout: Any = tensor
+                    facts["placements"] = [str(one) for one in layout.placements]
+                    facts["local_shape"] = list(local(tensor).shape)
                 yield prefix + name, tensor, facts
 
 

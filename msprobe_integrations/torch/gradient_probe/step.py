@@ -15,6 +15,7 @@ from msprobe_integrations.torch.gradient_probe.signs import count_below, pack_si
 from msprobe_integrations.torch.statistics.pending import quiet
 from msprobe_integrations.torch.statistics.streams import side_stream, wait_for
 from msprobe_integrations.torch.tensors import describe as _describe
+from msprobe_integrations.torch.tensors.dtensors import is_dtensor
 
 SEND_BYTES = 32 << 20
 """Signs that are sent to the host together: bounds what they take on the device."""
@@ -116,8 +117,8 @@ class GradientStep(step.GradientStep[TorchBackend]):
 def _placed(gradient: torch.Tensor) -> str:
     """``[lo, hi) of n`` for the local part of a DTensor that is one flat range of the whole, its placements when it is not, ``""``
     for a gradient that is whole."""
-    placements = getattr(gradient, "placements", None)
-    if placements is None or all(p.is_replicate() for p in placements):
+    placements = gradient.placements if is_dtensor(gradient) else ()  # type: ignore[attr-defined]
+    if all(p.is_replicate() for p in placements):
         return ""
     try:
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset

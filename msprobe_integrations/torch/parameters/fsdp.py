@@ -16,8 +16,8 @@ from torch import nn
 
 from msprobe_integrations.common.parameters.gradients import ACCUMULATED, LOCAL, Piece
 from msprobe_integrations.patching import FunctionPatches
-from msprobe_integrations.requirements import MissingNameError, need, optional
-from msprobe_integrations.torch.tensors.dtensors import is_dtensor
+from msprobe_integrations.requirements import MissingNameError, need
+from msprobe_integrations.torch.tensors.dtensors import is_dtensor, local
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
@@ -113,8 +113,7 @@ class UnshardedGradients:
 def _gradient(fsdp_param: Any) -> torch.Tensor | None:
     """What autograd has left on the unsharded parameter."""
     gradient = need(fsdp_param, "_unsharded_param", for_=_PART).grad
-    found: torch.Tensor | None = optional(gradient, "_local_tensor", gradient, because="only that of a DTensor has one")
-    return found
+    return None if gradient is None else local(gradient)
 
 
 def _groups(module: nn.Module) -> list[Any]:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from msprobe_engine.core.log import get_logger
+from msprobe_integrations.torch.tensors.dtensors import local as local_part
 
 _log = get_logger()
 
@@ -28,7 +29,7 @@ def perturb(model: nn.Module | Sequence[nn.Module], how: str, seed: int) -> int:
     changed = 0
     for chunk, part in enumerate(model if isinstance(model, Sequence) else [model]):
         for name, parameter in part.named_parameters():
-            local = getattr(parameter, "_local_tensor", parameter).detach()  # of a DTensor the shard
+            local = local_part(parameter).detach()  # of a DTensor the shard
             if not local.is_floating_point() or local.element_size() < 2 or local.is_meta:
                 continue
             if how == "bf16":

@@ -26,9 +26,11 @@ from torch._C import _functorch
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.records import TensorDescription
 from msprobe_integrations.common.capture.descriptions import LIMIT, intern
+from msprobe_integrations.requirements import need
 from msprobe_integrations.torch.ascend import formats as npu_formats
 from msprobe_integrations.torch.tensors import quantized
 from msprobe_integrations.torch.tensors.devices import is_capturing
+from msprobe_integrations.torch.tensors.dtensors import is_dtensor, local
 
 Tensor = torch.Tensor
 Key = tuple[Any, ...]
@@ -88,7 +90,7 @@ def _resolve(tensor: Tensor, cls: type) -> tuple[Tensor | None, TensorDescriptio
     name = cls.__name__
     if name == "FunctionalTensor":
         return None, of(tensor, text), "functional"
-    if name == "DTensor" and hasattr(tensor, "_local_tensor"):
+    if is_dtensor(tensor):
         return _dtensor(tensor, text)
     if name == "AsyncCollectiveTensor":
         if not getattr(tensor, "completed", False):
@@ -147,7 +149,7 @@ def _functorch_inner(tensor: Tensor) -> tuple[Tensor | None, TensorDescription, 
 
 
 def _dtensor(tensor: Any, text: str) -> tuple[Tensor | None, TensorDescription, str]:
-    inner, shown, why = resolve(tensor._local_tensor)
+    inner, shown, why = resolve(local(tensor))
     mesh = tensor.device_mesh
     extra = (
         ("device_mesh", _mesh(mesh)),
@@ -171,7 +173,7 @@ def _placement(placement: Any) -> dict[str, Any]:
     if placement.is_shard():
         return {"Shard": {"dim": placement.dim}}
     if placement.is_partial():
-        return {"Partial": {"reduce_op": str(getattr(placement, "reduce_op", "sum"))}}
+        return {"Partial": {"reduce_op": str(need(placement, "reduce_op", for_="how ranks add up the parts of a DTensor"))}}
     return {type(placement).__name__: {}}
 
 

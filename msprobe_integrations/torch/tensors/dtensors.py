@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from msprobe_integrations.common.parameters.gradients import Piece
+from msprobe_integrations.requirements import need
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.ranks.exchanges import Exchanges
@@ -16,7 +17,19 @@ if TYPE_CHECKING:
 
 def is_dtensor(tensor: Any) -> bool:
     """True for a `torch.distributed.tensor.DTensor`, also of the time when that module was private."""
-    return type(tensor).__name__ == "DTensor" and hasattr(tensor, "_local_tensor")
+    return type(tensor).__name__ == "DTensor" and type(tensor).__module__.startswith("torch.distributed")
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a DTensor, whatever its layout; any other tensor itself.
+
+    Raises:
+        MissingNameError: a DTensor of this version does not show it. Itself it is no stand-in: to reduce it would have ranks communicate.
+    """
+    if not is_dtensor(tensor):
+        return tensor
+    found: torch.Tensor = need(tensor, "_local_tensor", for_="what a rank holds of a DTensor")
+    return found
 
 
 def local_of(tensor: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor | None:
@@ -32,7 +45,7 @@ def local_of(tensor: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tens
         return tensor
     if not is_dtensor(parameter):
         return None
-    inner: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
+    inner = local(tensor)
     if tensor.placements == parameter.placements:  # type: ignore[attr-defined]
         return inner
     return _part(inner, parameter) if all(one.is_replicate() for one in tensor.placements) else None  # type: ignore[attr-defined]
@@ -50,7 +63,7 @@ def _part(whole: torch.Tensor, parameter: Any) -> torch.Tensor | None:
         chunk = -(-rows // parameter.device_mesh.size(i))
         first, last = (min(rows, chunk * (place[i] + step)) for step in (0, 1))
         whole = whole.narrow(placement.dim, first, last - first)
-    return whole if whole.shape == parameter._local_tensor.shape else None
+    return whole if whole.shape == local(parameter).shape else None
 
 
 def dividing_dims(tensor: Any) -> list[int]:
@@ -87,7 +100,7 @@ def make_piece(name: str, tensor: Any, chunk: int, facts: Mapping[str, Any], exc
     ranks = sharers(tensor)
     summed = any(tensor.placements[i].is_partial() for i in divided)  # parts of a sum: no row of theirs is one of the whole
     exchange = exchanges.of(ranks) if exchanges is not None and ranks and not summed else None
-    here = tensor._local_tensor.numel()
+    here = local(tensor).numel()
     lo = _flat_start(tensor, divided)
     if lo is None:
         return Piece(name, tensor, chunk, 0, here, shared, exchange, positions=False)
@@ -106,4 +119,4 @@ def _flat_start(tensor: Any, divided: Sequence[int]) -> int | None:
     rows, ranks, width = tensor.shape[0], tensor.device_mesh.size(divided[0]), math.prod(tensor.shape[1:])
     chunk = -(-rows // ranks)
     first, last = (min(rows, chunk * (place[divided[0]] + i)) for i in (0, 1))
-    return first * width if tensor._local_tensor.numel() == (last - first) * width else None
+    return first * width if local(tensor).numel() == (last - first) * width else None

@@ -14,6 +14,7 @@ import torch
 from msprobe_engine.core.guard import raise_of_training, suppress_faults
 from msprobe_integrations.torch.statistics.streams import record_event
 from msprobe_integrations.torch.tensors.devices import is_capturing
+from msprobe_integrations.torch.tensors.dtensors import local
 
 CALLS = frozenset(("to", "copy_", "_to_copy", "_foreach_copy_"))
 """Names of calls that may start such a copy."""
@@ -47,7 +48,7 @@ class HostCopies:
             return
         with suppress_faults():  # what is no tensor, has no memory, or no version
             for target, source in _pairs(api, args, kwargs, result):
-                target, source = _local(target), _local(source)
+                target, source = local(target), local(source)
                 if not target.is_cpu or source.is_cpu or is_capturing(source.device.type):
                     continue
                 self.drop_arrived()
@@ -63,12 +64,12 @@ class HostCopies:
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Is the memory of a tensor still being filled? Never raises, never waits."""
-        return self._under_way(_local(tensor)) is not None
+        return self._under_way(local(tensor)) is not None
 
     def source_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The tensor of the device that has what a tensor will have, where there still is one; its values are there in the order of
         the device's stream."""
-        tensor = _local(tensor)
+        tensor = local(tensor)
         copy = self._under_way(tensor)
         if copy is None or copy.target() is not tensor:
             return None
@@ -104,9 +105,3 @@ def _pairs(api: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
         return [(result, args[0])]
     source = args[1] if len(args) > 1 else kwargs["src"]
     return zip(args[0], source) if api == "_foreach_copy_" else [(args[0], source)]
-
-
-def _local(tensor: Any) -> torch.Tensor:
-    """The part of a DTensor that this rank holds."""
-    found: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return found

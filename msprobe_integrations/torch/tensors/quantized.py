@@ -15,6 +15,7 @@ from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.core.statistics.rows import Rows
 from msprobe_integrations.torch.statistics import device_rows
 from msprobe_integrations.torch.statistics import rows as statistics
+from msprobe_integrations.torch.tensors.dtensors import local
 
 Tensor = torch.Tensor
 _no_dispatch = torch._C._disabled_torch_dispatch_impl
@@ -46,7 +47,7 @@ def facts(tensor: Any) -> tuple[tuple[str, Any], ...]:
 def scales(tensor: Any) -> Tensor | None:
     """The inverse scales of a quantized tensor, as a view of what it holds: of rows, without what only fills their memory up. None where
     it has none, or in an order that is not known."""
-    tensor = getattr(tensor, "_local_tensor", tensor)
+    tensor = local(tensor)
     found = getattr(tensor, "_scale_inv", None)
     if isinstance(found, Tensor):
         return found

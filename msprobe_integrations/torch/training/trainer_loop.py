@@ -21,6 +21,7 @@ from msprobe_integrations.requirements import MissingNameError, Requirement, che
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 from msprobe_integrations.torch.parameters.find import engine_of
 from msprobe_integrations.torch.parameters.scaler import inner_optimizer
+from msprobe_integrations.torch.tensors.dtensors import local
 from msprobe_integrations.torch.training.loop import LoopObserver
 
 _log = get_logger()
@@ -124,7 +125,7 @@ def number(value: Any) -> Any:
     go on writing to theirs."""
     with torch.no_grad(), torch._C.DisableTorchFunction():
         if hasattr(value, "placements"):
-            value = value._local_tensor if all(place.is_replicate() for place in value.placements) else None
+            value = local(value) if all(place.is_replicate() for place in value.placements) else None
         return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 

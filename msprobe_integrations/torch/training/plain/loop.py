@@ -6,6 +6,7 @@ import gc
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from torch import nn
 
 from msprobe_engine.core.log import warn_once
 from msprobe_engine.core.settings.schema import ProbeSettings
-from msprobe_integrations import requirements
 from msprobe_integrations.common.parameters.optimizer_numbers import LEARNING_RATE, update_numbers
+from msprobe_integrations.requirements import MissingNameError, check, need
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 from msprobe_integrations.torch.parameters.scaler import inner_optimizer
 from msprobe_integrations.torch.reliance import NAME, PACKAGE, TABLE
@@ -33,7 +34,7 @@ _PAUSE = 100
 
 def claim(sight: TrainingDetector) -> PlainObserver | None:
     """The observer of this process' training, when nobody who knows more follows it."""
-    requirements.check(NAME, PACKAGE, TABLE)
+    check(NAME, PACKAGE, TABLE)
     return owner.claim("torch", lambda settings, file: PlainObserver(settings, sight, file))
 
 
@@ -47,7 +48,7 @@ class PlainObserver(LoopObserver):
 
     Attributes:
         updates: of followed optimizers, so far.
-        parts: the losses of a step are to be divided by this: micro batches of a schedule that scales gradients itself.
+        parts: the losses of a step are to be divided by this: micro batches of a schedule that scales gradients itself; 0: not known.
     """
 
     def __init__(self, settings: ProbeSettings, sight: TrainingDetector, file: Path | None = None) -> None:
@@ -199,7 +200,7 @@ class PlainObserver(LoopObserver):
             if dtensors.is_dtensor(tensors):
                 if not all(placement.is_replicate() for placement in tensors.placements):
                     return
-                tensors = tensors._local_tensor
+                tensors = dtensors.local(tensors)
             if tensors.numel() != 1:
                 return
             loss = tensors.detach().reshape(())
@@ -209,17 +210,17 @@ class PlainObserver(LoopObserver):
     def numbers(self) -> dict[str, Any]:
         """The loss: what backward was called on, summed over the step."""
         loss, self._loss = self._loss, None
-        if loss is None:
+        if loss is None or not self.parts:
             return {}
         with _no_function():
             return {"loss": loss if self.parts == 1 else loss / self.parts}
 
     def loss_scale(self, scaler: Any, optimizer: Any) -> None:
         """A scaler is about to step an optimizer."""
-        scale = getattr(scaler, "_scale", None)
-        if isinstance(scale, torch.Tensor) and self._followed(inner_optimizer(optimizer)):
-            with _no_function(), torch.no_grad():
-                self.note({"loss_scale": scale.clone()})
+        if self._followed(inner_optimizer(optimizer)):
+            with suppress(MissingNameError), _no_function(), torch.no_grad():
+                scale = need(scaler, "_scale", for_="scalar loss_scale")
+                self.note({"loss_scale": scale.clone()} if isinstance(scale, torch.Tensor) else {})
 
     # updates
 

@@ -23,6 +23,7 @@ from msprobe_engine.core.guard import is_of_training, raise_of_training, suppres
 from msprobe_integrations.autoload import report
 from msprobe_integrations.autoload.imports import after_import
 from msprobe_integrations.patching import FunctionPatch, shared_patch
+from msprobe_integrations.requirements import MissingNameError, need
 from msprobe_integrations.torch.ranks.process_group_teardown import before_ranks_end
 from msprobe_integrations.torch.training.plain.models import parameters_of, trains
 
@@ -303,8 +304,8 @@ class TrainingDetector:
                 self.found(modules)
             elif self.observer is not None:
                 self.observer.forward(training=training)
-            if self.observer is not None and training and getattr(schedule, "scale_grads", False):
-                self.observer.parts = schedule._n_microbatches
+            if self.observer is not None and training:
+                self.observer.parts = _parts_of_loss(schedule)
         with self.within(schedule):
             return following(schedule, *args, **kwargs)
 
@@ -361,3 +362,14 @@ def _forked(sight: TrainingDetector | None) -> None:
     sight._inside.clear()
     sight._thread = threading.get_ident()
     sight.look_no_longer()
+
+
+def _parts_of_loss(schedule: Any) -> int:
+    """By what the sum of a schedule's losses is divided: its micro batches where it scales gradients itself, 0: that is not known."""
+    if torch.__version__ < (2, 6):  # type: ignore[operator]  # a TorchVersion; none scaled them
+        return 1
+    try:
+        scales = need(schedule, "scale_grads", for_="the loss of steps of a pipeline")
+        return int(need(schedule, "_n_microbatches", for_="the loss of steps of a pipeline")) if scales else 1
+    except MissingNameError:
+        return 0
