@@ -12,7 +12,7 @@ from driver_dumps import dump, pair
 
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.api import compare_dumps
-from msprobe_engine.report.table.same_tables import MANY
+from msprobe_engine.report.table.same_ranks import MANY
 
 RANKS = MANY + 4
 OPTIONS = CompareOptions(scheduler="serial")
@@ -41,7 +41,7 @@ def totals(summary: Path) -> dict[str, Any]:
 def test_the_summary_says_the_same_with_fewer_tables(runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks are different ones. The others name whose table is theirs; what is counted over all ranks stays."""
     few = compare_dumps(*runs, tmp_path / "few", OPTIONS)
-    monkeypatch.setattr("msprobe_engine.report.table.same_tables.MANY", RANKS)
+    monkeypatch.setattr("msprobe_engine.report.table.same_ranks.MANY", RANKS)
     all_of_them = compare_dumps(*runs, tmp_path / "all", OPTIONS)
     assert (len(few.files), len(all_of_them.files)) == (2, RANKS)
     assert few.summary is not None

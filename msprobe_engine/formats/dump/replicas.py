@@ -40,6 +40,8 @@ _MARKED = tuple(word.encode() for word in (_LIST[1:], _TEXT))
 NOT_FINITE = (b"NaN", b"Infinity")
 """What JSON of Python writes of a number that is not finite."""
 _PLAN = "collectives", "extra", "tags"
+_TABLE, _VIEW = 4, 1 << 13
+"""Memory of a table, per byte of its file, and of a view."""
 _SHOWN = "values", "nonfloat_stats", "md5"
 
 T = TypeVar("T")
@@ -57,14 +59,8 @@ class _Text(NamedTuple):
     digest: bytes
 
 
-def digest_of(path: Path) -> bytes | None:
-    """The same of two dumps that differ only in the ranks that they name; None of what has to be read for itself (saved tensors, a step
-    that was cut off, a file that is damaged)."""
-    text = _read(path) if path.name == layout.DUMP else None
-    return None if text is None or text.header.get("task") == TENSOR else text.digest
-
-
 def _read(path: Path) -> _Text | None:
+    """None of what has to be read for itself: saved tensors, a step that was cut off, a file that is damaged."""
     if (path.parent / layout.MARKER).exists():
         return None
     try:
@@ -79,6 +75,8 @@ def _read(path: Path) -> _Text | None:
     try:
         header = parse_json(head, path)
     except DumpFormatError:
+        return None
+    if header.get("task") == TENSOR:  # each has saved tensors of its own
         return None
     places = sorted(match.span(match.lastindex or 0) for pattern in _PLACES for match in pattern.finditer(body))
     key = hashlib.sha256(b"".join([hashlib.sha256(text).digest() for text in beside]) + _program(header))
@@ -100,17 +98,21 @@ class ReplicaReader:
 
     Args:
         shared: columns of the tables that were read before.
+        keep: what a file was found to be is kept for who looks at it again.
 
     Attributes:
         finite: files in which no number is NaN or an infinity, as far as that was seen.
+        held: bytes of memory of the templates and of the views that are kept, as an estimate.
     """
 
-    def __init__(self, shared: SharedColumns) -> None:
+    def __init__(self, shared: SharedColumns, keep: bool = False) -> None:
         self.finite: set[Path] = set()
+        self.held = 0
         self._shared = shared
         self._templates: dict[bytes, _Template | None] = {}  # None: cannot stand for others
         self._words: dict[bytes, Any] = {}
         self._ranks: dict[tuple[int, ...], tuple[Any, ...]] = {}
+        self._kept: dict[Path, DumpTable | None] | None = {} if keep else None
 
     def read(self, path: Path) -> DumpTable:
         """As `read_side`.
@@ -118,8 +120,23 @@ class ReplicaReader:
         Raises:
             DumpFormatError: as there.
         """
-        view = self._view(path) if path.name == layout.DUMP else None
+        view = self._known(path)
         return self._shared.share(read_side(path)) if view is None else view
+
+    def template(self, path: Path) -> DumpTable | None:
+        """One and the same for all files that differ only in the ranks that they name; None of a file that has to be read for itself."""
+        view = self._known(path)
+        return None if view is None else view.template
+
+    def _known(self, path: Path) -> DumpTable | None:
+        if path.name != layout.DUMP:
+            return None
+        if self._kept is None:
+            return self._view(path)
+        if path not in self._kept:
+            self._kept[path] = self._view(path)
+            self.held += _VIEW
+        return self._kept[path]
 
     def _view(self, path: Path) -> DumpTable | None:
         """None: the file has to be read for itself, and what is wrong with it is said then."""
@@ -129,6 +146,7 @@ class ReplicaReader:
         head, body, header, places, digest = text
         if digest not in self._templates:
             self._templates[digest] = self._template(path, head, body, places)
+            self.held += len(body) * _TABLE
         template = self._templates[digest]
         if template is None:
             return None
@@ -179,6 +197,32 @@ class ReplicaReader:
             setattr(table, name, (_Texts if isinstance(column, dict) else _List)(column, places, ranks))
         say_missing(table, 0)
         return table
+
+
+class StepTables:
+    """Readers of some steps for who goes through the steps twice: what was read at first is kept while it takes no more than `memory`
+    bytes, and is read again of the steps behind."""
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._kept: dict[int, ReplicaReader] = {}
+        self._now: tuple[int, ReplicaReader] | None = None
+
+    def of(self, step: int) -> ReplicaReader:
+        """The reader of a step that is looked at again later; nothing may be changed in its tables."""
+        if step in self._kept:
+            return self._kept[step]
+        if self._now is None or self._now[0] != step:
+            free = sum(reader.held for reader in self._kept.values()) < self._memory
+            self._now = step, ReplicaReader(SharedColumns(), keep=free)
+            if free:
+                self._kept[step] = self._now[1]
+        return self._now[1]
+
+    def take(self, step: int) -> ReplicaReader:
+        """The reader of a step that nobody looks at again."""
+        self._now = None
+        return self._kept.pop(step, None) or ReplicaReader(SharedColumns())
 
 
 def of_each(sides: Mapping[int, DumpTable], look: Callable[[DumpTable], T]) -> dict[int, T]:

@@ -18,8 +18,7 @@ from msprobe_engine.find.difference.noise.calibration import Floats, movements
 from msprobe_engine.find.difference.rank_walk import RankWalk
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
-from msprobe_engine.formats.dump.replicas import ReplicaReader
-from msprobe_engine.formats.dump.shared_columns import SharedColumns
+from msprobe_engine.formats.dump.replicas import StepTables
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table import same_tables
 from msprobe_engine.report.table.rank_table import DiagnosedTask, Result, compare_guarded, places_of
@@ -95,11 +94,12 @@ def _compared(
 ) -> Comparison:
     size = sum(task.size for task in sources.tasks)
     keep = diagnose and len(sources.tasks) <= _MOST_KEPT and size * _KEPT < options.memory_mb << 20
-    results = _results(sources, options, directory, manifest, keep, scheduler)
+    tables = StepTables(0 if Mappings.of(options) else options.memory_mb << 20)
+    results = _results(sources, options, directory, manifest, keep, scheduler, tables)
     found.results = [results[task.key] for task in sources.tasks]
     if diagnose:
         with collection_paused():
-            _diagnose(found, sources, results, options)
+            _diagnose(found, sources, results, options, tables)
     if found.diagnosis is not None and not (options.compat or options.consistent_check or options.postprocess is not None):
         _write_again(found.diagnosis, sources, results, options, directory, manifest, scheduler)
         found.results = [results[task.key] for task in sources.tasks]
@@ -118,7 +118,13 @@ _MOST_KEPT = 16
 
 
 def _results(
-    sources: Sources, options: CompareOptions, directory: Path, manifest: Manifest, keep: bool, scheduler: str
+    sources: Sources,
+    options: CompareOptions,
+    directory: Path,
+    manifest: Manifest,
+    keep: bool,
+    scheduler: str,
+    tables: StepTables,
 ) -> dict[str, Result]:
     results = {task.key: done for task in sources.tasks if (done := manifest.done(task)) is not None}
     if results:
@@ -130,7 +136,7 @@ def _results(
     def do(tasks: Sequence[Task]) -> None:
         _run("compare", tasks, results, options, directory, manifest, keep, scheduler)
 
-    followed = same_tables.run(todo, {} if keep else same_tables.leaders(todo, options), results, do)
+    followed = same_tables.run(todo, {} if keep else same_tables.leaders(todo, options, tables), results, do)
     for task in followed:
         manifest.note(task, results[task.key])
     if followed:
@@ -194,7 +200,9 @@ def _fingerprint(sources: Sources, options: CompareOptions) -> str:
     return hashlib.sha256(told.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
-def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result], options: CompareOptions) -> None:
+def _diagnose(
+    found: Comparison, sources: Sources, results: Mapping[str, Result], options: CompareOptions, tables: StepTables
+) -> None:
     """Where the difference begins. Runs with other numbers of ranks are read whole: they may be cut differently."""
     from msprobe_engine.find.config_and_checkpoint import add_settings
     from msprobe_engine.find.nonfinite.one_side import add_later_nonfinite, add_nonfinite_of_one_side
@@ -204,7 +212,7 @@ def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result]
     steps = sorted({task.step or 0 for task in sources.tasks})
     whole = any(task.whole for task in sources.tasks) or (sources.lost and all_of_it and not Path(found.target).is_file())
     finite: set[Path] = set()
-    of_tasks = partial(_sides, sources.tasks, results, mappings, finite)
+    of_tasks = partial(_sides, sources.tasks, results, mappings, finite, tables)
     sides = partial(_whole_steps, found, sources.tasks, mappings) if whole else of_tasks
     try:
         moved = partial(_movements, sources.tasks) if any(task.calibration for task in sources.tasks) else None
@@ -228,10 +236,16 @@ def _with_problems(diagnosis: Diagnosis, found: Comparison) -> Diagnosis:
 
 
 def _sides(
-    tasks: list[Task], results: Mapping[str, Result], mappings: Mappings, finite: set[Path], step: int, problems: list[str]
+    tasks: list[Task],
+    results: Mapping[str, Result],
+    mappings: Mappings,
+    finite: set[Path],
+    tables: StepTables,
+    step: int,
+    problems: list[str],
 ) -> tuple[dict[int, DumpTable], dict[int, DumpTable]]:
     """The ranks of a step: those that the tasks handed back, else read again, where nothing is changed in them equal ones once."""
-    replicas = None if mappings else ReplicaReader(SharedColumns())
+    replicas = None if mappings else tables.take(step)
     read = read_side if replicas is None else replicas.read
     target: dict[int, DumpTable] = {}
     golden: dict[int, DumpTable] = {}

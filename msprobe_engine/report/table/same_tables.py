@@ -4,36 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from msprobe_engine.align.sources import Task
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.formats.dump.replicas import digest_of
+from msprobe_engine.formats.dump.replicas import StepTables
 from msprobe_engine.measure.options import CompareOptions
+from msprobe_engine.report.table import same_ranks
 from msprobe_engine.report.table.rank_table import Result
 
-MANY = 64
-"""Of up to so many steps and ranks each has a table."""
 
-
-def leaders(tasks: Sequence[Task], options: CompareOptions) -> dict[str, str]:
+def leaders(tasks: Sequence[Task], options: CompareOptions, tables: StepTables) -> dict[str, str]:
     """Key of a task -> key of the one before it whose two dumps differ from its own only in the ranks that they name."""
-    if len(tasks) <= MANY or options.compat or options.consistent_check:
+    if len(tasks) <= same_ranks.MANY or options.compat or options.consistent_check:
         return {}
-    digest = lru_cache(maxsize=None)(digest_of)
-    first: dict[tuple[str, bytes, bytes], str] = {}
-    found: dict[str, str] = {}
-    for task in tasks:
-        if task.whole or task.calibration or task.stack is not None:
-            continue
-        target = digest(task.target)
-        golden = None if target is None else digest(task.golden)
-        if target is None or golden is None:
-            continue
-        leader = first.setdefault((task.folder, target, golden), task.key)
-        if leader != task.key:
-            found[task.key] = leader
-    return found
+    alike = (task for task in tasks if not (task.whole or task.calibration or task.stack is not None))
+    files = ((task.key, same_ranks.Files(task.folder, task.step or 0, (task.target, task.golden))) for task in alike)
+    return same_ranks.leaders(files, tables)
 
 
 def follow(result: Result, key: str) -> Result:
@@ -43,19 +29,14 @@ def follow(result: Result, key: str) -> Result:
 
 def run(tasks: Sequence[Task], led: Mapping[str, str], results: dict[str, Result], do: Callable[[Sequence[Task]], None]) -> list[Task]:
     """Do the tasks that others follow, then those of the followers whose leader has no table; the tasks that have followed."""
-    do([task for task in tasks if task.key not in led])
-    alone = [task for task in tasks if task.key in led and _has_no_table(results.get(led[task.key]))]
-    if alone:
-        do(alone)
-    known = {task.key for task in alone}
-    followed = [task for task in tasks if task.key in led and task.key not in known]
+    followed = same_ranks.run(tasks, lambda task: task.key, led, do, lambda key: _has_table(results.get(key)))
     for task in followed:
         results[task.key] = follow(results[led[task.key]], task.key)
     return followed
 
 
-def _has_no_table(result: Result | None) -> bool:
-    return result is None or not result.files or bool(result.problems)
+def _has_table(result: Result | None) -> bool:
+    return result is not None and bool(result.files) and not result.problems
 
 
 def said(number: int) -> str:
