@@ -125,6 +125,7 @@ CASES: dict[str, Case] = {
     "nan_analyze": command("nan_analyze", "-i", "@nan", "-o", "OUT"),
     "compare": command("compare", "-tp", "@one bad rank", "-gp", "@right", "-o", "OUT"),
     "graph": command("graph", "@right", "-o", "OUT", "--format", "html"),
+    "graph, two runs": command("graph", "@one bad rank", "@right", "-o", "OUT", "--format", "html"),
     "graph, merged": command("graph", "@right", "-o", "OUT", "--format", "html", "--merge", "auto"),
     "monitor analyze": command("monitor", "analyze", "@monitor", "-o", "OUT"),
     "diagnose, monitor": command("diagnose", "@monitor", "-o", "OUT"),

@@ -26,7 +26,7 @@ def _linked(tmp_path: Path, ranks: dict[int, dict[str, Record]]) -> dict[int, di
     graphs = {rank: graph(tmp_path, records, rank=rank) for rank, records in ranks.items()}
     for one in graphs.values():
         overflow.mark(one)
-    found = links.link({rank: links.calls(one, OPTIONS)[0] for rank, one in graphs.items()})
+    found = links.link({rank: links.calls(one, OPTIONS)[0] for rank, one in graphs.items()}, graphs)
     return {rank: {graphs[rank].names[node]: some for node, some in nodes.items()} for rank, nodes in found.items()}
 
 
@@ -38,7 +38,7 @@ def test_links_hold_all_of_the_existing_tool(tmp_path: Path) -> None:
     for rank in (0, 1):
         graphs[rank] = build(read_side(target / f"rank{rank}/dump.json"), 1, rank)
         overflow.mark(graphs[rank], exact=True)
-    found = links.link({rank: links.calls(one, OPTIONS)[0] for rank, one in graphs.items()})
+    found = links.link({rank: links.calls(one, OPTIONS)[0] for rank, one in graphs.items()}, graphs)
     theirs = ours = 0
     for pair in outcome(case).pairs:
         made = graphs[pair.rank]

@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 from graph_samples import FILE, HOSTILE, Sample, page_of, ranks
 
+from msprobe_engine.report.graph.nodes.model import MODULE, Graph
+from msprobe_engine.report.graph.page.page import PageWriter
+from msprobe_engine.report.graph.same_graphs import Alike
+
 CHOSEN = "(() => { const { selection, sides } = Graph.store; return selection && sides[selection.side].name(selection.node); })()"
 FAULTY = "Functional.linear.6.forward"
 """The call in ``layers.1.mlp`` of rank 1 where the sample's fault is."""
@@ -281,6 +285,31 @@ def test_all_ranks_are_cells_to_open(show: Open) -> None:
     page.get_by_role("button", name=re.compile("Open step 1, rank 0")).click()
     until(page, "Graph.store.pair.step === 1 && Graph.store.pair.rank === 0")
     assert "nothing found" in page.locator("button.pair[aria-current]").get_attribute("aria-label")
+
+
+def test_ranks_without_a_graph_of_their_own(opened: Open, accessible: Callable[..., list[str]], tmp_path: Path) -> None:
+    """Every rank is a field where it stands in the job. It says whose graph it has, and opens it; so does its address."""
+    places = {rank: divmod(rank, 4) for rank in range(8)}
+    writer = PageWriter(tmp_path / "page.html", "t", "a", alike=Alike({(0, 0): [1, 2, 3], (0, 5): [4, 6, 7]}, ("pp", "dp"), places))
+    for rank in (0, 5):
+        graph = Graph(0, rank, None)
+        graph.add("Module.a.A.forward.0", MODULE, 0)
+        writer.add(graph)
+    writer.finish()
+    page = opened(tmp_path / "page.html", address="#rank=6")
+    page.wait_for_selector("#graph.ready")
+    assert page.evaluate("Graph.store.pair.rank") == 5
+    assert page.locator("#graph-bar select").nth(1).inner_text().split("\n") == ["Rank 0 and 3 alike", "Rank 5 and 3 alike"]
+    page.keyboard.press("3")
+    assert page.locator(".rank-map > span").all_inner_texts() == ["pp 0", "pp 1"]
+    assert page.locator(".rank-map path.now").count() == 1
+    box = page.locator(".rank-map svg").first.bounding_box()
+    third = {"x": box["width"] * 2.5 / 32, "y": box["height"] / 2}
+    page.locator(".rank-map svg").first.hover(position=third)
+    assert page.locator(".rank-said").inner_text() == "Rank 2 (pp 0, dp 2) holds the same as rank 0: nothing found"
+    assert accessible(page, ()) == []
+    page.locator(".rank-map svg").first.click(position=third)
+    until(page, "Graph.store.pair.rank === 0")
 
 
 def test_keys_do_what_help_says(show: Open) -> None:

@@ -28,12 +28,8 @@ from msprobe_engine.formats.dump.stream import records_of, split_header
 
 MOST_BYTES = 1 << 28
 """Files beyond it are read in blocks, each for itself."""
-_PLACES = (
-    re.compile(rb'"group_(?:ranks": (\[[\d,\s]*\])|id": ("[^"\\]*"))'),
-    re.compile(rb'"peer": (\d+)'),
-    re.compile(rb'"root": (\d+)'),
-)
-"""Where ranks are named; each begins with letters that are found fast."""
+_PLACES = re.compile(rb'"(?:group_ranks": (\[[\d,\s]*\])|group_id": ("[^"\\]*")|peer": (\d+)|root": (\d+))')
+"""Where ranks are named."""
 _FIRST = 1 << 62
 _LIST, _TEXT = f"[-{str(_FIRST)[:12]}", "#msprobe rank "
 _MARKED = tuple(word.encode() for word in (_LIST[1:], _TEXT))
@@ -78,7 +74,7 @@ def _read(path: Path) -> _Text | None:
         return None
     if header.get("task") == TENSOR:  # each has saved tensors of its own
         return None
-    places = sorted(match.span(match.lastindex or 0) for pattern in _PLACES for match in pattern.finditer(body))
+    places = [match.span(match.lastindex or 0) for match in _PLACES.finditer(body)]
     key = hashlib.sha256(b"".join([hashlib.sha256(text).digest() for text in beside]) + _program(header))
     for piece in _marked(body, places):
         key.update(piece)

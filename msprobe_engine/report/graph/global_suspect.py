@@ -3,7 +3,7 @@ too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from msprobe_engine.find.difference.rank_walk import RankWalk
 from msprobe_engine.find.findings import NONE, NONFINITE, NOTHING, OVERFLOW, Diagnosis
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.replicas import StepTables
 from msprobe_engine.measure import distances
 from msprobe_engine.report.graph.merge.origins import node_of
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph
@@ -64,7 +65,12 @@ class Suspects:
 
 
 def of_two(
-    jobs: Sequence[Job], paths: tuple[str, str], mappings: Mappings, known: Mapping[Key, Comparison], problems: Sequence[str] = ()
+    jobs: Sequence[Job],
+    paths: tuple[str, str],
+    mappings: Mappings,
+    known: Mapping[Key, Comparison],
+    tables: StepTables,
+    problems: Sequence[str] = (),
 ) -> Suspects:
     """Where two runs part.
 
@@ -73,6 +79,7 @@ def of_two(
         paths: of the two runs.
         mappings: names of the target on the golden side.
         known: comparisons that are in memory; the others are read and walked again.
+        tables: what was read before.
         problems: what could not be read or compared before; the first line counts it.
     """
     from msprobe_engine.find.config_and_checkpoint import add_settings
@@ -90,13 +97,15 @@ def of_two(
         target: dict[int, DumpTable] = {}
         golden: dict[int, DumpTable] = {}
         fresh: set[int] = set()
+        look = read_side if mappings else tables.take(step).read
         for job in jobs:
             one = walked(job)
             if job.step == step and one is not None:
                 target[job.rank], golden[job.rank] = one.sides
             elif job.step == step:
-                _read(job.ranks, target, problems)
-                _read(job.golden_ranks if job.members else tuple((job.rank, path) for _, path in job.golden_ranks), golden, problems)
+                _read(look, job.ranks, target, problems)
+                theirs = job.golden_ranks if job.members else tuple((job.rank, path) for _, path in job.golden_ranks)
+                _read(look, theirs, golden, problems)
                 fresh.update(rank for rank, _ in job.ranks if rank in target)
         mappings.apply_all({rank: target[rank] for rank in fresh}, golden)
         for sides in (target, golden):
@@ -128,10 +137,10 @@ def of_two(
     return found
 
 
-def _read(files: Iterable[tuple[int, Path]], sides: dict[int, DumpTable], problems: list[str]) -> None:
+def _read(look: Callable[[Path], DumpTable], files: Iterable[tuple[int, Path]], sides: dict[int, DumpTable], problems: list[str]) -> None:
     for rank, path in files:
         try:
-            sides[rank] = read_side(path)
+            sides[rank] = look(path)
         except DumpFormatError as error:
             problems.append(str(error))
 
@@ -150,13 +159,13 @@ def of_one(jobs: Iterable[Job], bad: set[Key], problems: Sequence[str] = ()) -> 
     jobs = list(jobs)
     of_rank = {(job.step, rank): job.key for job in jobs for rank, _ in job.ranks}
     for step in sorted({step for step, _ in bad}):
-        traces = {}
+        traces, replicas = {}, load.ReplicaTraces()
         for rank, path in [file for job in jobs if job.step == step for file in job.ranks]:
             if path.name == layout.DEBUG:
                 _saved(found, (step, rank), path)
                 continue
             try:
-                traces[rank] = load.load_rank(step, rank, path.parent, found.problems)
+                traces[rank] = load.load_rank(step, rank, path.parent, found.problems, replicas=replicas)
             except DumpFormatError as error:
                 found.problems.append(str(error))
         if not traces:

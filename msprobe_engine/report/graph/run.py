@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from msprobe_engine.align.mapping.user_mapping import Mappings
 from msprobe_engine.core.errors import NothingCapturedError, SinkError
 from msprobe_engine.core.io.progress import bar
-from msprobe_engine.report.graph import global_suspect
+from msprobe_engine.formats.dump.replicas import StepTables
+from msprobe_engine.report.graph import global_suspect, same_graphs
+from msprobe_engine.report.graph.global_suspect import Key
 from msprobe_engine.report.graph.merge import copies
+from msprobe_engine.report.graph.nodes.links import Linked
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph
 from msprobe_engine.report.graph.options import GraphOptions
 from msprobe_engine.report.graph.source import Job, jobs_of
@@ -24,6 +27,7 @@ from msprobe_engine.report.graph.stamps import reserve, waiting_prefix
 from msprobe_engine.report.graph.summary import Result
 from msprobe_engine.report.graph.work import Part, lost, make
 from msprobe_engine.report.graph.writer import MERGED_DUMP, Plan, Writer, open_writer
+from msprobe_engine.report.table import same_ranks
 from msprobe_engine.report.table.schedule import run_jobs
 from msprobe_engine.report.table_files import output_directory
 
@@ -61,25 +65,49 @@ def run(
         options = replace(options, merge="auto")
     directory = output_directory(output)
     result = Result(str(target), str(golden or ""), notes=sources.notes, problems=sources.lost)
-    with reserve(directory) as stamp, _Store(directory, sources.jobs, options, stamp) as store:
-        parts = _made(sources.jobs, options, store, progress)
-        for part in parts:
-            result.problems += [problem for problem in part.problems if problem not in result.problems]
-            result.notes += [note for note in part.notes if note not in result.notes]
-        result.notes += copies.unlike(parts)
-        there = [part for part in parts if store.has(part.job.key)]
-        if not there:
+    tables = StepTables(options.memory_mb << 20)
+    led = same_graphs.leaders(sources.jobs, options, tables)
+    alone = [job for job in sources.jobs if job.key not in led]
+    with reserve(directory) as stamp, _Store(directory, alone, options, stamp) as store:
+        made: dict[Key, Part] = {}
+
+        def do(jobs: Sequence[Job]) -> None:
+            made.update(_made(jobs, options, store, progress))
+
+        followed = same_ranks.run(sources.jobs, lambda job: job.key, led, do, store.has)
+        _say(result, made)
+        if not any(store.has(key) for key in made):
             raise NothingCapturedError(f"{target}: nothing of it can be drawn" + "".join(f"\n  {problem}" for problem in result.problems))
-        found = _suspects([part.job for part in there], there, options, store, result)
-        links = _links(there)
-        plan = Plan(directory, stamp, options, result.target, result.golden, tuple(part.job.key for part in there), found.first)
-        _write(plan, there, store, links, found, result, progress)
+        calls = same_graphs.calls(made, followed, led, tables)
+        alike = same_graphs.alike(sources.jobs, followed, led, tables)
+        behind = {job.key for job in followed}
+        looked_at = [job for job in sources.jobs if job.key in behind or store.has(job.key)]
+        found = _suspects(looked_at, {key for key, part in made.items() if part.nonfinite}, options, store, result, tables)
+        if apart := same_graphs.apart(followed, led, found):
+            do(apart)
+            alike = alike.without([job.key for job in apart])
+        there = [made[job.key] for job in sources.jobs if job.key in made and store.has(job.key)]
+        if found.first is not None and found.first not in made:
+            found.first = led.get(found.first, found.first)
+        if alike.same:
+            result.same = sum(map(len, alike.same.values()))
+            result.notes.append(same_graphs.said(result.same))
+        places = tuple(part.job.key for part in there)
+        plan = Plan(directory, stamp, options, result.target, result.golden, places, found.first, alike)
+        _write(plan, there, store, same_graphs.links(there, calls), found, result, progress)
     return result
 
 
-def _made(jobs: Sequence[Job], options: GraphOptions, store: _Store, progress: Progress | None) -> list[Part]:
+def _say(result: Result, made: Mapping[Key, Part]) -> None:
+    for part in made.values():
+        result.problems += [problem for problem in part.problems if problem not in result.problems]
+        result.notes += [note for note in part.notes if note not in result.notes]
+    result.notes += copies.unlike(made.values())
+
+
+def _made(jobs: Sequence[Job], options: GraphOptions, store: _Store, progress: Progress | None) -> dict[Key, Part]:
     """All parts, by step and rank; what they made is in the store."""
-    done: dict[tuple[int, int], Part] = {}
+    done: dict[Key, Part] = {}
     with bar("graph", len(jobs)) as advance:
         for job, part in run_jobs(jobs, partial(make, options=options), lost, "auto", options.workers, options.memory_mb):
             if part.made is not None:
@@ -89,33 +117,23 @@ def _made(jobs: Sequence[Job], options: GraphOptions, store: _Store, progress: P
             advance(job.place)
             if progress is not None:
                 progress(f"{job.place}: read and drawn")
-    return [done[job.key] for job in jobs]
+    return {job.key: done[job.key] for job in jobs}
 
 
-def _suspects(jobs: Sequence[Job], parts: Sequence[Part], options: GraphOptions, store: _Store, result: Result) -> global_suspect.Suspects:
+def _suspects(
+    jobs: Sequence[Job], bad: set[Key], options: GraphOptions, store: _Store, result: Result, tables: StepTables
+) -> global_suspect.Suspects:
     if result.golden:
         mappings = Mappings(layer=options.layer_mapping if options.layer_mapping not in (None, True) else None)
-        found = global_suspect.of_two(jobs, (result.target, result.golden), mappings, store.known(), result.problems)
+        known = store.known()
+        if len(known) < len(jobs):
+            known = {}  # what is alike is walked once, with the graph's own ranks among it
+        found = global_suspect.of_two(jobs, (result.target, result.golden), mappings, known, tables, result.problems)
     else:
-        found = global_suspect.of_one(jobs, {part.job.key for part in parts if part.nonfinite}, result.problems)
+        found = global_suspect.of_one(jobs, bad, result.problems)
     store.forget_walks()
     result.finding, result.headline, result.why = found.finding, found.headline, found.why
     result.problems += [problem for problem in found.problems if problem not in result.problems]
-    return found
-
-
-def _links(parts: Sequence[Part]) -> dict[tuple[int, int], tuple[Any, ...]]:
-    """Step and rank -> links of the target's nodes and, with two sides, of the golden ones."""
-    from msprobe_engine.report.graph.nodes import links
-
-    found: dict[tuple[int, int], tuple[Any, ...]] = {}
-    for step in sorted({part.job.step for part in parts}):
-        ranks = [part for part in parts if part.job.step == step and part.calls]
-        if len(ranks) < 2:
-            continue
-        sides = [links.link({part.job.rank: part.calls[side] for part in ranks}) for side in range(len(ranks[0].calls))]
-        for part in ranks:
-            found[part.job.key] = tuple(of_ranks.get(part.job.rank, {}) for of_ranks in sides)
     return found
 
 
@@ -123,7 +141,7 @@ def _write(
     plan: Plan,
     parts: Sequence[Part],
     store: _Store,
-    links: dict[tuple[int, int], tuple[Any, ...]],
+    links: Mapping[Key, tuple[Linked, ...]],
     found: global_suspect.Suspects,
     result: Result,
     progress: Progress | None,
@@ -160,7 +178,7 @@ class _Store:
     def __init__(self, output: Path, jobs: Sequence[Job], options: GraphOptions, stamp: str) -> None:
         self._prefix = waiting_prefix(stamp)
         self._in_memory = sum(job.size for job in jobs) * _BYTES_PER_BYTE < options.memory_mb << 20 or len(jobs) == 1
-        self._made: dict[tuple[int, int], Graph | Comparison | None] = {}
+        self._made: dict[Key, Graph | Comparison | None] = {}
         self._output = output
         self._directory: tempfile.TemporaryDirectory[str] | None = None
 
@@ -172,7 +190,7 @@ class _Store:
         if self._directory is not None:
             self._directory.cleanup()
 
-    def put(self, key: tuple[int, int], made: Graph | Comparison) -> None:
+    def put(self, key: Key, made: Graph | Comparison) -> None:
         """Keep one.
 
         Raises:
@@ -188,10 +206,10 @@ class _Store:
         except OSError as error:
             raise SinkError(f"{self._output}: cannot keep the graphs of {key} ({error.strerror or error}); is the disk full?") from error
 
-    def has(self, key: tuple[int, int]) -> bool:
+    def has(self, key: Key) -> bool:
         return key in self._made
 
-    def take(self, key: tuple[int, int]) -> Graph | Comparison:
+    def take(self, key: Key) -> Graph | Comparison:
         """Hand one over; it is not kept any longer."""
         made = self._made.pop(key)
         if made is not None:
@@ -201,7 +219,7 @@ class _Store:
         os.unlink(file.name)
         return kept
 
-    def known(self) -> dict[tuple[int, int], Comparison]:
+    def known(self) -> dict[Key, Comparison]:
         return {key: made for key, made in self._made.items() if isinstance(made, Comparison)}
 
     def forget_walks(self) -> None:
@@ -210,7 +228,7 @@ class _Store:
             made.begun = None
 
     @contextmanager
-    def _open(self, key: tuple[int, int], mode: str) -> Iterator[IO[bytes]]:
+    def _open(self, key: Key, mode: str) -> Iterator[IO[bytes]]:
         if self._directory is None:
             self._directory = tempfile.TemporaryDirectory(dir=self._output, prefix=self._prefix)  # mode 0700
         with open(Path(self._directory.name) / f"{key[0]}_{key[1]}", mode) as file:

@@ -39,6 +39,7 @@ class Result:
         over: nodes with a record whose outputs differ by more than a unit of round-off.
         worst: step, rank, node name and units of the largest difference; None when nothing differs.
         overflows: nodes that were marked, by level.
+        same: ranks that hold the same as one that was drawn, and have no graph of their own.
         by_names: graphs that were made of names, as construct.json says nothing.
     """
 
@@ -62,6 +63,7 @@ class Result:
     over: int = 0
     worst: tuple[int, int, str, float] | None = None
     overflows: dict[str, int] = field(default_factory=dict)
+    same: int = 0
     by_names: int = 0
 
     def count(self, key: tuple[int, int], made: Graph | Comparison) -> None:
@@ -107,7 +109,8 @@ class Result:
         if self.why:
             lines.append(_line("why", self.why))
         what = f"{len(self.steps):,} step{'s' * (len(self.steps) != 1)}, {len(self.ranks):,} rank{'s' * (len(self.ranks) != 1)}"
-        lines.append(_line("drawn", f"{what}, {self.nodes:,} nodes"))
+        same = f" (and {self.same:,} that hold the same)" if self.same else ""
+        lines.append(_line("drawn", f"{what}{same}, {self.nodes:,} nodes"))
         if self.golden:
             said = f"{self.matched:,} calls, {self.unmatched:,} only in the target, {self.only_golden:,} only in the golden run"
             said += f"; {self.needless:,} have no counterpart in the other framework" if self.needless else ""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph
 from msprobe_engine.report.graph.options import DB, HTML, MODEL_EXPLORER, VIS, GraphOptions
+from msprobe_engine.report.graph.same_graphs import Alike
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Plan:
         target, golden: the paths as given; golden "" where there is one side only.
         places: (step, rank) in the order in which they will be added; of a merged graph the first rank of it.
         first: (step, rank) where the first suspect of all is; None without one.
+        alike: ranks without a graph of their own.
     """
 
     output: Path
@@ -31,6 +33,7 @@ class Plan:
     golden: str
     places: tuple[tuple[int, int], ...]
     first: tuple[int, int] | None = None
+    alike: Alike = field(default_factory=Alike)
 
     @property
     def comparing(self) -> bool:
@@ -87,7 +90,9 @@ def open_writer(mode: str, plan: Plan) -> Writer:
         from msprobe_engine.report.graph.page.page import PageWriter
 
         title = " ↔ ".join(_short(path) for path in (plan.target, plan.golden) if path)
-        return PageWriter(plan.output / f"graph_{plan.stamp}.html", title, plan.target, plan.golden or None, first=plan.first)
+        return PageWriter(
+            plan.output / f"graph_{plan.stamp}.html", title, plan.target, plan.golden or None, first=plan.first, alike=plan.alike
+        )
     module, name = _CLASSES[mode]
     made: Writer = getattr(importlib.import_module(f"msprobe_engine.report.graph.{module}"), name)(plan)
     return made

@@ -200,9 +200,7 @@ def _fingerprint(sources: Sources, options: CompareOptions) -> str:
     return hashlib.sha256(told.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
-def _diagnose(
-    found: Comparison, sources: Sources, results: Mapping[str, Result], options: CompareOptions, tables: StepTables
-) -> None:
+def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result], options: CompareOptions, tables: StepTables) -> None:
     """Where the difference begins. Runs with other numbers of ranks are read whole: they may be cut differently."""
     from msprobe_engine.find.config_and_checkpoint import add_settings
     from msprobe_engine.find.nonfinite.one_side import add_later_nonfinite, add_nonfinite_of_one_side

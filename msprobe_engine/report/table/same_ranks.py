@@ -43,7 +43,11 @@ def run(
     do: Callable[[Sequence[T]], None],
     stands: Callable[[K], bool],
 ) -> list[T]:
-    """Do those that others follow, then the followers of those that came to nothing (`stands`) for themselves; returns what has followed."""
+    """Do those that others follow, then the followers of those that came to nothing (`stands` says which did not) for themselves.
+
+    Returns:
+        Those that have followed.
+    """
     do([item for item in items if key(item) not in led])
     alone = [item for item in items if key(item) in led and not stands(led[key(item)])]
     if alone:

@@ -8,12 +8,13 @@ those of ``batch_isend_irecv``, of which there is a link each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from msprobe_engine.core.operator_traits import normal_op
 from msprobe_engine.find.collectives.links import SENDS, match, p2p_items
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.report.graph.nodes.model import Cell, Comparison, Graph, Link
 from msprobe_engine.report.graph.options import GraphOptions
 
@@ -29,12 +30,14 @@ class Call:
 
     Attributes:
         node: of the graph; calls stand in order of execution.
+        op: record of the graph's side.
         name: of the record.
         record: as the dump has it.
         mark: precision index, or overflow level when these were asked for; None without one.
     """
 
     node: int
+    op: int
     name: str
     record: Mapping[str, Any]
     mark: Cell = None
@@ -55,21 +58,29 @@ def _calls(graph: Graph, marks: list[Any]) -> list[Call]:
     if side is None:
         return []
     nodes = ((graph.node_of_record[op], op) for op in sorted(side.collectives))
-    return [Call(node, side.ops[op], side.collectives[op], marks[node]) for node, op in nodes if node >= 0]
+    return [Call(node, op, side.ops[op], side.collectives[op], marks[node]) for node, op in nodes if node >= 0]
 
 
-def link(ranks: Mapping[int, list[Call]]) -> dict[int, Linked]:
+def calls_as(some: Sequence[Call], side: DumpTable) -> list[Call]:
+    """The calls of a graph with the ranks that another side names in them, which makes the same calls."""
+    return [replace(call, record=side.collectives[call.op]) for call in some]
+
+
+def link(ranks: Mapping[int, Sequence[Call]], drawn: Container[int]) -> dict[int, Linked]:
     """Link the calls of all ranks of a step.
 
     Args:
         ranks: rank -> its calls.
+        drawn: those whose links are asked for.
 
     Returns:
         Rank -> links of its nodes.
     """
-    found: dict[int, dict[int, list[Link]]] = {rank: {} for rank in ranks}
+    found: dict[int, dict[int, list[Link]]] = {rank: {} for rank in ranks if rank in drawn}
 
     def add(at: tuple[int, int], word: str, others: list[tuple[int, int]]) -> None:
+        if at[0] not in found:
+            return
         info = {rank: (ranks[rank][place].mark, ranks[rank][place].name) for rank, place in others if rank != at[0]}
         if info:
             found[at[0]].setdefault(ranks[at[0]][at[1]].node, []).append(Link(word, info))
@@ -87,7 +98,7 @@ def link(ranks: Mapping[int, list[Call]]) -> dict[int, Linked]:
     return {rank: {node: tuple(some) for node, some in _in_order(nodes, ranks[rank]).items()} for rank, nodes in found.items()}
 
 
-def _in_order(nodes: Mapping[int, list[Link]], some: list[Call]) -> Mapping[int, list[Link]]:
+def _in_order(nodes: Mapping[int, list[Link]], some: Sequence[Call]) -> Mapping[int, list[Link]]:
     """Links of a batch of messages in the order of the messages."""
     for call in some:
         batch = nodes.get(call.node, ())

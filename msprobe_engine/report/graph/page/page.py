@@ -18,10 +18,12 @@ import numpy as np
 from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.output_files import WholeFile
 from msprobe_engine.core.io.regular_files import explain
+from msprobe_engine.core.text.ranges import ranges_of
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph
 from msprobe_engine.report.graph.page import details, flow
 from msprobe_engine.report.graph.page.folded import both_folded, folded
 from msprobe_engine.report.graph.page.page_data import NONFINITE_OUT, UNMATCHED, Order, columns, stacks
+from msprobe_engine.report.graph.same_graphs import Alike
 from msprobe_engine.report.web.page import Packed, Verdict, pack, page
 from msprobe_engine.report.web.sentences import both
 from msprobe_engine.report.web.words import needs_scripts
@@ -41,16 +43,28 @@ class PageWriter:
         target: what is shown, as a text.
         golden: what it is compared with; None: with nothing.
         first: (step, rank) where the first suspect of all is, which the page shows first.
+        alike: ranks without a graph of their own.
 
     Raises:
         SinkError: nothing can be written beside it.
     """
 
-    def __init__(self, path: Path, title: str, target: str, golden: str | None = None, *, first: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        title: str,
+        target: str,
+        golden: str | None = None,
+        *,
+        first: tuple[int, int] | None = None,
+        alike: Alike | None = None,
+    ) -> None:
         self.path = path
         self.title = title
         self._about: dict[str, Any] = {"title": title, "target": target, "golden": golden, "comparison": golden is not None, "task": None}
         self._about["first"] = None if first is None else {"step": first[0], "rank": first[1]}
+        self._alike = alike or Alike()
+        self._about["map"] = _map(self._alike)
         self._pairs: list[dict[str, Any]] = []
         self._islands: list[tuple[str, int, int]] = []
         try:
@@ -70,6 +84,7 @@ class PageWriter:
             self._pairs.append(self._comparison(at, shown))
         else:
             self._pairs.append(self._alone(at, shown))
+        self._pairs[-1]["same"] = ranges_of(self._alike.same.get((shown.step, shown.rank), ()))
 
     def finish(self) -> list[Path]:
         """Write the page and return its path.
@@ -195,6 +210,13 @@ class PageWriter:
         self._keep(f"{name}-stacks", stacks(graph, order))
         for number, block in enumerate(blocks):
             self._keep(f"{name}-details{number}", block)
+
+
+def _map(alike: Alike) -> dict[str, Any] | None:
+    """Where all ranks stand in the job; None where each has a graph."""
+    ranks = sorted(alike.places)
+    places = [[alike.places[rank][axis] for rank in ranks] for axis in range(len(alike.axes))]
+    return {"axes": alike.axes, "ranks": ranks, "places": places} if alike.same else None
 
 
 def _partners(partners: list[int], mine: Order, theirs: Order) -> Any:

@@ -10,17 +10,18 @@ columns, each at a multiple of 8. All numbers are little-endian. The header: ``c
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.names import is_collective
+from msprobe_engine.core.text.ranges import ranges_of
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS_GRAD
 from msprobe_engine.measure import distances
 from msprobe_engine.report.graph.nodes.build import is_gradients
-from msprobe_engine.report.graph.nodes.model import Graph
+from msprobe_engine.report.graph.nodes.model import Graph, Link
 from msprobe_engine.report.graph.page import flow
 
 BACKWARD, NONFINITE_IN, NONFINITE_OUT, UNMATCHED, RECOMPUTE, LINKED = 1, 2, 4, 8, 16, 32
@@ -113,13 +114,16 @@ def columns(
         "edge_count": counts,
         "edge_back": back,
     }
-    links = {
-        int(order.places[node]): [
-            [rank, name, level, link.communications_type] for link in several for rank, (level, name) in sorted(link.nodes_info.items())
-        ]
-        for node, several in graph.links.items()
-    }
-    return _packed(held, {"links": links}), flags
+    return _packed(held, {"links": {int(order.places[node]): _linked(several) for node, several in graph.links.items()}}), flags
+
+
+def _linked(several: Sequence[Link]) -> list[Any]:
+    """``[ranks, name, level, kind]`` of the calls that one belongs together with; ranks whose calls are alike stand together."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for link in several:
+        for rank, (level, name) in sorted(link.nodes_info.items()):
+            found.setdefault((name, level, link.communications_type), []).append(rank)
+    return [[ranges_of(ranks), *what] for what, ranks in found.items()]
 
 
 def stacks(graph: Graph, order: Order) -> bytes:

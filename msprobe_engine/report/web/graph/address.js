@@ -22,7 +22,7 @@ Graph.address = (() => {
   function wanted(store) {
     const { step, rank, side, name } = parse(location.hash);
     if (step === null && rank === null && !name) return null;
-    const index = store.manifest.pairs.findIndex((pair) => (step === null || pair.step === step) && (rank === null || pair.rank === rank));
+    const index = store.manifest.pairs.findIndex((pair) => (step === null || pair.step === step) && (rank === null || pair.rank === rank || pair.same.includes(rank)));
     if (index < 0) { Graph.panel.say(Kit.t("graph.address_pair", step ?? "–", rank ?? "–")); return null; }
     asked = { side: store.manifest.comparison ? side : 0, ...(name ? { name } : {}) };
     return { index, ...asked };

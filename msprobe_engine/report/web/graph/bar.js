@@ -40,7 +40,7 @@ Graph.bar = (() => {
   const numbers = (key) => [...new Set(store.manifest.pairs.map((pair) => pair[key]))].sort((a, b) => a - b);
 
   function fill(node, key) {
-    node.replaceChildren(...numbers(key).map((one) => new Option(Kit.t(`graph.${key}_n`, one), one)));
+    node.replaceChildren(...numbers(key).map((one) => new Option(key === "rank" ? Graph.panel.ranks(store.pair?.step, one) : Kit.t("graph.step_n", one), one)));
     node.disabled = node.options.length < 2;
     if (store.pair) node.value = String(store.pair[key]);
   }

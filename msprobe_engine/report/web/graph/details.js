@@ -3,7 +3,7 @@
 Graph.details = (() => {
   const { make, word } = Kit;
   const { button, nodeLink, swatch } = Graph.panel;
-  const FLAG = Graph.FLAG, MOST_ROWS = 40, MOST_LINKS = 12;
+  const FLAG = Graph.FLAG, MOST_ROWS = 40, MOST_LINKS = 12, MOST_RANKS = 64;
   let place = null, ticket = 0, onlyDiffering = false;
 
   function mount(parent) {
@@ -313,7 +313,7 @@ Graph.details = (() => {
     const part = section(parent, "communication", link.nodes.length);
     word(make("p", part, null, "soft small"), "graph.link_" + link.kind);
     const list = make("div", part, null, "links");
-    for (const one of link.nodes) {
+    const add = (one) => {
       const there = store.pairOf(store.pair.step, one.rank) >= 0, node_ = make("button", list, null, "node-link rank-link");
       node_.type = "button";
       make("span", node_, Kit.t("graph.rank_n", one.rank), "badge");
@@ -322,6 +322,11 @@ Graph.details = (() => {
       node_.disabled = !there;
       if (!there) node_.title = Kit.t("graph.link_missing");
       node_.addEventListener("click", () => store.follow(side, node, one.rank));
+    };
+    link.nodes.slice(0, MOST_RANKS).forEach(add);
+    if (link.nodes.length > MOST_RANKS) {
+      const all = make("button", part, Kit.t("graph.more", Kit.count(link.nodes.length - MOST_RANKS)), "more");
+      all.addEventListener("click", () => { all.remove(); link.nodes.slice(MOST_RANKS).forEach(add); });
     }
   }
 

@@ -2,7 +2,7 @@
 // All steps and ranks of the page as cells of a table, their first suspects, and what has to be known about the dumps.
 Graph.overview = (() => {
   const { make, word } = Kit;
-  const MOST_SUSPECTS = 50, MOST_CELLS = 4000;
+  const MOST_SUSPECTS = 50, MOST_CELLS = 4000, CELLS_PER_LINE = 32;
   let store = null, place = null;
 
   function mount(parent, given) {
@@ -22,6 +22,7 @@ Graph.overview = (() => {
     const made = make("div", null, null, "overview");
     runs(part(made, "runs"));
     if (store.manifest.pairs.length > 1) pairs(part(made, "all_pairs"));
+    if (store.manifest.map) ranks(part(made, "map"), store.manifest.map);
     const first = store.manifest.pairs[Graph.panel.firstSuspect()];
     const suspects = store.manifest.pairs.filter((pair) => pair.suspect >= 0).sort((a, b) => Number(b === first) - Number(a === first));
     if (suspects.length) firsts(part(made, "first_suspects"), suspects);
@@ -62,7 +63,7 @@ Graph.overview = (() => {
     for (const step of steps) make("th", top, Kit.t("graph.step_n", step)).scope = "col";
     for (const rank of ranks) {
       const line = make("tr", body);
-      make("th", line, Kit.t("graph.rank_n", rank)).scope = "row";
+      make("th", line, Graph.panel.ranks(store.pair.step, rank)).scope = "row";
       for (const step of steps) {
         const cell = make("td", line), index = store.pairOf(step, rank);
         if (index < 0) continue;
@@ -76,6 +77,55 @@ Graph.overview = (() => {
         node.addEventListener("click", async () => { await store.open(index, { keep: true }); place.querySelector("[aria-current]")?.focus(); });
       }
     }
+  }
+
+  // Where all ranks stand in the job: a field each, in the colour of the graph that shows them. Lines are places on all axes but the longest.
+  function ranks(parent, { axes, ranks: all, places }) {
+    const lengths = places.map((column) => new Set(column).size), along = lengths.indexOf(Math.max(...lengths));
+    const place = (i, axis) => axes[axis] + " " + places[axis][i], lines = new Map();
+    for (const i of all.keys()) {
+      const name = axes.length ? axes.map((_, axis) => axis).filter((axis) => axis !== along).map((axis) => place(i, axis)).join(", ") : "";
+      if (!lines.has(name)) lines.set(name, []);
+      lines.get(name).push(i);
+    }
+    word(make("p", parent, null, "soft small"), axes.length ? "graph.map_axes" : "graph.map_numbers", axes[along] ?? "");
+    const list = make("div", parent, null, "rank-map"), said = make("p", parent, null, "soft small rank-said");
+    said.setAttribute("aria-live", "polite");
+    for (const [name, members] of lines) {
+      if (axes.length) members.sort((a, b) => places[along][a] - places[along][b]);
+      make("span", list, name, "soft small");
+      fields(list, members.map((i) => all[i]), (j) => (axes.length ? ` (${axes.map((_, axis) => place(members[j], axis)).join(", ")})` : ""), said);
+    }
+  }
+
+  function fields(parent, some, where, said) {
+    const SVG = "http://www.w3.org/2000/svg", image = document.createElementNS(SVG, "svg"), shapes = new Map();
+    const wide = Math.min(CELLS_PER_LINE, some.length), step = store.pair.step;
+    image.setAttribute("viewBox", `0 0 ${CELLS_PER_LINE} ${Math.ceil(some.length / wide)}`);
+    image.setAttribute("aria-hidden", "true"); // the table above opens the same graphs
+    for (const [j, rank] of some.entries()) {
+      const index = store.pairOf(step, rank);
+      if (index >= 0) shapes.set(index, (shapes.get(index) ?? "") + `M${(j % wide) + 0.08} ${Math.floor(j / wide) + 0.08}h.84v.84h-.84z`);
+    }
+    for (const [index, shape] of shapes) {
+      const node = document.createElementNS(SVG, "path"), now = index === store.pairIndex ? " now" : "";
+      node.setAttribute("d", shape);
+      node.setAttribute("class", tone(store.manifest.pairs[index]) + now);
+      image.append(node);
+    }
+    const at = (event) => {
+      const box = image.getBoundingClientRect(), size = box.width / CELLS_PER_LINE, x = Math.floor((event.clientX - box.left) / size);
+      return x < wide ? Math.floor((event.clientY - box.top) / size) * wide + x : -1;
+    };
+    image.addEventListener("pointermove", (event) => {
+      const j = at(event), pair = store.manifest.pairs[store.pairOf(step, some[j])];
+      if (pair) said.textContent = Kit.t(pair.rank === some[j] ? "graph.map_rank" : "graph.map_same", some[j], where(j), inWords(pair), pair.rank);
+    });
+    image.addEventListener("click", (event) => {
+      const index = store.pairOf(step, some[at(event)]);
+      if (index >= 0) store.open(index, { keep: true });
+    });
+    parent.append(image);
   }
 
   function firsts(parent, suspects) {

@@ -108,6 +108,12 @@ Graph.panel = (() => {
     return columns.type[node] === Graph.API ? "one_api" : "one_module";
   }
 
+  // "Rank 0 and 255 alike": a rank that has a graph in a step, and how many it stands for.
+  function ranks(step, rank) {
+    const pair = Graph.store.manifest.pairs[Graph.store.pairOf(step, rank)], count = pair?.rank === rank ? pair.same.length : 0;
+    return count ? Kit.t("graph.rank_alike", rank, Kit.count(count)) : Kit.t("graph.rank_n", rank);
+  }
+
   // The pair with the first suspect of all, -1 without one.
   function firstSuspect() {
     const { first, pairs } = Graph.store.manifest;
@@ -148,5 +154,5 @@ Graph.panel = (() => {
     return { set, get open() { return !content.hidden; } };
   }
 
-  return { button, icon, label, tone, swatch, around, nodeLink, title, short, isBackward, isCollection, sort, firstSuspect, say, copy, popover };
+  return { button, icon, label, tone, swatch, around, nodeLink, title, short, isBackward, isCollection, sort, ranks, firstSuspect, say, copy, popover };
 })();

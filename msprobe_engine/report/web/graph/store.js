@@ -13,12 +13,15 @@
 //   #graph-status    below everything: breadcrumbs, counts, legend                                                   (panels)
 //
 // ---- The face ------------------------------------------------------------------------------------------------------------------------
-//   Graph.store.manifest      {comparison: bool, task, title, target, golden (paths as text), worst (texts ...), pairs: [Pair]}
+//   Graph.store.manifest      {comparison: bool, task, title, target, golden (paths as text), worst (texts ...), pairs: [Pair],
+//                              map: where all ranks stand, null where each has a graph: {axes: [name], ranks: [number], places: per axis,
+//                              of each rank}}
 //     Pair                    {step, rank, nodes: [target, golden], microSteps, suspect (node of the target or -1), suspectText,
-//                              suspectName, worst (largest units), unmatched: [target, golden], nonfinite (nodes), problems: [text]}
+//                              suspectName, worst (largest units), unmatched: [target, golden], nonfinite (nodes), problems: [text],
+//                              same: ranks that hold the same and have no graph of their own}
 //   Graph.store.pairIndex     index of the pair that is shown; .pair that Pair
 //   await store.open(i, {side, name | node, keep})   show another pair; selects a node (else the suspect; keep: the one of the same name)
-//   store.pairOf(step, rank)  its index, -1
+//   store.pairOf(step, rank)  its index, or that of the rank that holds the same; -1
 //   store.sides               [target] or [target, golden]: Columns, below
 //
 //   store.selection           {side, node} or null;  store.select(side, node, {reveal = true, centre = true})   select(0, -1) clears it
@@ -53,6 +56,7 @@
 Graph.store = (() => {
   const listeners = new Map();
   const cache = new Map(); // island -> promise of what it holds; the columns of two pairs, and some tens of blocks of details
+  const indices = new Map(); // '{step} {rank}' -> index of the pair
   let opened = []; // per side, Uint8Array: is the node open?
   let shown = []; // per side, rows of the tree, or null when they have to be found again
   let matched = null; // per side, what a filter left
@@ -75,7 +79,7 @@ Graph.store = (() => {
     on,
     start,
     open,
-    pairOf: (step, rank) => store.manifest.pairs.findIndex((pair) => pair.step === step && pair.rank === rank),
+    pairOf: (step, rank) => indices.get(`${step} ${rank}`) ?? -1,
     select,
     back: () => walk(-1),
     forward: () => walk(1),
@@ -116,6 +120,18 @@ Graph.store = (() => {
 
   async function start() {
     store.manifest = JSON.parse(new TextDecoder().decode(await Kit.data('graph-manifest')));
+    for (const [index, pair] of store.manifest.pairs.entries()) {
+      pair.same = numbers(pair.same);
+      for (const rank of [pair.rank, ...pair.same]) indices.set(`${pair.step} ${rank}`, index);
+    }
+  }
+
+  // ["0-2", "8"] as [0, 1, 2, 8].
+  function numbers(ranges) {
+    return ranges.flatMap((one) => {
+      const [first, last = first] = one.split('-').map(Number);
+      return Array.from({ length: last - first + 1 }, (_, i) => first + i);
+    });
   }
 
   // ---- Islands ----
@@ -220,7 +236,8 @@ Graph.store = (() => {
     const found = store.sides[side].links[node];
     if (!found) return null;
     const kinds = new Set(found.map((one) => one[3]));
-    return { kind: kinds.size === 1 ? found[0][3] : 'send_receive', nodes: found.map(([rank, name, level, kind]) => ({ rank, name, level, kind })) };
+    const nodes = found.flatMap(([ranges, name, level, kind]) => numbers(ranges).map((rank) => ({ rank, name, level, kind })));
+    return { kind: kinds.size === 1 ? found[0][3] : 'send_receive', nodes };
   }
 
   async function follow(side, node, rank) {
