@@ -97,7 +97,7 @@ def check_reading(root: Path) -> None:
                     assert same_number(tensor.max, fields.get("Max"), 0.0)
                     assert same_number(tensor.norm, fields.get("Norm"), 0.0)
                     if "data_name" in fields:
-                        path = read.tensor_path(tensor)
+                        path = read.files.source(tensor.data_name).path
                         assert path is not None
                         assert path.exists()
                 if name in raw.construct:

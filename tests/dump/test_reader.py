@@ -91,7 +91,7 @@ def test_parents_and_tensor_files(version: str) -> None:
     assert mix.entries["Functional.linear.4.forward"].parent == "Module.head.Linear.forward.0"
     assert mix.construct["optimizer"] is None
     saved = open_dump(FIXTURES / version / "tensor").load(0)
-    paths = [saved.tensor_path(t) for e in saved.entries.values() for _, t in e.tensors()]
+    paths = [None if t.data_name is None else saved.files.source(t.data_name).path for e in saved.entries.values() for _, t in e.tensors()]
     assert len(paths) == 8
     assert all(p is not None and p.is_file() for p in paths)
 

@@ -37,7 +37,7 @@ from pathlib import Path
 from msprobe_engine.core.io.regular_files import DIRECTORY_MODE, make_directories, open_regular
 from msprobe_engine.core.log import get_logger, one_line, warn_once
 from msprobe_engine.core.process.launch import environment_rank, is_restart, launch_key
-from msprobe_engine.core.process.processes import Process, announce_owner, find_living_owner, parse_process, this_process, withdraw_owner
+from msprobe_engine.core.process.processes import announce_owner, find_living_owner, parse_process, this_process, withdraw_owner
 
 OWNERS = ".owners"
 PLACE = "run-{}"
@@ -241,7 +241,7 @@ def _find_living(directory: Path, until: float) -> str:
 
 def _holder(fd: int) -> str:
     """Who holds the file behind `fd`, for messages; empty: nobody, and it is locked by us now."""
-    process = _read(fd)
+    process = parse_process(os.pread(fd, 1024, 0).decode("utf-8", "replace"))
     runs = None if process is None else process.runs()
     where = "a process unknown" if process is None else process.where
     try:
@@ -254,10 +254,6 @@ def _holder(fd: int) -> str:
         # A forked child of a process that was killed holds the lock and writes nothing.
         return "" if runs is False else where
     return where if runs else ""
-
-
-def _read(fd: int) -> Process | None:
-    return parse_process(os.pread(fd, 1024, 0).decode("utf-8", "replace"))
 
 
 def _take(owners: Path, path: Path) -> tuple[int, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msprobe_engine.config.severity import ERROR, HARMLESS, PASS, SEVERITIES, level, worst
+from msprobe_engine.core.text.ranges import ranges_of
 from msprobe_engine.core.text.sentences import Sentence
 
 ENV, PIP, DATASET, WEIGHTS, SETTINGS, RANDOM, SYSTEM = "env", "pip", "dataset", "weights", "hyperparameters", "random", "system"
@@ -196,13 +197,7 @@ def folded(differences: Iterable[Difference]) -> list[Difference]:
 
 def listed(numbers: Iterable[int]) -> str:
     """``0-3, 7``."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+    return ", ".join(ranges_of(sorted(numbers)))
 
 
 def short(text: str, longest: int = 80) -> str:

@@ -23,7 +23,8 @@ _MAX_DEPTH = 100
 
 
 class DumpedTensor(NamedTuple):
-    """One tensor of a dump file. Statistics are None where the file has none; NaN and infinities are floats."""
+    """One tensor of a dump file. Statistics are None where the file has none; NaN and infinities are floats, and those of integer tensors
+    are exact integers where the writer gave them."""
 
     description: TensorDescription
     max: Value
@@ -34,9 +35,11 @@ class DumpedTensor(NamedTuple):
     """None: the writer did not count (the existing tool); 0: there are none."""
     inf_count: int | None = None
     digest: str | None = None
+    """64-bit position-weighted digest, 16 hex digits (``summary_mode: digest``)."""
     md5: str | None = None
-    """CRC-32 of the bytes (8 hex digits) or XOR of the words (``0x...``), as the existing tool writes it."""
+    """CRC-32 of the bytes, 8 hex digits (``summary_mode: md5``), or XOR of the words, ``0x...`` (``xor``)."""
     data_name: str | None = None
+    """Name of the saved tensor, None when it was not saved."""
 
     @property
     def nonfinite(self) -> bool:
@@ -128,13 +131,6 @@ class StepDump:
     def files(self) -> TensorFiles:
         """The saved tensors, by ``data_name``, whatever their format."""
         return TensorFiles(self.directory)
-
-    def tensor_path(self, tensor: DumpedTensor) -> Path | None:
-        """File of a saved tensor of format ``files``, None when it was not saved; `files` knows every format. Taken next to the JSON
-        file: ``dump_data_dir`` is relative to a directory that is no longer known, and 26.2.0 may name one that was renamed."""
-        if tensor.data_name is None:
-            return None
-        return self.directory / "dump_tensor_data" / names.check_file_name(tensor.data_name, str(self.directory))
 
 
 class EntryParser:

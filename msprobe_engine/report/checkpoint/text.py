@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from msprobe_engine.core.log import one_line
+from msprobe_engine.core.text.ranges import ranges_of
 from msprobe_engine.find.checkpoint.result import Result, SideFacts, TensorResult, counted, ranked, short_value
 
 TOP = 20
@@ -159,13 +160,7 @@ def _summary(result: Result) -> list[str]:
 
 def ranges(numbers: Iterable[int]) -> str:
     """``0-3, 7`` of 0, 1, 2, 3, 7."""
-    found: list[list[int]] = []
-    for n in sorted(numbers):
-        if found and found[-1][1] == n - 1:
-            found[-1][1] = n
-        else:
-            found.append([n, n])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found) or "-"
+    return ", ".join(ranges_of(sorted(numbers))) or "-"
 
 
 def _side(letter: str, side: SideFacts) -> str:

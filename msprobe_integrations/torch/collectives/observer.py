@@ -139,6 +139,7 @@ class CollectiveObserver:
         """Does it look at what is called now?"""
         return self.broken is None and self._is_on()
 
+    @_kept
     def end_step(self) -> None:
         """Close the step's numbering and settle what was not waited for."""
         with self._lock:
@@ -148,47 +149,36 @@ class CollectiveObserver:
             self._batch = None
         if self.broken is not None:
             return
-        try:
-            missing = {id(open_): open_ for w in waiting if not w.settled() for open_ in w.opens}
-            for open_ in (open_ for w in waiting for open_ in w.opens if id(open_) not in missing):
-                self._complete(open_)
-            cut = {id(open_.sections): open_ for open_ in missing.values() if open_.sections is not None and open_.left > 0}
-            for open_ in cut.values():
-                assert open_.tags is not None
-                open_.tags["incomplete"] = True
-            if cut and self._outputs and self._lose is not None:
-                self._lose(LOST, len(cut))
-        except Exception as error:
-            raise_of_training(error)
-            self.fail(error)
+        missing = {id(open_): open_ for w in waiting if not w.settled() for open_ in w.opens}
+        for open_ in (open_ for w in waiting for open_ in w.opens if id(open_) not in missing):
+            self._complete(open_)
+        cut = {id(open_.sections): open_ for open_ in missing.values() if open_.sections is not None and open_.left > 0}
+        for open_ in cut.values():
+            assert open_.tags is not None
+            open_.tags["incomplete"] = True
+        if cut and self._outputs and self._lose is not None:
+            self._lose(LOST, len(cut))
 
+    @_kept
     def started(self, operation: Operation) -> Open | None:
         """An operation is about to start. Returns what waits for its completion, if anything does."""
-        try:
-            if not self.record:
-                return self._unrecorded(operation)
-            call = operation.call
-            if operation.silent:
-                if call is not None and call.inner != call.name:
-                    self._number(call.inner)
-                return self._unrecorded(operation)
-            if call is None:
-                return self._operator(operation)
-            # HCCL has one operation for a whole batch, other backends one for each message
-            return self._message(operation, call) if call.name == _BATCH == operation.name else self._call(operation, call)
-        except Exception as error:
-            raise_of_training(error)
-            self.fail(error)
-            return None
+        if not self.record:
+            return self._unrecorded(operation)
+        call = operation.call
+        if operation.silent:
+            if call is not None and call.inner != call.name:
+                self._number(call.inner)
+            return self._unrecorded(operation)
+        if call is None:
+            return self._operator(operation)
+        # HCCL has one operation for a whole batch, other backends one for each message
+        return self._message(operation, call) if call.name == _BATCH == operation.name else self._call(operation, call)
 
+    @_kept
     def left_out(self, call: DistributedCall, caller: FrameType | None) -> None:
         """A public function was called on a rank outside its group: it will do nothing."""
-        try:
-            if self.record and call.name != _BATCH:
-                self._call(Operation(call.name, call, False, [], [], lambda: {"group_ranks": []}, caller), call)
-        except Exception as error:
-            raise_of_training(error)
-            self.fail(error)
+        if self.record and call.name != _BATCH:
+            self._call(Operation(call.name, call, False, [], [], lambda: {"group_ranks": []}, caller), call)
 
     @_kept
     def awaits(self, key: Any, open_: Open) -> None:
@@ -260,14 +250,11 @@ class CollectiveObserver:
             self._pending.pop(identity(one), None)
         return waiting.opens
 
+    @_kept
     def complete(self, open_: Open) -> None:
         """One operation of `open_` is complete."""
         if self.broken is None:
-            try:
-                self._complete(open_)
-            except Exception as error:
-                raise_of_training(error)
-                self.fail(error)
+            self._complete(open_)
 
     @_kept
     def raised(self, open_: Open) -> None:

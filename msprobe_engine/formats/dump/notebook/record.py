@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.core import names
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.formats.dump.parsed import DumpedEntry, DumpedTensor, Value
+from msprobe_engine.formats.dump.parsed import DumpedEntry, DumpedTensor
 from msprobe_engine.formats.tensors import saved_file
 from msprobe_engine.formats.tensors.decoding import Array
 
@@ -113,7 +113,7 @@ class Record:
     def tensors(self) -> dict[str, Tensor]:
         """Place to tensor: ``input.0``, ``kwargs.mask``, ``output.0.1``, ``parameters.weight``, a parameter's name in gradient
         records, ``""`` or ``0.k`` in saved variables."""
-        return {place: Tensor(self, place, found) for place, found in self.source.tensors()}
+        return {place: Tensor.of(self, place, found) for place, found in self.source.tensors()}
 
     def tensor(self, place: str = "") -> Tensor:
         """The tensor at `place`.
@@ -130,16 +130,18 @@ class Record:
         return f"<Record {self.name}: {len(self.tensors)} tensors>"
 
 
-class Tensor:
-    """One tensor of a record. Statistics are None where the dump has none; NaN and infinities are floats, and those of integer
-    tensors are exact integers where the writer gave them."""
+class Tensor(DumpedTensor):
+    """One tensor of a record: the statistics of `DumpedTensor`, and its elements where they were saved."""
 
-    __slots__ = ("place", "record", "source")
+    record: Record
+    place: str
 
-    def __init__(self, record: Record, place: str, source: DumpedTensor) -> None:
-        self.record = record
-        self.place = place
-        self.source = source
+    @classmethod
+    def of(cls, record: Record, place: str, found: DumpedTensor) -> Tensor:
+        """The tensor at `place` of a record."""
+        made = cls._make(found)
+        made.record, made.place = record, place
+        return made
 
     @property
     def name(self) -> str:
@@ -149,72 +151,22 @@ class Tensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """As dumped: of the cut with ``slice``, of the local shard of a DTensor."""
-        return self.source.description.shape
+        return self.description.shape
 
     @property
     def dtype(self) -> str:
         """As the framework prints it: ``torch.float32``, ``Float32``."""
-        return self.source.description.dtype
+        return self.description.dtype
 
     @property
     def requires_grad(self) -> bool | None:
         """None when the dump does not say."""
-        return self.source.description.requires_grad
+        return self.description.requires_grad
 
     @property
     def extra(self) -> dict[str, Any]:
         """Further facts: ``placements`` and ``device_mesh`` of a DTensor, ..."""
-        return dict(self.source.description.extra)
-
-    @property
-    def max(self) -> Value:
-        """Largest element."""
-        return self.source.max
-
-    @property
-    def min(self) -> Value:
-        """Smallest element."""
-        return self.source.min
-
-    @property
-    def mean(self) -> Value:
-        """Mean."""
-        return self.source.mean
-
-    @property
-    def norm(self) -> Value:
-        """L2 norm."""
-        return self.source.norm
-
-    @property
-    def nan_count(self) -> int | None:
-        """None: the writer did not count (the existing tool)."""
-        return self.source.nan_count
-
-    @property
-    def inf_count(self) -> int | None:
-        """None: the writer did not count (the existing tool)."""
-        return self.source.inf_count
-
-    @property
-    def nonfinite(self) -> bool:
-        """True when the statistics or the counts show NaN or Inf."""
-        return self.source.nonfinite
-
-    @property
-    def digest(self) -> str | None:
-        """64-bit position-weighted digest, 16 hex digits (``summary_mode: digest``)."""
-        return self.source.digest
-
-    @property
-    def md5(self) -> str | None:
-        """CRC-32 of the bytes, 8 hex digits (``summary_mode: md5``), or XOR of the words, ``0x...`` (``xor``)."""
-        return self.source.md5
-
-    @property
-    def data_name(self) -> str | None:
-        """Name of the saved tensor, None when it was not saved."""
-        return self.source.data_name
+        return dict(self.description.extra)
 
     @property
     def path(self) -> Path | None:
@@ -223,8 +175,7 @@ class Tensor:
         Raises:
             UsageError, DumpFormatError: it is gone, or the index of packed files is damaged.
         """
-        name = self.source.data_name
-        return None if name is None else self.record.snapshot.source.files.source(name).path
+        return None if self.data_name is None else self.record.snapshot.source.files.source(self.data_name).path
 
     def load(self) -> Array:
         """The saved elements as numpy array, read now; torch is not needed. bfloat16 and float8 come as float32, which holds all
@@ -247,10 +198,9 @@ class Tensor:
         return saved_file.torch_of(self.record.snapshot.source.files, self._saved_name())
 
     def _saved_name(self) -> str:
-        name = self.source.data_name
-        if name is None:
+        if self.data_name is None:
             raise UsageError(f"{self.name}: was not saved{self._reason()}")
-        return name
+        return self.data_name
 
     def _reason(self) -> str:
         snapshot = self.record.snapshot

@@ -54,6 +54,13 @@ def checked(name: str, arguments: RecordedArguments, check: Callable[[], tuple[C
     return Checked(replace(arguments.told(result), seconds=time.perf_counter() - start), data)
 
 
+def is_saved(items: Any) -> bool:
+    """Does a record name the files of its results?"""
+    if isinstance(items, list):
+        return any(map(is_saved, items))
+    return isinstance(items, Mapping) and items.get("data_name") not in (None, "", "-1")
+
+
 def keep_failures(
     check: Callable[..., Checked], work: Work, file_of: Callable[[Any], tuple[str, bytes] | None]
 ) -> Callable[..., CallResult]:

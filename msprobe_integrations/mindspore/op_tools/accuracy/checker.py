@@ -16,7 +16,7 @@ from msprobe_engine.core.dtypes import float_type
 from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.common.capture.nested import leaves_of
 from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun, Files
-from msprobe_integrations.common.op_tools.accuracy.checking import Checked, checked
+from msprobe_integrations.common.op_tools.accuracy.checking import Checked, checked, is_saved
 from msprobe_integrations.mindspore.capture.api_names import Api, apis
 from msprobe_integrations.mindspore.op_tools.accuracy.arguments import Arguments
 from msprobe_integrations.mindspore.op_tools.accuracy.execute import FLOATS, Call, Outcome, Side, array_of, kind_of, places_of, run
@@ -85,7 +85,7 @@ class Checker:
 
     def _check(self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> tuple[CallResult, dict[str, Any]]:
         call = self._call(name, record, backward)
-        device = self._given(call, record, backward) if self._recorded and _saved(record.get("output")) else None
+        device = self._given(call, record, backward) if self._recorded and is_saved(record.get("output")) else None
         if device is None:
             device = run(call, Side(dict.fromkeys(FLOATS, self._dtype) if self._dtype else {}, compiled=self._compiled))
         bench, first = None, ""
@@ -166,12 +166,6 @@ def _with_existing(result: CallResult, data: Mapping[str, Any], compat: bool) ->
         forward=ERROR if ERROR in forward else result.forward if not forward else PASS,
         backward=ERROR if ERROR in back else result.backward if not back else PASS,
     )
-
-
-def _saved(items: Any) -> bool:
-    if isinstance(items, list):
-        return any(map(_saved, items))
-    return isinstance(items, Mapping) and items.get("data_name") not in (None, "", "-1")
 
 
 def _round_off(kind: str) -> float:

@@ -13,7 +13,7 @@ import torch
 from msprobe_engine.accuracy.results import CallResult
 from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun
-from msprobe_integrations.common.op_tools.accuracy.checking import Checked, checked
+from msprobe_integrations.common.op_tools.accuracy.checking import Checked, checked, is_saved
 from msprobe_integrations.torch.op_tools.accuracy.arguments import Arguments, Files, Place
 from msprobe_integrations.torch.op_tools.accuracy.comparison import Comparison
 from msprobe_integrations.torch.op_tools.accuracy.execute import Outcome, Side, memory_of, places_of
@@ -115,7 +115,7 @@ class Checker:
             raise CannotRun(f"inputs cannot be made: {type(error).__name__}: {str(error)[:200]}") from error
         if not recorded and not prepared.operator.functions and outputs is None:
             recorded = True
-            if not _saved(record.get("output")):
+            if not is_saved(record.get("output")):
                 raise CannotRun(f"{prepared.api} cannot be run here, and the dump has no tensors of its results to be judged")
         if (recorded or outputs is not None) and communicated(record):
             raise CannotRun("an operator on DTensors that has communicated: its result is not that of the tensors of this rank")
@@ -151,13 +151,6 @@ class Checker:
     def _run(self, prepared: Prepared, target: Target) -> Ran:
         side = Side(torch.device(target.device), compiled=target.compiled)
         return on_target(prepared, side, as_recorded=self._dtype is None)
-
-
-def _saved(items: Any) -> bool:
-    """Does a record name the files of its results?"""
-    if isinstance(items, list):
-        return any(map(_saved, items))
-    return isinstance(items, Mapping) and items.get("data_name") not in (None, "", "-1")
 
 
 def _float_type(name: str | None) -> torch.dtype | None:
