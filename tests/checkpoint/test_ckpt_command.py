@@ -79,7 +79,8 @@ def test_exactly_what_was_planted_is_reported(stored: Path, tmp_path: Path, caps
     """Verdict first, exit code 1; JSON, CSV and HTML say the same, and the journal of the run is gone."""
     assert main(["ckpt", "diff", str(stored / "a"), str(stored / "b"), "-o", str(tmp_path)]) == 1
     out = capsys.readouterr().out
-    assert out.startswith("different: lm_head.weight holds NaN in B, 4 of 8 tensors differ, 1 tensor only in A, 1 tensor only in B\n")
+    only = "1 tensor only in the run, 1 tensor only in the golden run"
+    assert out.startswith(f"different: lm_head.weight holds NaN in the golden run, 4 of 8 tensors differ, {only}\n")
     data = json.loads((tmp_path / "ckpt_diff.json").read_text())
     assert (data["equal"], data["exit_code"]) == (False, 1)
     assert {entry["name"] for entry in data["different"]} == {
@@ -97,7 +98,7 @@ def test_exactly_what_was_planted_is_reported(stored: Path, tmp_path: Path, caps
     assert {row["status"] for row in rows} == {"equal", "different", "shape", "only in A", "only in B"}
     assert not any(cell.startswith("=") for row in rows for cell in row.values())
     page = (tmp_path / "ckpt_diff.html").read_text()
-    assert "<title>different: lm_head.weight holds NaN in B, 4 of 8" in page
+    assert "<title>different: lm_head.weight holds NaN in the golden run, 4 of 8" in page
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt_diff.csv", "ckpt_diff.html", "ckpt_diff.json"]
 
 
@@ -130,9 +131,9 @@ def test_the_gate_lets_small_differences_pass(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("run", "golden", "said"),
     [
-        ({"v": "nan"}, {}, "different: v holds NaN in A, 1 of 3 tensors differ"),
-        ({}, {"w": "-inf"}, "different: w holds Inf in B, 1 of 3 tensors differ"),
-        ({"v": "nan", "w": "inf"}, {}, "different: v holds NaN in A, 1 tensor more with NaN or Inf, 2 of 3 tensors differ"),
+        ({"v": "nan"}, {}, "different: v holds NaN in the run, 1 of 3 tensors differ"),
+        ({}, {"w": "-inf"}, "different: w holds Inf in the golden run, 1 of 3 tensors differ"),
+        ({"v": "nan", "w": "inf"}, {}, "different: v holds NaN in the run, 1 tensor more with NaN or Inf, 2 of 3 tensors differ"),
         ({"v": "nan"}, {"v": "nan"}, "equal: 3 tensors (same bits)"),
     ],
 )
@@ -238,7 +239,7 @@ def test_what_cannot_be_told_is_neither_equal_nor_different(stored: Path, tmp_pa
     torch.save({"other": torch.zeros(3)}, tmp_path / "other.pt")
     capsys.readouterr()
     assert main(["ckpt", "diff", str(stored / "a"), str(tmp_path / "other.pt")]) == 3
-    assert "no tensor that is called alike (9 only in A, 1 only in B)" in capsys.readouterr().out
+    assert "no tensor that is called alike (9 only in the run, 1 only in the golden one)" in capsys.readouterr().out
     (tmp_path / "other.pt").unlink()
     data = (stored / "a" / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(data[: len(data) - 100])
@@ -365,7 +366,7 @@ def test_results_do_not_depend_on_the_order_of_threads(stored: Path) -> None:
 def test_wrong_settings_say_what_is_allowed(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Too little memory, no threads, a tolerance below 0: exit code 2 and the range."""
     for words in (["--memory_mb", "10"], ["--workers", "0"], ["--atol", "-1"], ["--top", "-1"]):
-        assert main(["ckpt", "diff", str(stored / "a"), str(stored / "a"), *words]) == 2
+        assert main(["ckpt", "diff", str(stored / "a"), str(stored / "b"), *words]) == 2
         assert words[1].lstrip("-") in capsys.readouterr().err
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -57,9 +58,10 @@ def test_config_check_does_not_write_over_a_pack(tmp_path: Path, capsys: pytest.
     script.write_text("torchrun --nproc_per_node 2 train.py --lr 1e-3\n")
     assert main(["config_check", "-d", str(script), "-o", str(pack)]) == 0
     before = pack.read_bytes()
+    other = shutil.copy(pack, tmp_path / "other.zip")
     for words in (
         ["--verify", str(pack), "-d", str(script), "--json", str(pack)],
-        ["-c", str(pack), str(pack), "--html", str(pack)],
+        ["-c", str(pack), str(other), "--html", str(pack)],
         ["--ranks", str(pack), "--json", str(pack)],
         ["-d", str(script), "-o", str(script)],
     ):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -57,13 +58,13 @@ PATHS = {
     "certs host": ["{}", "host"],
     "certs revoke": ["{}", "host"],
     "certs show": ["{}"],
-    "ckpt diff": ["{}", "{}"],
+    "ckpt diff": ["{}", "golden"],
     "ckpt digest": ["{}", "-o", "digests.json"],
     "code_mapping": ["--ir", "{}", "--dump_data", "{}"],
-    "compare": ["{}", "{}"],
-    "config_check": ["{}", "{}"],
+    "compare": ["{}", "golden"],
+    "config_check": ["{}", "golden"],
     "data2db": ["--db", "trend.db", "--data", "{}"],
-    "grad_probe compare": ["{}", "{}"],
+    "grad_probe compare": ["{}", "golden"],
     "graph_visualize": ["-tp", "{}"],
     "merge_result": ["-i", "{}", "-o", "merged", "-config", "{}"],
     "monitor learn": ["{}", "-o", "learned.yaml"],
@@ -84,7 +85,7 @@ def typed(name: str, path: str) -> list[str]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with the output directory of a run: one dump, of a call that makes a NaN."""
+    """A directory with the output directories of two runs: one dump each, of a call that makes a NaN."""
     rank = tmp_path / "run" / "dump" / "step0" / "rank0"
     rank.mkdir(parents=True)
     plain = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [1], "requires_grad": False}
@@ -94,6 +95,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (rank / "dump.json").write_text(json.dumps({**head, "data": {"Torch.log.0.forward": record}}))
     (rank / "construct.json").write_text("{}")
     (rank / "stack.json").write_text("{}")
+    shutil.copytree(tmp_path / "run", tmp_path / "golden")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MSPROBE_CONFIG", raising=False)
     return tmp_path
@@ -143,7 +145,7 @@ def test_a_wrong_path(name: str, here: Path, capsys: Capture) -> None:
             assert ended(*typed(name, path), "--json") == 2
             out = capsys.readouterr().out
             assert not out or path in json.loads(out)["error"]
-    assert sorted(path.name for path in here.iterdir()) == ["run"]
+    assert sorted(path.name for path in here.iterdir()) == ["golden", "run"]
 
 
 @pytest.mark.usefixtures("here")
@@ -266,7 +268,7 @@ def test_results_lie_in_the_directory_of_the_run(name: str, here: Path, capsys: 
         assert ended(name, "run") == 1
         (file,) = (here / "run" / "analysis" / f"{name}-{number}").glob(WRITES[name])
         assert file.name in capsys.readouterr().out
-    assert sorted(path.name for path in here.iterdir()) == ["run"]
+    assert sorted(path.name for path in here.iterdir()) == ["golden", "run"]
 
 
 def test_a_run_does_not_choose_where_results_lie(here: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -236,7 +236,7 @@ def test_a_default_that_all_frameworks_share_needs_no_framework() -> None:
     """``--adam_beta2 0.999`` alone is what every framework with that name takes, which is said; ``--seed 42`` is not what all take."""
     found = _compare({"script": "train.py", "adam_beta2": "0.999"}, {"script": "train.py"})
     assert not _matter(found)
-    assert any("taken as equal: adam_beta2" in note for note in found.notes)
+    assert any(note.startswith("taken as equal, because one side alone sets it") and ": adam_beta2" in note for note in found.notes)
     assert _matter(_compare({"script": "train.py", "adam_beta2": "0.95"}, {"script": "train.py"}))
     assert _matter(_compare({"script": "train.py", "seed": "42"}, {"script": "train.py"}))
 

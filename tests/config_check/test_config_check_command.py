@@ -307,7 +307,8 @@ def test_logs_of_other_programs(tmp_path: Path, capsys: pytest.CaptureFixture[st
         Path(f"{name}.log").write_text(f"{head}\n  lr ........ {rate}\n  seed ...... 1\n{end}\n", encoding="utf-8")
         verl = {"actor_rollout_ref": {"actor": {"shuffle": False, "lr": float(rate)}}, "data": {"shuffle": name == "b"}}
         Path(f"verl_{name}.log").write_text(f"(main pid=1) {verl}\n(main pid=1) next\n(main pid=1) next\n", encoding="utf-8")
-    assert main(["config_check", "-sc", "a.log", "a.log"]) == 0
+    shutil.copy("a.log", "again.log")
+    assert main(["config_check", "-sc", "a.log", "again.log"]) == 0
     assert main(["config_check", "-sc", "a.log", "b.log"]) == 1
     assert Path("slime_param_compare_result/hyper_params_compare.csv").exists()
     assert "lr: 0.0001 in the first log, 0.0002 in the second" in capsys.readouterr().out
@@ -335,17 +336,18 @@ def test_two_checkpoints_as_the_existing_tool_has_them(tmp_path: Path, capsys: p
     assert data["v"]["l2"] == 3.0
     assert main(["config_check", "-c", a, b, "-o", out]) == 2
     assert "exists" in capsys.readouterr().err
-    assert main(["config_check", "-c", a, a, "-o", str(tmp_path / "same.json")]) == 0
+    again = shutil.copy(a, tmp_path / "again.safetensors")
+    assert main(["config_check", "-c", a, str(again), "-o", str(tmp_path / "same.json")]) == 0
 
 
 def test_output_directories_mean_the_packs_in_them(tmp_path: Path) -> None:
     """``-c``, ``--verify`` and ``--ranks`` take what a probe has left in the output directory of a run."""
-    for name, pack in (("a", BASE), ("b", PLANTED)):
+    for name, pack in (("a", BASE), ("again", BASE), ("b", PLANTED)):
         (tmp_path / name).mkdir()
         shutil.copy(pack, tmp_path / name / "config_check_pack.zip")
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     assert main(["config_check", "-c", a, b, "-o", str(tmp_path / "out")]) == 1
-    assert main(["config_check", "--verify", a, a]) == 0
+    assert main(["config_check", "--verify", a, str(tmp_path / "again")]) == 0
     assert main(["config_check", "--ranks", a]) == 0
 
 

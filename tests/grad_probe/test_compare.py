@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import pickle
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -199,7 +200,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = write(tmp_path / "a", {s: {"w": [P] * 4, "odd\x1b": [P]} for s in range(2)})
     b = write(tmp_path / "b", {0: {"w": [P] * 4, "odd\x1b": [P]}, 1: {"w": [P, P, N, N], "odd\x1b": [N]}})
     out = str(tmp_path / "out")
-    assert main(["grad_probe", "compare", str(a), str(a), "-o", out, "--no-plots"]) == 0
+    again = shutil.copytree(a, tmp_path / "again")
+    assert main(["grad_probe", "compare", str(a), str(again), "-o", out, "--no-plots"]) == 0
     assert "No gradient is suspect" in capsys.readouterr().out
     assert main(["grad_probe", "compare", str(a), str(b), "-o", out, "--no-plots"]) == 1
     text = capsys.readouterr().out

@@ -69,6 +69,15 @@ def test_accessible_and_as_wide_as_the_window(name: str, pages: Mapping[str, Pat
     assert accessible(page, ("color-contrast", "scrollable-region-focusable")) == []
 
 
+@pytest.mark.parametrize("name", ["diagnosis", "checkpoint"])
+def test_a_chinese_page_has_no_english_sentence(name: str, pages: Mapping[str, Path], opened: Callable[..., Any]) -> None:
+    """Three English words behind each other are a sentence that was forgotten; names and lines of source stand in code."""
+    page = opened(pages[name])
+    page.locator("#kit-switches select").first.select_option("zh")
+    page.evaluate("document.querySelectorAll('code, pre').forEach(one => one.remove())")
+    assert not re.findall(r"[A-Za-z]{2,}(?: [a-z]{2,}){2,}", page.evaluate("document.querySelector('main').innerText"))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_names_of_a_run_are_text(name: str, hostile: Mapping[str, Path], opened: Callable[..., Any]) -> None:
     """Markup in names makes no element and runs nothing, what turns the direction of writing is an escape, and long names stay inside."""
@@ -129,7 +138,7 @@ def test_a_table_is_searched_sorted_and_chosen(pages: Mapping[str, Path], opened
     assert page.locator("tbody tr").count() == 1
     page.locator("tbody tr").focus()
     page.keyboard.press("Enter")
-    assert page.locator("section dt", has_text="NPU Tensor Shape").count() == 1
+    assert page.locator("section dt", has_text="Tensor Shape").count() == 2
     page.get_by_label("Search").fill("")
     page.get_by_label("Choose a value").select_option("")
     head = page.get_by_role("button", name="Max diff")

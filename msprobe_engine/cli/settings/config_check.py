@@ -4,6 +4,7 @@ calls. The first line of the output is the verdict; the exit code is a gate for 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -140,7 +141,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _outputs(args: argparse.Namespace) -> None:
     """Nothing is written over what is read."""
-    from msprobe_engine.cli.options.inputs import warn_same_files
+    from msprobe_engine.cli.options.inputs import refuse_same_files
     from msprobe_engine.cli.options.outputs import refuse_overwriting, refuse_page_name
     from msprobe_engine.formats.pack.kind import pack_of
 
@@ -148,7 +149,7 @@ def _outputs(args: argparse.Namespace) -> None:
         refuse_page_name(args.output, "--html")
     pair = args.compare or args.verl_compare or args.slime_compare or args.verify or ()
     if len(pair) == 2:
-        warn_same_files(*map(pack_of, pair))
+        refuse_same_files(*map(pack_of, pair))
     packs = [*(args.compare or ()), *(args.verify or ()), *([args.ranks] if args.ranks else ())]
     read = [*map(pack_of, packs), *map(Path, (*(args.dump or ()), *(args.verl_compare or args.verl_verify or args.slime_compare or ())))]
     refuse_overwriting([("--json", args.json), ("--html", args.html), ("-o", args.output)], read)
@@ -173,6 +174,8 @@ def _compare(args: argparse.Namespace) -> int:
 
     bench, cmp = (pack_inside(path) or path for path in map(pack_of, args.compare))
     for path in (cmp, bench):
+        if not os.path.lexists(path):
+            raise UsageError(f"{one_line(str(path))}: no such file or directory; name a pack, a run that has one, or a checkpoint")
         if path.suffix in _SCRIPTS and path.is_file():
             shown = one_line(str(path))
             raise UsageError(

@@ -44,7 +44,7 @@ def _positive(side: PackSettings, name: str, default: bool = False) -> float | i
 
 def _computed(value: float, text: str, names: tuple[str, ...]) -> Quantity:
     value = _whole(value)
-    return Quantity(value, f"{value} ({text})", names, DERIVED)
+    return Quantity(value, str(value) if text == f"{value} ranks" else f"{value} ({text})", names, DERIVED)
 
 
 def _names(side: PackSettings, *terms: str) -> tuple[str, ...]:

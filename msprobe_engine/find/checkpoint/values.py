@@ -15,6 +15,7 @@ from typing import Any
 
 from msprobe_engine.config.settings.aliases import known_terms
 from msprobe_engine.config.severity import CHANGES
+from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.checkpoint.result import ValueDifference
 from msprobe_engine.formats.checkpoint.model import OPTIMIZER, RANDOM, Checkpoint, value_group
 from msprobe_engine.formats.checkpoint.random_states import other_places
@@ -43,22 +44,37 @@ _SETTINGS = frozenset(
 )  # fmt: skip
 """First parts of paths of settings; all others are states of the training."""
 _EXPECTED = (
-    (re.compile(r"(^|[._])(time|timestamp|date|created|runtime|elapsed|duration|per_second|started|wall_clock)\w*"), "it is a time"),
-    (re.compile(r"(^|[._])(\w*_?(path|dir|directory|folder|file|url|root)s?)$"), "it says where files lie"),
-    (re.compile(r"(^|[._-])version$|_version$|^checkpoint_version$|^ds_version$"), "it is the version of what wrote the checkpoint"),
-    (re.compile(r"world_size|parallel|(^|[._])(dp|tp|pp|ep|cp|mp)_?(rank|size|world)|(^|[._])n_?gpus?$|partition"), "it is of the layout"),
-    (re.compile(r"floating_point_operations|total_flos|num_input_tokens_seen"), "it only counts"),
-    (re.compile(r"(^|[._])(hostname|host|port|pid|rank|local_rank|job_id|run_id|uuid|user)$"), "it says where the process ran"),
-    (re.compile(r"^(callbacks|loops|fit_loop)\b.*(path|dir|progress|_batches_that_stepped)"), "it is about the loop, not the numbers"),
-    (re.compile(r"^trainer_state\.(best_model|is_world|is_local|trial|log_history|stateful_callbacks)|^rerun_state_machine"),
-     "it is about the loop, not the numbers"),
-)  # fmt: skip
+    (
+        re.compile(r"(^|[._])(time|timestamp|date|created|runtime|elapsed|duration|per_second|started|wall_clock)\w*"),
+        Sentence("it is a time"),
+    ),
+    (re.compile(r"(^|[._])(\w*_?(path|dir|directory|folder|file|url|root)s?)$"), Sentence("it says where files lie")),
+    (
+        re.compile(r"(^|[._-])version$|_version$|^checkpoint_version$|^ds_version$"),
+        Sentence("it is the version of what wrote the checkpoint"),
+    ),
+    (
+        re.compile(r"world_size|parallel|(^|[._])(dp|tp|pp|ep|cp|mp)_?(rank|size|world)|(^|[._])n_?gpus?$|partition"),
+        Sentence("it is of the layout"),
+    ),
+    (re.compile(r"floating_point_operations|total_flos|num_input_tokens_seen"), Sentence("it only counts")),
+    (re.compile(r"(^|[._])(hostname|host|port|pid|rank|local_rank|job_id|run_id|uuid|user)$"), Sentence("it says where the process ran")),
+    (
+        re.compile(r"^(callbacks|loops|fit_loop)\b.*(path|dir|progress|_batches_that_stepped)"),
+        Sentence("it is about the loop, not the numbers"),
+    ),
+    (
+        re.compile(r"^trainer_state\.(best_model|is_world|is_local|trial|log_history|stateful_callbacks)|^rerun_state_machine"),
+        Sentence("it is about the loop, not the numbers"),
+    ),
+)
 _GROUP_SETTING = re.compile(r"param_groups\.[0-9]+\.(?P<name>.+)")
 _HYPER = re.compile(
     r"(lr|lrs|initial_lr|max_lr|min_lr|betas|beta[0-9]|eps|weight_decay|wd_mult|lr_mult|momentum|dampening|nesterov|alpha|amsgrad|step|"
     r"maximize|decoupled_weight_decay|bias_correction)(\.[0-9]+)?"
 )
 _LONGEST = 200
+_GOES_ON = Sentence("the optimizer goes on with it")
 _FRAMEWORKS = {"args": "megatron", "config": "transformers"}
 _OF_MODEL = ("attention_heads", "kv_heads", "head_dim", "norm_eps", "rope_base", "router_topk", "num_layers")
 """Terms of config check that the model's forward depends on, not only its training."""
@@ -89,14 +105,16 @@ def compare_values(a: Checkpoint, b: Checkpoint) -> ValuesCompared:
             label = key_a if key_a == key_b else f"{name} ({key_a}; {key_b})"
             counts = (rest_a.pop(key_a), rest_b.pop(key_b))
             if converted and not _same(*counts):
-                out.different.append(ValueDifference(label, *counts, value_group(label), False, "each framework counts on its own"))
+                out.different.append(
+                    ValueDifference(label, *counts, value_group(label), False, Sentence("each framework counts on its own"))
+                )
             else:
-                _one(out, label, *counts, "the training was at another point")
+                _one(out, label, *counts, Sentence("the training was at another point"))
     if other_places(a, b):
         for rest in (rest_a, rest_b):
             for key in [key for key in rest if value_group(key) == RANDOM]:
                 del rest[key]
-        out.notes.append("random states were not compared: the checkpoints are of other ranks")
+        out.notes.append(Sentence("random states were not compared: the checkpoints are of other ranks"))
     for key in [key for key in rest_a if key in rest_b]:
         _one(out, key, rest_a.pop(key), rest_b.pop(key))
     _by_meaning(out, rest_a, rest_b)
@@ -143,17 +161,17 @@ def _weight(name: str, a: Any, b: Any) -> tuple[bool, str]:
     if first in _SETTINGS:
         return _setting(name, a, b)
     if value_group(name) == RANDOM:
-        return True, "the next random numbers are others"
+        return True, Sentence("the next random numbers are others")
     for pattern, reason in _EXPECTED:
         if pattern.search(name):
             return False, reason
     if _paths(a, b):
-        return False, "it says where files lie"
+        return False, Sentence("it says where files lie")
     group = _GROUP_SETTING.search(name)
     if group is not None:
         known = _HYPER.fullmatch(group["name"]) is not None
-        return known, "the optimizer goes on with it" if known else "it is not about the update"
-    return True, "the optimizer goes on with it" if value_group(name) == OPTIMIZER else "the training goes on with it"
+        return known, _GOES_ON if known else Sentence("it is not about the update")
+    return True, _GOES_ON if value_group(name) == OPTIMIZER else Sentence("the training goes on with it")
 
 
 def _setting(name: str, a: Any, b: Any) -> tuple[bool, str]:
@@ -166,7 +184,7 @@ def _setting(name: str, a: Any, b: Any) -> tuple[bool, str]:
     if alias is not None:
         return alias.term.severity == CHANGES and not _paths(a, b), alias.term.why
     row = terms.pattern(name)
-    return False, "it says where files lie" if _paths(a, b) else row.why
+    return False, Sentence("it says where files lie") if _paths(a, b) else row.why
 
 
 def _paths(a: Any, b: Any) -> bool:
@@ -190,8 +208,10 @@ def _by_meaning(out: ValuesCompared, rest_a: dict[str, Any], rest_b: dict[str, A
             out.equal += 1
             continue
         label = f"{name} ({key_a}; {key_b})"
-        out.different.append(ValueDifference(label, _short(a), _short(b), value_group(key_a), False, "the weights do not show it"))
-        out.notes.append(f"{label}: {_short(a)} and {_short(b)}; with it even equal weights compute something else")
+        out.different.append(
+            ValueDifference(label, _short(a), _short(b), value_group(key_a), False, Sentence("the weights do not show it"))
+        )
+        out.notes.append(Sentence("{0}: {1} and {2}; with it even equal weights compute something else", label, _short(a), _short(b)))
 
 
 def _model_terms(values: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
@@ -219,13 +239,13 @@ def _one_sided(out: ValuesCompared, rest_a: Mapping[str, Any], rest_b: Mapping[s
             setting = section in both and section in _SETTINGS
             if at_top or setting:
                 first, second = (_short(value), None) if side == "A" else (None, _short(value))
-                out.different.append(ValueDifference(key, first, second, value_group(key), False, f"only {side} has it"))
+                out.different.append(ValueDifference(key, first, second, value_group(key), False, Sentence("only {0} has it", side)))
             if not setting:
                 alone[section] += 1
         if alone:
             found = ", ".join(f"{section} ({count})" if count > 1 else section for section, count in sorted(alone.items())[:20])
             more = f" and {len(alone) - 20} more" if len(alone) > 20 else ""
-            out.notes.append(f"values that only {side} has were not compared: {found}{more}")
+            out.notes.append(Sentence("values that only {0} has were not compared: {1}{2}", side, found, more))
 
 
 def _short(value: Any) -> Any:

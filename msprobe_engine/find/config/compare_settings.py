@@ -20,7 +20,7 @@ from msprobe_engine.config.settings.derived import derived_terms, quantity
 from msprobe_engine.config.settings.side import DEFAULT, DERIVED, NOT_KNOWN, PackSettings, Quantity, Setting, last_parts
 from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, SETTINGS, Difference
+from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, SETTINGS, SIDES, Difference
 
 PURE, MAPPING, BY_DEFAULT, BY_DERIVATION = "pure name", "mapping", "default", "derived"
 """``matched_with``; the existing tool has the first two and ``similarity:0.9``."""
@@ -89,22 +89,30 @@ class _Comparison:
             for name, one in left.items():
                 self._alone(name, one, side, other)
         for who, side in (("bench", self.bench), ("cmp", self.cmp)):
-            self.out.notes += [f"{who}: {text}; the first counts" for text in side.conflicts.values()]
+            self.out.notes += [Sentence("{0}: {1}; the first counts", SIDES[who], text) for text in side.conflicts.values()]
         masked = self.bench.masked | self.cmp.masked
         self.out.unknown = {name for name, says_so in masked.items() if not says_so}
         if masked:
-            self.out.notes.append(f"settings that are masked, and so were not compared: {len(masked)} ({_few(sorted(masked))})")
+            self.out.notes.append(Sentence("settings that are masked were not compared: {0} ({1})", len(masked), _few(sorted(masked))))
         if self.assumed:
             self.out.notes.append(
-                "set on one side alone, to what every framework that knows the name takes without it, so taken as equal: "
-                f"{_few(self.assumed)}; which framework it is, neither pack says"
+                Sentence(
+                    "taken as equal, because one side alone sets it, to what every framework that knows the name takes without it: {0}; "
+                    "neither pack says which framework it is",
+                    _few(self.assumed),
+                )
             )
         if self.lost:
-            self.out.notes.append(f"{self.lost} settings of {self.file} are null in a pack of the existing tool, which cannot hold them")
+            self.out.notes.append(
+                Sentence("{0} settings of {1} are null in a pack of the existing tool, which cannot hold them", self.lost, self.file)
+            )
         if self.dropped:
             self.out.notes.append(
-                f"{', '.join(self.dropped)}: not compared, the other pack has no number with a fraction at all; version 8.1.1 of the "
-                "existing tool does not keep those of YAML files: take that pack again"
+                Sentence(
+                    "{0}: not compared, the other pack has no number with a fraction at all; version 8.1.1 of the existing tool does not "
+                    "keep those of YAML files: take that pack again",
+                    ", ".join(self.dropped),
+                )
             )
         return self.out
 

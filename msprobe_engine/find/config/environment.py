@@ -10,6 +10,7 @@ from msprobe_engine.config.environment.variables import Environment
 from msprobe_engine.config.secrets.names import names_secret
 from msprobe_engine.config.severity import ERROR, HARMLESS
 from msprobe_engine.core.process.user_key import KEY
+from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config import by_rank
 from msprobe_engine.find.config.difference import ENV, Difference, Sheet, merged
 
@@ -51,11 +52,11 @@ def compare_env(bench: Mapping[int, Environment], cmp: Mapping[int, Environment]
 def _note(unknown: set[str], *, both_keys: bool) -> str:
     names = sorted(unknown)
     shown = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
-    why = "the packs were made with different keys" if both_keys else f"not both packs were made with a key ({KEY})"
-    return (
-        f"{len(names)} variable{'s' if len(names) > 1 else ''} of the environment set on both sides cannot be compared: the packs have the "
-        f"names and not the values, and {why}: {shown}"
-    )
+    why = Sentence("the packs were made with different keys") if both_keys else Sentence("not both packs were made with a key ({0})", KEY)
+    if len(names) == 1:
+        return Sentence("1 variable of the environment cannot be compared, because the packs have no value of it: {0}; {1}", shown, why)
+    template = "{0} variables of the environment cannot be compared, because the packs have no values of them: {1}; {2}"
+    return Sentence(template, len(names), shown, why)
 
 
 def of_job(environment: Environment) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from msprobe_engine.config.collect.resolved import CODE, DEFAULT
 from msprobe_engine.config.pack.reader import Pack, read_pack
 from msprobe_engine.config.settings.side import PackSettings
 from msprobe_engine.config.severity import ERROR, MAY, WARNING
+from msprobe_engine.core.text.sentences import Sentence, joined
 from msprobe_engine.find.config import completeness, difference
 from msprobe_engine.find.config.arguments import compare_arguments, with_arguments
 from msprobe_engine.find.config.by_rank import NO_RANK
@@ -28,7 +29,7 @@ from msprobe_engine.find.config.tensors import LATER, compare_dataset, compare_w
 _PLAIN = ("torch", "mindspore")
 """Origins of settings that are read from the objects of a program, not from the arguments it was started with."""
 _MOST_NAMES = 6
-_CONTENT = {difference.DATASET: "samples", difference.RANDOM: "random calls"}
+_CONTENT = {difference.DATASET: Sentence("samples"), difference.RANDOM: Sentence("random calls")}
 
 
 def compare_packs(bench: str | Path | Pack, cmp: str | Path | Pack, *, only: tuple[str, ...] | None = None) -> Comparison:
@@ -87,7 +88,9 @@ class _Work:
         neither = [name for name in (difference.DATASET, difference.RANDOM) if not self.bench.has(name) and not self.cmp.has(name)]
         if neither and self.only is None and None not in (self.bench.world_size, self.cmp.world_size):
             self.out.notes.append(
-                f"neither pack has {' and '.join(_CONTENT[name] for name in neither)}; ConfigChecker in the program collects them"
+                Sentence(
+                    "neither pack has {0}; ConfigChecker in the program collects that", joined(" and ", (_CONTENT[n] for n in neither))
+                )
             )
         if self.only is None:
             self.out.problems += completeness.of_one_side(self.bench, self.cmp)
@@ -197,7 +200,7 @@ class _Work:
         found = compare_arguments(_programs(self.bench), _programs(self.cmp), (settings[0], settings[1]), reported, files)
         if found.masked:
             self.out.notes.append(
-                f"arguments that are masked, and so were not compared: {len(found.masked)} ({_listed_names(sorted(found.masked))})"
+                Sentence("arguments that are masked were not compared: {0} ({1})", len(found.masked), _listed_names(sorted(found.masked)))
             )
         if found.differences or found.unknown:
             sheet = self.out.sheets.setdefault(difference.SETTINGS, Sheet(difference.SETTINGS))
@@ -226,7 +229,12 @@ class _Work:
             return
         if self.other_ranks:
             self.out.notes.append(
-                f"the jobs have {self.bench.world_size} and {self.cmp.world_size} ranks; ranks {listed(mine & theirs)} are compared"
+                Sentence(
+                    "the run has {0} ranks, the golden one {1}; ranks {2} are compared",
+                    self.cmp.world_size,
+                    self.bench.world_size,
+                    listed(mine & theirs),
+                )
             )
             return
         sheet = self.out.sheets.setdefault(difference.SYSTEM, Sheet(difference.SYSTEM))

@@ -14,12 +14,13 @@ from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.output_files import write_named
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.log import one_line
+from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config.comparison import Comparison
 from msprobe_engine.find.findings import finite_json
 from msprobe_engine.report.config import page, tables, xlsx
 
 XLSX, JSON, HTML = "result.xlsx", "result.json", "result.html"
-NO_XLSX = f"result.xlsx is not written: it needs xlsxwriter ({install_command('xlsx')})"
+NO_XLSX = Sentence("result.xlsx is not written: it needs xlsxwriter ({0})", install_command("xlsx"))
 
 
 def write_results(found: Comparison, directory: str | Path, old: bool = False) -> list[Path]:

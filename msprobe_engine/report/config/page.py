@@ -10,12 +10,13 @@ from msprobe_engine.find.config.difference import Difference, listed, short
 from msprobe_engine.find.config.headline import headline
 from msprobe_engine.report.web.markup import Html, badge, bullets, folded, paragraph, section, soft, table, text, tiles
 from msprobe_engine.report.web.page import Verdict, document
-from msprobe_engine.report.web.words import words
+from msprobe_engine.report.web.words import section_of, words
 
 MOST_ROWS = 5_000
 _LONGEST = 300
 _VERDICTS: Mapping[str, Verdict] = {ERROR: "bad", WARNING: "warn", PASS: "good"}
-_TOLD = ((CHANGES, "changes"), (MAY, "may"))
+_RUN_FIRST = ("cmp", "bench")
+"""The sides, as pairs of a comparison have them, in the order of every command: RUN GOLDEN."""
 _TONES = {CHANGES: "bad", MAY: "warn", HARMLESS: ""}
 
 
@@ -28,33 +29,35 @@ def page(found: Comparison) -> str:
         parts.append(tiles((_t(key), counts[severity], _TONES[severity] if counts[severity] else "") for severity, key in names))
     parts += section(_t("differences"), _differences(found.differences))
     checkers = [
-        (name, badge(_t(verdict), _VERDICTS[verdict]), sheet.compared, sum(one.matters for one in sheet.differences))
+        (_word(name), badge(_t(verdict), _VERDICTS[verdict]), sheet.compared, sum(one.matters for one in sheet.differences))
         for name, verdict in found.summary().items()
         for sheet in (found.sheets[name],)
     ]
     parts += section(_t("checkers"), table(_head("checker", "verdict", "compared", "n_differences"), checkers, numbers={2, 3}))
     sides = (
-        (who, *(str(side.get(key, "-")) for key in ("path", "framework", "world_size", "host", "created")))
-        for who, side in found.sides.items()
+        (_t(f"{who}_side"), *(str(found.sides[who].get(key, "-")) for key in ("path", "framework", "world_size", "host", "created")))
+        for who in _RUN_FIRST
+        if who in found.sides
     )
     parts += section(_t("packs"), table(_head("side", "pack", "framework", "ranks", "host", "made"), sides, names={1}))
     derived = [
-        (name.replace("_", " "), a, b, badge(_t("equals"), "good") if equal else badge(_t("differs"), "bad"))
+        (_word(name), b, a, badge(_t("equals"), "good") if equal else badge(_t("differs"), "bad"))
         for name, (a, b, equal) in found.derived.items()
     ]
-    parts += section(_t("derived"), table(_head("quantity", "bench_side", "cmp_side", "verdict"), derived))
+    parts += section(_t("derived"), table(_head("quantity", "cmp_side", "bench_side", "verdict"), derived))
     parts += section(_t("not_compared"), bullets(found.not_compared.values()))
     parts += section(_t("problems"), bullets(found.problems))
     parts += section(_t("notes"), bullets(found.notes))
     if found.harmless:
         parts += ["<section>", folded(_t("n_harmless", len(found.harmless)), _differences(found.harmless)), "</section>"]
+    said = headline(found)
     return document(
-        headline(found),
+        said,
         kind="config",
         body="\n".join(parts),
-        sections=("config",),
+        sections=("config", "config_names"),
         verdict=_VERDICTS[found.verdict],
-        headline=_headline(found, counts),
+        headline=text(said),
     )
 
 
@@ -62,17 +65,13 @@ def _t(key: str, *arguments: object) -> Html:
     return words("config", key, *arguments)
 
 
+def _word(name: str) -> str:
+    """A checker or a computed quantity in both languages, where it has words of its own."""
+    return words("config_names", name) if name in section_of("config_names") else name.replace("_", " ")
+
+
 def _head(*keys: str) -> list[Html]:
     return [_t(key) for key in keys]
-
-
-def _headline(found: Comparison, counts: Mapping[str, int]) -> Html:
-    """`headline.headline` in words of both languages."""
-    harmless = _t("and_harmless", counts[HARMLESS]) if counts[HARMLESS] else ""
-    if found.equal:
-        return _t("same_harmless", counts[HARMLESS]) if harmless else _t("same")
-    told = [_t(f"{key}_{'one' if counts[severity] == 1 else 'many'}", counts[severity]) for severity, key in _TOLD if counts[severity]]
-    return Html(f"{_t('differ')}: {', '.join(told)}{harmless}.")
 
 
 def _differences(items: Sequence[Difference]) -> Html:
@@ -85,9 +84,9 @@ def _differences(items: Sequence[Difference]) -> Html:
         name = Html("<br>".join(text(_short(part)) for part in names if part))
         why = Html(f"{text(_short(one.why))}{soft(_short(' '.join(part for part in (at, one.where) if part)))}")
         severity = badge(_t(one.severity.replace(" ", "_")), _TONES[one.severity])
-        rows.append((severity, one.sheet, name, _short(one.bench), _short(one.cmp), why))
+        rows.append((severity, _word(one.sheet), name, _short(one.cmp), _short(one.bench), why))
     tones = [_TONES[one.severity] for one in items[:MOST_ROWS]]
-    shown = table(_head("severity", "where", "name", "bench_value", "cmp_value", "why"), rows, names={2}, tones=tones)
+    shown = table(_head("severity", "where", "name", "cmp_side", "bench_side", "why"), rows, names={2}, tones=tones)
     more = paragraph(_t("more", len(items) - MOST_ROWS), soft=True) if len(items) > MOST_ROWS else ""
     return Html(f"{shown}{more}")
 

@@ -22,7 +22,7 @@ def text(found: Comparison, top: int = TOP) -> str:
         severity: [one.sentence() for one in folded(one for one in found.differences if one.severity == severity)]
         for severity in (CHANGES, MAY)
     }
-    lines = [headline(found, {severity: len(sentences) for severity, sentences in told.items()})]
+    lines: list[str] = [headline(found, {severity: len(sentences) for severity, sentences in told.items()})]
     words = ", ".join(f"{name} {verdict}" for name, verdict in found.summary().items())
     lines += _named("checkers", [words] if words else ["the packs have nothing in common that can be compared"])
     for severity, sentences in told.items():

@@ -9,10 +9,10 @@ from typing import Any
 
 from msprobe_engine.core.text.ranges import few_ranges, ranges_of
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.findings import NONE, SAME_FILES, Diagnosis, Suspect
+from msprobe_engine.find.findings import NONE, Diagnosis, Suspect
 from msprobe_engine.report.web.markup import Html, bullets, code, facts, paragraph, section, table, text, tiles
 from msprobe_engine.report.web.page import document
-from msprobe_engine.report.web.words import words
+from msprobe_engine.report.web.words import section_of, words
 
 _MOST_NAMES = 200
 
@@ -36,22 +36,27 @@ def page(found: Diagnosis) -> str:
         found.headline(),
         kind="diagnosis",
         body="\n".join(parts),
-        sections=("diagnosis",),
-        verdict="bad" if found.finding != NONE else "warn" if found.problems or found.nothing == SAME_FILES else "good",
+        sections=("diagnosis", "diagnosis_facts"),
+        verdict="bad" if found.finding != NONE else "warn" if found.problems else "good",
         headline=text(found.headline()),
     )
 
 
-def _looked_at(found: Diagnosis) -> list[tuple[str, object]]:
+def _looked_at(found: Diagnosis) -> list[tuple[object, object]]:
     """Of the records how many, where not all of them could be compared."""
     rows = {key: value for key, value in found.looked_at.items() if key != "recorded"}
     if (all_of_them := found.looked_at.get("recorded")) not in (None, rows.get("records")):
         rows["records"] = f"{rows['records']} / {all_of_them}"
-    return list(rows.items())
+    return [(_word(key), value) for key, value in rows.items()]
 
 
 def _t(key: str, *arguments: object) -> Html:
     return words("diagnosis", key, *arguments)
+
+
+def _word(name: str) -> str:
+    """A name that a diagnosis gives to a fact, in both languages; names of statistics (Max, Norm) stay."""
+    return words("diagnosis_facts", name) if name in section_of("diagnosis_facts") else name
 
 
 def _first(first: Suspect, differences: int) -> list[str]:
@@ -81,9 +86,9 @@ def _tiles(first: Suspect, differences: int) -> Html:
 def _numbers(numbers: Mapping[str, Any]) -> Html:
     """Both sides' rows; what differs stands out."""
     keys = list(dict.fromkeys(key for side in numbers.values() for key in side))
-    head = (_t("number"), *(_t(side) if side in ("target", "golden") else side for side in numbers))
-    rows = [(key, *(_shown(side.get(key)) for side in numbers.values())) for key in keys]
-    tones = ["apart" if row[0] != "row" and len(set(row[1:])) > 1 else "" for row in rows]
+    head = (_t("number"), *map(_word, numbers))
+    rows = [(_word(key), *(_shown(side.get(key)) for side in numbers.values())) for key in keys]
+    tones = ["apart" if key != "row" and len(set(row[1:])) > 1 else "" for key, row in zip(keys, rows)]
     return table(head, rows, tones=tones, kind="narrow")
 
 

@@ -46,7 +46,7 @@ def open_table(path: Path, columns: Sequence[str], mode: str, compat: bool = Fal
         path: the file; its suffix is replaced by that of the format.
         columns: names of the columns, in order. A block may have more, which are left out.
         mode: one of `FORMATS`.
-        compat: cells as version 26.2.0 has them in csv: no text for NaN, infinities with a blank in front.
+        compat: cells as version 26.2.0 has them in csv: no text for NaN, infinities with a blank in front; on a page its names of columns.
         title: of the html page.
 
     Raises:
@@ -74,7 +74,7 @@ def open_table(path: Path, columns: Sequence[str], mode: str, compat: bool = Fal
             return ParquetTable(path, columns)
         from msprobe_engine.report.table_files.html import HtmlTable
 
-        return HtmlTable(path, columns, title or path.stem)
+        return HtmlTable(path, columns, title or path.stem, compat=compat)
     except OSError as error:
         raise unwritable(path, error) from error
 

@@ -33,10 +33,11 @@ _GOOD = frozenset(("pass", "Yes", "", None, "N/A"))
 class HtmlTable:
     """See `msprobe_engine.report.table_files.Table`."""
 
-    def __init__(self, path: Path, columns: Sequence[str], title: str, most_rows: int = MOST_ROWS) -> None:
+    def __init__(self, path: Path, columns: Sequence[str], title: str, most_rows: int = MOST_ROWS, compat: bool = False) -> None:
         self.files = [path]
         self._columns = [name for name in columns if name != COLOUR]
         self._verdict = next((i for i, name in enumerate(self._columns) if name in _VERDICTS), None)
+        self._titles = [name if compat else _title(name) for name in self._columns]
         self._title = title
         self._most = most_rows
         self._file = TableFile(path)
@@ -62,7 +63,7 @@ class HtmlTable:
         kept = sorted([*self._bad, *self._good[: max(0, self._most - len(self._bad))]], key=lambda item: item[0])
         shown, rows = f"{len(kept):,}", f"{self._rows:,}"
         note = words("table", "rows", rows) if len(kept) == self._rows else words("table", "rows_left_out", rows, shown)
-        data = {"columns": self._columns, "verdict": self._verdict, "rows": [row for _, row in kept]}
+        data = {"columns": self._columns, "titles": self._titles, "verdict": self._verdict, "rows": [row for _, row in kept]}
         island = json.dumps(data, ensure_ascii=True, separators=(",", ":")).encode()
         for piece in page(
             self._title,
@@ -85,6 +86,14 @@ class HtmlTable:
     def abort(self) -> None:
         """Leave nothing behind."""
         self._file.abort()
+
+
+def _title(column: str) -> str:
+    """A column in the words of the pages; only files of the existing tool speak of NPU and Bench."""
+    for side, word in (("NPU", ""), ("Bench", "golden"), ("BENCH", "golden")):
+        if column.startswith((f"{side} ", f"{side}_")):
+            return f"{word} {column[len(side) + 1 :].replace('_', ' ')}".strip()
+    return column.replace("_", " ")
 
 
 def _tone(verdict: str) -> Verdict:
