@@ -1,9 +1,10 @@
 """What ``msprobe frameworks`` shows: what an integration relies on in its framework, and what is lost where a version has it no longer.
 
-Each integration has a module ``reliance`` with ``NAME``, ``PACKAGE`` (distribution) and ``TABLE``; it is looked through in a process of
-its own per framework: ``python -m msprobe_integrations.framework_report MODULE FILE [import]`` writes `report` as JSON. A module may have
-``PARTS``: packages of the framework that need not be installed, whose rows do not count then; and ``trouble()``: why the framework cannot
-work in this environment although it is installed, else ``""``.
+Each integration has a module ``reliance`` with ``NAME``, ``PACKAGE`` (distribution) and ``TABLE``, to which what its sources ask
+`requirements.need` for is added. It is looked through in a process of its own per framework:
+``python -m msprobe_integrations.framework_report MODULE FILE [import]`` writes `report` as JSON. A module may have ``PARTS``: packages of
+the framework that need not be installed, whose rows do not count then; and ``trouble()``: why the framework cannot work in this
+environment although it is installed, else ``""``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from msprobe_integrations.requirements import Requirement, lacking, version_of
-from msprobe_integrations.source_names import defines
+from msprobe_integrations.source_names import defines, needed
 
 
 def report(module: ModuleType, *, imports: bool = False) -> dict[str, Any]:
@@ -31,7 +32,8 @@ def report(module: ModuleType, *, imports: bool = False) -> dict[str, Any]:
         name, package, version (``""``: unknown), installed, error (why it cannot be imported, ``""``), and rows: on, needed_for, versions
         and state, which is ``there``, ``lost``, ``in training`` (about objects of a training) or ``not installed`` (an optional part).
     """
-    table: Sequence[Requirement] = module.TABLE
+    own = Path(module.__file__ or "")
+    table: Sequence[Requirement] = (*module.TABLE, *(needed(own.parent) if own.name == "reliance.py" else ()))
     ways = [way for row in table for way in _ways(row)]
     roots = sorted({way.partition(":")[0].partition(".")[0] for way in ways if ":" in way})
     version = version_of(module.PACKAGE)

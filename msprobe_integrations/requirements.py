@@ -5,8 +5,9 @@ the reduced ones. `need` raises `MissingNameError` instead, says once which part
 (``missing``) and Prometheus (``msprobe_integration_missing``) show. The guard around the part, or who asks and can leave something out,
 catches it. `optional` is for what versions or objects may lack, with the reason why its absence says nothing wrong.
 
-What is looked for when an integration attaches, before anything needs it, is in a table: the module ``reliance`` of each framework, whose
-rows `check` looks for and ``msprobe frameworks`` (`msprobe_integrations.framework_report`) shows.
+What is wrapped, and what nothing asks `need` for, is in a table: the module ``reliance`` of each framework, whose rows `check` looks for
+when an integration attaches. ``msprobe frameworks`` (`msprobe_integrations.framework_report`) shows these rows, and what the sources ask
+`need` for, which stands in no table.
 """
 
 from __future__ import annotations

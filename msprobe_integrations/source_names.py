@@ -1,4 +1,5 @@
-"""Is a name there? Read from the source of a package, without importing it: an import of a training framework takes seconds.
+"""Names in sources, which are read and not imported: an import of a training framework takes seconds. Is a name there, and which ones
+does an integration ask `requirements.need` for?
 
 Only what the source says beyond doubt counts: definitions, assignments and imports at the outermost level of a module or of a class,
 through imported names, stars and base classes. What stands below an ``if`` or a ``try`` has to be looked for by importing.
@@ -12,6 +13,8 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from msprobe_integrations.requirements import Requirement
 
 _DEPTH = 20
 """Names are followed through this many modules and base classes; cycles end here."""
@@ -122,3 +125,31 @@ def _dotted(node: ast.expr) -> tuple[str, ...]:
     if isinstance(node, ast.Attribute) and (before := _dotted(node.value)):
         return (*before, node.attr)
     return _dotted(node.value) if isinstance(node, ast.Subscript) else ()
+
+
+def needed(folder: Path) -> list[Requirement]:
+    """What the sources of an integration ask `need` for: the table of that, which nobody has to write. Names and texts that are made while
+    running are not in it."""
+    found: dict[str, Requirement] = {}
+    for file in sorted(folder.rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        nodes = list(ast.walk(ast.parse(text))) if "need(" in text else []
+        values = [node for node in nodes if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)]
+        texts = {ast.unparse(node.targets[0]): node.value for node in values}
+        for node in nodes:
+            if isinstance(node, ast.Call) and (asked := _asked(node)):
+                given = next((word.value for word in node.keywords if word.arg == "for_"), None)
+                part = texts.get(given.id) if isinstance(given, ast.Name) else given
+                found.setdefault(asked, Requirement(asked, str(part.value) if isinstance(part, ast.Constant) else ""))
+    return list(found.values())
+
+
+def _asked(call: ast.Call) -> str:
+    """``object.name | object.other`` of a call of `need`; the whole path of one within another. Empty: it is none, or names nothing."""
+    names = [str(name.value) for name in call.args[1:] if isinstance(name, ast.Constant)]
+    if not isinstance(call.func, ast.Name) or call.func.id != "need" or not names:
+        return ""
+    thing = call.args[0]
+    thing = thing.body if isinstance(thing, ast.IfExp) else thing.func if isinstance(thing, ast.Call) and not thing.args else thing
+    owner = (isinstance(thing, ast.Call) and _asked(thing)) or ast.unparse(thing).removeprefix("self.").lstrip("_")
+    return " | ".join(f"{one}.{name!s}" for one in owner.split(" | ") for name in names)

@@ -54,10 +54,6 @@ class Device:
         self.module.empty_cache()
         return int(self.module.mem_get_info()[0])
 
-    def seconds_left(self) -> float:
-        """Of the time of this check."""
-        return self.end - time.monotonic()
-
 
 def find_device(wanted: str = "") -> str:
     """The type of the device to check: `wanted`, or the first of ``cuda``, ``npu`` and ``cpu`` that is there.

@@ -11,9 +11,5 @@ TABLE = (
     Requirement("trainer.callbacks", "following a Trainer at all", "2.4 to 2.6"),
     Requirement("trainer.strategy.model", "wrapped model (DDP, FSDP, DeepSpeed)", "2.4 to 2.6"),
     Requirement("trainer.optimizers", "gradients, parameters and optimizer states", "2.4 to 2.6"),
-    Requirement("trainer.fit_loop.epoch_loop._batches_that_stepped", "steps counted as the loggers count them", "2.4 to 2.6"),
-    Requirement("trainer.fit_loop._should_accumulate", "accumulated batches as one step", "2.4 to 2.6"),
     Requirement("trainer.save_checkpoint", "checkpoints kept out", "2.4 to 2.6"),
-    Requirement("trainer._logger_connector._callback_metrics", "logged metrics as scalars", "2.4 to 2.6"),
-    Requirement("trainer.precision_plugin", "scalar loss_scale", "2.4 to 2.6"),
 )

@@ -41,12 +41,6 @@ def unwrapped(chunk: Any) -> torch.nn.Module:
     return inner
 
 
-def model_config(chunk: Any) -> Any:
-    """The model's TransformerConfig, None when it has none."""
-    found = optional(chunk, "config", because="wrappers may have none")
-    return found or optional(unwrapped(chunk), "config", because="models of one's own have none")
-
-
 class Place(NamedTuple):
     """Where a parameter's gradient lies: its bucket, the group that shares the bucket's reduction, and this rank's part of it.
     `everyone` is the group that holds the same parameter as far as the bucket knows it."""

@@ -1,7 +1,7 @@
 """What the probe touches in Megatron. Checked when it attaches to a training; ``msprobe frameworks`` shows it for what is installed.
 
-Rows with a module are about functions that are wrapped; rows about ``ddp``, ``group``, ``bucket``, ``fsdp`` and ``optimizer`` are about
-objects of the training at hand. `DDP_ROWS` do not hold for models that something else shards (Megatron-FSDP, torch's FSDP2).
+Rows with a module are about functions that are wrapped; rows about ``fsdp`` and ``optimizer`` are about objects of the training at hand.
+What `requirements.need` is asked for has no row here: it says itself what it does not find.
 """
 
 from __future__ import annotations
@@ -37,22 +37,6 @@ CORE = (
         "0.10 to 0.19",
     ),
 )
-DDP_ROWS = (
-    Requirement(
-        "ddp.bucket_groups | ddp.param_to_buffer",
-        "reduced gradients of the distributed optimizer, gradients before the reduction",
-        "0.8 to 0.19",
-    ),
-    Requirement("group.buckets | group.grad_data", "reduced gradients of the distributed optimizer", "0.8 to 0.19"),
-    Requirement("group.start_grad_sync", "gradients before the reduction", "0.8 to 0.19"),
-    Requirement(
-        "group.intra_distributed_optimizer_instance_size | group.data_parallel_world_size | group.data_parallel_group",
-        "shard of a rank under the distributed optimizer",
-        "0.8 to 0.19",
-    ),
-    Requirement("bucket.grad_data", "reduced gradients of the distributed optimizer", "0.8 to 0.19"),
-    Requirement("bucket.params", "reduced gradients of the distributed optimizer", "0.8 to 0.19"),
-)
 FSDP_ROWS = (Requirement("fsdp.param_and_grad_buffer", "gradients, parameters and states under Megatron-FSDP", "0.14 to 0.19"),)
 OPTIMIZER = (
     Requirement("optimizer.prepare_grads", "gradient phases unscaled and clipped", "0.8 to 0.19"),
@@ -69,7 +53,7 @@ LOOP = (
     Requirement("megatron.training.training:save_checkpoint", "moments of checkpoints", "0.8 to 0.19"),
     Requirement("megatron.training.training:load_checkpoint", "moments of checkpoints", "0.8 to 0.19"),
 )
-TABLE = (*CORE, *DDP_ROWS, *FSDP_ROWS, *OPTIMIZER, *LOOP)
+TABLE = (*CORE, *FSDP_ROWS, *OPTIMIZER, *LOOP)
 PARTS = ("megatron.training",)
 """Not in every distribution of megatron-core."""
 
@@ -81,19 +65,13 @@ def check(chunks: Sequence[Any], optimizer: Any) -> list[Requirement]:
         chunks: model chunks as the loop has them.
         optimizer: Megatron's, another one, or None.
     """
-    from msprobe_integrations.megatron.layout import shards_itself
     from msprobe_integrations.megatron.optimizers import is_megatron
 
     rows = [*CORE]
     objects: dict[str, Any] = {}
     if "megatron.training.training" in sys.modules:
         rows += LOOP
-    if chunks and hasattr(chunks[0], "ddp_config") and not shards_itself(chunks[0]):
-        rows += DDP_ROWS
-        objects["ddp"] = chunks[0]
-        group = next(iter(getattr(chunks[0], "bucket_groups", ())), None)
-        objects["group"], objects["bucket"] = group, next(iter(getattr(group, "buckets", ())), None)
-    elif chunks and type(chunks[0]).__name__ == "FullyShardedDataParallel":  # Megatron's own; for torch's: TorchFullyShardedDataParallel
+    if chunks and type(chunks[0]).__name__ == "FullyShardedDataParallel":  # Megatron's own; for torch's: TorchFullyShardedDataParallel
         rows += FSDP_ROWS
         objects["fsdp"] = chunks[0]
     if is_megatron(optimizer):

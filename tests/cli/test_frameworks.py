@@ -21,7 +21,7 @@ from msprobe_engine.cli.launch import frameworks
 from msprobe_engine.cli.main import main
 from msprobe_integrations import framework_report, requirements
 from msprobe_integrations.requirements import Requirement
-from msprobe_integrations.source_names import defines
+from msprobe_integrations.source_names import defines, needed
 
 FRAMEWORK = "class Engine:\n    step = 1\n    class Inner:\n        deep = 2\nCONSTANT = None\n"
 
@@ -148,6 +148,37 @@ def test_names_from_source(place: Path) -> None:
     assert [name for name in HERE if operator.attrgetter(name)(whole) is None] == []
     assert not defines("fakesource.absent", ["x"])
     assert not defines("fakeabsent", ["x"])
+
+
+ASKS = """\
+PART = "a part"
+def look(engine, other):
+    part = "another part"
+    need(engine, "step", "old_step", for_=PART)
+    need(need(engine, "inner", for_="a third one"), "deep", for_=part)
+    need(other.self if other else engine, "name", for_=f"made of {other}")
+    need(engine, *other, for_=PART)
+    needs(engine, "step")
+"""
+
+
+def test_what_sources_ask_for_is_a_table(tmp_path: Path) -> None:
+    """With each name what does not work without it; what is made while running is left out."""
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "asks.py").write_text(ASKS)
+    (tmp_path / "asks_not.py").write_text("step = 1\n")
+    assert {row.on: row.needed_for for row in needed(tmp_path)} == {
+        "engine.step | engine.old_step": "a part",
+        "engine.inner": "a third one",
+        "engine.inner.deep": "another part",
+        "other.self.name": "",
+    }
+
+
+def test_lightning_has_no_row_that_nothing_reads() -> None:
+    """Its private names are those that its sources ask for."""
+    rows = {row["on"] for row in frameworks.check("lightning", "msprobe_integrations.lightning.reliance")["rows"]}
+    assert {"trainer.fit_loop._should_accumulate", "trainer._results"} <= rows
 
 
 @given(text=st.text(max_size=30), path=st.text(max_size=10))

@@ -1,26 +1,11 @@
 """Functions of MindSpore and what they are called in PyTorch.
 
 Compiled from the API references of both (mindspore.ops, mindspore.Tensor, mindspore.mint; torch, torch.nn.functional, torch.Tensor): most
-functions of mindspore.ops bear the name of their PyTorch counterpart, so what has to be said is in which of PyTorch's two modules it is,
-and which ones are called otherwise. Names are those of records: ``{kind}.{function}``.
+functions of mindspore.ops bear the name of their PyTorch counterpart. What has to be said is which of them are in torch itself and not in
+torch.nn.functional, and which ones are called otherwise. Names are those of records: ``{kind}.{function}``.
 """
 
 from __future__ import annotations
-
-_FUNCTIONS = """
-    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d affine_grid alpha_dropout
-    avg_pool1d avg_pool2d avg_pool3d batch_norm binary_cross_entropy binary_cross_entropy_with_logits celu conv1d conv2d conv3d
-    conv_transpose2d cosine_embedding_loss cosine_similarity cross_entropy ctc_loss dropout dropout1d dropout2d dropout3d elu
-    embedding feature_alpha_dropout fold fractional_max_pool2d fractional_max_pool3d gaussian_nll_loss gelu glu grid_sample
-    group_norm gumbel_softmax hardshrink hardsigmoid hardswish hardtanh hinge_embedding_loss huber_loss instance_norm interpolate
-    kl_div l1_loss layer_norm leaky_relu local_response_norm log_softmax logsigmoid lp_pool1d lp_pool2d margin_ranking_loss
-    max_pool2d max_pool3d max_unpool1d max_unpool2d max_unpool3d mish mse_loss multi_margin_loss multilabel_margin_loss
-    multilabel_soft_margin_loss nll_loss normalize one_hot pad pdist pixel_shuffle pixel_unshuffle prelu relu relu6 rms_norm rrelu
-    scaled_dot_product_attention selu sigmoid silu smooth_l1_loss soft_margin_loss softmax softmin softplus softshrink softsign tanh
-    tanhshrink threshold triplet_margin_loss unfold upsample
-"""
-FUNCTIONS = frozenset(_FUNCTIONS.split())
-"""Functions of mindspore.ops that torch.nn.functional has by the same name."""
 
 _OPERATORS = """
     abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr adjoint all amax amin aminmax angle any arange arccos
