@@ -96,3 +96,13 @@ def test_a_training_goes_on_whatever_callbacks_are_not_told(
         assert model_train([Around(ProbeCallback(probe), *names)]) == plain
     assert len([frame for frame in probe.frames if frame.samples]) == steps
     assert (names == ("network",)) or names[0] in caplog.text
+
+
+def test_a_learning_rate_that_has_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scalar is left out, and said."""
+    monkeypatch.setattr(requirements, "MISSING", {})
+    optimizer = nn.SGD([ms.Parameter(ms.Tensor(np.ones(3, np.float32)), name="weight")], 0.5)
+    assert float(OptimizerView(optimizer).learning_rate().asnumpy()) == 0.5
+    delattr(optimizer, "learning_rate")
+    assert OptimizerView(optimizer).learning_rate() is None
+    assert requirements.MISSING == {"SGD.learning_rate": "scalar learning_rate"}

@@ -13,10 +13,10 @@ STILL = {
     "accelerate": 0,
     "deepspeed": 44,
     "lightning": 7,
-    "megatron": 37,
+    "megatron": 35,
     "mindspeed": 21,
-    "mindspore": 55,
-    "torch": 181,
+    "mindspore": 53,
+    "torch": 178,
     "torchtitan": 4,
     "transformers": 11,
 }

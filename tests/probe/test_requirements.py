@@ -15,6 +15,7 @@ from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings, 
 from msprobe_integrations import requirements
 from msprobe_integrations.requirements import MissingNameError, Requirement, check, need, optional
 from msprobe_integrations.torch.monitor.probe import TorchProbe
+from msprobe_integrations.torch.parameters import placements
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +55,18 @@ def test_optional_says_nothing() -> None:
     """What may be missing is no finding."""
     assert optional(Thing(), "gone", 3, because="only some have it") == 3
     assert requirements.MISSING == {}
+
+
+def test_a_mark_without_its_dimension_is_no_mark(caplog: pytest.LogCaptureFixture) -> None:
+    """Tensor parallelism that no longer says which dimension it cuts: dump.json has no dimension that it made up."""
+    layer = torch.nn.Linear(2, 2)
+    layer.weight.tensor_model_parallel, layer.weight.partition_dim = True, 1  # type: ignore[attr-defined]
+    info = types.SimpleNamespace(module=layer, path="fc")
+    right = [{"partition_dim": 1, "partition_stride": 1, "names": ["fc.weight"]}]
+    assert placements.parameters([info]) == right  # type: ignore[list-item]
+    del layer.weight.partition_dim  # type: ignore[attr-defined]
+    assert placements.parameters([info]) == []  # type: ignore[list-item]
+    assert "partition_dim" in caplog.text
 
 
 def test_the_run_shows_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

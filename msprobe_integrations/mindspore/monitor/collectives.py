@@ -23,6 +23,7 @@ from msprobe_integrations.mindspore.hooks import frames
 from msprobe_integrations.mindspore.hooks.wrappers import WRAPPERS
 from msprobe_integrations.mindspore.ranks import job
 from msprobe_integrations.patching import FunctionPatches
+from msprobe_integrations.requirements import need
 
 if TYPE_CHECKING:
     from msprobe_integrations.mindspore.monitor.module_monitor import ModuleMonitor
@@ -147,7 +148,7 @@ class CollectiveWatch(CollectiveSamples):
 
     def _begin_operator(self, operator: Any, name: str, args: Any, kwargs: Mapping[str, Any]) -> _Call | None:
         try:
-            ranks = self._probe.parameters.ranks.members(getattr(operator, "group", ""))
+            ranks = self._probe.parameters.ranks.members(need(operator, "group", for_="which ranks take part in a communication operator"))
             return self._begin(name, {"group_ranks": ranks}, args, kwargs, -1, False)
         except Exception as error:
             raise_of_training(error)

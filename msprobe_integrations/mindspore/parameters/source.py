@@ -23,6 +23,7 @@ from msprobe_integrations.mindspore.monitor.cell_names import parameter_names
 from msprobe_integrations.mindspore.parameters.optimizers import OptimizerView
 from msprobe_integrations.mindspore.parameters.unchanged_weights import MovedCheck
 from msprobe_integrations.mindspore.tensors.memory import array_at, numel_of
+from msprobe_integrations.requirements import MissingNameError, need
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.monitor.probe import Probe
@@ -203,7 +204,9 @@ class CellSource:
 
 
 def _sliced() -> bool:
-    """Does the framework cut parameters into slices over the ranks?"""
-    context = getattr(mindspore, "get_auto_parallel_context", None)
-    mode = str(context("parallel_mode")) if context is not None else ""
+    """Does the framework cut parameters into slices over the ranks? True where this version does not say."""
+    try:
+        mode = str(need(mindspore, "get_auto_parallel_context", for_="the replica check over data-parallel ranks")("parallel_mode"))
+    except MissingNameError:
+        return True
     return mode in ("semi_auto_parallel", "auto_parallel")

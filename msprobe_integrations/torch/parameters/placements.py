@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+from msprobe_integrations.requirements import MissingNameError, need, optional
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.capture.modules import ModuleInfo
@@ -30,7 +33,10 @@ def layout() -> dict[str, dict[str, int]]:
     """``rank`` and ``size`` of this process by axis (``tp``, ``pp``, ``dp``, ``cp``, ``ep``, ``etp``; ``vpp`` has a size only), as far as
     Megatron's parallel state knows them; ``{}`` without Megatron. Imports nothing, no collective."""
     state = sys.modules.get(_STATE)
-    if state is None or not getattr(state, "model_parallel_is_initialized", lambda: False)():
+    try:
+        if state is None or not need(state, "model_parallel_is_initialized", for_="places of ranks in the parallel layout, in dump.json")():
+            return {}
+    except MissingNameError:
         return {}
     found: dict[str, dict[str, int]] = {"rank": {}, "size": {}}
     for axis, name in _AXES.items():
@@ -61,9 +67,12 @@ def parameters(infos: Iterable[ModuleInfo]) -> list[dict[str, Any]]:
 def _marks(parameter: Any) -> tuple[tuple[str, Any], ...]:
     found: list[tuple[str, Any]] = []
     if getattr(parameter, "tensor_model_parallel", False) is True:
-        for key, default in (("partition_dim", -1), ("partition_stride", 1)):
-            value = getattr(parameter, key, default)
-            found.append((key, value if isinstance(value, int) else default))
+        with suppress(MissingNameError):
+            values = (
+                ("partition_dim", need(parameter, "partition_dim", for_="the dimension that tensor parallelism cuts, in dump.json"), -1),
+                ("partition_stride", optional(parameter, "partition_stride", because="one piece a rank"), 1),
+            )
+            found += [(key, value if isinstance(value, int) else default) for key, value, default in values]
     if getattr(parameter, "sequence_parallel", False) is True:
         found.append(("sequence_parallel", True))
     if getattr(parameter, "allreduce", True) is False:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ from msprobe_integrations.common.parameters.optimizer_numbers import update_numb
 from msprobe_integrations.common.parameters.parameter_sampler import MICRO, UNREDUCED
 from msprobe_integrations.common.parameters.source import Replicas
 from msprobe_integrations.common.parameters.updates import IN_NO_OPTIMIZER
+from msprobe_integrations.requirements import MissingNameError, need
 from msprobe_integrations.torch.capture.closures import after_closure
 from msprobe_integrations.torch.hooks.methods import MethodHooks
 from msprobe_integrations.torch.monitor.targets import unwrapped
@@ -72,8 +74,9 @@ class PlainSource:
         of = {piece.parameter: piece for piece in self.pieces}
         self._ddp: dict[torch.Tensor, DistributedDataParallel] = {}
         for module in (m for model in models for m in model.modules() if isinstance(m, DistributedDataParallel)):
-            left_out = getattr(module, "parameters_to_ignore", ())
-            self._ddp.update((parameter, module) for name, parameter in module.module.named_parameters() if name not in left_out)
+            with suppress(MissingNameError):
+                left_out = need(module, "parameters_to_ignore", for_="ranks of DistributedDataParallel that hold the same parameter")
+                self._ddp.update((parameter, module) for name, parameter in module.module.named_parameters() if name not in left_out)
         self._unsharded = UnshardedGradients(models, of)
 
     def _chosen(self, chunk: int, model: nn.Module) -> Iterator[tuple[str, torch.Tensor, int, dict[str, Any]]]:
