@@ -38,8 +38,8 @@ from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_steps, steps_on_one_side
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_engine.formats.dump.replicas import ReplicaReader
-from msprobe_engine.formats.dump.shared_columns import SharedColumns, own_columns
+from msprobe_engine.formats.dump.replicas import StepTables
+from msprobe_engine.formats.dump.shared_columns import own_columns
 from msprobe_engine.measure import distances, dump_dialects, factorize
 
 Movements = Callable[[int, Mapping[int, DumpTable], list[str]], Mapping[int, Floats]]
@@ -112,15 +112,23 @@ def _one_kind(target: Path, golden: Path | None, calibration: Sequence[Path], ma
         from msprobe_engine.find.single_run import diagnose_alone
 
         return diagnose_alone(target)
-    finite: set[Path] = set()
-    found = _pair(target, golden, calibration, mappings, exact, finite)
-    add_nonfinite_of_one_side(found, target, golden)
-    add_later_nonfinite(found, target, golden, finite)
+    finite, tables = set[Path](), StepTables()
+    found = _pair(target, golden, calibration, mappings, exact, finite, tables)
+    add_nonfinite_of_one_side(found, target, golden, tables)
+    add_later_nonfinite(found, target, golden, tables, finite)
     return found
 
 
-def _pair(target: Path, golden: Path, calibration: Sequence[Path], mappings: Mappings | None, exact: bool, finite: set[Path]) -> Diagnosis:
-    """`finite`: takes up the files that were read and have no NaN and no infinity."""
+def _pair(
+    target: Path,
+    golden: Path,
+    calibration: Sequence[Path],
+    mappings: Mappings | None,
+    exact: bool,
+    finite: set[Path],
+    tables: StepTables,
+) -> Diagnosis:
+    """`finite`, `tables`: take up the files that were read and have no NaN and no infinity, and what was read."""
     first, second = open_dump(target), open_dump(golden)
     further = [open_dump(path) for path in calibration]
     steps = sorted(set(first.steps) & set(second.steps))
@@ -132,7 +140,7 @@ def _pair(target: Path, golden: Path, calibration: Sequence[Path], mappings: Map
         )
 
     def sides(step: int, problems: list[str]) -> tuple[dict[int, DumpTable], dict[int, DumpTable]]:
-        reader = None if mappings else ReplicaReader(SharedColumns())
+        reader = None if mappings else tables.of(step)
         ours = read_step(first, step, problems, reader)
         theirs = read_step(second, step if step in second.steps else second.steps[0], problems, reader)
         if mappings:

@@ -17,6 +17,7 @@ from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_engine.find.saved_variables import saved_alone
 from msprobe_engine.formats.dump.reader import MOST_BYTES, open_dump
+from msprobe_engine.formats.dump.replicas import StepTables
 
 MOST_STEPS = 8
 _BESIDE = Sentence(", no collective with a wrong result")
@@ -36,8 +37,8 @@ _WORD = 12
 """Where the text begins in a line of the report of `nan_analyze`."""
 
 
-def diagnose_alone(target: Path) -> Diagnosis:
-    """Diagnose one run.
+def diagnose_alone(target: Path, tables: StepTables | None = None) -> Diagnosis:
+    """Diagnose one run. `tables`: what was read of its dump before.
 
     Raises:
         DumpFormatError: there is nothing to read.
@@ -47,7 +48,7 @@ def diagnose_alone(target: Path) -> Diagnosis:
     if variables is not None:
         return variables
     ranks = RankChecks()
-    result = nan_analyze(target, seen=ranks.look)
+    result = nan_analyze(target, seen=ranks.look, tables=tables)
     found = Diagnosis(problems=list(result.problems))
     found.looked_at, found.steps = {"steps": ", ".join(map(str, result.steps))}, list(result.steps)
     if result.findings:

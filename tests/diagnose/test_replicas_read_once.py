@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from msprobe_engine.formats.dump import replicas
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.replicas import ReplicaReader
 from msprobe_engine.formats.dump.shared_columns import SharedColumns, own_columns
+from msprobe_engine.measure.options import CompareOptions
+from msprobe_engine.report.table.api import compare_dumps
 
 RANKS = 8
 NAN = float("nan")
@@ -177,3 +180,44 @@ def test_ranks_are_scanned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     result = nan_analyze(_run(tmp_path, {2: NAN}))
     assert [(item["rank"], item["op_name"]) for item in result.findings] == [(2, "Functional.relu.0.forward")]
     assert scanned == [0, 2, 3]
+
+
+@pytest.mark.parametrize("command", ["diagnose", "compare"])
+def test_a_file_is_read_once_though_it_is_looked_at_again(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the finding both runs are searched for what is not finite, of which a mask has some; compare tells equal ranks by what the
+    diagnosis reads. The result is that of two looks."""
+    off = {3: 2.5}
+    target, golden = _run(tmp_path / "run", off), _run(tmp_path / "golden", {})
+    for side in (target, golden):
+        _put(side, 7, "Functional.mask.0.forward", {"Max": 0.0, "Min": -math.inf, "Mean": -math.inf, "Norm": math.inf})
+    opened: list[Path] = []
+    read = replicas.read_input
+
+    def counted(path: Path, most: int) -> bytes:
+        opened.append(path)
+        return read(path, most)
+
+    monkeypatch.setattr(replicas, "read_input", counted)
+    monkeypatch.setattr("msprobe_engine.report.table.same_ranks.MANY", 0)
+
+    def look() -> Any:
+        if command == "diagnose":
+            return finite_json(diagnose(target, golden).as_json())
+        found = compare_dumps(target, golden, tmp_path / "out", CompareOptions(scheduler="serial", memory_mb=0)).diagnosis
+        assert found is not None
+        return finite_json(found.as_json())
+
+    once = look()
+    dumps = [path for path in opened if path.name == "dump.json"]
+    assert len(dumps) == len(set(dumps)) == 2 * RANKS
+    monkeypatch.setattr(replicas.StepTables.__init__, "__defaults__", (0,))
+    opened.clear()
+    assert look() == once
+    assert len(opened) > 2 * 3 * RANKS
+
+
+def _put(root: Path, rank: int, name: str, numbers: dict[str, float]) -> None:
+    file = root / "step0" / f"rank{rank}" / "dump.json"
+    document = json.loads(file.read_text())
+    document["data"][name] = {"input_args": [_tensor(1.0)], "input_kwargs": {}, "output": [_tensor(1.0) | numbers]}
+    file.write_text(json.dumps(document, indent=1))

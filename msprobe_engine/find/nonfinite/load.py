@@ -49,15 +49,18 @@ def read_step(dump: DumpDirectory, step: int, problems: list[str], reader: Repli
     return sides
 
 
-def load_step(dump: DumpDirectory, step: int, sides: dict[int, DumpTable] | None = None) -> tuple[dict[int, Trace], list[str]]:
+def load_step(
+    dump: DumpDirectory, step: int, sides: dict[int, DumpTable] | None = None, reader: ReplicaReader | None = None
+) -> tuple[dict[int, Trace], list[str]]:
     """All ranks of one step, and what could not be read. Directories without a rank get the free numbers from 0.
 
     Args:
         sides: takes up the ranks as columns too.
+        reader: knows what was read before.
     """
     traces: dict[int, Trace] = {}
     problems = missing_ranks(dump, step)
-    replicas = ReplicaTraces()
+    replicas = ReplicaTraces(reader or ReplicaReader(SharedColumns()))
     for rank, path in numbered(dump, step):
         try:
             traces[rank] = load_rank(step, rank, path, problems, sides, replicas)
@@ -69,9 +72,8 @@ def load_step(dump: DumpDirectory, step: int, sides: dict[int, DumpTable] | None
 class ReplicaTraces:
     """Traces of the ranks of a step; ranks whose tables have one template have the calls of one trace (`formats.dump.replicas`)."""
 
-    def __init__(self) -> None:
-        self.shared = SharedColumns()
-        self.reader = ReplicaReader(self.shared)
+    def __init__(self, reader: ReplicaReader) -> None:
+        self.reader = reader
         self._known: dict[int, Trace] = {}
 
     def add(self, made: Trace) -> None:
@@ -105,7 +107,7 @@ def load_rank(
         raise DumpFormatError(f"{path}: {what}; nothing of it can be read")
     dump = read_side(file) if replicas is None else replicas.reader.read(file)
     if replicas is not None and dump.template is None:
-        replicas.shared.share_construct(dump)
+        replicas.reader.shared.share_construct(dump)
     complete = dump.header.get("complete", True) is not False and (dump.recovered or not (path / layout.MARKER).exists())
     known = None if replicas is None else replicas.known(dump, step, rank, complete)
     if known is not None:

@@ -16,6 +16,7 @@ from msprobe_engine.formats.dump.completeness import missing_steps
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.layout import RERUN
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
+from msprobe_engine.formats.dump.replicas import StepTables
 
 
 @dataclass
@@ -40,23 +41,24 @@ class Result:
 Seen = Callable[[int, Mapping[int, DumpTable]], None]
 
 
-def nan_analyze(source: str | Path, output: str | Path | None = None, seen: Seen | None = None) -> Result:
+def nan_analyze(source: str | Path, output: str | Path | None = None, seen: Seen | None = None, tables: StepTables | None = None) -> Result:
     """Find the first NaN/Inf over all ranks.
 
     Args:
         source: dump root, ``step<N>`` directory, or incident directory.
         output: directory for ``anomaly_analyze_<time>.json``; None: no file.
         seen: gets every step that was looked at, and its ranks where there are several.
+        tables: what was read of its dump before.
 
     Raises:
         DumpFormatError: there is no dump at `source`.
         NothingCapturedError: there is one, and nothing in it can be read.
     """
     with collection_paused():
-        return _nan_analyze(Path(source), output, seen)
+        return _nan_analyze(Path(source), output, seen, tables)
 
 
-def _nan_analyze(root: Path, output: str | Path | None, seen: Seen | None) -> Result:
+def _nan_analyze(root: Path, output: str | Path | None, seen: Seen | None, tables: StepTables | None) -> Result:
     sampled = incident_samples.load(root)
     again = _rerun(root)
     result = Result([], "", [])
@@ -85,7 +87,8 @@ def _nan_analyze(root: Path, output: str | Path | None, seen: Seen | None) -> Re
         traces: dict[int, Trace] = {}
         if dump is not None and step in dumped:
             sides: dict[int, DumpTable] = {}
-            traces, unread = load.load_step(dump, step, sides if seen is not None and len(dump.ranks(step)) > 1 else None)
+            several = seen is not None and len(dump.ranks(step)) > 1
+            traces, unread = load.load_step(dump, step, sides if several else None, tables.of(step) if tables else None)
             result.problems += unread
             if seen is not None:
                 seen(step, sides)

@@ -13,7 +13,7 @@ from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.nonfinite.load import numbered
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_engine.formats.dump.replicas import NOT_FINITE
+from msprobe_engine.formats.dump.replicas import NOT_FINITE, StepTables
 
 SAME, SAME_BESIDE_NAN = Sentence("All numbers are the same."), Sentence("All numbers beside NaN are the same.")
 SAME_IN_COMMON = Sentence("The numbers that both runs have are the same.")
@@ -22,32 +22,32 @@ _PIECE = 1 << 20
 
 
 def add_nonfinite_of_one_side(
-    found: Diagnosis, target: Path, golden: Path, steps: Collection[int] = (), ranks: Collection[int] = ()
+    found: Diagnosis, target: Path, golden: Path, tables: StepTables, steps: Collection[int] = (), ranks: Collection[int] = ()
 ) -> None:
     """A NaN in calls that only the target makes has nothing to be compared with; the run alone tells, if the golden one has none.
-    `steps`, `ranks`: only these were compared; empty: all."""
+    `tables`: what was read before; `steps`, `ranks`: only these were compared; empty: all."""
     from msprobe_engine.find.single_run import diagnose_alone
 
     if found.finding not in (findings.NONE, findings.STRUCTURE) or not found.unseen:
         return
-    alone = diagnose_alone(target)
+    alone = diagnose_alone(target, tables)
     asked = [one for one in alone.suspects if (not steps or one.step in steps) and (not ranks or one.rank in ranks)]
-    if alone.finding in _NONFINITE and asked and diagnose_alone(golden).finding == findings.NONE:
+    if alone.finding in _NONFINITE and asked and diagnose_alone(golden, tables).finding == findings.NONE:
         found.finding, found.suspects, found.places = alone.finding, asked, []
         found.evidence = [line for line in found.evidence if line not in (SAME, SAME_BESIDE_NAN, SAME_IN_COMMON)] + alone.evidence
 
 
-def add_later_nonfinite(found: Diagnosis, target: Path, golden: Path, finite: Collection[Path] = ()) -> None:
+def add_later_nonfinite(found: Diagnosis, target: Path, golden: Path, tables: StepTables, finite: Collection[Path] = ()) -> None:
     """Where the numbers part first may be something else than what ends in NaN later: each side's first NaN or Inf that the other has not.
 
-    The steps behind the first difference are not compared. Dumps are read again only where one of their files has a number that is not
-    finite; infinities of masks, which both runs have, are none that matter.
+    The steps behind the first difference are not compared. Dumps are looked at again only where one of their files has a number that is
+    not finite (`tables`: what was read of them before); infinities of masks, which both runs have, are none that matter.
     """
     from msprobe_engine.find.single_run import diagnose_alone
 
     if not found.suspects or found.finding in _NONFINITE or not (_may_have(target, finite) or _may_have(golden, finite)):
         return
-    sides = {"target": diagnose_alone(target), "golden": diagnose_alone(golden)}
+    sides = {"target": diagnose_alone(target, tables), "golden": diagnose_alone(golden, tables)}
     bad = [side for side, one in sides.items() if one.finding in _NONFINITE]
     if len(bad) == 1 and (first := sides[bad[0]].first_suspect) is not None:
         known = {(suspect.step, suspect.rank, suspect.record) for suspect in found.suspects}

@@ -242,9 +242,10 @@ def fill(side: DumpTable, records: Records) -> RowReader:
     return reader
 
 
-def say_missing(side: DumpTable, repeated: int) -> None:
-    """Say what is not there of a rank; `repeated`: records of which there are several under one name."""
+def say_missing(side: DumpTable, repeated: int, whole: bool = False) -> None:
+    """Say what is not there of a rank; `repeated`: records of which there are several under one name; `whole`: what lies beside it was
+    read to its end."""
     for problem in missing_records(side.path, side.header, len(side.ops), recovered=side.recovered, repeated=repeated):
         side.say(problem)
-    for problem in () if side.recovered else missing_companions(side.path, side.header):
+    for problem in () if side.recovered or whole else missing_companions(side.path, side.header):
         side.say(problem)

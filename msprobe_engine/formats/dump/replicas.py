@@ -38,6 +38,7 @@ NOT_FINITE = (b"NaN", b"Infinity")
 _PLAN = "collectives", "extra", "tags"
 _TABLE, _VIEW = 4, 1 << 13
 """Memory of a table, per byte of its file, and of a view."""
+_KEPT = 1 << 27
 _SHOWN = "values", "nonfloat_stats", "md5"
 
 T = TypeVar("T")
@@ -46,11 +47,13 @@ Plan = dict[Any, Any]
 
 
 class _Text(NamedTuple):
-    """What stands in a dump file. digest: of all but the ranks that it names; places: where it names them in its body."""
+    """What stands in a dump file. digest: of all but the ranks that it names; whole: what lies
+    beside it is all there; places: where it names them in its body."""
 
     head: bytes
     body: bytes
     header: dict[str, Any]
+    whole: bool
     places: list[tuple[int, int]]
     digest: bytes
 
@@ -78,7 +81,7 @@ def _read(path: Path) -> _Text | None:
     key = hashlib.sha256(b"".join([hashlib.sha256(text).digest() for text in beside]) + _program(header))
     for piece in _marked(body, places):
         key.update(piece)
-    return _Text(head, body, header, places, key.digest())
+    return _Text(head, body, header, all(text.rstrip().endswith(b"}") for text in beside), places, key.digest())
 
 
 @dataclass
@@ -98,13 +101,14 @@ class ReplicaReader:
 
     Attributes:
         finite: files in which no number is NaN or an infinity, as far as that was seen.
+        shared: columns of the tables that were read.
         held: bytes of memory of the templates and of the views that are kept, as an estimate.
     """
 
     def __init__(self, shared: SharedColumns, keep: bool = False) -> None:
         self.finite: set[Path] = set()
         self.held = 0
-        self._shared = shared
+        self.shared = shared
         self._templates: dict[bytes, _Template | None] = {}  # None: cannot stand for others
         self._words: dict[bytes, Any] = {}
         self._ranks: dict[tuple[int, ...], tuple[Any, ...]] = {}
@@ -117,7 +121,7 @@ class ReplicaReader:
             DumpFormatError: as there.
         """
         view = self._known(path)
-        return self._shared.share(read_side(path)) if view is None else view
+        return self.shared.share(read_side(path)) if view is None else view
 
     def template(self, path: Path) -> DumpTable | None:
         """One and the same for all files that differ only in the ranks that they name; None of a file that has to be read for itself."""
@@ -129,17 +133,18 @@ class ReplicaReader:
             return None
         if self._kept is None:
             return self._view(path)
-        if path not in self._kept:
-            self._kept[path] = self._view(path)
+        view = self._kept.get(path)
+        if path not in self._kept or (view is not None and view.template is None):  # somebody has made it a table of its own
+            view = self._kept[path] = self._view(path)
             self.held += _VIEW
-        return self._kept[path]
+        return view
 
     def _view(self, path: Path) -> DumpTable | None:
         """None: the file has to be read for itself, and what is wrong with it is said then."""
         text = _read(path)
         if text is None:
             return None
-        head, body, header, places, digest = text
+        head, body, header, whole, places, digest = text
         if digest not in self._templates:
             self._templates[digest] = self._template(path, head, body, places)
             self.held += len(body) * _TABLE
@@ -149,7 +154,7 @@ class ReplicaReader:
         if template.finite and not any(word in head for word in NOT_FINITE):
             self.finite.add(path)
         found = [self._word(body[start:stop]) for start, stop in places]
-        return self._made(template, path, header, self._ranks.setdefault(tuple(map(id, found)), tuple(found)))
+        return self._made(template, path, header, whole, self._ranks.setdefault(tuple(map(id, found)), tuple(found)))
 
     def _word(self, text: bytes) -> Any:
         known = self._words.get(text)
@@ -166,8 +171,8 @@ class ReplicaReader:
                 damaged = fill(table, records).left_out or records.repeated or len(set(table.ops)) < len(table.ops)
         except DumpFormatError:
             return None
-        self._shared.share(table)
-        self._shared.share_construct(table)
+        self.shared.share(table)
+        self.shared.share_construct(table)
         if damaged or len(records.header) > keys or table.problems or table.mode == TENSOR:
             return None
         made = _Template(table, not any(word in body for word in NOT_FINITE))
@@ -182,7 +187,7 @@ class ReplicaReader:
         return made
 
     @staticmethod
-    def _made(template: _Template, path: Path, header: dict[str, Any], ranks: tuple[Any, ...]) -> DumpTable:
+    def _made(template: _Template, path: Path, header: dict[str, Any], whole: bool, ranks: tuple[Any, ...]) -> DumpTable:
         table = copy.copy(template.table)
         table.path, table.header, table.problems = path, header, []
         table.template, table.named_ranks = template.table, ranks
@@ -191,7 +196,7 @@ class ReplicaReader:
         for name, places in template.texts.items():
             column = getattr(template.table, name)
             setattr(table, name, (_Texts if isinstance(column, dict) else _List)(column, places, ranks))
-        say_missing(table, 0)
+        say_missing(table, 0, whole)
         return table
 
 
@@ -199,13 +204,13 @@ class StepTables:
     """Readers of some steps for who goes through the steps twice: what was read at first is kept while it takes no more than `memory`
     bytes, and is read again of the steps behind."""
 
-    def __init__(self, memory: int) -> None:
+    def __init__(self, memory: int = _KEPT) -> None:
         self._memory = memory
         self._kept: dict[int, ReplicaReader] = {}
         self._now: tuple[int, ReplicaReader] | None = None
 
     def of(self, step: int) -> ReplicaReader:
-        """The reader of a step that is looked at again later; nothing may be changed in its tables."""
+        """The reader of a step; nothing may be changed in its tables, but with `shared_columns.own_columns`."""
         if step in self._kept:
             return self._kept[step]
         if self._now is None or self._now[0] != step:
@@ -214,11 +219,6 @@ class StepTables:
             if free:
                 self._kept[step] = self._now[1]
         return self._now[1]
-
-    def take(self, step: int) -> ReplicaReader:
-        """The reader of a step that nobody looks at again."""
-        self._now = None
-        return self._kept.pop(step, None) or ReplicaReader(SharedColumns())
 
 
 def of_each(sides: Mapping[int, DumpTable], look: Callable[[DumpTable], T]) -> dict[int, T]:

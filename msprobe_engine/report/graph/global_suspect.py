@@ -97,7 +97,7 @@ def of_two(
         target: dict[int, DumpTable] = {}
         golden: dict[int, DumpTable] = {}
         fresh: set[int] = set()
-        look = read_side if mappings else tables.take(step).read
+        look = read_side if mappings else tables.of(step).read
         for job in jobs:
             one = walked(job)
             if job.step == step and one is not None:
@@ -145,12 +145,13 @@ def _read(look: Callable[[Path], DumpTable], files: Iterable[tuple[int, Path]], 
             problems.append(str(error))
 
 
-def of_one(jobs: Iterable[Job], bad: set[Key], problems: Sequence[str] = ()) -> Suspects:
+def of_one(jobs: Iterable[Job], bad: set[Key], tables: StepTables, problems: Sequence[str] = ()) -> Suspects:
     """The first NaN or Inf of a run.
 
     Args:
         jobs: its dump files.
         bad: step and rank of those that hold something that is not finite; when there are none, nothing is read.
+        tables: what was read before.
         problems: what could not be read before; the first line counts it.
     """
     from msprobe_engine.find.nonfinite import first_over_ranks, load, report
@@ -159,7 +160,7 @@ def of_one(jobs: Iterable[Job], bad: set[Key], problems: Sequence[str] = ()) -> 
     jobs = list(jobs)
     of_rank = {(job.step, rank): job.key for job in jobs for rank, _ in job.ranks}
     for step in sorted({step for step, _ in bad}):
-        traces, replicas = {}, load.ReplicaTraces()
+        traces, replicas = {}, load.ReplicaTraces(tables.of(step))
         for rank, path in [file for job in jobs if job.step == step for file in job.ranks]:
             if path.name == layout.DEBUG:
                 _saved(found, (step, rank), path)

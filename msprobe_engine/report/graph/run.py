@@ -65,7 +65,7 @@ def run(
         options = replace(options, merge="auto")
     directory = output_directory(output)
     result = Result(str(target), str(golden or ""), notes=sources.notes, problems=sources.lost)
-    tables = StepTables(options.memory_mb << 20)
+    tables = StepTables()
     led = same_graphs.leaders(sources.jobs, options, tables)
     alone = [job for job in sources.jobs if job.key not in led]
     with reserve(directory) as stamp, _Store(directory, alone, options, stamp) as store:
@@ -130,7 +130,7 @@ def _suspects(
             known = {}  # what is alike is walked once, with the graph's own ranks among it
         found = global_suspect.of_two(jobs, (result.target, result.golden), mappings, known, tables, result.problems)
     else:
-        found = global_suspect.of_one(jobs, bad, result.problems)
+        found = global_suspect.of_one(jobs, bad, tables, result.problems)
     store.forget_walks()
     result.finding, result.headline, result.why = found.finding, found.headline, found.why
     result.problems += [problem for problem in found.problems if problem not in result.problems]

@@ -94,7 +94,7 @@ def _compared(
 ) -> Comparison:
     size = sum(task.size for task in sources.tasks)
     keep = diagnose and len(sources.tasks) <= _MOST_KEPT and size * _KEPT < options.memory_mb << 20
-    tables = StepTables(0 if Mappings.of(options) else options.memory_mb << 20)
+    tables = StepTables()
     results = _results(sources, options, directory, manifest, keep, scheduler, tables)
     found.results = [results[task.key] for task in sources.tasks]
     if diagnose:
@@ -216,9 +216,9 @@ def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result]
         moved = partial(_movements, sources.tasks) if any(task.calibration for task in sources.tasks) else None
         begun = partial(_begun, sources.tasks, results)
         found.diagnosis = compare_steps(steps, sides, f"{found.target} and {found.golden}", moved, begun)
-        add_nonfinite_of_one_side(found.diagnosis, Path(found.target), Path(found.golden), options.steps, options.ranks)
+        add_nonfinite_of_one_side(found.diagnosis, Path(found.target), Path(found.golden), tables, options.steps, options.ranks)
         if all_of_it:
-            add_later_nonfinite(found.diagnosis, Path(found.target), Path(found.golden), finite)
+            add_later_nonfinite(found.diagnosis, Path(found.target), Path(found.golden), tables, finite)
         if not options.compat:
             add_settings(found.diagnosis, Path(found.target), Path(found.golden))
     except (NothingCapturedError, DumpFormatError) as error:
@@ -243,7 +243,7 @@ def _sides(
     problems: list[str],
 ) -> tuple[dict[int, DumpTable], dict[int, DumpTable]]:
     """The ranks of a step: those that the tasks handed back, else read again, where nothing is changed in them equal ones once."""
-    replicas = None if mappings else tables.take(step)
+    replicas = None if mappings else tables.of(step)
     read = read_side if replicas is None else replicas.read
     target: dict[int, DumpTable] = {}
     golden: dict[int, DumpTable] = {}
