@@ -56,7 +56,7 @@ monitor: {{gradients: true, parameters: true, updates: true, optimizer_states: t
 dump: {{level: mix, step: [{dumped}]}}
 rules: [{{rule: recommended}}]
 sinks: {{csv: {{enabled: true}}, {sinks}}}
-incident: {{enabled: true, ring_steps: 2}}
+incident: {{enabled: true, ring_steps: 2, level: "{level}"}}
 """
 _CALL = re.compile(r"(?:\[pid +\d+\] )?(\d+ +)?(\w+)\((.*)$")
 _KINDS = {"rename": "rename", "renameat": "rename", "renameat2": "rename", "mkdir": "mkdir", "mkdirat": "mkdir", "unlink": "unlink"}
@@ -87,11 +87,11 @@ def classify(line: str, output: str) -> tuple[str, int] | None:
     return ("look", 0) if name in _LOOKS else (_KINDS[name], 0) if name in _KINDS else None
 
 
-def run(sinks: str) -> dict[str, collections.Counter[str]]:
+def run(sinks: str, level: str) -> dict[str, collections.Counter[str]]:
     """Operations by part of the run, and the lines of each part."""
     with tempfile.TemporaryDirectory() as place:
         output, log = Path(place, "out"), Path(place, "strace")
-        Path(place, "config.yaml").write_text(CONFIG.format(output=output, dumped=DUMPED, sinks=sinks))
+        Path(place, "config.yaml").write_text(CONFIG.format(output=output, dumped=DUMPED, sinks=sinks, level=level))
         Path(place, "worker.py").write_text(WORKER)
         arguments = [f"{place}/init", f"{place}/config.yaml", str(STEPS), str(NAN)]
         traced = ["strace", "-f", "-y", "-s", "256", "-e", "trace=%file,%desc", "-o", str(log)]
@@ -150,8 +150,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sinks", default="prometheus: {enabled: true, port: 0}", help="of the settings, beside CSV")
     parser.add_argument("--show", help="print the calls of this part")
+    parser.add_argument("--level", default="", choices=("", "L0", "L1", "mix"), help="calls that the ring of an incident keeps; default: none")
     options = parser.parse_args()
-    found = run(options.sinks)
+    found = run(options.sinks, options.level)
     print(f"{'part':<18}" + "".join(f"{name:>9}" for name in COLUMNS))
     for part in ("start", "step", "dumped step", "incident", "its merged files", "end"):
         counts = found[part]

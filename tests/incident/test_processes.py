@@ -16,6 +16,7 @@ import pytest
 
 from msprobe_engine.core.settings.schema import IncidentSettings
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
+from msprobe_engine.probe.incident import merge, writer
 from msprobe_engine.probe.incident.manager import IncidentManager
 from msprobe_engine.probe.incident.notify import DirectoryNotifier, Notifier, StoreNotifier
 
@@ -174,3 +175,47 @@ def test_rank_killed_while_it_writes(tmp_path: Path, frame: Any, alert: Any) -> 
     incident = json.loads((directory / "incident.json").read_text())
     assert (incident["ranks_complete"], incident["ranks_writing"]) == ([0], [1])
     assert [(i["step"], i["rank"]) for i in nan_analyze(directory).findings] == [(0, 0), (0, 1)]
+
+
+@pytest.mark.parametrize("victim", [0, 3], ids=["it announced the incident", "it did not"])
+def test_the_rank_that_merges_is_killed(tmp_path: Path, frame: Any, alert: Any, victim: int) -> None:
+    """The last rank to finish is called to merge, and is killed before the merged file has its name. The others train on, one of them
+    merges in a later step, and what the dead rank had written is in it."""
+    world, directory, gone = 4, tmp_path / "incidents/step3-nan_inf", tmp_path / "gone"
+
+    def body(rank: int, manager: IncidentManager, dist: Any, frame: Any, alert: Any) -> None:  # noqa: ARG001
+        finish = merge.finish
+
+        def finish_last(place: Path, mine: int, ranks: int) -> None:
+            until(lambda: (place / merge.FINISHED).exists() and (place / merge.FINISHED).stat().st_size == 8 * (world - 1))
+            finish(place, mine, ranks)
+
+        def die_merging(*_: Any) -> None:
+            gone.touch()
+            die()
+
+        merge.is_called = lambda number, ranks: number == ranks  # type: ignore[assignment]
+        if rank == victim:
+            writer.finish, merge.write_json = finish_last, die_merging  # type: ignore[assignment]
+        for step in range(4):
+            manager.on_frame(frame(step, rank, bad=step == 3 and rank == 0), [alert(3, 0)] if step == 3 and rank == 0 else [])
+        for step in range(4, 60):
+            manager.on_frame(frame(step, rank), [])
+            if manager.incidents:
+                until(gone.exists)
+            time.sleep(0.01)
+
+    codes = run(body, world, tmp_path, frame, alert)
+    assert codes == [-signal.SIGKILL if rank == victim else 0 for rank in range(world)]
+    merged = json.loads((directory / "incident.json").read_text())
+    assert (merged["ranks_complete"], merged["ranks_missing"]) == (list(range(world)), [])
+    assert merged["announced_by"] == 0
+    assert (directory / "summary.md").is_file()
+
+
+def until(there: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + 30
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.01)
