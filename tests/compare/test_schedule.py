@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -82,6 +87,70 @@ def test_a_dask_cluster_of_two_workers_one_of_them_killed(tmp_path: Path) -> Non
             found[task.rank] = result
     assert sorted(found) == list(range(12))
     assert all(Path(result.files[0]).is_file() and not result.problems for result in found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["compare", "graph"])
+def test_three_workers_elsewhere_one_of_them_killed(tmp_path: Path, command: str) -> None:
+    """The command with relative paths, on workers that run in directories of their own and lose one in the midst of its work, writes and
+    says what it writes and says here, byte for byte but for the time in names."""
+    distributed = pytest.importorskip("distributed")
+    pair(tmp_path, 24, wrong=3, calls=300)
+    near = subprocess.run(_words(command, "near"), cwd=tmp_path, capture_output=True, text=True)
+    with _cluster(tmp_path) as (address, workers), distributed.Client(address) as client:
+        far = subprocess.Popen([*_words(command, "far"), "--scheduler", address], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        busy: list[str] = []
+        while not busy and far.poll() is None:
+            busy = [worker for worker, tasks in client.processing().items() if tasks]
+        assert busy
+        workers[client.scheduler_info()["workers"][busy[0]]["name"]].kill()
+        said, _ = far.communicate(timeout=120)
+    assert (near.returncode, far.returncode) == (1, 1)
+    assert _undated(said.encode()) == _undated(near.stdout.encode())
+    assert _files(tmp_path / "far") == _files(tmp_path / "near")
+
+
+@contextlib.contextmanager
+def _cluster(place: Path) -> Iterator[tuple[str, dict[str, subprocess.Popen[bytes]]]]:
+    """A scheduler and three workers by name, each in a directory of its own."""
+    known = place / "scheduler.json"
+
+    def start(name: str, *words: str) -> subprocess.Popen[bytes]:
+        (place / name).mkdir()
+        module = "distributed.cli.dask_scheduler" if name == "scheduler" else "distributed.cli.dask_worker"
+        command = [sys.executable, "-m", module, "--scheduler-file", str(known), "--no-dashboard", *words]
+        return subprocess.Popen(command, cwd=place / name, stderr=subprocess.DEVNULL)
+
+    processes = {"scheduler": start("scheduler", "--host", "127.0.0.1", "--port", "0")}
+    try:
+        while not known.exists():
+            time.sleep(0.05)
+        for name in ("one", "two", "three"):
+            processes[name] = start(name, "--name", name, "--nthreads", "1", "--no-nanny", "--local-directory", str(place / name))
+        from distributed import Client
+
+        address = json.loads(known.read_text())["address"]
+        with Client(address) as client:
+            client.wait_for_workers(3, timeout=60)
+        yield address, processes
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+
+
+def _words(command: str, out: str) -> list[str]:
+    sides = ["-tp", "target", "-gp", "golden"] if command == "compare" else ["target", "golden"]
+    return [sys.executable, "-m", "msprobe_engine.cli.main", command, *sides, "-o", out]
+
+
+def _undated(content: bytes) -> bytes:
+    return re.sub(rb"20\d{12}", b"TIME", content).replace(b"far/", b"near/")
+
+
+def _files(directory: Path) -> dict[str, bytes]:
+    """Undated name -> undated content of what a command has written."""
+    return {_undated(path.name.encode()).decode(): _undated(path.read_bytes()) for path in directory.rglob("*") if path.is_file()}
 
 
 @pytest.mark.slow

@@ -45,6 +45,7 @@ def add_shared(parser: argparse.ArgumentParser, formats: str) -> None:
     ours.add_argument("--open", action="store_true", help="show the page in a browser")
     ours.add_argument("--workers", type=int, default=0, metavar="N", help="processes; default: one per core")
     ours.add_argument("--memory_mb", type=int, default=2048, metavar="MIB", help="for all of them together; default: %(default)s")
+    ours.add_argument("--scheduler", default="", metavar="ADDRESS", help="a running Dask cluster (tcp://host:8786)")
     merge = parser.add_argument_group("ranks of a parallel job in one graph")
     merge.add_argument("--merge", choices=("auto",), help="auto: the dumps themselves say how the job was cut")
     merge.add_argument("--rank_size", type=int, nargs="+", metavar="N", help="number of ranks; with two runs two numbers")
@@ -116,6 +117,8 @@ def draw(args: argparse.Namespace, target: str, golden: str | None, **settings: 
         raise UsageError(
             f"--workers {args.workers} and --memory_mb {args.memory_mb}: 0 (one per core) or more, and 64 or more, are allowed"
         )
+    if args.scheduler and args.workers:
+        raise UsageError("--scheduler and --workers: the cluster has its own workers; leave one out")
     cut = layouts(args, 2 if golden else 1)
     options = GraphOptions(
         match=args.match,
@@ -128,6 +131,7 @@ def draw(args: argparse.Namespace, target: str, golden: str | None, **settings: 
         file_type=args.file_type,
         memory_mb=args.memory_mb,
         workers=args.workers,
+        scheduler=args.scheduler,
         **settings,
     )
     if args.file_type == "json" and (golden or not options.merge):

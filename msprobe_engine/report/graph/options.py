@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msprobe_engine.core.errors import UsageError
@@ -54,6 +55,7 @@ class GraphOptions:
         file_type: with merging ``json`` writes the merged dump in place of graph files; else ``db``.
         memory_mb: memory that all ranks in flight may take, in MiB.
         workers: processes; 0 means one per core.
+        scheduler: address of a Dask scheduler (``tcp://host:8786``); "": this machine.
 
     Raises:
         UsageError: a value is not among what is allowed.
@@ -75,6 +77,7 @@ class GraphOptions:
     file_type: str = "db"
     memory_mb: int = 2048
     workers: int = 0
+    scheduler: str = ""
 
     def __post_init__(self) -> None:
         _among("generation", self.generation, GENERATIONS)
@@ -87,6 +90,11 @@ class GraphOptions:
             _among("format", one, FORMATS)
         if (self.merge == "given") != bool(self.layouts):
             raise UsageError("graph: merging as given and the sizes of the groups belong together; give both or none")
+
+    def for_workers(self) -> GraphOptions:
+        """Those of a process that may run in another directory: what is the name of a file is an absolute one."""
+        named = isinstance(self.layer_mapping, (str, os.PathLike))
+        return replace(self, layer_mapping=os.path.abspath(self.layer_mapping)) if named else self
 
     @property
     def old(self) -> bool:

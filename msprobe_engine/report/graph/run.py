@@ -108,8 +108,11 @@ def _say(result: Result, made: Mapping[Key, Part]) -> None:
 def _made(jobs: Sequence[Job], options: GraphOptions, store: _Store, progress: Progress | None) -> dict[Key, Part]:
     """All parts, by step and rank; what they made is in the store."""
     done: dict[Key, Part] = {}
+    work, tasks, kind = partial(make, options=options), list(jobs), "auto"
+    if options.scheduler:
+        work, tasks, kind = partial(make, options=options.for_workers()), [job.for_workers() for job in jobs], "dask"
     with bar("graph", len(jobs)) as advance:
-        for job, part in run_jobs(jobs, partial(make, options=options), lost, "auto", options.workers, options.memory_mb):
+        for job, part in run_jobs(tasks, work, lost, kind, options.workers, options.memory_mb, options.scheduler):
             if part.made is not None:
                 store.put(job.key, part.made)
             part.made = None

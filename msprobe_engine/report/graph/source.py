@@ -45,6 +45,12 @@ class Job:
     golden_members: tuple[tuple[int, Path], ...] = ()
     across: bool = False
 
+    def for_workers(self) -> Job:
+        """The same for a process that may run in another directory."""
+        golden = None if self.golden is None else _absolute(self.golden)
+        members, theirs = ([(rank, _absolute(path)) for rank, path in some] for some in (self.members, self.golden_members))
+        return replace(self, target=_absolute(self.target), golden=golden, members=tuple(members), golden_members=tuple(theirs))
+
     @property
     def size(self) -> int:
         """Bytes of the files; 0 of those that are not there."""
@@ -71,6 +77,10 @@ class Job:
         if len(self.members) > 1:
             return f"step {self.step}, ranks {', '.join(str(rank) for rank, _ in self.members)}"
         return f"step {self.step}, rank {self.rank}"
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path))
 
 
 @dataclass

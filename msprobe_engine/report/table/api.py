@@ -155,13 +155,14 @@ def _run(
     scheduler: str,
 ) -> None:
     """Do tasks and put what they came to into `results`. `word`: for the bar of progress."""
-    given = {task.key: task for task in tasks}
+    given, here = {task.key: task for task in tasks}, directory
     if scheduler:  # its workers run in directories of their own
         tasks, options, directory = [absolute_task(task) for task in tasks], absolute_options(options), directory.resolve()
     work = partial(compare_guarded, options=options, output=os.fspath(directory), stamp=manifest.stamp, keep=keep)
     kind = "dask" if scheduler else options.scheduler
     with bar(word, len(tasks)) as advance, collection_paused():
         for task, result in run_tasks(tasks, work, kind, options.workers, options.memory_mb, scheduler):
+            result.files = [os.fspath(here / os.path.relpath(file, directory)) for file in result.files]
             results[task.key] = result
             manifest.note(given[task.key], result)
             advance(task.place)
