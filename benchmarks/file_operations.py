@@ -150,7 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sinks", default="prometheus: {enabled: true, port: 0}", help="of the settings, beside CSV")
     parser.add_argument("--show", help="print the calls of this part")
-    parser.add_argument("--level", default="", choices=("", "L0", "L1", "mix"), help="calls that the ring of an incident keeps; default: none")
+    parser.add_argument("--level", default="", choices=("", "L0", "L1", "mix"), help="calls in the ring of an incident")
     options = parser.parse_args()
     found = run(options.sinks, options.level)
     print(f"{'part':<18}" + "".join(f"{name:>9}" for name in COLUMNS))
