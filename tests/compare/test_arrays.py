@@ -16,13 +16,14 @@ from msprobe_engine.measure.tensors.arrays import Difference, difference
 
 
 def test_figures() -> None:
-    """Equal share, first unequal index and errors of a small example."""
+    """Equal share, first unequal index, errors and shares within tolerances of a small example."""
     a = np.array([[1.0, 2.0], [3.0, 100.0]])
     b = np.array([[1.0, 2.001], [3.0, 101.0]])
     found = difference(a, b)
     assert (found.same, found.first) == (50.0, 1)
     assert found.absolute == pytest.approx(1.0)
     assert found.relative == pytest.approx(1 / 101)
+    assert (found.within_thousandth, found.within_hundredth) == (75.0, 100.0)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_shapes_that_differ() -> None:
     """The part both have is compared, flat when the number of dimensions differs; without elements there are no figures."""
     assert difference(np.ones((2, 3)), np.ones((3, 2))).same == 100.0
     assert difference(np.arange(6).reshape(2, 3), np.arange(4)).same == 100.0
-    assert difference(np.ones((0, 3)), np.ones((2, 3))) == Difference(None, None, None, None)
+    assert difference(np.ones((0, 3)), np.ones((2, 3))) == Difference(None, None, None, None, None, None)
 
 
 @given(hnp.arrays(np.float32, st.integers(1, 50)), st.data())

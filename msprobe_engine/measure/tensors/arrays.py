@@ -19,12 +19,15 @@ class Difference(NamedTuple):
         same: share of equal elements, percent.
         first: index of the first unequal element in C order, None when there is none.
         absolute, relative: largest error; relative to the larger of the two magnitudes.
+        within_thousandth, within_hundredth: share of elements with a relative error of at most 0.001 and 0.01, percent.
     """
 
     same: float | None
     first: int | None
     absolute: float | None
     relative: float | None
+    within_thousandth: float | None
+    within_hundredth: float | None
 
 
 def difference(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> Difference:
@@ -35,8 +38,8 @@ def difference(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> Difference:
     """
     a, b = _common(a, b)
     if not a.size:
-        return Difference(None, None, None, None)
-    same = 0
+        return Difference(None, None, None, None, None, None)
+    same = thousandth = hundredth = 0
     first: int | None = None
     absolute = relative = 0.0
     for start in range(0, a.size, _CHUNK):
@@ -49,7 +52,10 @@ def difference(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> Difference:
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(equal, 0.0, np.where(np.isfinite(error), error / scale, np.inf))
         absolute, relative = max(absolute, float(error.max())), max(relative, float(ratio.max()))
-    return Difference(100.0 * same / a.size, first, absolute, relative)
+        thousandth += int((ratio <= 1e-3).sum())
+        hundredth += int((ratio <= 1e-2).sum())
+    same_share, thousandth_share, hundredth_share = (100.0 * n / a.size for n in (same, thousandth, hundredth))
+    return Difference(same_share, first, absolute, relative, thousandth_share, hundredth_share)
 
 
 def beyond(a: npt.NDArray[Any], b: npt.NDArray[Any], rtol: float, atol: float) -> int:

@@ -126,10 +126,6 @@ class Numbering:
             self._next[base] = n + 1
             return n
 
-    def last(self, base: str) -> int:
-        """Number of the last call of `base`, -1 when there was none."""
-        return self._next.get(base, 0) - 1
-
     def reset(self) -> None:
         """A new step begins."""
         self._next.clear()

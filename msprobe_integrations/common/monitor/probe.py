@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from msprobe_engine.core.guard import Guard, is_of_training
-from msprobe_engine.core.records import Entry, Frame, Sample, TensorRef
+from msprobe_engine.core.records import Frame, TensorRef
 from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings
 from msprobe_engine.core.window import Window
 from msprobe_engine.probe.output_claims import OutputClaims
@@ -295,15 +295,6 @@ class Probe(OfFramework):
         """Start the reduction of one tensor and note it as a sample of this step; no wait."""
         with self.unseen():
             return self.pipeline.sample(family, name, tensor, phase=phase, micro_step=micro_step, vpp_stage=vpp_stage, extra=extra)
-
-    def add_sample(self, family: str, name: str, ref: TensorRef, *, micro_step: int | None = None, vpp_stage: int = 0) -> None:
-        """Note a tensor that was reduced already."""
-        at = self.micro_step if micro_step is None else micro_step
-        self.pipeline.samples.append(Sample(family, name, ref, "", at, vpp_stage))
-
-    def add_entry(self, entry: Entry) -> None:
-        """Add a call to this step."""
-        self.pipeline.entries.append(entry)
 
     def wanted(self, part: str) -> bool:
         """Is ``monitor.<switch>`` on and due in this step? (``monitor.gradients``, ``monitor.parameters``, ...)"""
