@@ -193,6 +193,11 @@ def forward_twin(name: str) -> str:
     return name.replace(".backward", ".forward", 1) if ".backward" in name else name
 
 
+def backward_twin(name: str) -> str:
+    """Record name of the backward call that belongs to a forward record."""
+    return name.replace(".forward", ".backward", 1)
+
+
 def is_collective(name: str) -> bool:
     """Is it a record of communication?"""
     return name.startswith(("Distributed.", "MintDistributed."))

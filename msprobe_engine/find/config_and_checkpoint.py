@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.config.pack.reader import read_pack
 from msprobe_engine.config.severity import CHANGES
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.sentences import Sentence
@@ -14,6 +15,7 @@ from msprobe_engine.find.checkpoint.result import TensorResult, ValueDifference,
 from msprobe_engine.find.config.between_ranks import Deviation, between_ranks
 from msprobe_engine.find.config.difference import WEIGHTS, Difference, folded, listed
 from msprobe_engine.find.config.headline import headline
+from msprobe_engine.find.config.pack_settings import DYNAMIC_FILE, PackSide
 from msprobe_engine.find.config.packs import compare_packs
 from msprobe_engine.find.config.tensors import LATER
 from msprobe_engine.find.explained_by_settings import explaining, lead_with_setting
@@ -23,6 +25,9 @@ from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.pack.kind import NAME as PACK
 
 INCIDENTS = "incidents"
+_OF_A_FACTOR = 0.1
+"""Factors are whole numbers, or one over them."""
+
 _MOST_STEPS, _MOST_RANKS = 8, 8
 """Where a pack is looked for in a dump: it is that of the first rank, in the first step that was dumped."""
 MOST_SUSPECTS, MOST_LINES = 20, 6
@@ -163,6 +168,35 @@ def add_settings(found: Diagnosis, target: Path, golden: Path) -> None:
         blame_settings(found, differences)
 
 
+def gradients_averaged_otherwise(found: Diagnosis, target: Path | None, golden: Path | None) -> list[str]:
+    """That a wrapper divides sums of gradients by a number of ranks which they were not made for, where nothing else was found and no
+    record shows the sums."""
+    if found.finding != NONE or found.gradients is None or target is None or golden is None:
+        return []
+    ranks = [averaged_over(path) for path in (target, golden)]
+    left = found.gradients / (ranks[0] / ranks[1])
+    if abs(left - 1) < _OF_A_FACTOR:
+        return []
+    template = (
+        "the gradients that ranks sum up are {0} times the golden run's, and their sums are divided by {1} ranks, golden {2}: unless they"
+        " are scaled afterwards they become {3} times the golden run's (a loss that does not count its ranks); at level mix the update"
+        " tells"
+    )
+    return [Sentence(template, f"{found.gradients:g}", *ranks, f"{left:g}")]
+
+
+def averaged_over(pack: Path) -> int:
+    """Number of ranks over which a wrapper of the model takes the mean of gradients, as a pack says it: `DistributedDataParallel`, or an
+    engine of DeepSpeed; 1 where it says nothing of the kind."""
+    try:
+        side = PackSide(read_pack(pack))
+    except DumpFormatError:  # `started_otherwise` says it
+        return 1
+    values = {name: one.value for some in side.settings(DYNAMIC_FILE, False).values() for name, one in some.settings.items()}
+    averages = any(name.startswith("ddp.") for name in values) or values.get("gradient_allreduce_op") == "mean"
+    return side.world_size or 1 if averages else 1
+
+
 def blame_settings(found: Diagnosis, differences: Sequence[Difference]) -> None:
     """What the runs were started with comes first where it explains the first suspect.
 
@@ -175,7 +209,7 @@ def blame_settings(found: Diagnosis, differences: Sequence[Difference]) -> None:
     if setting is not None:
         lead_with_setting(found.suspects, setting)
     else:
-        _blame_first_weights(found, [one for one in differences if one.sheet == WEIGHTS and one.term != LATER])
+        _blame_first_weights(found, [one for one in differences if one.sheet == WEIGHTS and one.severity == CHANGES and one.term != LATER])
 
 
 def _blame_first_weights(found: Diagnosis, differences: Sequence[Difference]) -> None:

@@ -45,7 +45,7 @@ _MOST_PROBLEMS = 8
 
 _SEEN_ONLY = ("series", "sample", "nan_inf", "loss_not_finite")
 """Kinds of suspects of a monitor: without operators nobody can say where a NaN was born."""
-_NOT_IN_JSON = frozenset(("unseen", "steps", "nothing", "alert", "remarks", "places"))
+_NOT_IN_JSON = frozenset(("unseen", "steps", "nothing", "alert", "remarks", "places", "gradients"))
 
 _WORDS = 9
 """Width of the words in front of the lines of the text."""
@@ -130,6 +130,8 @@ class Diagnosis:
         aligned: of two frameworks, records that have their place on the other side, and all: ``{"target": {"modules": [72, 73], ...}}``.
         nonfinite: side (``target`` or ``golden``) -> its first NaN or Inf, which the other side has not and which is no suspect: it may
             follow from the first suspect or be something else.
+        gradients: of runs of different layouts, how many times the golden run's gradients are those that ranks sum up, where no record says
+            what becomes of them afterwards; None where it is not known, or told. Not in the json.
         unseen: the target has something that is not finite, or may have, where nothing was held against it. Not in the json.
         steps: those whose records were looked at. Not in the json.
         nothing: the headline when nothing was found: what one run was searched for; "" of two that were compared. Not in the json.
@@ -152,6 +154,7 @@ class Diagnosis:
     functions: dict[str, str] = field(default_factory=dict)
     aligned: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     nonfinite: dict[str, Suspect] = field(default_factory=dict)
+    gradients: float | None = None
     unseen: bool = False
     steps: list[int] = field(default_factory=list)
     nothing: str = ""
@@ -184,6 +187,8 @@ class Diagnosis:
             text = Sentence("Modules bear other names; the runs make the same calls, and their numbers agree")
         if self.finding == STRUCTURE and first is not None and first.kind == "argument":
             text = Sentence("An argument is not the same; no number that was recorded shows it")
+        if self.finding == STRUCTURE and first is not None and first.kind == "precision":
+            text = Sentence("The runs are of different precision, and agree within its round-off")
         if self.finding == STRUCTURE and self.differences:
             text = Sentence("The runs have next to no calls in common") if first is None else Sentence("The runs make different calls")
         if self.operator_unknown:

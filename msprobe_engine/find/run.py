@@ -89,6 +89,7 @@ def diagnose(
         found.evidence += lines
         found.problems += problems
         config_and_checkpoint.blame_settings(found, differences)
+        found.problems += config_and_checkpoint.gradients_averaged_otherwise(found, here.config, None if there is None else there.config)
         if golden is None and lines and here.config is not None and found.finding == findings.NONE:
             config_and_checkpoint.blame_ranks(found, here.config)
     if golden is None and found.finding == findings.DESYNC and here.config is not None:
@@ -244,9 +245,9 @@ class _StepLoop:
         sides_of_both = [*a.values(), *b.values()]
         self._recorded += sum(len(side.ops) for side in a.values())
         self._stages = stages_of(a)
-        for checks, ranks in zip(self._copies, (a, b)):
+        for checks, ranks, others in zip(self._copies, (a, b), (b, a)):
             if len(ranks) > 1 and not checks.finding:
-                checks.hold_replicas(step, ranks)
+                checks.hold_replicas(step, ranks, others)
         whole = a
         a, b = restrict_to_common(a, b, found.evidence)
         found.unseen = found.unseen or whole is not a
@@ -353,9 +354,13 @@ class _StepLoop:
             self._nothing_off(before)
         if before is not None and (found.suspects or not before.origins):
             found.evidence += layouts.said(before)
+            found.gradients = layouts.factor_of_gradients(before)
         if before is not None and (precision := evidence.precision(before)) is not None:
-            found.evidence.append(precision.sentence())
-            found.nothing = precision.headline() if found.finding == findings.NONE else ""
+            if found.finding == findings.NONE:  # numbers that agree within the round-off of another type are no all-clear
+                found.finding, found.places = findings.STRUCTURE, [suspects.of_precision(self.looked[-1], before, precision)]
+                found.suspects = fold(found.places, self._stages)
+            else:
+                found.evidence.append(precision.sentence())
         if found.suspects:
             name_learning_rate(found.suspects[0], (*found.places, *self._facts))
         renames.report_renames(found)

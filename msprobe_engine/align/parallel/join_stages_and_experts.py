@@ -21,6 +21,8 @@ def together(
     if stages.signature(target, golden) != stages.signature(golden, target):
         target, golden = stages.joined(target, golden, problems, notes), stages.joined(golden, target, problems, notes)
         found = True
+    elif min(len(target), len(golden)) > 1:
+        target, golden = (stages.without_passes_for_shapes(*sides, notes) for sides in ((target, golden), (golden, target)))
     held = [experts.experts_of(side[min(side)]) for side in (target, golden)]
     if all(held) and held[0] != held[1]:
         target, golden, found = experts.gathered(target), experts.gathered(golden), True

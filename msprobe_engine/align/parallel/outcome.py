@@ -51,8 +51,9 @@ class GlobalTensors:
     skipped: row of the target -> why it was not compared.
     source: row of the target with a part -> the latest record that gave it out.
     unsummed: rows of the target that an update takes in as parts of a sum; `source` has the record that gave them out.
+    apart: rows of the target that the update of a parameter takes in, of which each rank has other numbers though each updates all of it.
     rank: row of the target whose replicas disagree -> rank of the one that is off.
-    factor: of all gradients of the pieces; 1.0 when there is none.
+    factor: of all gradients of the pieces; 1.0 when there is none. `sure`: most gradients say so.
     """
 
     target: DumpTable
@@ -64,7 +65,9 @@ class GlobalTensors:
     source: dict[int, int] = field(default_factory=dict)
     rank: dict[int, int] = field(default_factory=dict)
     unsummed: set[int] = field(default_factory=set)
+    apart: set[int] = field(default_factory=set)
     factor: float = 1.0
+    sure: bool = False
 
     def turned(self, partners: Mapping[int, int], producers: Producers) -> GlobalTensors:
         """The same with the sides changed over. `partners`: row of the target -> row of the golden side."""
@@ -80,7 +83,7 @@ class GlobalTensors:
         source = {partners[row]: records[op] for row, op in self.source.items() if op in records}
         unsummed = {partners[row] for row in self.unsummed}
         turned = GlobalTensors(self.golden, self.target, structure, producers, made_of, skipped, source, unsummed=unsummed)
-        turned.factor = 1 / self.factor
+        turned.factor, turned.sure = 1 / self.factor, self.sure
         return turned
 
     def reasons(self) -> Counter[str]:

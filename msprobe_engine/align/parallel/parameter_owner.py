@@ -37,15 +37,11 @@ def owners(tree: Tree, users: Mapping[int, str] | None = None) -> dict[int, Owne
     Args:
         users: of a dump without modules, calls that take in parameters or give out gradients -> the name to know them by.
     """
-    return _follow(tree, users)[0]
+    return owners_and_tensors(tree, users)[0]
 
 
-def owners_of_tensors(tree: Tree) -> Mapping[Mark, Owner | None]:
-    """What a tensor is known by -> its parameter, also of one in a list of many (``foreach``); None: those of several."""
-    return _follow(tree, None)[1]
-
-
-def _follow(tree: Tree, users: Mapping[int, str] | None) -> tuple[dict[int, Owner], dict[Mark, Owner | None]]:
+def owners_and_tensors(tree: Tree, users: Mapping[int, str] | None = None) -> tuple[dict[int, Owner], dict[Mark, Owner | None]]:
+    """`owners`, and what a tensor is known by -> its parameter, also of one in a list of many (``foreach``); None: those of several."""
     side = tree.side
     known: dict[Mark, Owner | None] = {}
     for op, kind in enumerate(tree.kinds):

@@ -66,6 +66,7 @@ class PartialSumTracker:
         self._structure = expected_differences.without_collectives(matched, self._a.tree, self._b.tree, self._owned)
         self._producers, self._golden_producers = Tree(first).producers, Tree(second).producers
         self._golden_extra = set(self._structure.only_golden)
+        self._records = dict(self._structure.pairs)
         self._rows, self._starts = distances.paired_rows(first, second, self._structure.pairs)
         shares = expected_differences.shares_out(self._a.tree) or expected_differences.shares_out(self._b.tree)
         self._shared_out = last_backward(self._a.tree) if shares else len(first.ops)

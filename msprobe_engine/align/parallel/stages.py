@@ -5,7 +5,8 @@ numbers of the whole, the records stand in the order of one process (all stages 
 batch, then the update), a module that lies across stages (the block that holds the layers) is one record with the inputs of its first
 stage and the outputs of its last, and calls are numbered anew. Every record keeps its rank and its name there: `merge_records.origin_of`.
 
-Which ranks make a pipeline follows from the places that the header has (``parallel``), else from their messages.
+Which ranks make a pipeline follows from the places that the header has (``parallel``), else from their messages, else from the modules:
+ranks that share out those of the other run.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from msprobe_engine.align.calls.call_tree import Tree
-from msprobe_engine.align.parallel import optimizer_loops, pipeline_schedule, tied_embeddings
+from msprobe_engine.align.parallel import micro_batches, optimizer_loops, parameter_owner, pipeline_schedule, tied_embeddings
 from msprobe_engine.align.parallel.merge_records import RecordMerger, Source
 from msprobe_engine.align.parallel.pipeline_schedule import BACKWARD, TAIL, Segment
+from msprobe_engine.align.parameters.prefixes import unwrapped
 from msprobe_engine.core import names
-from msprobe_engine.formats.dump.dump_table import OUTPUT, DumpTable
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
 
 BLIND: Segment = (-1, 0, 0)
 """Passes that are no training."""
@@ -65,8 +68,9 @@ class Stage:
         return path
 
 
-def pipelines(sides: Mapping[int, DumpTable]) -> list[list[int]]:
-    """The ranks of each pipeline from its first stage to its last, by their first ranks; empty when there is none."""
+def pipelines(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable]) -> list[list[int]]:
+    """The ranks of each pipeline from its first stage to its last, by their first ranks; empty when there is none. `other`: the run it is
+    compared with."""
     places = {rank: _place(side) for rank, side in sides.items()}
     if all(place is not None for place in places.values()):
         groups: dict[Any, list[int]] = {}
@@ -74,13 +78,13 @@ def pipelines(sides: Mapping[int, DumpTable]) -> list[list[int]]:
             groups.setdefault(others, []).append(rank)
         found = [sorted(some, key=lambda rank: (places[rank] or (0, ()))[0]) for some in groups.values()]
     else:
-        found = _by_messages(sides)
+        found = _by_messages(sides) or _by_modules(sides, other[min(other)])
     return sorted(some for some in found if len(some) > 1)
 
 
 def signature(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable]) -> list[tuple[int, ...]]:
     """What must agree for two runs to be cut into the same stages: the ranks of each pipeline, with the number of chunks."""
-    return [(*some, chunks(sides[some[0]], other[min(other)])) for some in pipelines(sides)]
+    return [(*some, chunks(sides[some[0]], other[min(other)])) for some in pipelines(sides, other)]
 
 
 def chunks(side: DumpTable, other: DumpTable) -> int:
@@ -102,7 +106,7 @@ def joined(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable], probl
         notes: sentences about what was left out on purpose are added.
     """
     found = dict(sides)
-    for some in pipelines(sides):
+    for some in pipelines(sides, other):
         stages = _stages({rank: sides[rank] for rank in some}, chunks(sides[some[0]], other[min(other)]))
         if stages is None:
             problems.append(
@@ -110,16 +114,33 @@ def joined(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable], probl
                 " micro batch; not put together. Dump modules too: level mix or L0"
             )
             continue
-        left_out = sum(segment == BLIND for stage in stages for segment in stage.segment if stage.chunk <= 0)
-        if left_out:
-            notes.append(
-                f"ranks {', '.join(map(str, some))}: {left_out:,} records of passes before the first message between stages are left out;"
-                " they look for shapes."
-            )
+        _say_left_out(stages, notes)
         for rank in some:
             del found[rank]
         found[min(some)] = Joint(stages).side
     return dict(sorted(found.items()))
+
+
+def without_passes_for_shapes(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable], notes: list[str]) -> dict[int, DumpTable]:
+    """The ranks of pipelines that are not put together, without their passes that are no training; the rest is as for `joined`."""
+    found = dict(sides)
+    for some in pipelines(sides, other):
+        stages = _stages({rank: sides[rank] for rank in some}, 1)
+        if stages and _say_left_out(stages, notes):
+            for stage in stages:
+                kept = [op for op, segment in enumerate(stage.segment) if segment != BLIND]
+                found[stage.rank] = micro_batches.subset(stage.tree.side, kept)
+    return found
+
+
+def _say_left_out(stages: Sequence[Stage], notes: list[str]) -> int:
+    left_out = sum(segment == BLIND for stage in stages for segment in stage.segment if stage.chunk <= 0)
+    if left_out:
+        ranks = ", ".join(map(str, dict.fromkeys(stage.rank for stage in stages)))
+        notes.append(
+            f"ranks {ranks}: {left_out:,} records of passes before the first message between stages are left out; they look for shapes."
+        )
+    return left_out
 
 
 def _place(side: DumpTable) -> tuple[int, tuple[Any, ...]] | None:
@@ -157,6 +178,26 @@ def _by_messages(sides: Mapping[int, DumpTable]) -> list[list[int]]:
         elif any(head.isdecimal() for head in _heads(sides[min(group)])):
             found.append(sorted(group))  # interleaved: the last stage sends to the first
     return found
+
+
+def _by_modules(sides: Mapping[int, DumpTable], other: DumpTable) -> list[list[int]]:
+    """Ranks that share out the modules with parameters of one rank of the other run, in its order; those that have the same modules are
+    copies (data parallelism)."""
+    whole = _with_parameters(other)
+    held: dict[tuple[str, ...], list[int]] = {}
+    for rank, side in sorted(sides.items()):
+        held.setdefault(_with_parameters(side), []).append(rank)
+    if len(held) < 2 or sorted(path for some in held for path in some) != sorted(whole) or len(set(map(len, held.values()))) > 1:
+        return []
+    in_order = [held[some] for some in sorted(held, key=lambda some: whole.index(some[0]))]
+    return [list(some) for some in zip(*in_order)]
+
+
+def _with_parameters(side: DumpTable) -> tuple[str, ...]:
+    """Paths of the modules that show parameters, in the order of their first calls."""
+    ops = dict.fromkeys(op for op, role in zip(side.op, side.role) if role == PARAMETERS)
+    parsed = (names.parse(side.ops[op]) for op in ops)
+    return tuple(dict.fromkeys(unwrapped(one.path) for one in parsed if isinstance(one, names.ModuleName)))
 
 
 def _messages(side: DumpTable) -> Iterator[tuple[int, bool, int]]:
@@ -206,10 +247,13 @@ def _stages(sides: Mapping[int, DumpTable], chunks: int) -> list[Stage] | None:
         if segment is None:
             return None
         told[rank] = segment
-    blind = max(_blind(trees[rank].side, told[rank]) for rank in list(trees)[1:])
+    ranks = list(trees)
+    blind = max(_blind(trees[rank].side, told[rank]) for rank in ranks[1:])
+    if not any(tree.side.collectives for tree in trees.values()):
+        blind = max(_unfed(trees[a], told[a], trees[b], told[b]) for a, b in pairwise(ranks))
     for chunk in range(chunks) if chunks > 1 else (-1,):
         for rank, tree in trees.items():
-            found.append(Stage(rank, chunk, tree, [BLIND if segment[0] < blind else segment for segment in told[rank]]))
+            found.append(Stage(rank, chunk, tree, _without_blind(tree, told[rank], blind)))
     for container, numbers in _layers(found).items():
         if sum(map(len, numbers)) > len(set().union(*numbers)):
             start = 0
@@ -229,6 +273,38 @@ def _blind(side: DumpTable, told: Sequence[Segment]) -> int:
             if any(isinstance(shape, list) and len(shape) > 1 for shape in shapes):
                 return len({segment[0] for segment in told[:op] if segment[1] == BACKWARD})
     return 0
+
+
+def _without_blind(tree: Tree, told: Sequence[Segment], blind: int) -> list[Segment]:
+    """The segments where so many passes at the start are no training: with what goes between them and the first that is (messages that tell
+    shapes), but not what stands in front of them (the batch)."""
+    modules = [op for op in range(len(told)) if any(len(tree.kinds[above]) == 4 for above in (op, *tree.above(op)))]
+    first = next((op for op in modules if told[op][0] >= blind), len(told))
+    start = next((op for op in modules if told[op][0] < blind), first)
+    found = [BLIND if segment[0] < blind else segment for segment in told]
+    if start < first < len(told):
+        found[:start] = [told[first]] * start
+        found[start:first] = [BLIND] * (first - start)
+    return found
+
+
+def _unfed(before: Tree, told: Sequence[Segment], stage: Tree, mine: Sequence[Segment]) -> int:
+    """Likewise, where no message is recorded: how many passes of a stage begin before one that takes in what the stage before gives out."""
+    given = {
+        parameter_owner.mark(before.side, row)
+        for op, segment in enumerate(told)
+        if segment != TAIL and segment[1] == pipeline_schedule.FORWARD
+        for row in before.side.rows(op)
+        if before.side.role[row] == OUTPUT
+    }
+    fed = [
+        segment[0]
+        for op, segment in enumerate(mine)
+        if segment != TAIL and segment[1] == pipeline_schedule.FORWARD
+        for row in stage.side.rows(op)
+        if stage.side.role[row] == INPUT and (one := parameter_owner.mark(stage.side, row)) is not None and one in given
+    ]
+    return min(fed, default=0)
 
 
 def _chunk(path: str) -> int:

@@ -155,6 +155,9 @@ class Unsharder(PartialSumTracker):
             self._part(call, i, j, pieces)
             return True
         single = distances.elements(first.shape[i]) == distances.elements(second.shape[j]) == 1
+        if single and self._last_backward < op and first.role[i] == INPUT and self._made_by_others(i, j):
+            self._skip(i, j, UPDATE)
+            return True
         if not single and len(others) and self._is_forward(op) and self._holds_shares(call, i, pieces, others):
             self._part(call, i, j, pieces)
             return True
@@ -195,6 +198,7 @@ class Unsharder(PartialSumTracker):
                 return self._whole.skipped.get(i) != LOCAL
         update = single or call.update or (expected_differences.long(first.shape[i]) and op not in self._owned)
         update &= not (self._holds_all or (made.need == made.other == 1 and not expected_differences.long(first.shape[i])))
+        update |= single and call.update  # made of what is not compared
         near = AGREES if not single else 0.0 if call.update else self._near
         if self._last_backward < op and update and merge_statistics.distance(value, golden) > near:
             self._numbers.add(self._mark(i, pieces))
@@ -253,9 +257,15 @@ class Unsharder(PartialSumTracker):
         return None if alike and found == (1, 1) else found
 
     def _is_made_by_both(self, i: int, j: int) -> bool:
-        """What a row holds was given out by a record that both sides have."""
+        """What a row holds was given out by one record that both sides have."""
         mine, theirs = self._producers.get(i), self._golden_producers.get(j)
-        return mine is not None and theirs is not None and mine not in self._extra and theirs not in self._golden_extra
+        return mine is not None and theirs is not None and self._records.get(mine) == theirs
+
+    def _made_by_others(self, i: int, j: int) -> bool:
+        """What a row holds was given out by calls of two kinds: runs that clip gradients by other code pair numbers that are not of one
+        meaning."""
+        mine, theirs = self._producers.get(i), self._golden_producers.get(j)
+        return mine is not None and theirs is not None and self._a.tree.kinds[mine] != self._b.tree.kinds[theirs]
 
     def _needs_sum(self, call: Call, i: int, j: int, others: Floats, made: merge_statistics.Cut) -> bool:
         """The target has a sum where the golden side has parts, in a call that takes in no parts."""
@@ -319,6 +329,9 @@ class Unsharder(PartialSumTracker):
             self._skip(i, j, UPDATE)
         elif self._updates(op) and made.need == made.other == 1 and len(pieces) > 1 and first.role[i] == INPUT:
             self._note_unsummed(i, pieces)
+            far = max(merge_statistics.distance(one, pieces[0]) for one in pieces[1:])
+            if far > self._agrees and not experts.EXPERT.match(self._owned[op][0]):
+                self._whole.apart.add(i)
             return merge_statistics.farthest(pieces, made.need, golden)
         elif not made.sure or self._is_part(call, i, pieces) or self._masked_gradient(i):
             self._part(call, i, j, pieces)
@@ -472,6 +485,7 @@ class Unsharder(PartialSumTracker):
         found = np.asarray(ratios)
         votes = {f: int((np.abs(found / f - 1) < self._agrees).sum()) for n in range(1, most + 1) for f in (float(n), 1.0 / n)}
         best = max(votes, key=lambda f: (votes[f], f == 1.0))
+        self._whole.sure = 2 * votes[best] > len(ratios)
         return best if votes[best] >= max(1, len(ratios) // 5) else 1.0
 
 

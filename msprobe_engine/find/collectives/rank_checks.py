@@ -12,6 +12,7 @@ from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.dump.dump_table import DumpTable
 
+_WHOLE = Sentence("the golden run has one rank, and this is all of the parameter: the ranks hold copies")
 _SUMMING = Sentence("these ranks sum the gradients of all their parameters: they hold the same ones")
 
 
@@ -50,10 +51,16 @@ class RankChecks:
             self.hold_replicas(step, sides)
         self.problems += [problem for side in sides.values() for problem in side.problems]
 
-    def hold_replicas(self, step: int, sides: Mapping[int, DumpTable]) -> None:
-        """Parameters of ranks that hold copies; where that is not known, whether they have parted."""
+    def hold_replicas(self, step: int, sides: Mapping[int, DumpTable], whole: Mapping[int, DumpTable] | None = None) -> None:
+        """Parameters of ranks that hold copies; where that is not known, whether they have parted. `whole`: the same step of another run,
+        which says what a parameter is where it has one rank."""
         table = replicas.parameters(sides)
         odd: list[replicas.Odd] = []
+        if whole is not None and len(whole) == 1:
+            odd = replicas.differing(step, replicas.of_the_whole(table, replicas.parameters(whole)), _WHOLE)
+            if odd:
+                self._part(odd)
+                return
         for group in replicas.summing_groups(sides):
             odd = replicas.differing(step, replicas.of_same_shape(table, group), _SUMMING)
             if odd:
@@ -64,8 +71,7 @@ class RankChecks:
             template = "{0} parameters that are copies of each other differ; others of their kind are equal on all ranks."
             self.evidence += [Sentence(template, len(odd))] if odd else []
         if odd:
-            self.finding = findings.DESYNC
-            self.suspects = [_of_odd(one) for one in odd]
+            self._part(odd)
             return
         held = [rows for rows in table.values() if len(rows) > 1]
         if held:
@@ -73,6 +79,10 @@ class RankChecks:
             if self.equal and not equal:
                 self.parted = step
             self.equal = equal if self.equal is None else self.equal and equal
+
+    def _part(self, odd: list[replicas.Odd]) -> None:
+        self.finding = findings.DESYNC
+        self.suspects = [_of_odd(one) for one in odd]
 
 
 def _of_odd(odd: replicas.Odd) -> Suspect:

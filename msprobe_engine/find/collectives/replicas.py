@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msprobe_engine.align.parameters.prefixes import unwrapped
 from msprobe_engine.core.operator_traits import normal_op
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.findings import Diagnosis
@@ -141,6 +142,23 @@ def say_not_compared(found: Diagnosis, parted: int | None) -> None:
     if parted is not None:
         template = "parameters that were the same on all ranks differ from step {0} on; where ranks are replicas, they have parted"
         found.problems.append(Sentence(template, parted))
+
+
+def of_the_whole(table: Mapping[str, Mapping[int, Row]], whole: Mapping[str, Mapping[int, Row]]) -> dict[str, dict[int, Row]]:
+    """What ranks have of the parameters that one process has in the same shape; nothing where a rank lacks one of them, as a stage of a
+    pipeline or a rank with experts of its own does."""
+    shapes = {_of_parameter(name): row[0] for name, rows in whole.items() for row in rows.values()}
+    held = {_of_parameter(name): rows for name, rows in table.items()}
+    ranks = {rank for rows in held.values() for rank in rows}
+    if not shapes or any(name not in held or ranks - held[name].keys() for name in shapes):
+        return {}
+    return {name: dict(rows) for name, rows in table.items() if {row[0] for row in rows.values()} == {shapes.get(_of_parameter(name))}}
+
+
+def _of_parameter(name: str) -> str:
+    """The name of a parameter in that of a row, whatever is around the model."""
+    module, _, parameter = name.partition(".parameters.")
+    return f"{unwrapped(_CALL.split(module + '.')[0].removeprefix('Module.').rpartition('.')[0])}.{parameter}"
 
 
 def is_equal(rows: Iterable[Row]) -> bool:

@@ -18,39 +18,38 @@ not recorded."""
 
 
 class Precision(NamedTuple):
-    """That the runs are of different precision as a whole, which is no difference by itself; of the rank where most tensors are.
+    """That the runs are of different precision as a whole; of the rank where most tensors are.
 
     Attributes:
         other, of: how many tensors have another type.
         target, golden: the types of the first.
+        rank, at: the first, a pair of rows.
     """
 
     other: int
     of: int
     target: str
     golden: str
+    rank: int
+    at: int
 
     def sentence(self) -> Sentence:
         template = "The runs are of different precision: {0} of {1} tensors have another type, the first {2} against {3}."
         return Sentence(template, f"{self.other:,}", f"{self.of:,}", self.target, self.golden)
 
-    def headline(self) -> Sentence:
-        """Of runs that are apart by nothing else."""
-        target, golden = (one.removeprefix("torch.") for one in (self.target, self.golden))
-        return Sentence("No difference beyond round-off, which is that of other types: {0}, golden {1}", target, golden)
-
 
 def precision(divergence: Divergence) -> Precision | None:
     """None where they are of the same, or of several in both runs."""
     found: Precision | None = None
-    for walker in divergence.different().walkers.values():
+    for rank, walker in divergence.different().walkers.items():
         m = walker.measured
         differ = m.dtype & ~m.argument
         other = int(differ.sum())
         if other > (found.other if found else 0) and of_other_precision(m.dtype, m.argument):
-            row, partner = walker.rows[int(np.argmax(differ))]
+            at = int(np.argmax(differ))
+            row, partner = walker.rows[at]
             types = str(walker.side.dtype[row]), str(walker.golden.side.dtype[partner])
-            found = Precision(other, int((~m.argument).sum()), *types)
+            found = Precision(other, int((~m.argument).sum()), *types, rank, at)
     return found
 
 

@@ -111,6 +111,9 @@ def why(origin: DifferenceOrigin, walker: DifferenceWalk, step: int) -> Sentence
         return Sentence("only this run makes this call; {0} takes in its result, and there {1} differs by {2}", user, place, size)
     if origin.kind == origins.MISSING:
         return Sentence("only the golden run makes this call; without it {0} takes in {1} that differs by {2}", user, place, size)
+    if origin.kind == origins.UNSUMMED and side.op[origin.row] == origin.op:
+        template = "each rank updates all of the parameter, and with another {0}: it was not summed over ranks, and differs by {1}"
+        return Sentence(template, place, size)
     if origin.kind == origins.UNSUMMED:
         template = "its result is one rank's part of a sum, and {0} uses it before it is summed over ranks: {1} differs by {2}"
         return Sentence(template, user, place, size)

@@ -88,7 +88,16 @@ class PieceWalker(DifferenceWalk):
         found = super().walk(floor, start)
         for origin in found.origins:
             self._blame_part(origin)
+        if not found.origins:  # round-off does not part the ranks
+            found.origins = [self._of_ranks(row) for row in sorted(self.whole.apart) if self.pair_of(row) >= 0]
         return found
+
+    def _of_ranks(self, row: int) -> DifferenceOrigin:
+        """An update that each rank makes of all of a parameter, and with other numbers than the other ranks."""
+        op, at = self.side.op[row], self.pair_of(row)
+        origin = self._origin(op, self.structure.pairs[self.position(op)][1], UNSUMMED, at, 0.0)
+        origin.op = self.whole.source.get(row, op)
+        return origin
 
     def blame_unmatched(self, origin: DifferenceOrigin) -> None:
         """Collectives that only this layout has, and what stands around them, are not to blame for what goes through them."""
@@ -156,6 +165,15 @@ def rank_of(found: Divergence, rank: int, origin: DifferenceOrigin) -> int:
     """The rank an origin is on: the one replica that is off, else the rank of the walk."""
     whole = found.wholes.get(rank)
     return whole.rank.get(origin.row, rank) if whole is not None else rank
+
+
+def factor_of_gradients(found: Divergence) -> float | None:
+    """How many times the golden run's gradients are those that ranks sum up, where no call of an update shows the sums."""
+    whole = next(iter(found.wholes.values()), None)
+    walkers = found.walkers.values()
+    if whole is None or not whole.sure or any(len(kind) == 3 for walker in walkers for kind in walker.target.kinds):
+        return None
+    return whole.factor
 
 
 def said(found: Divergence) -> list[str]:

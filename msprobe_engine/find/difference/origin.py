@@ -11,6 +11,7 @@ CHANGED = "changed afterwards"
 INSIDE = "made inside"
 GRADLESS = "no gradient"
 DEFAULT = "argument of one side"
+PRECISION = "precision"
 DTYPE, SHAPE, GRAD_FLAG, GROUP, REDUCTION, MODULE = "dtype", "shape", "requires_grad", "group", "reduction", "module"
 """What a record says beside numbers (`call_facts`), as `ARGUMENT` does."""
 

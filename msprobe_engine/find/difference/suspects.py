@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
+from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference import call_facts, explain, layouts
 from msprobe_engine.find.difference.divergence import Divergence
+from msprobe_engine.find.difference.evidence import Precision
 from msprobe_engine.find.difference.optimizer import not_updated
 from msprobe_engine.find.difference.optimizer.placed_suspects import placed
-from msprobe_engine.find.difference.origin import DifferenceOrigin
+from msprobe_engine.find.difference.origin import PRECISION, DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.fold_suspects import MOST_SUSPECTS, firsts, stages_of
@@ -30,6 +32,22 @@ def of_origins(step: int, found: Divergence) -> list[Suspect]:
 def _of_origin(put: Callable[[int, int, DifferenceOrigin, DifferenceWalk], Suspect], step: int, found: Divergence, number: int) -> Suspect:
     rank, origin = found.origins[number]
     return placed(put(step, layouts.rank_of(found, rank, origin), origin, found.walkers[rank]), found, rank, origin)
+
+
+def of_precision(step: int, found: Divergence, other: Precision) -> Suspect:
+    """The first record of runs that are of different precision as a whole."""
+    walker = found.walkers[other.rank]
+    row, partner = walker.rows[other.at]
+    op, golden = walker.side.op[row], walker.golden.side.op[partner]
+    origin = DifferenceOrigin(op, golden, PRECISION, row, partner, 0.0, 0.0, 0.0)
+    types = [one.removeprefix("torch.") for one in (other.target, other.golden)]
+    return dataclasses.replace(
+        explain.suspect(step, layouts.rank_of(found, other.rank, origin), origin, walker),
+        why=other.sentence(),
+        cause=Sentence("{0}, golden {1}", *types),
+        distance=None,
+        limit=None,
+    )
 
 
 def of_facts(step: int, found: Divergence) -> list[Suspect]:

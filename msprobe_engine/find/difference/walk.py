@@ -25,6 +25,7 @@ import numpy as np
 from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.align.calls.call_tree import Tree, calls_function
 from msprobe_engine.align.calls.structure import Structure
+from msprobe_engine.align.parallel.parameter_owner import Mark, Owner, owners_and_tensors
 from msprobe_engine.core.operator_traits import UNINITIALISED
 from msprobe_engine.find.difference import attribution, kept_tensors, lone_arguments
 from msprobe_engine.find.difference.harmless import bookkeeping, left_out, same_result
@@ -132,6 +133,11 @@ class DifferenceWalk:
             return True  # calls of functions were not recorded
         behind = self.target.last_backward, self.golden.last_backward
         return any(op > behind[0] for op in self.extra) and any(op > behind[1] for op in self.missing)
+
+    @cached_property
+    def owners(self) -> tuple[dict[int, Owner], dict[Mark, Owner | None]]:
+        """Whose calls of the update, and whose tensors, those of the target are."""
+        return owners_and_tensors(self.target)
 
     @cached_property
     def given(self) -> dict[bytes, list[int]]:
@@ -330,6 +336,7 @@ class DifferenceWalk:
 
     def forget(self) -> None:
         """Let go of what is found again when it is asked for: runs of many ranks have many walks."""
+        self.__dict__.pop("owners", None)
         if self._carried is not None:
             self._carried.forget()
 

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Set
 
-from msprobe_engine.core.dtypes import other_form
+from msprobe_engine.core.dtypes import FLOATS, other_form
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.monitor.number_pairs import order_in_step
@@ -16,12 +16,13 @@ from msprobe_engine.formats.monitor.series import Key
 _FACTS = ("shape", "dtype")
 
 
-def other_kinds(target: Run, golden: Run, cut: Set[tuple[int, str, Key]]) -> tuple[list[Suspect], list[str]]:
-    """Tensors with another shape that are not cut otherwise (`cut_otherwise`), in the order of execution, and what is to be said of data
-    types. Of tensors whose shape is another one from step to step all shapes count. Nothing where the files of a run do not say: a trend
-    data base has neither."""
+def other_kinds(target: Run, golden: Run, cut: Set[tuple[int, str, Key]]) -> tuple[list[Suspect], list[str], list[Suspect]]:
+    """Tensors with another shape that are not cut otherwise (`cut_otherwise`), in the order of execution; what is to be said of data
+    types; and the first activation of another one. Of tensors whose shape is another one from step to step all shapes count. Nothing where
+    the files of a run do not say: a trend data base has neither."""
     shapes: list[tuple[tuple[int, ...], Suspect]] = []
     types: dict[tuple[str, str], list[str]] = {}
+    computed: list[tuple[tuple[int, ...], Suspect]] = []
     for rank in sorted(set(target.ranks) & set(golden.ranks)):
         for family in target.families(rank):
             if family not in golden.families(rank):
@@ -36,11 +37,16 @@ def other_kinds(target: Run, golden: Run, cut: Set[tuple[int, str, Key]]) -> tup
                     shapes.append(((step, *order_in_step(family, key, at), rank), _suspect(rank, step, family, key, mine[0], theirs[0])))
                 if all((mine[1], theirs[1])) and mine[1] != theirs[1]:
                     types.setdefault((mine[1], theirs[1]), []).append(f"rank {rank}, {family}/{key.name}")
+                    if family == "actv" and {mine[1], theirs[1]} <= FLOATS.keys():
+                        step = steps.get(key, 0)
+                        one = _other_type(rank, step, family, key, mine[1], theirs[1])
+                        computed.append(((step, *order_in_step(family, key, at), rank), one))
     said = [
         Sentence("{0} tensors have data type {1}, in the golden run {2}; the first is {3}", f"{len(names):,}", mine, theirs, names[0])
         for (mine, theirs), names in types.items()
     ]
-    return [suspect for _, suspect in sorted(shapes, key=lambda one: one[0])], list(said)
+    first = [suspect for _, suspect in sorted(computed, key=lambda one: one[0])[:1]]
+    return [suspect for _, suspect in sorted(shapes, key=lambda one: one[0])], list(said), first
 
 
 def of_other_form(run: Run, other: Run) -> set[tuple[int, str, Key]]:
@@ -97,6 +103,12 @@ def world_size(run: Run) -> int:
 def _first_steps(run: Run, rank: int, family: str) -> dict[Key, int]:
     ops = run.ops(rank, family)[:1]
     return {key: int(series.steps[0]) for op in ops for key, series in run.series(rank, family, op).items()}
+
+
+def _other_type(rank: int, step: int, family: str, key: Key, mine: str, theirs: str) -> Suspect:
+    why, row = Sentence("it has data type {0}, in the golden run {1}", mine, theirs), f"{family}/{key.name}"
+    cause = Sentence("{0}, golden {1}", mine, theirs)
+    return Suspect(row, key.name.rpartition(".")[0], rank, step, kind="precision", why=why, cause=cause, tensor=row)
 
 
 def _suspect(rank: int, step: int, family: str, key: Key, mine: str, theirs: str) -> Suspect:

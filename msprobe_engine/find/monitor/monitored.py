@@ -140,7 +140,7 @@ def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Di
         noise.accept(step, limits)
         if alone_off is not None and alone_off.is_answered(by_step[step]):
             alone_off = None
-    shapes, types = other_kinds(a, b, cut)
+    shapes, types, computed = other_kinds(a, b, cut)
     shapes = [one for one in shapes if one.record.partition("/")[0] not in apart]
     _say_never_there(found, sorted([*never_there(a, b), *shapes], key=lambda one: one.step))
     found.evidence += types
@@ -151,6 +151,8 @@ def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Di
     found.problems += [f"{what} ({count})" for run in (a, b) for what, count in run.problems.items()]
     if not found.suspects:
         found.evidence.append(_say_largest(largest))
+        if computed:  # numbers that agree within the round-off of another type are no all-clear
+            found.finding, found.suspects = findings.STRUCTURE, computed
         found.problems += [] if alone_off is None else [alone_off.sentence()]
     ranks = sorted(set(a.ranks) & set(b.ranks))
     if unpaired := sorted(set(a.ranks) ^ set(b.ranks)):

@@ -67,7 +67,7 @@ class CarriedNoise(IncomingNoise):
                     self._recent.append(self._notes[row])
                     self._recent_clean.append(self._clean[row])
                 if gradients:
-                    self._of_gradients = largest((self._of_gradients, self._clean[row]))
+                    self._note_gradient(row)
                 continue
             if not seen.unit[pair] or not seen.rms[pair]:
                 self._exact(pair, inputs)
@@ -83,7 +83,7 @@ class CarriedNoise(IncomingNoise):
                 self._coarse[row] = coarse
             self._judge(pair, api, limit, inputs, kept, carried, bare, inside)
             if gradients:
-                self._of_gradients = largest((self._of_gradients, self._clean.get(row, self._notes[row])))
+                self._note_gradient(row)
 
     def _added_up(self, op: int, api: str | None, inputs: Sequence[Operand]) -> float:
         """Of so many tokens a loss is the sum; 1 of what is none."""
@@ -132,6 +132,8 @@ class CarriedNoise(IncomingNoise):
         walker, seen = self._walker, self.seen
         row, _ = walker.rows[pair]
         unit = self._coarsest(pair, row, inputs, kept)
+        if api is None and not inside:  # of what a module has computed in nothing is known
+            unit = max(unit, self._of_activations)
         new = roundoff.fresh(unit, max((one.last for one in inputs), default=1)) if carried.rounds else 0.0
         if self._products and walker.is_wide_product(pair):
             new = max(new, self._products)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 
 from msprobe_engine.core import operator_traits as traits
+from msprobe_engine.core.names import backward_twin, forward_twin
 from msprobe_engine.find.difference.harmless import bridges
 from msprobe_engine.find.difference.noise.notes import NoiseNotes, grown, largest
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS
@@ -31,6 +33,19 @@ class IncomingNoise(NoiseNotes):
         """Half a unit of the coarsest dtype of the backward pass: gradients in float32 are made of its tensors."""
         side, kinds = self._walker.side, self._walker.target.kinds
         return max((roundoff.eps(side.dtype[row]) / 2 for row in range(len(side)) if kinds[side.op[row]][0] == "backward"), default=0.0)
+
+    @cached_property
+    def _of_activations(self) -> float:
+        """Half a unit of the coarsest dtype of what modules give out, in the run that has the finer one: where no functions are recorded, a
+        module may compute in it what it gives out in another (a bias in float32 is added to a product in 16 bits)."""
+        trees = self._walker.target, self._walker.golden
+        if any(len(kind) == 3 for tree in trees for kind in tree.kinds):
+            return 0.0
+        units = []
+        for tree in trees:
+            given = [dtype for dtype, role in zip(tree.side.dtype, tree.side.role) if role == OUTPUT]
+            units.append(max((roundoff.eps(dtype) / 2 for dtype in set(given)), default=0.0))
+        return min(units)
 
     @cached_property
     def _kept(self) -> dict[int, list[int]]:
@@ -132,7 +147,7 @@ class IncomingNoise(NoiseNotes):
             return None
         side = walker.side
         went_in = [
-            self._made(other, unit, depth + 1) or self._of_parameter(other) or self._unrecorded(unit)
+            self._made(other, unit, depth + 1) or self._of_parameter(other) or self._unrecorded(unit, other)
             for other in side.rows(op)
             if side.role[other] in (INPUT, PARAMETERS) and roundoff.eps(side.dtype[other]) > 0
         ]
@@ -187,9 +202,30 @@ class IncomingNoise(NoiseNotes):
         moved = NONE if self._start is None else self._walker.update_noise(self._start)
         return moved, moved
 
-    def _unrecorded(self, unit: float) -> tuple[Noise, Noise]:
-        """Of what was made by something without a record, of what came before it."""
-        return grown(self._recent.largest, unit), grown(self._recent_clean.largest, unit)
+    def _unrecorded(self, unit: float, row: int = -1) -> tuple[Noise, Noise]:
+        """Of what was made by something without a record, of what came before it. What an update takes in (`row`) are gradients, in their
+        buffers, and what an optimizer has made of them before."""
+        known = [(self._recent.largest, self._recent_clean.largest), *self._of_users(row)]
+        found = grown(largest([one for one, _ in known]), unit), grown(largest([one for _, one in known]), unit)
+        walker = self._walker
+        if row < 0 or self._of_gradients.get(None, NONE) == NONE or walker.side.op[row] <= walker.target.last_backward:
+            return found
+        gradient = self._of_gradient(row)
+        if self._start is None:
+            return gradient, gradient
+        return largest((found[0], gradient)), largest((found[1], gradient))
+
+    def _of_users(self, row: int) -> Iterator[tuple[Noise, Noise]]:
+        """What comes back into a call is the sum of the gradients that calls give out which took in its result: autograd adds them up."""
+        walker, side = self._walker, self._walker.side
+        op = side.op[row] if row >= 0 else -1
+        if op < 0 or walker.target.kinds[op][0] != "backward":
+            return
+        for user in walker.users[0].get(walker.target.index.get(forward_twin(side.ops[op]), -1), ()):
+            back = walker.target.index.get(backward_twin(side.ops[user]), -1)
+            for given in side.rows(back) if 0 <= back < op else ():
+                if given in self._notes and side.role[given] == OUTPUT:
+                    yield self._notes[given], self._clean.get(given, self._notes[given])
 
     def _appears(self, pair: int, row: int, limit: float, bridged: tuple[Noise, Noise] | None) -> tuple[Noise, Noise]:
         """A tensor that no record of both sides has made: a parameter or data, or what code without a record makes, or calls of one side
@@ -202,16 +238,12 @@ class IncomingNoise(NoiseNotes):
         unit = seen.unit[pair]
         if not walker.one_layout and walker.side.op[row] > walker.target.last_backward:
             unit = max(unit, self._of_backward)
-        noise, clean = bridged or ((read, read) if leaf and self._start is None else self._unrecorded(unit))
+        noise, clean = bridged or ((read, read) if leaf and self._start is None else self._unrecorded(unit, -1 if leaf else row))
         if leaf and self._start is not None:
             moved = walker.update_noise(self._start)
             noise = clean = largest((moved, Noise(seen.unit[pair] / 2, 0.0, 0.0))) if walker.other_update else moved
-        elif bridged is None and not leaf and self._of_gradients != NONE and walker.side.op[row] > walker.target.last_backward:
-            # what an update takes in are gradients, in their buffers, and what an optimizer has made of them before
-            before = (noise, clean) if self._start is not None else (NONE, NONE)
-            noise, clean = (largest((one, self._of_gradients)) for one in before)
         if bridged is None and (known := walker.updated.get(walker.side.stats[row].tobytes())) is not None:
-            noise, clean = largest((noise, known)), largest((clean, known))
+            noise, clean = (known, known) if leaf else (largest((noise, known)), largest((clean, known)))
         excused = float(walker.cancelled.excused[pair])
         if excused:
             noise = clean = Noise(max(noise.element, excused), max(noise.whole, excused), 0.0)

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from msprobe_engine.align.parallel import parameter_owner
 from msprobe_engine.core import operator_traits as traits
 from msprobe_engine.find.difference.noise.seen import Seen
 from msprobe_engine.formats.dump.dump_table import OUTPUT
@@ -83,7 +84,7 @@ class NoiseNotes:
         self._shown = deque[float]((), RECENT)  # what norms and means of the last records that are no fault have differed by
         self._parted = False  # a fault was met
         self._later = start is not None and start != NONE  # a backward pass was met whose noise is in the weights
-        self._of_gradients = NONE  # the largest of those of parameters
+        self._of_gradients: dict[parameter_owner.Owner | None, Noise] = {}  # of each parameter; None: the largest of all
         right = factorize.columns(walker.rows)[1]
         self._measured = (roundoff.CALIBRATED * walker.moved[right]).tolist() if walker.calibrated else None
         self.quiet = start is None or start == NONE
@@ -101,6 +102,20 @@ class NoiseNotes:
         self._sources, self._units = {}, {}
         for name in ("_paired", "_kept"):
             self.__dict__.pop(name, None)
+
+    def _note_gradient(self, row: int) -> None:
+        """Noise of a parameter's gradient, of whichever micro batch has most."""
+        side, note = self._walker.side, self._clean.get(row, self._notes.get(row, NONE))
+        owner = parameter_owner.owner_of(side, row, self._walker.target.kinds[side.op[row]])
+        for key in (owner, None):
+            self._of_gradients[key] = largest((self._of_gradients.get(key, NONE), note))
+
+    def _of_gradient(self, row: int) -> Noise:
+        """What an update takes in is made of the gradient of its parameter; of any, where no number tells which one it is."""
+        side = self._walker.side
+        mark = parameter_owner.mark(side, row)
+        owner = self._walker.owners[0].get(side.op[row]) or (self._walker.owners[1].get(mark) if mark is not None else None)
+        return self._of_gradients.get(owner, self._of_gradients[None])
 
     @property
     def end(self) -> Noise:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msprobe_engine.align.calls.call_tree import Tree, calls_function
-from msprobe_engine.align.parallel.parameter_owner import Mark, Owner, mark, owners, owners_of_tensors
+from msprobe_engine.align.parallel.parameter_owner import Mark, Owner, mark, owners_and_tensors
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference.origin import TAKEN, DifferenceOrigin
 from msprobe_engine.find.findings import Suspect
@@ -15,6 +15,8 @@ from msprobe_engine.formats.dump.dump_table import INPUT
 if TYPE_CHECKING:
     from msprobe_engine.find.difference.divergence import Divergence
     from msprobe_engine.find.difference.walk import DifferenceWalk
+
+_Owners = tuple[Mapping[int, Owner], Mapping[Mark, Owner | None]]
 
 _ALIKE = 0.02
 """Factors that are one and the same, with the round-off of 16 bits."""
@@ -30,8 +32,7 @@ def name_parameters(suspects: Sequence[Suspect], divergence: Divergence) -> None
         suspects: those of the first origins of `divergence`, in their order; changed in place.
         divergence: the step that has the origins.
     """
-    known: dict[int, tuple[Mapping[int, Owner], Mapping[int, Owner]]] = {}
-    tensors: dict[int, tuple[Mapping[Mark, Owner | None], Mapping[Mark, Owner | None]]] = {}
+    known: dict[int, tuple[_Owners, _Owners]] = {}
     for suspect, (rank, origin) in zip(suspects, divergence.origins):
         walker = divergence.walkers[rank]
         mine = _calls(walker.target, origin.op, origin.row)
@@ -39,15 +40,13 @@ def name_parameters(suspects: Sequence[Suspect], divergence: Divergence) -> None
         if not mine and not theirs:
             continue
         if rank not in known:
-            known[rank] = owners(walker.target), owners(walker.golden)
+            known[rank] = walker.owners, owners_and_tensors(walker.golden)
         here, there = known[rank]
-        named = [owner for side, calls in ((here, mine), (there, theirs)) for op in calls if (owner := side.get(op))]
+        named = [owner for side, calls in ((here, mine), (there, theirs)) for op in calls if (owner := side[0].get(op))]
         if not named and (scaled := _scaled_alike(walker, origin)) is not None:
             suspect.why = Sentence("{0}; {1} of {2} tensors that go into this call are {3} times the golden run's", suspect.why, *scaled)
         elif not named:  # a call on all parameters at once
-            if rank not in tensors:
-                tensors[rank] = owners_of_tensors(walker.target), owners_of_tensors(walker.golden)
-            rows = (walker.side, origin.row, tensors[rank][0]), (walker.golden.side, origin.other, tensors[rank][1])
+            rows = (walker.side, origin.row, here[1]), (walker.golden.side, origin.other, there[1])
             named = [owner for side, row, of in rows if row >= 0 and (one := mark(side, row)) and (owner := of.get(one))]
         if named:
             owner = named[0]
