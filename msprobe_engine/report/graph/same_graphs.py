@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump.replicas import StepTables
@@ -43,16 +44,23 @@ class Alike:
 def leaders(jobs: Sequence[Job], options: GraphOptions, tables: StepTables) -> dict[Key, Key]:
     """Key of a job -> key of the one before it whose files differ from its own only in the ranks that they name. The files of other tools
     have all ranks."""
-    if len(jobs) <= same_ranks.MANY or options.formats != (HTML,) or options.merge or any(job.members for job in jobs):
+    many = sum(len(job.ranks) for job in jobs) > same_ranks.MANY
+    if not many or options.formats != (HTML,) or options.file_type == "json" or options.layouts:
         return {}
-    files = [tuple(path for _, path in (*job.ranks, *job.golden_ranks)) for job in jobs]
-    return same_ranks.leaders(((job.key, same_ranks.Files(None, job.step, some)) for job, some in zip(jobs, files)), tables)
+    return same_ranks.leaders(((job.key, _files(job, tables)) for job in jobs), tables)
+
+
+def _files(job: Job, tables: StepTables) -> same_ranks.Files:
+    """Of ranks that are put together each stands where that of the other copy of the model does."""
+    places = [sorted({**_coordinates(path, job.step, tables), "dp": 0}.items()) for _, path in (*job.members, *job.golden_members)]
+    return same_ranks.Files(str(places), job.step, tuple(path for _, path in (*job.ranks, *job.golden_ranks)))
 
 
 def calls(parts: Mapping[Key, Part], followed: Sequence[Job], led: Mapping[Key, Key], tables: StepTables) -> Calls:
-    """Those of all ranks; those of the ranks that follow are the calls of the graph, with the ranks that their own dumps name."""
+    """Those of all ranks; those of the ranks that follow are the calls of the graph, with the ranks that their own dumps name. What calls
+    ranks make that are put together is known of those with a graph only."""
     found: dict[Key, tuple[Sequence[Call], ...]] = {key: part.calls for key, part in parts.items()}
-    for job in followed:
+    for job in (job for job in followed if not job.members):
         sides = [tables.of(job.step).read(path) for _, path in (*job.ranks, *job.golden_ranks)]
         found[job.key] = tuple(calls_as(some, side) for some, side in zip(found[led[job.key]], sides))
     return found
@@ -89,16 +97,16 @@ def alike(jobs: Sequence[Job], followed: Sequence[Job], led: Mapping[Key, Key], 
     same: dict[Key, list[int]] = {}
     for job in followed:
         same.setdefault(led[job.key], []).append(job.rank)
-    told = {job.rank: _coordinates(job, tables) for job in jobs if job.step == jobs[0].step}
+    told = {job.rank: _coordinates(job.target, job.step, tables) for job in jobs if job.step == jobs[0].step}
     axes = _telling_apart(told.values())
     return Alike(same, axes, {rank: tuple(one.get(name, 0) for name in axes) for rank, one in told.items()})
 
 
-def _coordinates(job: Job, tables: StepTables) -> dict[str, int]:
-    reader = tables.of(job.step)
-    if reader.template(job.target) is None:
+def _coordinates(path: Path, step: int, tables: StepTables) -> dict[str, int]:
+    reader = tables.of(step)
+    if reader.template(path) is None:
         return {}
-    parallel = reader.read(job.target).header.get("parallel")
+    parallel = reader.read(path).header.get("parallel")
     rank = parallel.get("rank") if isinstance(parallel, dict) else None
     return {name: at for name, at in rank.items() if type(at) is int} if isinstance(rank, dict) else {}
 
