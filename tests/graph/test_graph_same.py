@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ class Kept:
         """Nothing was written."""
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch, out: Path, *sides: Path, many: int = MANY) -> tuple[Result, Kept]:
+def drawn(monkeypatch: pytest.MonkeyPatch, out: Path, *sides: Path, many: int = MANY, merge: str = "") -> tuple[Result, Kept]:
     """What is given to a writer of pages."""
     kept = Kept()
 
@@ -73,7 +74,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, out: Path, *sides: Path, many: int = 
 
     monkeypatch.setattr(module, "open_writer", opened)
     monkeypatch.setattr("msprobe_engine.report.table.same_ranks.MANY", many)
-    return run(sides[0], sides[1] if len(sides) > 1 else None, out, GraphOptions(workers=1)), kept
+    return run(sides[0], sides[1] if len(sides) > 1 else None, out, GraphOptions(workers=1, merge=merge)), kept
 
 
 @pytest.mark.parametrize("both", [False, True])
@@ -104,6 +105,31 @@ def test_the_same_is_said_with_fewer_graphs(both: bool, runs: tuple[Path, Path],
         assert one.links == other.links
         (link,) = one.links[one.index[SUMMED]]
         assert len(link.nodes_info) == RANKS // STAGES - 1
+
+
+def test_copies_of_a_model_that_are_put_together(runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy is two ranks of a tensor parallel group; those with rank 1, which is wrong, and with rank `BAD` are different ones."""
+    for file in (side / "step0" / f"rank{rank}" / "dump.json" for side in runs for rank in range(RANKS)):
+        document, rank = json.loads(file.read_text()), int(file.parent.name[4:])
+        place, size = {"pp": 0, "dp": rank // 2, "tp": rank % 2}, {"pp": 1, "dp": RANKS // 2, "tp": 2}
+        directory = tmp_path / file.parent.relative_to(runs[0].parent)
+        shutil.copytree(file.parent, directory)
+        (directory / file.name).write_text(json.dumps(document | {"parallel": {"rank": place, "size": size}}, indent=1))
+    sides = tmp_path / "target", tmp_path / "golden"
+    few, mine = drawn(monkeypatch, tmp_path, *sides, merge="auto")
+    all_of_them, theirs = drawn(monkeypatch, tmp_path, *sides, many=RANKS, merge="auto")
+    assert [one.rank for one in mine.made] == [0, 2, BAD - 1]
+    assert len(theirs.made) == RANKS // 2
+    assert (few.finding, few.headline, few.why) == (all_of_them.finding, all_of_them.headline, all_of_them.why)
+    assert few.same == RANKS // 2 - 3
+    whole = {one.rank: one for one in theirs.made}
+    for one in mine.made:
+        other = whole[one.rank]
+        assert isinstance(one, Comparison)
+        assert isinstance(other, Comparison)
+        assert one.target.names == other.target.names
+        assert (one.suspect, one.suspect_text) == (other.suspect, other.suspect_text)
+        assert repr(one.units) == repr(other.units)
 
 
 def test_who_holds_the_same_and_where_all_stand(runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
