@@ -30,6 +30,7 @@ _LITTLE = 0.02
 """Share of the time of all steps that watching may take without a word."""
 _LONGEST_INTERVAL = 1000
 _NONFINITE = ("nan_inf", "loss_not_finite")
+_LONGEST_MESSAGE = 200
 
 
 class ClosingWords:
@@ -86,10 +87,15 @@ class ClosingWords:
             ("seen", f"{_count(self.steps, 'step')}, {self._first} to {self._last}"),
             ("alerts", self._said_of_alerts()),
             ("incidents", f"{len(incidents)}: {named}" if incidents else ""),
-            ("not written", ", ".join(f"{name} {count}" for name, count in sorted(lost.items()))),
-            ("files", f"{'' if complete else 'at least '}{size(total)} in {root}"),
+            ("not written", ", ".join(f"{_count(count, 'step')} of {name}" for name, count in sorted(lost.items()))),
+            (
+                "files",
+                f"{'' if complete else 'at least '}{size(total)} in {root}"
+                if total
+                else f"none in {root}; where some were wanted, an error above says why",
+            ),
             ("slow-down", self._slow_down()),
-            *zip(("next", ""), self._next(root)),
+            *zip(("next", ""), self._next(root) if total else []),
         ]
         return "msprobe: the run is over\n" + "\n".join(f"  {name:12}{said}" for name, said in parts if said)
 
@@ -100,7 +106,7 @@ class ClosingWords:
             return f"none {here}".strip() if watched else ""
         counts = ", ".join(f"{rule} {count}" for rule, count in self._alerts.most_common(4))
         others = ", ..." if len(self._alerts) > 4 else ""
-        return f"{sum(self._alerts.values())} {here}".strip() + f" ({counts}{others}); first: {one_line(_earliest(self._began))[:200]}"
+        return f"{sum(self._alerts.values())} {here}".strip() + f" ({counts}{others}); first: {_cut(one_line(_earliest(self._began)))}"
 
     def _slow_down(self) -> str:
         """Of steps that were looked at, against the others of the same run."""
@@ -110,6 +116,8 @@ class ClosingWords:
         ratio = statistics.median(watched) / max(statistics.median(others), 1e-9)
         total = len(watched) + len(others)
         over_all = 1 + (ratio - 1) * len(watched) / total
+        if ratio <= 1:
+            return f"none that can be measured (medians of {len(watched)} steps that were looked at and {len(others)} others)"
         return (
             f"a step that was looked at took {ratio:.2f} times as long as one that was not (medians of {len(watched)} and {len(others)}), "
             f"{over_all:.3f} over all steps{self._cheaper(ratio, over_all)}"
@@ -128,20 +136,29 @@ class ClosingWords:
     def _next(self, root: str) -> list[str]:
         """Commands; the second begins the training again where a NaN was seen and no operators were kept."""
         root = shlex.quote(root)
-        line = one_line(os.environ.get(LAUNCH_LINE, ""))
         if self._began:
-            unknown = line and not self._settings.incident.level and any(alert.rule in _NONFINITE for alert in self._began)
-            again = [f"msprobe run --preset nan -- {line}"] if unknown else []
-            return [f"msprobe diagnose {root}", *again]
+            unknown = not self._settings.incident.level and any(alert.rule in _NONFINITE for alert in self._began)
+            return [f"msprobe diagnose {root}", *(_again("--preset nan") if unknown else [])]
         if self._settings.monitor is not None:
             return [f"msprobe monitor report {root}"]
         return [f"msprobe diagnose {root} GOLDEN"] if self._settings.dump is not None else []
+
+
+def _again(options: str) -> list[str]:
+    """The launch line once more, with these options, where it is known."""
+    line = one_line(os.environ.get(LAUNCH_LINE, ""))
+    return [f"msprobe run {options} -- {line}"] if line else []
 
 
 def _earliest(alerts: Sequence[Alert]) -> str:
     """The message of the alert that is nearest to the cause: rules find them in another order than that of execution."""
     placed = in_order(anomaly for alert in alerts if (anomaly := from_alert(asdict(alert), alert.rank, {})) is not None)
     return placed[0].anomaly.message if placed else alerts[0].message
+
+
+def _cut(message: str) -> str:
+    """A message of one line, cut between words."""
+    return message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE].rpartition(' ')[0]} ..."
 
 
 def _count(number: int, what: str) -> str:

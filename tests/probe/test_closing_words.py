@@ -26,6 +26,8 @@ def alert(rule: str, step: int, **extra: object) -> Alert:
 
 
 def words(directory: Path, *, world_size: int = 1, **sections: object) -> ClosingWords:
+    if directory.is_dir() and not any(directory.iterdir()):
+        (directory / "written").write_text("by a sink")
     return ClosingWords(load_settings({"output_dir": str(directory), **sections}), world_size)
 
 
@@ -60,7 +62,7 @@ def test_alerts_incidents_and_what_was_lost(tmp_path: Path) -> None:
     lines = said(closing.text(["step4-nan_inf"], {"csv": 2}))
     assert lines["alerts"] == "3 on this rank (nan_inf 2, loss_spike 1); first: loss_spike: w, rank 0 step 4"
     assert lines["incidents"] == "1: step4-nan_inf"
-    assert lines["not written"] == "csv 2"
+    assert lines["not written"] == "2 steps of csv"
     assert lines["next"].startswith("msprobe diagnose ")
 
 
@@ -117,6 +119,10 @@ def test_slow_down_is_measured_against_the_steps_that_nobody_looked_at(tmp_path:
     for step in range(30):
         every.on_frame(frame(step), [])
     assert "slow-down" not in said(every.text([], {}))
+    faster = words(tmp_path, monitor={"interval": 2})
+    for step in range(23):
+        faster.on_frame(frame(step, 0.9 if step % 2 else 1.0, watched=bool(step % 2)), [])
+    assert said(faster.text([], {}))["slow-down"].startswith("none that can be measured")
 
 
 @pytest.mark.parametrize(
@@ -139,6 +145,24 @@ def test_an_interval_that_costs_little_is_proposed(
         closing.on_frame(frame(step, 1.0 if step % interval else ratio, watched=not step % interval), [])
     told = said(closing.text([], {}))["slow-down"]
     assert told.endswith(f"; next time --set {advice}") if advice else "next time" not in told
+
+
+def test_no_command_reads_what_was_not_written(tmp_path: Path) -> None:
+    """A read-only place: the directory is not there, and what would read it is not proposed."""
+    for sections in ({"monitor": True}, {"dump": True}):
+        closing = words(tmp_path / "absent", **sections)
+        closing.on_frame(frame(0), [alert("nan_inf", 0)])
+        lines = said(closing.text(["step0-nan_inf"], {"csv": 1}))
+        assert lines["files"].startswith("none in ")
+        assert lines["not written"] == "1 step of csv"
+        assert "next" not in lines
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_long_message_is_cut_between_words(tmp_path: Path) -> None:
+    closing = words(tmp_path, monitor=True)
+    closing.on_frame(frame(0), [dataclasses.replace(alert("nan_inf", 0), message="word " * 100)])
+    assert said(closing.text([], {}))["alerts"].endswith(" word ...")
 
 
 def test_nothing_was_seen(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class Launch(NamedTuple):
 
 
 @contextmanager
-def launched(monitor: dict[str, Any] | None = None, **sections: Any) -> Iterator[Launch]:
+def launched(monitor: dict[str, Any] | bool | None = None, **sections: Any) -> Iterator[Launch]:
     """Inside, torch was just imported in a process with MSPROBE_CONFIG; at the end the process ends."""
     directory = Path(tempfile.mkdtemp(prefix="msprobe-test-"))
     settings = {"output_dir": str(directory / "out"), "strict": True, "sinks": {"memory": True}, "incident": {"enabled": False}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import numpy as np
@@ -209,6 +210,23 @@ def test_compiled(how: str) -> None:
             optimizer.zero_grad()
     assert [cases.names(frame, "grad_reduced") for frame in launch.frames] == [ALL] * 3
     assert len(graphs) == 1
+
+
+def test_a_compiled_update() -> None:
+    """No Python runs in a compiled ``optimizer.step``; the steps count as without compilation, and what is dumped is one of them."""
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        with cases.launched(False, dump={"step": [1], "level": "L1"}) as launch:
+            model = cases.two()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            update = torch.compile(optimizer.step, backend="eager") if compiled else optimizer.step
+            for i in range(4):
+                model(cases.batch(i)).mean().backward()
+                update()
+                optimizer.zero_grad()
+        (dumped,) = launch.directory.glob("dump/step*/rank0/dump.json")
+        calls = [name for name in json.loads(dumped.read_text())["data"] if name.startswith("Torch.tanh.") and name.endswith("forward")]
+        assert (dumped.parent.parent.name, calls) == ("step1", ["Torch.tanh.0.forward"]), compiled
 
 
 def test_only_trainings_are_touched() -> None:

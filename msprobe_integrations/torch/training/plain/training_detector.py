@@ -58,6 +58,7 @@ class TrainingDetector:
         self._others: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._inside: list[int] = []
         self._looking = False
+        self._compiled_update = False
         self._entries: dict[int, Any] = {}
         self._undo: list[Callable[[], Any]] = []
         self._following: list[Callable[[], Any]] = []
@@ -214,8 +215,17 @@ class TrainingDetector:
             return
         with self._safely():
             if self._enter(id(module)) and self.observer is not None:
+                if self._compiled_update:
+                    self._tell_compiled_updates(self.observer)
                 grad = torch.is_grad_enabled()
                 self.observer.forward(training=inner.training and grad, without_graph=inner.training and not grad)
+
+    def _tell_compiled_updates(self, observer: PlainObserver) -> None:
+        """``torch.compile(optimizer.step)``: that it has run is known at the next call of a model, of which optimizer is not."""
+        self._compiled_update = False
+        for optimizer in self.optimizers:
+            observer.update_begins(optimizer, None)
+            observer.update_ends(optimizer)
 
     # what else a training does
 
@@ -262,7 +272,10 @@ class TrainingDetector:
         return result
 
     def _update_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if _compiling() or self.stood_back:
+        if _compiling():
+            self._compiled_update = True  # compiled code does that too, each time
+            return
+        if self.stood_back:
             return
         key = id(optimizer)
         if key in self.updating:  # the last time it has raised
@@ -274,7 +287,10 @@ class TrainingDetector:
 
     def _update_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
-        if self.observer is not None and not _compiling():
+        if _compiling():
+            self._compiled_update = True
+        elif self.observer is not None:
+            self._compiled_update = False  # only its beginning was
             with self._safely():
                 self.observer.update_ends(optimizer)
         key = id(optimizer)
