@@ -73,6 +73,7 @@ def check(net: nn.Module, loss: Callable[[nn.Module], torch.Tensor] = small_loss
 
 @pytest.mark.parametrize("single", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.fast_cells("dtype0-False", "dtype1-False", "dtype1-True")
 def test_right_code_passes(dtype: torch.dtype, single: bool) -> None:
     """Compiled code that is right passes, in one pass and in two, in both precisions, with dropout."""
     result = check(model("", dtype, 0.2), single_pass=single)
@@ -125,6 +126,7 @@ def test_first_failing_layer_of_the_compiler() -> None:
 
 
 @pytest.mark.parametrize(("threshold", "passes"), [(0.1, True), (1e-3, False)])
+@pytest.mark.slow
 def test_threshold_is_respected(threshold: float, passes: bool) -> None:
     """With a threshold the largest difference by the largest value decides, and nothing else."""
     assert check(model("scale"), threshold=threshold).all_pass is passes
@@ -152,6 +154,7 @@ def train(net: nn.Module, checker: PrecisionChecker | None) -> tuple[list[torch.
     return [p.detach() for p in net.parameters()], torch.get_rng_state(), result
 
 
+@pytest.mark.slow
 def test_compiled_training_has_the_same_bits() -> None:
     """Between `install` and `collect` the training runs as it does compiled: same weights, same random streams, same names."""
     net = model(dropout=0.2)
@@ -167,6 +170,7 @@ def test_compiled_training_has_the_same_bits() -> None:
     assert math.isnan(result.loss_eager)
 
 
+@pytest.mark.slow
 def test_buffers_and_gradients_stay() -> None:
     """Running statistics, gradients that were there and inputs that a module writes into are none of the checker's."""
     torch.manual_seed(0)
@@ -192,6 +196,7 @@ class Nested(nn.Module):
         return {"used": used, "others": [used + 1, parts[1].sum()], "n": 3, "index": used.argmax()}
 
 
+@pytest.mark.slow
 def test_nested_arguments_and_results() -> None:
     """Lists and keywords of arguments, dicts of results, and results that the loss does not use are compared."""
     checker = PrecisionChecker(strict=True)
@@ -201,6 +206,7 @@ def test_nested_arguments_and_results() -> None:
     assert len(result.diffs[0].of("grad_input")) == 1
 
 
+@pytest.mark.slow
 def test_modules_that_are_not_compiled_are_no_pass() -> None:
     """What dynamo leaves alone is told, and a result in which nothing was compared is no pass."""
 

@@ -134,6 +134,7 @@ def test_a_file_is_data(files: Path, monkeypatch: pytest.MonkeyPatch, case: str)
     assert "never_imported" not in sys.modules
 
 
+@pytest.mark.slow
 def test_the_command(files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A dump of an NPU's operator is checked by a file of formulas; an argument without a formula is counted before all other reasons; the
     help names the files."""

@@ -366,6 +366,7 @@ def work(rank: int, port: int, directory: str) -> None:
 
 
 @pytest.mark.framework
+@pytest.mark.slow
 def test_two_ranks(tmp_path: Path) -> None:
     """Replicated and sharded training have the same bits, no collective is repeated, each rank has its files."""
     with socket.socket() as free:

@@ -134,6 +134,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_a_server_killed_with_signal_9_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
     """Whatever it was at: what is in its spool is not sent again, everything else is."""
     spool = tmp_path / "spool"

@@ -113,6 +113,7 @@ def test_recorded_results_come_out_bit_for_bit(runs: dict[str, tuple[int, str]])
     assert len(compared) > 80, sorted(set(runs) - set(compared))
 
 
+@pytest.mark.slow
 def test_right_operators_pass(runs: dict[str, tuple[int, str]]) -> None:
     """What torch computes itself passes; kernels that round intermediate results to bfloat16 may be warned of."""
     errors = {name: text for name, (status, text) in runs.items() if f"{text.rpartition(': ')[2].strip()}" == "error" or status == 2}
@@ -146,6 +147,7 @@ def test_a_wrong_operator_is_an_error(scripts: Path) -> None:
     assert planted("Torch.matmul.0", lambda out: out) == "pass"
 
 
+@pytest.mark.slow
 def test_drawn_inputs_have_the_recorded_statistics(statistics: Path, tmp_path: Path) -> None:
     """Without tensors a script draws them: extremes, mean and norm are those of the record, NaN and Inf as many, integers in range."""
     assert generate(statistics, tmp_path, one_of_each(statistics), "--seed", "3") == 1

@@ -37,6 +37,7 @@ def judged(made: Made) -> CallResult:
     return Checker(memory).check(f"{made.api}.0", record, backward, list(outputs), list(made.gradients) or None).result
 
 
+@pytest.mark.slow
 def test_wrong_operators_are_found() -> None:
     """Each fault of the list is an error, or a warning where it is the type of intermediate results."""
     for name, make in WRONG.items():

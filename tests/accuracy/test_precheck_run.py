@@ -181,6 +181,7 @@ def test_wrong_usage_is_one_sentence(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_types_and_operators_that_are_not_here_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the process that would have used them."""
     file = dump(tmp_path / "dump", ["good"])
@@ -192,6 +193,7 @@ def test_types_and_operators_that_are_not_here_are_said(tmp_path: Path, capsys: 
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_call_that_does_not_fit_into_memory_has_a_row_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,6 +211,7 @@ def test_a_call_that_does_not_fit_into_memory_has_a_row_with_the_reason(
     assert capsys.readouterr().err.count("large calls (1) are checked after the others") == 1
 
 
+@pytest.mark.slow
 def test_saved_tensors_that_cannot_be_read_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A damaged, missing or foreign file costs no call: its input is drawn, the row says which and why, the check ends with 3."""
     file = dump(tmp_path / "dump", ("good", "good", "good", "good"))
@@ -241,6 +244,7 @@ def test_a_dump_beside_the_path_that_is_not_there_is_named(tmp_path: Path, capsy
     assert f"; there is {file.parent};" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_summary_says_what_was_compared_with_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In its first line. Without an accelerator the default is said to be the CPU. With nothing wrong there is no directory of error data.
     Registered names that no call has are told, with the nearest."""
@@ -285,6 +289,7 @@ def test_a_device_that_is_not_there_is_refused_before_files_are_made(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_process_that_is_ready_has_loaded_what_calls_need() -> None:
     """The first call is not charged with the imports of torch's own lazy modules."""
     work = Work(

@@ -29,6 +29,7 @@ def lay_out(run: Path, source: Path) -> None:
 
 
 @pytest.mark.framework
+@pytest.mark.slow
 def test_every_command_of_the_page(megatron_checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run in their order on one model in two layouts of Megatron, all say equal and leave what the page names."""
     lay_out(tmp_path / "run", megatron_checkpoints / "dense")

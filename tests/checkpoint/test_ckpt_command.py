@@ -301,6 +301,7 @@ def test_two_comparisons_do_not_share_a_journal(stored: Path, tmp_path: Path) ->
     assert diff(stored / "a", stored / "b", Options(output=tmp_path)).code == 1
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
     """Two sparse files of 768 MB within 192 MiB, the interpreter with it."""
     numel = 192 << 20

@@ -77,6 +77,7 @@ def _bytes_of_tensors(whole: Path) -> set[int]:
 
 
 @pytest.mark.parametrize("form", ["whole", "joined"])
+@pytest.mark.fast_cells("joined")
 def test_files_that_were_cut_off_are_never_equal(saved: Path, tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]) -> None:
     whole = saved / form
     files = sorted(file.name for file in whole.glob("*.distcp"))
@@ -100,6 +101,7 @@ def test_a_state_that_both_sides_lack_is_not_equal(saved: Path, tmp_path: Path, 
     assert _verdict(sides[0], sides[1], tmp_path / "out", capsys) == CANNOT_TELL
 
 
+@pytest.mark.slow
 def test_a_changed_byte_of_a_tensor_is_never_equal(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A changed byte around the tensors, which are the same then, may be equal; it is no bug either."""
     whole = saved / "joined"

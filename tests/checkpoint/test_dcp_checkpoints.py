@@ -363,6 +363,7 @@ def _titan(target: Path) -> Any:
     return {name: parameter.full_tensor().detach().numpy() for name, parameter in trainer.model_parts[0].named_parameters()}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_torchtitan(tmp_path: Path) -> None:
     """Weights at the top of the state dict, flat names of optimizer states, train state: of its Trainer on two ranks."""
     weights = run_ranks(2, _titan, tmp_path, timeout=120)[0]

@@ -194,6 +194,7 @@ def test_bombs_take_no_memory_and_no_time(tmp_path: Path, monkeypatch: pytest.Mo
             assert all(len(str(value)) < 2000 for value in values.values())
 
 
+@pytest.mark.slow
 def test_very_many_entries_of_one_name(tmp_path: Path) -> None:
     """Keys 0 and "0" at 18 levels, each dict stored once: 262,144 values called 0.0...0 are numbered at once, not each from 2 on."""
     tree: Any = 1

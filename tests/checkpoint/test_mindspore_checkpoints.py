@@ -71,6 +71,7 @@ def test_every_entry_is_what_mindspore_reads(expected: Expected) -> None:
 
 
 @pytest.mark.skipif("MINDSPORE_ENVIRONMENT" not in os.environ, reason="MINDSPORE_ENVIRONMENT names no environment with mindspore")
+@pytest.mark.slow
 def test_files_of_the_installed_mindspore(tmp_path: Path) -> None:
     """The MindSpore of the environment that MINDSPORE_ENVIRONMENT names writes the files anew, and they are read alike."""
     python = Path(os.environ["MINDSPORE_ENVIRONMENT"]) / "bin" / "python"

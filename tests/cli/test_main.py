@@ -160,6 +160,7 @@ def test_debug_shows_the_traceback(
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     """When the reader of the output goes away the command ends quietly."""
     for i in range(3000):

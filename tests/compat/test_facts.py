@@ -88,6 +88,7 @@ def test_stacks_and_construct(out: Path, cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("cell", [c for c in CELLS if c.task == "tensor" or c.variant == "tensor_list"], ids=str)
+@pytest.mark.fast_cells("statistics-mix-statistics-1-tensor_list", "tensor-debug-statistics-1")
 def test_tensor_files(out: Path, cell: Cell) -> None:
     """Every data_name has its file and every file its data_name, made of the record's name and the place of the tensor; the file is a
     plain tensor of the recorded dtype and shape, readable with weights_only; dump_data_dir is the directory, as configured."""

@@ -42,6 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, train: Callable[..., str])
     return read_pack(path), done
 
 
+@pytest.mark.slow
 def test_the_pack_has_all_entries_of_the_existing_tool_and_ours(trained: tuple[Pack, str]) -> None:
     """Environment, packages, settings, the first weights, inputs and random calls; one forward pass unless more are asked for."""
     pack, _ = trained

@@ -65,6 +65,7 @@ def plain(stage: int, dtype: str, more: str) -> list[Any]:
         (3, "bf16", OFFLOAD),
     ],
 )
+@pytest.mark.fast_cells("0-bf16-more1")
 def test_training_is_bitwise_the_same(stage: int, dtype: str, more: dict[str, Any]) -> None:
     """Losses, weights and random state are the same bits with everything watched as without the probe, and nothing raises."""
     assert plain(stage, dtype, json.dumps(more)) == run_ranks(2, trained, stage, dtype, more, EVERYTHING)
@@ -81,6 +82,7 @@ def broken(stage: int, part: str) -> tuple[list[float], dict[str, bytes], bytes]
 
 @pytest.mark.framework
 @pytest.mark.parametrize(("stage", "part"), [(1, "_enter"), (3, "_around"), (2, "gradient"), (0, "after_step"), (3, "_local")])
+@pytest.mark.fast_cells("0-after_step", "1-_enter", "2-gradient", "3-_local")
 def test_faults_of_the_probe_stay_in_the_probe(stage: int, part: str) -> None:
     """An exception in any of our parts leaves the training as it is without it."""
     assert run_ranks(2, broken, stage, part) == plain(stage, "bf16", "{}")
@@ -187,6 +189,7 @@ def attached(stage: int, how: str) -> tuple[dict[str, float], list[str]]:
 
 @pytest.mark.framework
 @pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.slow
 def test_found_by_any_of_its_objects(stage: int) -> None:
     """The engine alone, the optimizer that initialize returned, or a wrapper of it lead to the same statistics of whole parameters."""
     ways = [run_ranks(2, attached, stage, how) for how in ("both", "engine", "optimizer", "wrapper")]
@@ -244,6 +247,7 @@ def binned(stage: int) -> dict[str, tuple[int, list[int]]]:
 
 
 @pytest.mark.framework
+@pytest.mark.slow
 def test_histograms_are_of_the_whole() -> None:
     """Histograms of shards are merged: ZeRO 1, 2 and 3 have those of the run without ZeRO."""
     plain = run_ranks(2, binned, 0)[0]

@@ -57,6 +57,7 @@ CELLS = [("norm doubled", len(COMMANDS)), *(pytest.param(name, 1, marks=pytest.m
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(("change", "stride"), CELLS)
+@pytest.mark.fast_cells("norm doubled-3-compare")
 def test_a_number_that_differs_is_found(
     change: str, stride: int, command: str, small_dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,6 +42,7 @@ def merged(found: Diagnosis) -> int:
 
 @pytest.mark.fast_cells("SP 2-one process")
 @pytest.mark.parametrize(("target", "golden"), [(SP, ONE), (ONE, DP), (TP, SP), (PADDED, DP)])
+@pytest.mark.slow
 def test_layout_is_no_difference(target: str, golden: str, dumps: Path) -> None:
     """Two layouts of one training agree up to round-off in both steps, and most tensors could be put together. (`benchmarks/layouts.py
     --megatron` has every layout beside every other.)"""
@@ -62,6 +63,7 @@ def test_layout_is_no_difference(target: str, golden: str, dumps: Path) -> None:
         ),
     ],
 )
+@pytest.mark.fast_cells("missing_sum-DP 2, distributed optimizer-truth1")
 def test_defect_is_named(plant: Plant, golden: str, truth: str, dumps: Path) -> None:
     """A defect in a tensor-parallel training is named first, beside one process and beside data parallelism."""
     path = dumps / plant.__name__
@@ -90,6 +92,7 @@ BF16 = "grouped queries, bf16"
         ("recomputation", "recomputation of attention", BF16),
     ],
 )
+@pytest.mark.fast_cells("DP 2-two micro batches-loss per token")
 def test_layout_of_what_people_train_is_no_difference(target: str, golden: str, family: str, dumps: Path) -> None:
     """Losses that are sums of shares, groups of queries, bf16: the first step of two layouts agrees up to round-off, and nobody says that
     all is well where a quarter of the records are as large as their noise."""
@@ -110,6 +113,7 @@ def test_layout_of_what_people_train_is_no_difference(target: str, golden: str, 
         (SP, ONE, "norm gradients not summed", "Megatron's own loss"),
     ],
 )
+@pytest.mark.slow
 def test_defect_of_what_people_train_is_named(target: str, golden: str, fault: str, family: str, dumps: Path) -> None:
     """A defect of a few per cent is named first across layouts, in bf16, too."""
     first = diagnose(made(dumps, target, family, fault), made(dumps, golden, family)).first_suspect

@@ -12,6 +12,7 @@ from msprobe_engine.find.run import diagnose
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.fast_cells("1f1b")
 def test_schedule_is_no_difference(schedule: str, tmp_path: Path) -> None:
     """All numbers are the same, and the passes that look for shapes are left out and said."""
     found = diagnose(dump(tmp_path / schedule, schedule), dump(tmp_path / "one"))

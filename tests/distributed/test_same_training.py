@@ -77,6 +77,7 @@ def both(kind: str) -> tuple[list[Any], list[Any]]:
 
 
 @pytest.mark.parametrize("kind", ["ddp", "ddp view", "ddp hook", "fsdp2", "tensor parallel"])
+@pytest.mark.fast_cells("ddp hook", "ddp view", "ddp", "tensor parallel")
 def test_same_bits(kind: str) -> None:
     """Losses, weights and random state after some steps are bitwise equal with a capture of level mix and without."""
     for without, recorded in run_ranks(2, both, kind):

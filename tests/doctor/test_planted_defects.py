@@ -32,6 +32,7 @@ def modules(names: Iterable[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("module", modules(planted_defects.RIGHT))
+@pytest.mark.fast_cells("effects.waits", "numbers.special_tensors")
 def test_planted_defects_are_found_and_nothing_else(module: str) -> None:
     """With a defect at least one line is WRONG and names it. Without, all lines are ok, or skipped with a reason; the machine that runs the
     tests may have too little of something."""

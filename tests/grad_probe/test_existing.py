@@ -87,6 +87,7 @@ def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.fast_cells("kept-L1")
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.slow
 def test_files_are_the_same(tmp_path: Path, theirs: tuple[str, Path], level: str) -> None:
     """Direction files are equal byte for byte, tables cell for cell: numbers to the last digit of float32, for the norm (which is summed
     in another order) up to the last digit; our further columns stand behind theirs. Kept numbers, and shares of them between bounds, may

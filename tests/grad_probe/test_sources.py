@@ -90,6 +90,7 @@ def test_megatron_distributed_optimizer(tmp_path: Path) -> None:
     assert text.splitlines()[0].endswith(",shape,shard")
 
 
+@pytest.mark.slow
 def test_megatron_distributed_optimizer_has_to_be_given(tmp_path: Path) -> None:
     """Found by itself it would show gradients of which most are not reduced: that is refused, and the training goes on."""
     run_ranks(2, megatron, "--distopt", str(tmp_path), False)
@@ -114,6 +115,7 @@ def deepspeed(path: str) -> list[int]:
     return steps
 
 
+@pytest.mark.slow
 def test_deepspeed_zero(tmp_path: Path) -> None:
     """Parts of ZeRO make the gradients that stage 0 has, for the engine alone and with its optimizer given."""
     pytest.importorskip("deepspeed")

@@ -121,6 +121,7 @@ def test_ranks_of_one_run_only_are_said(tmp_path: Path, capsys: pytest.CaptureFi
     assert len(kept.last.made) == 2
 
 
+@pytest.mark.slow
 def test_runs_of_different_layouts_are_compared_as_wholes(tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: type[Kept]) -> None:
     """Two tensor-parallel ranks against one make no difference; with --match exact ranks go by number."""
     with tarfile.open(Path(__file__).parents[1] / "fixtures/graph/megatron.tar.xz") as tar:

@@ -149,6 +149,7 @@ def test_a_pipeline_has_all_that_the_existing_tool_shows_and_what_it_loses(name:
     assert layers == {str(n) for n in range(len(layers))}
 
 
+@pytest.mark.slow
 def test_runs_that_are_cut_alike_have_the_index_of_the_existing_tool(dumps: Callable[[str], Path]) -> None:
     """Two runs of two tensor-parallel ranks: precision index and partners are those of 26.2.0, but for one value that round-off decides."""
     (found,), (pair,) = made(dumps, "tp2-scaled")
@@ -211,6 +212,7 @@ def test_runs_cut_in_different_ways_are_no_difference(target: str, golden: str, 
     assert any("not compared: parts of a sum" in text for texts in found.target.merge_notes.values() for text in texts)
 
 
+@pytest.mark.slow
 def test_a_difference_is_found_across_layouts(dumps: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A module that scales its output on two ranks, beside one process: the command names it, with the rank, and ends with 1."""
     target, golden = dumps("tp2_scaled"), dumps("tp1")

@@ -49,6 +49,7 @@ def _partner(made: Comparison, name: str) -> str:
 
 @pytest.mark.fast_cells("26.2.0")
 @pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.slow
 def test_partners_and_numbers_are_those_of_the_existing_tool(version: str, tmp_path: Path) -> None:
     """Of every node that it has; but the number of a collection of saved tensors, which it makes before those of the members."""
     held = 0

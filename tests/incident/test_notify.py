@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from msprobe_engine.probe.incident.notify import DirectoryNotifier, Notifier, SilentNotifier, StoreNotifier
 
 
@@ -165,6 +167,7 @@ os.write(closed[1], b"1")
 """
 
 
+@pytest.mark.slow
 def test_a_store_that_answers_while_the_process_ends(tmp_path: Path) -> None:
     """The host of the store has stopped when the notifier is closed and goes on while the process ends: exit code 0, nothing said."""
     done = subprocess.run([sys.executable, "-c", ENDING, tmp_path / "place"], capture_output=True, text=True, timeout=100)

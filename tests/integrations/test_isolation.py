@@ -288,6 +288,7 @@ def test_a_fault_stays_in_the_probe(name: str, stride: int) -> None:
 
 
 @pytest.mark.parametrize("name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in FRAMEWORKS])
+@pytest.mark.fast_cells("ZeRO 2")
 def test_a_fault_under_a_framework(name: str) -> None:
     """The same with one fault in the part that follows a framework, on one of several ranks."""
     module, owner, function = FRAMEWORKS[name]
@@ -419,6 +420,7 @@ DRIFTS = {
 @pytest.mark.parametrize(
     ("name", "every"), [*((name, False) for name in DRIFTS), *(pytest.param(name, True, marks=pytest.mark.slow) for name in DRIFTS)]
 )
+@pytest.mark.fast_cells("Lightning-False")
 def test_names_that_a_framework_lacks(name: str, every: bool) -> None:
     """Each name of the integration's table in turn is another one in the framework: the training is the same, bit for bit, nothing
     fails, and a line names it."""

@@ -61,6 +61,7 @@ def trial(framework: str, folder: Path, name: str, probed: bool = True) -> tuple
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="instructions are as of Python 3.11")
 @pytest.mark.parametrize("names", ["some", pytest.param("all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("framework", NAMES)
+@pytest.mark.fast_cells("lightning-some")
 def test_no_number_is_another_one(framework: str, names: str, tmp_path: Path) -> None:
     """What is left out without a name is said with the name."""
     framework_of(TrainingCase(TRAINER[framework]))

@@ -298,6 +298,7 @@ def forks() -> list[object]:
     return [set(codes), called, ours(), mask, math.isinf(signal_shutdown.left())]
 
 
+@pytest.mark.slow
 def test_forked_children(tmp_path: Path) -> None:
     """A child has the default action and finishes nothing; its signals are not taken for the parent's."""
     (one,) = pr.run(forks, directory=tmp_path)

@@ -55,6 +55,7 @@ def test_other_variables_are_left_alone(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.framework
+@pytest.mark.slow
 def test_ranks_of_torchrun(tmp_path: Path) -> None:
     """The launcher imports torch too: it leaves the word to rank 0."""
     (tmp_path / "sitecustomize.py").write_text(START)

@@ -58,6 +58,7 @@ def diagnosed(dumps: Path, name: str, layout: str) -> tuple[Path, Any]:
 
 @pytest.mark.fast_cells("pp-False")
 @pytest.mark.parametrize(("layout", "turned"), [("pp", False), ("vpp", True), ("ep", False)])
+@pytest.mark.slow
 def test_layout_is_no_difference(layout: str, turned: bool, dumps: Path) -> None:
     """Nothing is found, whichever of the two is called golden, and nearly all records were compared."""
     both = dealt_out(dumps, layout), golden(dumps, layout)
@@ -71,6 +72,7 @@ def test_layout_is_no_difference(layout: str, turned: bool, dumps: Path) -> None
 
 @pytest.mark.fast_cells("gradient of a micro batch lost-pp")
 @pytest.mark.parametrize(("name", "layout"), CASES)
+@pytest.mark.slow
 def test_defect(name: str, layout: str, dumps: Path) -> None:
     """The first suspect is the planted defect: its record as the dump of the rank to blame has it, its module in the whole model."""
     (case,) = (case for case in PLANTED if case.name == name)

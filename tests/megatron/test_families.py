@@ -83,6 +83,7 @@ def ran(argv: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "argv", ["", "--bf16", pytest.param("--fp16", marks=pytest.mark.slow), "--ep 2 --experts 4", "--pp 2 --vpp 2 --layers 4 --untie"]
 )
+@pytest.mark.fast_cells("--bf16", "--pp 2 --vpp 2 --layers 4 --untie", "")
 def test_updates_are_those_of_the_states(argv: str) -> None:
     """Update, ratio and agreement equal what float64 makes of the optimizer's own moments; agreement is with the moment before."""
     for rank in ran(argv):
@@ -115,6 +116,7 @@ PAIRS = [
 
 @pytest.mark.framework
 @pytest.mark.parametrize(("plain", "sharded"), PAIRS)
+@pytest.mark.fast_cells("---distopt")
 def test_shards_add_up(plain: str, sharded: str) -> None:
     """Every derived family and histogram of the distributed optimizer is that of the plain one, for whole parameters, on every rank."""
     for one, other in zip(ran(plain), ran(sharded)):

@@ -49,6 +49,7 @@ def wanted(argv: str) -> list[Outcome]:
 
 
 @pytest.mark.parametrize(("argv", "every"), [("--distopt", False), *(pytest.param(argv, True, marks=pytest.mark.slow) for argv in JOBS)])
+@pytest.mark.slow
 def test_a_fault_stays_in_the_probe(argv: str, every: bool) -> None:
     """A function of ours raises, on all ranks or on one: the training is the same, bit for bit, and each part that is lost is said
     once."""
@@ -69,6 +70,7 @@ NAMES = (
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="instructions are as of Python 3.11")
 @pytest.mark.parametrize("names", [NAMES[:1], pytest.param(NAMES[1:], marks=pytest.mark.slow)], ids=["one", "others"])
+@pytest.mark.slow
 def test_names_that_megatron_lacks(names: tuple[str, ...]) -> None:
     """Each name of the table in turn is another one in Megatron: the training is the same, bit for bit, nothing fails, and a line names
     what is missing."""

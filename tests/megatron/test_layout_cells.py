@@ -54,7 +54,7 @@ def ran(layout: str) -> list[dict[str, Any]]:
         return run_ranks(ranks, watched, argv, place, timeout=300)
 
 
-@pytest.mark.fast_cells(*(f"{FAST}-{level}" for level in LEVELS))
+@pytest.mark.fast_cells(*(f"{FAST}-{level}" for level in LEVELS if level != "L0"))
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_dump(layout: str, level: str) -> None:
@@ -157,6 +157,7 @@ def test_detach(layout: str) -> None:
 
 @pytest.mark.fast_cells(FAST)
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout not in ALONE])
+@pytest.mark.slow
 def test_replicas(layout: str) -> None:
     """Silent until a parameter changes on one rank alone; in that step it is named, with a group that has the rank in it."""
     ranks, argv = LAYOUTS[layout]

@@ -77,6 +77,7 @@ FOUR = [layout for layout, (ranks, _) in LAYOUTS.items() if ranks == 4]
 
 @pytest.mark.fast_cells("DP 2, distributed optimizer")
 @pytest.mark.parametrize("layout", [*PLAIN.values(), *FOUR[1:]])
+@pytest.mark.slow
 def test_moments_of_sharded_optimizers_are_whole(layout: str) -> None:
     """Moments under the distributed optimizer are those of the same layout without it."""
     ranks, argv = LAYOUTS[layout]
@@ -96,6 +97,7 @@ INCIDENTS = [layout for layout in LAYOUTS if "EP" not in layout and "expert" not
 
 @pytest.mark.fast_cells("TP 2 x PP 2")
 @pytest.mark.parametrize("layout", INCIDENTS)
+@pytest.mark.slow
 def test_an_incident_names_the_fault(layout: str, tmp_path: Path) -> None:
     """Step, rank and module that `nan_analyze` gives for the incident are those of a planted fault."""
     ranks, argv = LAYOUTS[layout]

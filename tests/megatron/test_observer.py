@@ -71,7 +71,7 @@ def unbroken() -> list[Any]:
     return [losses for losses, _ in run_ranks(2, broken, "")]
 
 
-@pytest.mark.fast_cells("before_step", "end_step")
+@pytest.mark.fast_cells("end_step")
 @pytest.mark.framework
 @pytest.mark.parametrize("part", ["before_step", "after_step", "__init__", "begin_step", "end_step"])
 def test_faults_of_the_probe_stay_in_the_probe(part: str) -> None:
@@ -98,6 +98,7 @@ def one_rank_is_off() -> tuple[int, int]:
 
 
 @pytest.mark.framework
+@pytest.mark.slow
 def test_a_rank_without_probe_does_not_hang_the_others() -> None:
     """When one rank stops taking part in the merge, training goes on on all ranks and all frames come."""
     assert run_ranks(2, one_rank_is_off, timeout=60) == [(6, 6), (6, 6)]

@@ -108,7 +108,7 @@ def pick(samples: dict[Key, Any], family: str, phase: str = "", micro: int = -1)
     return {f"{k[3]} {k[2]}": v for k, v in samples.items() if k[0] == family and k[1] == phase and k[4] == micro}
 
 
-@pytest.mark.fast_cells("--bf16 --distopt --overlap", "--tp 2 --distopt")
+@pytest.mark.fast_cells("--tp 2 --distopt")
 @pytest.mark.framework
 @pytest.mark.parametrize("argv", LAYOUTS + OTHER)
 def test_reduced_gradients_are_those_of_the_whole_tensor(argv: str) -> None:
@@ -128,7 +128,7 @@ def test_reduced_gradients_are_those_of_the_whole_tensor(argv: str) -> None:
                 assert statistics.digest == digest
 
 
-@pytest.mark.fast_cells("--distopt", "--distopt --overlap --overlap-param", "--bf16 --distopt --overlap")
+@pytest.mark.fast_cells("--bf16 --distopt --overlap")
 @pytest.mark.framework
 @pytest.mark.parametrize("argv", LAYOUTS[1:])
 def test_layouts_agree(argv: str) -> None:
@@ -154,6 +154,7 @@ def test_reading_the_whole_buffer_would_be_wrong() -> None:
 
 
 @pytest.mark.framework
+@pytest.mark.slow
 def test_phases_follow_from_each_other() -> None:
     """unscaled = reduced / loss scale, clipped = unscaled * min(1, clip / norm), and the clipped norm of all parameters is at most
     the limit."""

@@ -39,7 +39,7 @@ def without(ranks: int, argv: str) -> list[Any]:
     return run_ranks(ranks, job, argv, None, "")
 
 
-@pytest.mark.fast_cells("4---tp 2 --pp 2-mix", "2---distopt-monitor")
+@pytest.mark.fast_cells("2---distopt-monitor")
 @pytest.mark.framework
 @pytest.mark.parametrize(("ranks", "argv", "level"), CASES)
 def test_bits_are_the_same(ranks: int, argv: str, level: str, tmp_path: Path) -> None:

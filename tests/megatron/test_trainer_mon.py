@@ -48,6 +48,7 @@ def trained(argv: str, directory: str, watched: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("flags", ["--distopt", ""])
+@pytest.mark.fast_cells("")
 def test_megatron(tmp_path: Path, flags: str) -> None:
     """Every update is a step with rows of all families on the ranks that hold them; dp_group leaves the second rank's reduced gradients
     out; the training is the same to the bit."""

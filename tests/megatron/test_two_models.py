@@ -47,6 +47,7 @@ def alone() -> list[Any]:
 
 @pytest.mark.framework
 @pytest.mark.parametrize("order", ["ABAB", *(pytest.param(order, marks=pytest.mark.slow) for order in ("AABB", "BABA"))])
+@pytest.mark.slow
 def test_the_newest_is_followed(order: str, tmp_path: Any) -> None:
     """Passes and updates of the model that was built first are in no step of the other's: each has what it has alone, with its loss."""
     both = run_ranks(2, job, order, str(tmp_path / "both"))

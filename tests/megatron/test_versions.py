@@ -33,6 +33,7 @@ FAST = ("PP 2, interleaved",)
 
 
 @pytest.mark.parametrize("layout", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in LAYOUTS])
+@pytest.mark.slow
 def test_own_loop(layout: str) -> None:
     """What is seen in a loop of one's own on megatron-core equals references in float64."""
     run = seen_by(2, LAYOUTS[layout], "mix")

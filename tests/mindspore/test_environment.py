@@ -184,6 +184,7 @@ def test_signatures() -> None:
     assert first(save, 3) == first(save_grad, 3) == ["save_dir", "name", "data"]
 
 
+@pytest.mark.slow
 def test_an_installed_torch_is_left_alone(tmp_path: Path) -> None:
     """Importing and dumping does not import a torch that lies beside."""
     (tmp_path / "torch").mkdir()

@@ -198,6 +198,7 @@ PROGRAM = Path(__file__).with_name("token_program.py")
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.fast_cells("mix")
 def test_no_token_is_written(case: str, tmp_path: Path) -> None:
     """No id and no text of a prompt, as a value or in a name; the same loss."""
     from artifact_search import finds

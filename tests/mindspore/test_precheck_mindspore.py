@@ -198,6 +198,7 @@ def test_the_command_and_its_resume(dump: Path, tmp_path: Path) -> None:
     assert sorted(names) == sorted(name.removesuffix(".forward") for name in records(dump) if name.endswith(".forward"))
 
 
+@pytest.mark.slow
 def test_existing_columns(dump: Path, tmp_path: Path) -> None:
     """--compat: the columns of the existing tool for MindSpore, its three numbers and its verdict (a -inf mask is an error there)."""
     assert main(["-f", "mindspore", "run_ut", "-api_info", str(dump), "-o", str(tmp_path), "--compat", "-save_error_data"]) == 0

@@ -25,6 +25,7 @@ print(repr(model(torch.ones(2, 8)).sum().item()))
 """
 
 
+@pytest.mark.slow
 def test_a_model_is_copied_and_saved_whole_while_it_is_watched(tmp_path: Path) -> None:
     """``copy.deepcopy`` and ``torch.save`` of the model work between two monitored steps and inside of one. What the copy does is not
     seen, and the file is loaded where there is no msprobe."""

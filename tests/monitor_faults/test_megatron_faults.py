@@ -46,6 +46,7 @@ def nan_gradient(training: Training) -> None:
 
 
 @pytest.mark.parametrize("layout", [pytest.param("", marks=pytest.mark.slow), "--distopt"])
+@pytest.mark.slow
 def test_nan_gradient(layout: str) -> None:
     """NaN in one gradient of one rank: `nan_inf` in the same step, on the rank that holds the reduced gradient, and no later rank."""
     found = [said for rank in run(5, layout, nan_gradient) for rule, said in rank if rule == "nan_inf"]
@@ -80,6 +81,7 @@ def unmarked_norm(training: Training) -> Callable[[], None]:
     return at_step
 
 
+@pytest.mark.slow
 def test_norm_not_reduced_over_tensor_parallel() -> None:
     """Sequence parallelism, and the gradients of one LayerNorm are not added over the group from step 3 on: the check of step 4 names its
     two parameters and the group, and nothing else."""
@@ -96,6 +98,7 @@ def frozen(training: Training) -> None:
         group["params"] = [one for one in group["params"] if one is not lost]
 
 
+@pytest.mark.slow
 def test_parameter_left_out_of_the_optimizer() -> None:
     """It has a gradient and stays what it is: `unchanged_parameter` in the third step."""
     for found in run(5, "", frozen):
@@ -118,6 +121,7 @@ def closed_expert(training: Training) -> Callable[[], None]:
     return lambda: None
 
 
+@pytest.mark.slow
 def test_dead_expert() -> None:
     """A router that never chooses expert 1 any more, experts over two ranks: its rank says so after 20 steps."""
     lead, other = run(25, "--ep 2 --experts 4 --mbs 4", closed_expert)
@@ -168,6 +172,7 @@ def apart_embedding(training: Training) -> Callable[[], None]:
     return at_step
 
 
+@pytest.mark.slow
 def test_tied_embedding_of_two_stages() -> None:
     """The embedding of the first stage and the output weights of the last have different names and the same bits; a flipped one is found,
     under its name on the first stage."""
@@ -180,6 +185,7 @@ def test_tied_embedding_of_two_stages() -> None:
 @pytest.mark.parametrize(
     "argv", ["--distopt --overlap-param", "--distopt --bf16", "--ep 2 --experts 4 --distopt", "--pp 2 --layers 2", "--fp16 --tp 2"]
 )
+@pytest.mark.slow
 def test_layouts_without_a_fault(argv: str) -> None:
     """Parameters and gradients of every layout are equal where the framework says so; also where the next pass gathers them, and
     embeddings that two stages share."""

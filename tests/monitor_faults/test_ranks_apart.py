@@ -79,6 +79,7 @@ def unwatched() -> list[Any]:
 
 @pytest.mark.fast_cells("families", "paused")
 @pytest.mark.parametrize("how", ["families", "interval", "targets", "paused"])
+@pytest.mark.slow
 def test_ranks_that_differ(tmp_path: Path, how: str) -> None:
     """Shards of which not all ranks have rows: same bits, no rank ends (messages of different lengths end a gloo process), and a
     step whose rows could not be merged has none of the parameter, rather than those of a shard."""
@@ -137,6 +138,7 @@ def dynamic(directory: str, on: bool) -> tuple[list[bytes], list[int]]:
     return [pc.whole(p).tobytes() for p in model.parameters()], hooks
 
 
+@pytest.mark.slow
 def test_a_settings_file_that_changes_at_every_step() -> None:
     """Two ranks of FSDP2, families on and off, broken files, none, a directory, a pipe: same bits, no hook is left, and both ranks have
     rows of the same families in the same steps."""

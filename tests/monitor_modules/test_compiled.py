@@ -35,6 +35,7 @@ def net() -> nn.Sequential:
 
 
 @pytest.mark.parametrize("way", ["wrapper", "in place", "behind the back"])
+@pytest.mark.fast_cells("behind the back", "in place")
 def test_model(way: str, caplog: pytest.LogCaptureFixture) -> None:
     """A compiled model has its inputs and outputs, or nothing when only the original is known; what is not seen is said; it is compiled
     once, though hooks come and go."""

@@ -50,6 +50,7 @@ def wrapped(kind: str, output: Path) -> tuple[list[str], set[str], set[str]]:
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+@pytest.mark.fast_cells("ddp")
 def test_ranks(tmp_path: Path, kind: str) -> None:
     """DDP and FSDP2 on two ranks: the same bits, every family, and names without the wrapper."""
     for differs, families, names in run_ranks(2, wrapped, kind, tmp_path):

@@ -46,6 +46,7 @@ STAND_IN = "import torch\nfor kind in (torch.nn.Module, torch.Tensor):\n    kind
 BEFORE = "import torch\nNet = lambda: torch.nn.Linear(2, 2)\nx = torch.ones(1, 2)\n"
 
 
+@pytest.mark.slow
 def test_ascend(tmp_path: Path) -> None:
     """The calls of docs/frameworks/ascend.md make a dump; modules and tensors stay where they are."""
     (tmp_path / "torch_npu.py").write_text(STAND_IN)

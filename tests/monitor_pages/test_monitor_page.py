@@ -139,6 +139,7 @@ def engine() -> None:
     probe.close()
 
 
+@pytest.mark.slow
 def test_deepspeed(tmp_path: Path) -> None:
     """A step is an update; gradients and parameters are there, whole, on both ranks."""
     pytest.importorskip("deepspeed")
@@ -168,6 +169,7 @@ def test_accelerate(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="needs megatron-core")
+@pytest.mark.slow
 def test_megatron(tmp_path: Path) -> None:
     """The launch line of the page, as torchrun reads it, with the example script in place of pretrain_gpt.py, writes the families of its
     settings."""

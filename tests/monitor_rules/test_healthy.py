@@ -25,7 +25,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.fast_cells("perceptron, SGD with momentum", "bfloat16 with a loss scale that grows")
+@pytest.mark.fast_cells("perceptron, SGD with momentum")
 @pytest.mark.parametrize("name", RUNS)
 def test_no_alert(name: str, tmp_path: Path) -> None:
     """150 steps with every family watched and every rule on: not one alert."""

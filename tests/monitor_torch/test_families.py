@@ -98,11 +98,13 @@ def test_plain(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["adamw", "sgd"])
 @pytest.mark.parametrize("kind", ["ddp", "ddp_views", "fsdp2", "fsdp2_columns"])
+@pytest.mark.fast_cells("ddp-adamw", "ddp-sgd", "ddp_views-adamw", "ddp_views-sgd", "fsdp2-sgd", "fsdp2_columns-sgd")
 def test_two_ranks(kind: str, algorithm: str) -> None:
     """Two ranks: unreduced gradients are each rank's own, everything else is of whole parameters, uneven and empty shards included."""
     run_ranks(2, job, kind, algorithm)
 
 
+@pytest.mark.slow
 def test_hsdp() -> None:
     """Four ranks, two replicas of two shards: rows merge over the shards only, so nothing is counted twice."""
     run_ranks(4, job, "hsdp", "adamw")

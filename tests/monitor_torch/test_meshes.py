@@ -61,6 +61,7 @@ def test_tensor_parallel() -> None:
     assert {"grad_reduced", "grad_unreduced", "update", "ratio", "other"} <= families
 
 
+@pytest.mark.slow
 def test_fsdp2_over_tensor_parallel() -> None:
     """Four ranks, two dimensions that divide: one exchange over both. Before the reduction a gradient is that of this rank's
     tensor-parallel shard, and says so."""

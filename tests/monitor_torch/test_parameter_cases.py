@@ -237,6 +237,7 @@ def both(kind: str) -> tuple[list[bytes], list[bytes]]:
 
 
 @pytest.mark.parametrize("kind", ["plain", "ddp_views", "fsdp2"])
+@pytest.mark.fast_cells("ddp_views", "plain")
 def test_same_bits(kind: str) -> None:
     """Parameters and random state after some steps are bitwise the same with every family on and without a probe."""
     for without, watched in [both(kind)] if kind == "plain" else run_ranks(2, both, kind):

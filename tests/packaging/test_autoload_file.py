@@ -72,6 +72,7 @@ class Place:
 
 @pytest.mark.fast_cells("editable")
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
+@pytest.mark.slow
 def test_installed_and_gone(tmp_path: Path, wheels: dict[str, Path], kind: str) -> None:
     """Both ways of installing bring the file, also for isolated interpreters; ``pip uninstall`` takes it away."""
     place = Place(tmp_path / "a place")
@@ -93,6 +94,7 @@ def test_installed_and_gone(tmp_path: Path, wheels: dict[str, Path], kind: str) 
     assert place.run("-c", "import torch", MSPROBE_CONFIG="probe.yaml") == []
 
 
+@pytest.mark.slow
 def test_packages_that_cannot_be_written(tmp_path: Path, wheels: dict[str, Path]) -> None:
     """A read-only installation: no byte code is written, nothing is said."""
     place = Place(tmp_path / "place")

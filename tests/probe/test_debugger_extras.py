@@ -163,6 +163,7 @@ def _distributed(directory: Path) -> None:
     assert torch.equal(x.grad.full_tensor(), torch.ones(4, 3))
 
 
+@pytest.mark.fast_cells("packed")
 def test_comparison(tmp_path: Path, earlier: Path) -> None:
     """Against an equal earlier run nothing is written but the account of it; where a layer gives another output, this record and its
     tensors are."""

@@ -76,6 +76,7 @@ def read(name: str, run: Path, out: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("sink", SINKS)
+@pytest.mark.fast_cells("jsonl", "sqlite")
 def test_a_run_that_was_deleted_in_its_midst(
     sink: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def test_one_process(tmp_path: Path, level: str) -> None:
     assert "Tensor.truediv" in text or "Tensor.__truediv__" in text or "Tensor.div" in text, text
 
 
+@pytest.mark.slow
 def test_one_bad_rank_of_two(tmp_path: Path) -> None:
     """With a NaN on one rank only, both ranks write their ring into one directory, and the origin is named with its rank."""
     done = pr.run(train, str(tmp_path), "mix", 1, True, ranks=2, directory=tmp_path)

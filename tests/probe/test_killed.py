@@ -122,6 +122,7 @@ def with_slow_tensors(config: Path, steps: int, killed: bool) -> None:
 
 
 @pytest.mark.parametrize("form", [pytest.param("files", marks=pytest.mark.slow), "packed"])
+@pytest.mark.slow
 def test_tensors_of_finished_steps(tmp_path: Path, form: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Tensors of one finished step at most may be on their way; where they are, the step does not look whole. What is there is the same as
     without the kill."""

@@ -90,6 +90,7 @@ def train(root: str, task: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["statistics", "tensor"])
+@pytest.mark.slow
 def test_monitor_does_not_wait_for_dump(tmp_path: Path, task: str) -> None:
     """While no file of the dump gets on, the monitor's files get every finished step, and the dump's steps are in their logs."""
     (outcome,) = pr.run(train, str(tmp_path), task, directory=tmp_path, fails=True, timeout=2 * BOUND)
@@ -126,6 +127,7 @@ def train_sharded(root: str, late: bool) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
+@pytest.mark.slow
 def test_sharded_step_is_saved_without_the_next_one(tmp_path: Path, late: bool) -> None:
     """The dump of a finished step is whole before another one ends, on both ranks; where the rows of another rank do not come, the step is
     there without the numbers that need them, and says so."""

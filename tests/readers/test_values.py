@@ -127,6 +127,7 @@ def test_a_row_of_a_data_base_with_another_type_is_left_out(tmp_path: Path, targ
     assert "monitor_data.trend.db" in left_out(found.said), found.said
 
 
+@pytest.mark.slow
 def test_rows_that_a_data_base_lacks(tmp_path: Path) -> None:
     """data2db ends with 3 when it has left out rows; the rest is in the data base."""
     file = "monitor/Dec03_21-34-40-rank0-1a2b3c4d/grad_reduced_0-9.csv"
@@ -271,6 +272,7 @@ def test_json_within_the_limits() -> None:
 
 
 @pytest.mark.parametrize("parse", [parse_yaml, parse_foreign_yaml])
+@pytest.mark.slow
 def test_yaml_is_data_or_one_error(parse: Callable[[str], Any]) -> None:
     """Whatever PyYAML raises; bombs of aliases and numbers without an end are refused."""
     aliases = "\n".join(["a0: &a0 [1, 1, 1, 1]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))])

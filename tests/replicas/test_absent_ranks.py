@@ -243,6 +243,7 @@ def test_ranks_that_disagree_about_the_probe(kind: str, ranks: int, plan: str) -
 
 
 @pytest.mark.parametrize("way", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.slow
 def test_a_rank_that_goes_without_a_word(tmp_path: Path, way: str) -> None:
     """A rank that is killed or stands still says nothing: what waits for it is in the background, and ends with the process in time."""
     program = Path(__file__).with_name("silent_rank.py")

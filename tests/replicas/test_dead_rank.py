@@ -44,6 +44,7 @@ def sharded(frame: dict[str, Any]) -> list[dict[str, Any]]:
     return [sample for sample in frame["samples"] if "scope" in sample.get("extra", {})]
 
 
+@pytest.mark.slow
 def test_numbers_without_those_of_a_dead_rank_are_left_out(tmp_path: Path) -> None:
     """The rows of one shard are not written as those of the whole: not in JSON lines, not in CSV, not as a norm."""
     before, last, said, folder = last_frame(tmp_path, "sum")

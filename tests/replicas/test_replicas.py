@@ -55,6 +55,7 @@ def test_of_two_both_are_named() -> None:
     assert second == []
 
 
+@pytest.mark.slow
 def test_copies_along_a_mesh_dimension() -> None:
     """HSDP: of 2 x 2 ranks the two that hold the same part are compared; the lower one of them speaks."""
     said = run_ranks(4, flipped, "hsdp", 0, 5, 3)
@@ -185,6 +186,7 @@ def healthy(kind: str) -> tuple[list[Said], int]:
 
 
 @pytest.mark.parametrize(("kind", "ranks"), [("ddp", 2), ("fsdp2", 2), ("hsdp", 4)])
+@pytest.mark.fast_cells("ddp-2", "fsdp2-2")
 def test_equal_replicas_are_silent(kind: str, ranks: int) -> None:
     """Nothing is said, every frame comes, and parameters are bitwise those of a run without the probe."""
     assert run_ranks(ranks, healthy, kind) == [([], 4)] * ranks

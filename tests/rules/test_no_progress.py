@@ -64,6 +64,7 @@ def test_a_loss_that_stops_to_scatter(noise: tuple[float, float], fires: bool) -
     assert all(70 <= i <= 75 for i in found)
 
 
+@pytest.mark.slow
 def test_a_loss_that_scatters_is_no_even_one() -> None:
     """Of many trainings whose loss falls fast between batches of other difficulty none is taken for one batch."""
     for seed in range(200):

@@ -54,6 +54,7 @@ def first_alert(checked: Rule, frames: list[Frame]) -> Alert | None:
 
 @settings(max_examples=2, deadline=None)
 @given(st.integers(0, 10_000))
+@pytest.mark.slow
 def test_noise_is_no_fault(seed: int) -> None:
     """No rule of the set says anything about 120 steps of noise around a level, with all that they look at."""
     rng = np.random.default_rng(seed)

@@ -51,6 +51,7 @@ def write(root: Path, limit: int, *names: str, alert: int = -1) -> MemorySink:
 
 @pytest.mark.fast_cells("csv")  # the others share the bound with it in the next test
 @pytest.mark.parametrize("name", ["csv", "jsonl", "sqlite"])
+@pytest.mark.slow
 def test_a_long_run_stays_within_the_bound(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     """The first steps are whole, the last ones are there more seldom, scalars of all; said once in the log, by the files to their
     readers, and other sinks get everything. The step of an alert is whole."""
@@ -98,6 +99,7 @@ def test_a_bound_that_is_used_up(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert f"used up, nothing was written after step {last}" in problem
 
 
+@pytest.mark.slow
 def test_all_sinks_share_the_bound(tmp_path: Path) -> None:
     """The bound is of the rank, not of a sink."""
     write(tmp_path / "all", 0, *SINKS)

@@ -155,6 +155,7 @@ def test_frames_that_were_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert kept.lost["csv"].steps == writer.lost["writer queue"] > 0
 
 
+@pytest.mark.slow
 def test_what_learning_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Bands of a run that lost steps are made, and what they were not learned from is named."""
     write(tmp_path / "run", ["csv"], STEPS)

@@ -78,6 +78,7 @@ def test_histograms_by_the_kernel() -> None:
 
 
 @triton_here
+@pytest.mark.slow
 def test_a_batch_gives_the_rows_of_single_launches(found: dict[str, Any]) -> None:
     """Tensors of several types, of 0 to 9,000 elements, at odd addresses too, in more rows than a chunk has: one launch for a type at one
     alignment and one for what has to be merged, at the end of the block, and the bits are those of a launch each. A few alone are not worth
@@ -92,6 +93,7 @@ def test_a_batch_gives_the_rows_of_single_launches(found: dict[str, Any]) -> Non
 
 
 @triton_here
+@pytest.mark.slow
 def test_pairs_are_reduced_by_one_kernel(found: dict[str, Any]) -> None:
     """Updates, ratios, agreements and signs have numpy's rows: counts, extremes and counts below a limit exactly, sums to 1e-9; in one
     launch, two for large ones, and in a batch for all of a kind together. A number of steps on the device is used there."""

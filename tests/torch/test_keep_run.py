@@ -176,6 +176,7 @@ KILLED = """
 
 @pytest.mark.framework
 @pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.fast_cells("packed")
 def test_killed_in_the_middle_of_a_step(tmp_path: Path, form: str) -> None:
     """SIGKILL leaves an unfinished step whose saved tensors can be read by name."""
     config = tmp_path / "config.json"

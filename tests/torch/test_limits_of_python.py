@@ -71,6 +71,7 @@ SLOW = [pytest.param(mode, 200, marks=pytest.mark.slow) for mode in ("monitor", 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("mode", "count"), [("statistics", 8), *SLOW])
+@pytest.mark.slow
 def test_an_exception_at_any_line_of_the_probe_reaches_the_program(mode: str, count: int) -> None:
     """A sample of the some 6,000 lines that run on the training's thread."""
     done = warm.run(warm.script(INTERRUPTED), mode, count, timeout=3600)

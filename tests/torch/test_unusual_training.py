@@ -109,6 +109,7 @@ def test_all_tensors_of_a_long_list_are_recorded() -> None:
     assert len(convert(tensors, backend.reduce)) == len(tensors)
 
 
+@pytest.mark.slow
 def test_very_deep_graphs_survive() -> None:
     """A chain of 60,000 operations is released without overflowing the stack; how many calls have no gradients is said."""
     x = torch.ones(1, requires_grad=True)

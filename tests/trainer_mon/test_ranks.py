@@ -112,6 +112,7 @@ def test_a_list_of_models_is_chunks(tmp_path: Path) -> None:
         assert {(row["vpp_stage"], row["name"]) for row in rows[family]} == {("1", name) for name in expected}
 
 
+@pytest.mark.slow
 def test_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A DeepSpeed engine (ZeRO 1, bf16, two micro batches per update), given as model with its optimizer: updates are the steps."""
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")

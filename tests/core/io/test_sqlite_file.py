@@ -76,6 +76,7 @@ def test_work_is_bounded_by_the_size_of_the_file(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.skipif(not hasattr(sqlite3.Connection, "setlimit"), reason="Python 3.11 has it")
+@pytest.mark.slow
 def test_values_that_an_expression_makes_are_bounded(tmp_path: Path) -> None:
     """A generated column can ask for a gigabyte in each row."""
     path = made(tmp_path / "a.db", "CREATE TABLE t(a, b AS (hex(zeroblob(a))))", "INSERT INTO t(a) VALUES (400000000)")

@@ -157,6 +157,7 @@ def test_overflow_flag_of_newer_devices(ran: dict[str, Any]) -> None:
     assert ran["overflow"] == [{}, {}, {"npu_overflow": 1.0}]
 
 
+@pytest.mark.slow
 def test_nothing_imports_torch_npu() -> None:
     """No module of this project imports torch_npu by itself, nor looks for more than its name."""
     text = (

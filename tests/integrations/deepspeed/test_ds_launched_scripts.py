@@ -127,6 +127,7 @@ def test_a_mistake_ends_the_job(tmp_path: Path) -> None:
     assert not (place / "output").exists()
 
 
+@pytest.mark.slow
 def test_a_job_that_is_ended(tmp_path: Path) -> None:
     """``msprobe run`` before the line of a script that knows nothing of the probe. SIGTERM in the middle: the process dies of it, and what
     was seen is complete."""

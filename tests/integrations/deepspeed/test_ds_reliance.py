@@ -122,6 +122,7 @@ def drifted(stage: int, every: bool) -> Any:
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="instructions are as of Python 3.11")
 @pytest.mark.parametrize(("stage", "every"), [(1, False), *(pytest.param(stage, True, marks=pytest.mark.slow) for stage in range(4))])
+@pytest.mark.slow
 def test_another_version(stage: int, every: bool) -> None:
     """Each attribute of the table in turn has another name: the training is the same, bit for bit, the steps are there, a line names the
     attribute and what is lost, and what is there is what it is with all names."""

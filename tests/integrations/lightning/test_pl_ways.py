@@ -257,6 +257,7 @@ WAYS: dict[str, tuple[Callable[[], dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("names", [("closures", "scaler"), pytest.param(tuple(WAYS), marks=pytest.mark.slow)], ids=("few", "all"))
+@pytest.mark.slow
 def test_ways(tmp_path: Path, names: tuple[str, ...]) -> None:
     """Loss and learning rate of every step are those of the Trainer; no step comes twice; validation is not seen; the bits are those
     without the probe. A step whose update a scaler leaves out is `skipped`, with the scale that it was made with."""

@@ -71,6 +71,7 @@ def test_one_rank(folder: Path) -> None:
 METHODS = ("setup", "begin", "note", "driven")
 
 
+@pytest.mark.slow
 def test_faults_stay_inside(folder: Path) -> None:
     """Whatever raises in the observer, the training has the same bits as without it."""
 

@@ -118,6 +118,7 @@ WAYS = {
 @pytest.mark.parametrize(
     "names", [("compute_loss", "partial accumulation"), pytest.param(tuple(WAYS), marks=pytest.mark.slow)], ids=("few", "all")
 )
+@pytest.mark.slow
 def test_ways(tmp_path: Path, names: tuple[str, ...]) -> None:
     """Loss, gradient norm and learning rate of every step are what the Trainer logs; no step comes twice; evaluation is not seen; the bits
     are those without the probe."""
@@ -180,6 +181,7 @@ def test_skipped_update(tmp_path: Path) -> None:
     assert [float(saw["scalars"][step]["loss_scale"]) for step in (0, 1, 2)] == [4.0, 4.0, 2.0]
 
 
+@pytest.mark.slow
 def test_key(tmp_path: Path) -> None:
     """The key ``msprobe`` of the DeepSpeed configuration that a Trainer is given is all that is needed: its gradients are those of a
     training by hand, its steps the Trainer's."""
@@ -286,6 +288,7 @@ def test_exception(tmp_path: Path) -> None:
 METHODS = ("setup", "begin", "end", "micro_batch", "note", "evaluation", "interrupted", "safely")
 
 
+@pytest.mark.slow
 def test_faults_stay_inside(tmp_path: Path) -> None:
     """Whatever raises in the observer, the training has the same bits as without it."""
 
