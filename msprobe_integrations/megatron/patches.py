@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.core.guard import raise_of_training
-from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.log import get_logger, warn_once
 from msprobe_integrations.autoload import request
 from msprobe_integrations.autoload.imports import after_import, forget
 from msprobe_integrations.megatron import flags, graphs
@@ -178,13 +178,9 @@ def _is_other(model: Any) -> bool:
     chunks = model if isinstance(model, (list, tuple)) else [model]
     other = any(old() is chunk for old in _others for chunk in chunks if chunk is not None)
     if other:
-        _say_other()
+        text = "several models are trained in this process: the one that was built last is followed, the others are left alone"
+        warn_once("several models of Megatron", text)
     return other
-
-
-@functools.lru_cache(maxsize=1)
-def _say_other() -> None:
-    _log.warning("several models are trained in this process: the one that was built last is followed, the others are left alone")
 
 
 def _forward_step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

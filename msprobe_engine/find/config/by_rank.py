@@ -26,10 +26,5 @@ def pairs(
         yield tuple(ranks), bench[ranks[0]], cmp[ranks[0]]
 
 
-def only(bench: Mapping[int, Any], cmp: Mapping[int, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ranks of the bench side only, and of the cmp side only."""
-    return tuple(sorted(set(bench) - set(cmp))), tuple(sorted(set(cmp) - set(bench)))
-
-
 def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
