@@ -12,6 +12,7 @@ from msprobe_engine.core.log import get_logger
 _log = get_logger()
 
 LINES_PER_STEP = 3
+_LIKE_THESE = ("line like these", "lines like these")
 REPEAT_EVERY = 100
 QUIET = 20
 """Steps, twice the interval of preset watch."""
@@ -47,7 +48,8 @@ class Announcer:
                 for alert in found[:LINES_PER_STEP]:
                     _log.log(level, "ALERT %s", alert.message)
                 if len(found) > LINES_PER_STEP:
-                    _log.log(level, "ALERT %s: and %d more lines like these in step %d", rule, len(found) - LINES_PER_STEP, found[0].step)
+                    more = len(found) - LINES_PER_STEP
+                    _log.log(level, "ALERT %s: and %d more %s in step %d", rule, more, _LIKE_THESE[more > 1], found[0].step)
             elif all(alert.extra.get("over") for alert in found):
                 if _is_shown(steps):
                     _log.log(level, "ALERT %s", found[0].message)

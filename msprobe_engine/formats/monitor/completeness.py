@@ -51,6 +51,8 @@ def remarks(run: Run) -> list[str]:
     if said := _said(run, "masks", "tensors"):
         ranks, count, facts = said
         template = "{0}: -Inf in {1} activations of {2} did no harm and was taken for that of masks, the first is {3} in step {4}"
+        if count == 1:
+            template = "{0}: -Inf in {1} activation of {2} did no harm and was taken for that of masks: {3} in step {4}"
         found.append(Sentence(template, run.path, f"{count:,}", ranks_text(ranks), facts["first"], facts.get("step")))
     if said := _said(run, "without_optimizer", "parameters"):
         ranks, count, facts = said

@@ -94,6 +94,10 @@ def _loss(one: Mapping[str, Any]) -> Loss:
 def said(run: object, name: str, whose: str, loss: Loss) -> Sentence:
     """What a sink has lost, of ranks or of a directory, in words."""
     template = "{0}: sink {1} of {2} has lost {3} steps, or parts of them (from step {4} to step {5}), with {6} alerts{7}"
+    if loss.steps == 1 and loss.alerts == 1:
+        template = "{0}: sink {1} of {2} has lost {3} step, or parts of it (step {4}), with {6} alert{7}"
+    elif loss.steps == 1:
+        template = "{0}: sink {1} of {2} has lost {3} step, or parts of it (step {4}), with {6} alerts{7}"
     why = Sentence(": {0}", joined("; ", causes)) if (causes := sentences(loss.why)) else ""
     return Sentence(template, run, name, whose, f"{loss.steps:,}", loss.first, loss.last, f"{loss.alerts:,}", why)
 

@@ -88,7 +88,8 @@ class NanInfRule(Rule):
                 )
             )
         if masks and alerts:
-            said = f"; -Inf in {len(masks)} activations before was taken for masks, the first is {masks[0]}"
+            activations = f"{len(masks)} activation{'s' if len(masks) > 1 else ''}"
+            said = f"; further -Inf, in {activations}, was taken for that of masks, the first is {masks[0]}"
             alerts[0] = replace(alerts[0], message=alerts[0].message + said, extra={**alerts[0].extra, "masks": len(masks)})
         return [*alerts, *self._saturated(frame)]
 
