@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from msprobe_engine.core.errors import NothingCapturedError
+from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_engine.core.settings.tree import show
 from msprobe_engine.formats.dump.summary import Steps
+from msprobe_integrations.common.dump.files import DumpFiles, RankedBackend
+
+_log = get_logger()
 
 
 @dataclass
@@ -73,6 +79,39 @@ def why_nothing(story: Story, dump: DumpSettings, rank: int | None, framework: s
             "what it holds: give start() a module around it)"
         )
     return f"no {framework} function was called on this thread between start() and stop()"
+
+
+class LastWords:
+    """The last line of a dump, said once."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+        self._steps = 0  # that were begun when it was last said
+        self._empty = False
+
+    def say(self, story: Story, dump: DumpSettings, files: DumpFiles, backend: RankedBackend) -> None:
+        """Say what was written, or why nothing was.
+
+        Raises:
+            NothingCapturedError: nothing was, in strict mode.
+        """
+        rank = backend.rank()
+        if story.records:
+            if story.begun == self._steps:
+                return
+            self._steps = story.begun
+            bad = files.tally.lost or files.tally.cut_off.count or files.writer.lost or self._faults.disabled
+            how = ", but not everything is there" if bad else " successfully"
+            (_log.warning if bad else _log.info)("msprobe ends%s. %s", how, files.summary())
+            if story.starts > 1 and not story.steps.count:
+                _log.warning("step() was never called: what %d calls of start() began is one step; call it after each", story.starts)
+        elif not self._empty and asked(dump, rank, backend.world_size()):
+            self._empty = True
+            off = "" if self._faults.enabled("dump") else "a fault switched it off, see the message above"
+            error = NothingCapturedError(f"the dump in {files.root} is empty: {off or why_nothing(story, dump, rank, backend.name)}")
+            _log.error("%s", error)
+            if self._faults.strict:
+                raise error
 
 
 def differences(before: DumpSettings, after: DumpSettings) -> list[str]:

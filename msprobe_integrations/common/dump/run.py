@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core import log, redaction
-from msprobe_engine.core.errors import NothingCapturedError, UsageError
+from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.guard import Faults, is_of_training
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.records import Entry
@@ -21,7 +21,7 @@ from msprobe_integrations.common.dump import debug_save
 from msprobe_integrations.common.dump.checks import check_rank, root_of
 from msprobe_integrations.common.dump.debug_save import SavedVariables
 from msprobe_integrations.common.dump.dump_plugins import DumpPlugins
-from msprobe_integrations.common.dump.end import Story, asked, differences, why_nothing
+from msprobe_integrations.common.dump.end import LastWords, Story, differences, why_nothing
 from msprobe_integrations.common.dump.files import DumpFiles
 from msprobe_integrations.common.dump.forward_range import ForwardRange, check_range, check_tokens, part_of
 from msprobe_integrations.common.dump.module_selection import ModuleSelection
@@ -69,8 +69,7 @@ class DumpRun(DumpParts):
         self._open = False
         self._seeing = False
         self._reloaded = False
-        self._concluded = 0
-        self._said_empty = False
+        self._last_words = LastWords(self.faults)
         self.configure(settings)
 
     # ---- configuration ----
@@ -386,28 +385,8 @@ class DumpRun(DumpParts):
 
     def _conclude(self) -> None:
         """Say what was written, or why nothing was."""
-        if not self.extras.dumps:
-            return
-        rank = self.backend.rank()
-        if self.story.records:
-            if self.story.begun == self._concluded:
-                return
-            self._concluded = self.story.begun
-            tally = self.files.tally
-            bad = tally.lost or tally.cut_off.count or self.files.writer.lost or self.faults.disabled
-            how = ", but not everything is there" if bad else " successfully"
-            (_log.warning if bad else _log.info)("msprobe ends%s. %s", how, self.files.summary())
-            if self.story.starts > 1 and not self.story.steps.count:
-                _log.warning("step() was never called: what %d calls of start() began is one step; call it after each", self.story.starts)
-        elif not self._said_empty and asked(self.dump, rank, self.backend.world_size()):
-            self._said_empty = True
-            off = "" if self.faults.enabled("dump") else "a fault switched it off, see the message above"
-            error = NothingCapturedError(
-                f"the dump in {self.files.root} is empty: {off or why_nothing(self.story, self.dump, rank, self.backend.name)}"
-            )
-            _log.error("%s", error)
-            if self.faults.strict:
-                raise error
+        if self.extras.dumps:
+            self._last_words.say(self.story, self.dump, self.files, self.backend)
 
     def _without_model(self, tokens: bool) -> None:
         """No model is known and one is needed. Who changed the configuration is told; who calls the API wrongly gets an error."""
