@@ -20,6 +20,8 @@ import torch
 from msprobe_engine.accuracy.precheck import memory
 from msprobe_engine.accuracy.precheck.options import Work
 from msprobe_engine.cli.main import main
+from msprobe_integrations.torch.op_tools.accuracy.precheck import resolved
+from msprobe_integrations.torch.tensors.devices import accelerator
 
 BOMBS = str(Path(__file__).with_name("bombs.py"))
 STACK = ["File /data/train.py, line 12, in forward, \n return scale(x)"]
@@ -261,6 +263,14 @@ def test_the_summary_says_what_was_compared_with_what(tmp_path: Path, capsys: py
     assert "no call of 'bomb.good' in this dump; did you mean 'bombs.good'?" in err
     assert "inputs and results" not in out
     assert not list(tmp_path.glob("ut_error_data*"))
+
+
+def test_a_build_for_an_accelerator_on_a_machine_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch from PyPI is built for CUDA and names it everywhere: ``auto`` is the CPU all the same."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert accelerator() is None
+    assert resolved("auto") == "cpu"
 
 
 @pytest.mark.parametrize(

@@ -280,3 +280,8 @@ def test_an_output_directory_is_its_dump(tmp_path: Path, capsys: pytest.CaptureF
     assert code == 0, said
     _, _, said = _say(capsys, "graph", tmp_path / "runs")
     assert f"give one of them: {tmp_path / 'runs' / 'bad' / 'dump'}, {tmp_path / 'runs' / 'good' / 'dump'}" in said
+    incident = tmp_path / "nan" / "incidents" / "step3-nan_inf"
+    incident.parent.mkdir(parents=True)
+    (tmp_path / "runs" / "bad" / "dump").rename(incident)
+    assert main(["graph", str(tmp_path / "nan")]) == 2
+    assert f"give {incident}" in capsys.readouterr().err

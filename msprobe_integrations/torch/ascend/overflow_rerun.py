@@ -26,6 +26,7 @@ from msprobe_integrations.torch.op_tools.accuracy.execute import Outcome, Side, 
 from msprobe_integrations.torch.op_tools.accuracy.prepare import Prepared, prepare
 from msprobe_integrations.torch.op_tools.accuracy.resolve import find, is_api
 from msprobe_integrations.torch.op_tools.accuracy.sides import Ran, on_bench, on_target
+from msprobe_integrations.torch.tensors.devices import accelerator
 
 
 def rerun(file: Path, device_id: int = 0, jit_compile: bool = False) -> list[Row]:
@@ -55,11 +56,12 @@ def rerun(file: Path, device_id: int = 0, jit_compile: bool = False) -> list[Row
 
 
 def _device(number: int, jit_compile: bool) -> torch.device | None:
-    found = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
+    found = accelerator()
     if found is None:
         return None
-    if not 0 <= number < torch.accelerator.device_count():
-        raise UsageError(f"-d {number}: there are {torch.accelerator.device_count()} devices of type {found.type}, from 0")
+    count = getattr(torch, found.type).device_count()
+    if not 0 <= number < count:
+        raise UsageError(f"-d {number}: there are {count} devices of type {found.type}, from 0")
     if found.type == "npu":
         torch.npu.set_compile_mode(jit_compile=jit_compile)  # type: ignore[attr-defined]
     return torch.device(found.type, number)

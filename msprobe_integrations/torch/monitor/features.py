@@ -19,7 +19,7 @@ from msprobe_integrations.torch.hooks.modules import ModuleHooks, Post, Pre
 from msprobe_integrations.torch.monitor import feature_math
 from msprobe_integrations.torch.statistics.pending import quiet
 from msprobe_integrations.torch.tensors.describe import resolve
-from msprobe_integrations.torch.tensors.devices import capturing
+from msprobe_integrations.torch.tensors.devices import accelerator, capturing
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.monitor.module_monitor import ModuleMonitor
@@ -198,10 +198,9 @@ class LayerFeatures:
 @contextmanager
 def _plain() -> Iterator[None]:
     """No autograd, no modes of the user, and the precision that is asked for."""
-    accelerator = getattr(torch, "accelerator", None)  # torch 2.6
-    device = accelerator.current_accelerator() if accelerator is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = accelerator()
     with quiet(), torch.autocast("cpu", enabled=False):
-        if device is None or device.type == "cpu":
+        if device is None:
             yield
         else:
             with torch.autocast(device.type, enabled=False):

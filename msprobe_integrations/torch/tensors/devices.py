@@ -54,3 +54,10 @@ def widest(like: torch.Tensor) -> torch.dtype:
             known = False
         FLOAT64[like.device.type] = known
     return torch.float64 if known else torch.float32
+
+
+def accelerator() -> torch.device | None:
+    """The accelerator, without an index; None where there is none. A build of torch for one says its name on machines without it, too."""
+    if hasattr(torch, "accelerator"):  # torch 2.6
+        return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.device("cuda") if torch.cuda.is_available() else None

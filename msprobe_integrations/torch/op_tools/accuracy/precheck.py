@@ -16,6 +16,7 @@ from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.op_tools.accuracy.as_existing import CheckerAsExisting
 from msprobe_integrations.torch.op_tools.accuracy.checker import Bench, Checker, Target
 from msprobe_integrations.torch.op_tools.accuracy.custom import load_operators, registered
+from msprobe_integrations.torch.tensors.devices import accelerator
 
 
 def make_check(work: Work) -> Check:
@@ -67,7 +68,7 @@ def resolved(device: str, jit_compile: bool = False) -> str:
     Raises:
         UsageError: there is no such device.
     """
-    found = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
+    found = accelerator()
     kind, _, number = device.partition(":")
     if kind == "auto" and number and found is None:
         raise UsageError(f"-d {number}: there is no accelerator here; -d cpu checks the CPU's kernels")
