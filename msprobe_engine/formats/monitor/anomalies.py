@@ -14,6 +14,7 @@ from typing import Any
 
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.json_text import parse_json
+from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.core.text.ranges import ranks_text
 from msprobe_engine.formats.monitor.completeness import missing_parts, other_runs, remarks, still_running
 from msprobe_engine.formats.monitor.reader import Run, open_run
@@ -110,6 +111,11 @@ def load(path: Path) -> Found:
     Raises:
         UsageError: there is neither.
     """
+    with collection_paused():
+        return _load(path)
+
+
+def _load(path: Path) -> Found:
     old = _load_files(path)
     try:
         run = open_run(path)
@@ -139,7 +145,8 @@ def _looked_at(run: Run) -> list[str]:
     said = []
     if run.format == "csv":
         having = [rank for rank in run.ranks if any(os.path.lexists(path / ALERTS_FILE) for path in run.paths(rank))]
-        without = [rank for rank in run.ranks if rank not in having]
+        there = set(having)
+        without = [rank for rank in run.ranks if rank not in there]
         if having:
             said.append(f"{ALERTS_FILE} of {ranks_text(having)} was read")
         if without:
