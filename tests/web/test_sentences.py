@@ -10,8 +10,10 @@ import pickle
 import re
 from pathlib import Path
 
+from msprobe_engine.config.environment.rules import environment_rules
 from msprobe_engine.config.settings.aliases import known_terms
 from msprobe_engine.core.text.sentences import Sentence, joined, one_line_of
+from msprobe_engine.find.config import system
 from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.report.diagnosis.page import page
 from msprobe_engine.report.web import sentences
@@ -41,7 +43,7 @@ def test_every_sentence_has_chinese() -> None:
         source = path.read_text(encoding="utf-8")
         if "Sentence(" in source:
             used |= _templates(ast.parse(source))
-    used |= known_terms().reasons()
+    used |= known_terms().reasons() | environment_rules().reasons() | {why for _, _, why in system.RULES}
     known = sentences.templates()
     assert not used - known.keys()
     assert not {one for one in known.keys() - used if re.search("[A-Za-z]{2}", re.sub(r"\{\d\}", "", one))}

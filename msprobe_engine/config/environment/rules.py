@@ -15,6 +15,7 @@ import yaml
 from msprobe_engine.config.severity import SHORT
 from msprobe_engine.core.process.processes import OWNER
 from msprobe_engine.core.process.variables import LAUNCH_LINE
+from msprobe_engine.core.text.sentences import Sentence
 
 OF_PROCESS = frozenset(
     (
@@ -58,8 +59,14 @@ class EnvironmentRules:
             names = row["names"]
             pattern = re.compile("|".join(translate(name) for name in names))
             default = tuple(str(value).lower() for value in row.get("default", ()))
-            self.rules.append(Rule(pattern, SHORT[row["severity"]], row["why"], default, row.get("partner", ""), frozenset(names)))
+            self.rules.append(
+                Rule(pattern, SHORT[row["severity"]], Sentence(row["why"]), default, row.get("partner", ""), frozenset(names))
+            )
         self._found: dict[str, Rule] = {}
+
+    def reasons(self) -> set[str]:
+        """All that may be said of a variable that differs."""
+        return {rule.why for rule in self.rules}
 
     def of(self, name: str) -> Rule:
         """The rule of a variable; a rule that names it goes before one with a star."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from msprobe_engine.config.settings.normalize import Several
 from msprobe_engine.config.settings.side import DERIVED, PackSettings, Quantity
+from msprobe_engine.core.text.sentences import Sentence
 
 _OF_FLAGS = ("megatron", "transformers", "deepspeed")
 """Without a flag for it, they compute in float32."""
@@ -227,7 +228,7 @@ def _activation(side: PackSettings) -> Quantity | None:
         one = side.settings.get(name)
         if one is not None and one.value in (True, "true", "True"):
             return Quantity(function, f"{function} ({one.name})", (one.name,), DERIVED)
-    return Quantity("gelu", "gelu (no other is asked for)", (), DERIVED)
+    return Quantity("gelu", Sentence("gelu (no other is asked for)"), (), DERIVED)
 
 
 _RULES: dict[str, Callable[[PackSettings], Quantity | None]] = {

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from msprobe_engine.config.settings import derived
 from msprobe_engine.config.settings.side import PackSettings
+from msprobe_engine.core.text.sentences import Sentence
 
 TERMS = frozenset(
     (
@@ -63,7 +64,12 @@ def schedule(side: PackSettings) -> Schedule | None:
 def points(a: Schedule, b: Schedule) -> dict[str, int]:
     """Updates that tell schedules apart: the first, the end of the warm-up, the middle of the fall, the last."""
     warm, end = max(a.warmup, b.warmup), min(a.end, b.end)
-    found = {"first": 1, "end of warm-up": max(1, warm), "middle": max(1, (warm + end) // 2), "last": end}
+    found = {
+        Sentence("first"): 1,
+        Sentence("end of warm-up"): max(1, warm),
+        Sentence("middle"): max(1, (warm + end) // 2),
+        Sentence("last"): end,
+    }
     return {name: at for name, at in found.items() if 1 <= at <= end}
 
 

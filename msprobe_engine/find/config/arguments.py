@@ -169,11 +169,11 @@ def _row(one: Difference, title: str, a: PackSettings, b: PackSettings, own_file
     shared = next(name for name in names if name)
     severity, why = one.severity, one.why
     if one.matters and not one.term and _differ_by_start_time(one.bench, one.cmp):
-        severity, why = HARMLESS, "only the time in it differs, which is that of the start"
+        severity, why = HARMLESS, Sentence("only the time in it differs, which is that of the start")
     elif one.matters and all(os.path.basename(value) in files for value, files in zip((one.bench, one.cmp), own_files)):
-        severity, why = HARMLESS, "it names the pack, or a file whose settings are in it"
+        severity, why = HARMLESS, Sentence("it names the pack, or a file whose settings are in it")
     elif one.matters and all(not value or _MEETING_POINT.fullmatch(value) for value in (one.bench, one.cmp)):
-        severity, why = HARMLESS, "it says where the ranks find each other"
+        severity, why = HARMLESS, Sentence("it says where the ranks find each other")
     return replace(
         one,
         sheet=SETTINGS,

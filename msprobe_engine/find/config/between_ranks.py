@@ -14,6 +14,7 @@ from msprobe_engine.config.pack.reader import Pack, read_pack
 from msprobe_engine.config.settings import normalize
 from msprobe_engine.config.settings.aliases import known_terms
 from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY, SEVERITIES
+from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config.difference import DATASET, ENV, SETTINGS, SYSTEM, WEIGHTS, listed, short
 from msprobe_engine.find.config.environment import of_job
 from msprobe_engine.find.config.pack_settings import DYNAMIC_FILE, PackSide
@@ -226,7 +227,7 @@ def _weights(out: Ranks, side: PackSide) -> None:
         odd.setdefault(ranks, []).append(name)
     for ranks, names in odd.items():
         what = f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
-        why = "ranks that should begin with the same weights do not; one of them was initialised or loaded in another way"
+        why = Sentence("ranks that should begin with the same weights do not; one of them was initialised or loaded in another way")
         severity = MAY if len(ranks) == len(by_rank) else CHANGES
         out.deviations.append(Deviation(WEIGHTS, what, "other bits", "the same bits", ranks, _nodes(out.hosts, ranks), severity, why))
 

@@ -136,7 +136,7 @@ class _Comparison:
         severity, why = self._judged(name, term, a, b)
         first = self._said_before(name, term, a, b) if severity != HARMLESS else ""
         if first:
-            severity, why = HARMLESS, f"it says again what '{first}' says"
+            severity, why = HARMLESS, Sentence("it says again what '{0}' says", first)
         self._row(a.name, b.name, normalize.shown(a.value), normalize.shown(b.value), severity, why, term, PURE, _places(a, b))
 
     def _said_before(self, name: str, term: Term | None, a: Setting, b: Setting) -> str:
@@ -253,7 +253,7 @@ class _Comparison:
         whole = self._quantity(term.feeds) if term.feeds else (None, None)
         if whole[0] is None or whole[1] is None or not normalize.same(whole[0].value, whole[1].value):
             return term
-        why = f"the {term.feeds.replace('_', ' ')} is {whole[0].value} on both sides, and its sums are made in other parts"
+        why = Sentence("the {0} is {1} on both sides, and its sums are made in other parts", term.feeds.replace("_", " "), whole[0].value)
         return replace(term, severity=MAY, why=why)
 
     def _rates(self) -> None:
@@ -266,13 +266,13 @@ class _Comparison:
             rates = a.rate(update), b.rate(update)
             equal = math.isclose(*rates, rel_tol=schedules.CLOSE, abs_tol=1e-15)
             shown = f"{rates[0]:.6g}", f"{rates[1]:.6g}"
-            self.out.derived[f"learning_rate of update {update} ({name})"] = (*shown, equal)
+            self.out.derived[Sentence("learning_rate of update {0} ({1})", update, name)] = (*shown, equal)
             if not equal:
                 differ.append((update, *shown))
         if differ and not self.reported & schedules.TERMS:
             update, x, y = differ[0]
             term = self.terms["learning_rate"]
-            why = f"the schedules are set alike and computed otherwise, by the rules of each framework; {term.why}"
+            why = Sentence("the schedules are set alike and computed otherwise, by the rules of each framework; {0}", term.why)
             self._row(f"rate of update {update}", f"rate of update {update}", x, y, term.severity, why, term, BY_DERIVATION)
 
     def _follows(self, term: Term, a: Quantity, b: Quantity) -> bool:
@@ -347,7 +347,7 @@ class _Comparison:
             return
         unknown = term is None or (term.group and term.severity == MAY)
         if severity != HARMLESS and one.origin == "default" and unknown:
-            severity, why = HARMLESS, "it is at its framework's default, and the other side has no setting of this name"
+            severity, why = HARMLESS, Sentence("it is at its framework's default, and the other side has no setting of this name")
         elif severity != HARMLESS:
             severity, why = MAY, Sentence("only one side says it, and what the other one takes is not known; {0}", why)
         names = (one.name, ONLY_BENCH) if side is self.bench else (ONLY_CMP, one.name)
@@ -360,9 +360,9 @@ class _Comparison:
     def _judged(self, name: str, term: Term | None, a: Setting, b: Setting | None) -> tuple[str, str]:
         severity, why = self._by_table(name, term, a, b)
         if any(isinstance(one.value, normalize.Several) for one in (a, b) if one is not None):
-            why = f"several commands or files of one side give it other values; {why}"
+            why = Sentence("several commands or files of one side give it other values; {0}", why)
         if severity == CHANGES and NOT_KNOWN in (a.origin, b.origin if b is not None else ""):
-            return MAY, f"what it is depends on the run of the script, which was only read; {why}"
+            return MAY, Sentence("what it is depends on the run of the script, which was only read; {0}", why)
         return severity, why
 
     def _by_table(self, name: str, term: Term | None, a: Setting, b: Setting | None) -> tuple[str, str]:

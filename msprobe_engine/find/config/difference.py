@@ -33,7 +33,7 @@ MANY = 4
 _NOT_INSTALLED = "not installed"
 ONLY_BENCH, ONLY_CMP = "Only in benchmark", "Only in comparison"
 """In the name column of the side that does not have a setting."""
-SIDES = {"bench": "golden", "cmp": "target"}
+SIDES = {"bench": Sentence("golden"), "cmp": Sentence("target")}
 """What the sides are called in sentences."""
 HAS_BENCH, HAS_CMP = "only bench have", "only cmp have"
 """In the column ``equal`` of what one side does not have."""

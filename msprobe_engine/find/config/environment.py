@@ -12,13 +12,13 @@ from msprobe_engine.config.severity import ERROR, HARMLESS
 from msprobe_engine.core.process.user_key import KEY
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config import by_rank
-from msprobe_engine.find.config.difference import ENV, Difference, Sheet, merged
+from msprobe_engine.find.config.difference import ENV, SIDES, Difference, Sheet, merged
 
 _NPU = "ASCEND"
 """A side is one of NPUs when a variable has this in its name, as the existing tool tells it."""
 ONLY_BENCH_HAS, ONLY_CMP_HAS = "only bench has this env", "only cmp has this env"
 NOT_SHOWN = "set, not shown"
-_BY_DIGEST = "the digests of the values by your key are others"
+_BY_DIGEST = Sentence("the digests of the values by your key are others")
 _MOST_NAMES = 6
 
 
@@ -115,13 +115,13 @@ def _by_digest(rule: Rule, name: str, a: Environment, b: Environment) -> list[Di
         return []
     level = "" if rule.severity == HARMLESS else ERROR
     texts = [text if text is not None else "" for text in shown]
-    return [Difference(ENV, name, name, texts[0], texts[1], rule.severity, f"{rule.why}; {_BY_DIGEST}", level=level)]
+    return [Difference(ENV, name, name, texts[0], texts[1], rule.severity, Sentence("{0}; {1}", rule.why, _BY_DIGEST), level=level)]
 
 
 def _difference(rule: Rule, names: tuple[str, str], x: str | None, y: str | None) -> Difference:
     if names[0] == names[1] and rule.severity != HARMLESS and not rule.default and (x is None or y is None):
-        one = f"not set on the {'bench' if x is None else 'cmp'} side, where the library decides"
-        return Difference(ENV, *names, _shown(rule, x), _shown(rule, y), rule.severity, f"{rule.why}; {one}", level=ERROR)
+        one = Sentence("not set on the {0} side, where the library decides", SIDES["bench" if x is None else "cmp"])
+        return Difference(ENV, *names, _shown(rule, x), _shown(rule, y), rule.severity, Sentence("{0}; {1}", rule.why, one), level=ERROR)
     verdict = "" if rule.severity == HARMLESS else ERROR
     return Difference(ENV, *names, _shown(rule, x), _shown(rule, y), rule.severity, rule.why, level=verdict)
 

@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from msprobe_engine.config.severity import ERROR, HARMLESS, MAY
+from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config.difference import PIP, Difference, Sheet
 
 Versions = Mapping[str, Sequence[str]]
 
-_KERNELS = "kernels, and with them rounding, change from release to release"
-_RULES = "what the framework does, and what it takes by default, changes from release to release"
-_DATA = "samples can become other tokens or come in another order"
+_KERNELS = Sentence("kernels, and with them rounding, change from release to release")
+_RULES = Sentence("what the framework does, and what it takes by default, changes from release to release")
+_DATA = Sentence("samples can become other tokens or come in another order")
+_UNKNOWN = Sentence("numbers are not known to depend on it")
 RELEVANT: Mapping[str, str] = {
     **dict.fromkeys(
         (
@@ -89,7 +91,16 @@ def compare_packages(bench: Versions, cmp: Versions) -> Sheet:
         why = why_it_matters(plain)
         severity, verdict = (MAY, ERROR) if why else (HARMLESS, "")
         sheet.differences.append(
-            Difference(PIP, name, other, x or "None", y or "None", severity, why or "numbers are not known to depend on it", level=verdict)
+            Difference(
+                PIP,
+                name,
+                other,
+                x or "None",
+                y or "None",
+                severity,
+                why or _UNKNOWN,
+                level=verdict,
+            )
         )
     return sheet
 

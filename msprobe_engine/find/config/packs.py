@@ -113,7 +113,7 @@ class _Work:
             return True
         if any(has):
             side = "bench" if has[0] else "cmp"
-            why = f"only the {SIDES[side]} pack has {name}, so it is not compared"
+            why = Sentence("only the {0} pack has {1}, so it is not compared", SIDES[side], name)
             self.out.not_compared[name] = why
             if self.only is None and not self._of_other_tool(name):
                 names = (name, "") if has[0] else ("", name)
@@ -218,7 +218,7 @@ class _Work:
         if sheet is None or not others:
             return
         sheet.differences = [
-            replace(one, severity=MAY, why=f"{one.why}; it follows from the other differences") if one.term == LATER else one
+            replace(one, severity=MAY, why=Sentence("{0}; it follows from the other differences", one.why)) if one.term == LATER else one
             for one in sheet.differences
         ]
 
@@ -241,7 +241,7 @@ class _Work:
         for side, ranks in (("bench", mine - theirs), ("cmp", theirs - mine)):
             if ranks:
                 names = ("rank", "") if side == "bench" else ("", "rank")
-                why = f"only the {SIDES[side]} pack has anything of these ranks"
+                why = Sentence("only the {0} pack has anything of these ranks", SIDES[side])
                 sheet.differences.append(Difference(difference.SYSTEM, *names, "", "", MAY, why, ranks=tuple(sorted(ranks)), level=ERROR))
 
 

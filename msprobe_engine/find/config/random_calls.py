@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from msprobe_engine.config.severity import CHANGES, ERROR, MAY, WARNING
+from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config.difference import RANDOM, SIDES, Difference, Sheet, merged, short
 
 NO_MATCH = "no match stack"
@@ -19,8 +20,8 @@ _FRAME = re.compile(r"File (?P<file>.*), line (?P<line>[0-9]+), in (?P<function>
 _SEED = re.compile(r"(?:^|[._])(?:manual_seed(?:_all)?|seed(?:_all)?|set_seed|default_rng)$")
 _INSIDE = re.compile(r"[/\\\\](?:torch|numpy|mindspore)[/\\\\](?:\w+[/\\\\])*random\.py:")
 """The framework's own file from which its seeding functions call each other."""
-_SEEDED = "the random numbers after it are others"
-_COUNT = "numbers are drawn more or less often, so all later ones of this stream are others"
+_SEEDED = Sentence("the random numbers after it are others")
+_COUNT = Sentence("numbers are drawn more or less often, so all later ones of this stream are others")
 
 Stack = tuple[tuple[str, str, str], ...]
 Arguments = Mapping[tuple[str, str], Any]
@@ -129,7 +130,7 @@ def _difference(name: str, a: Call | None, b: Call | None, seeds: tuple[Argument
     if a is None or b is None:
         only, side = (a, "bench") if b is None else (b, "cmp")
         assert only is not None
-        why = f"called on the {SIDES[side]} side only, at {_where(only)}; {_SEEDED if seeding else _COUNT}"
+        why = Sentence("called on the {0} side only, at {1}; {2}", SIDES[side], _where(only), _SEEDED if seeding else _COUNT)
         names = (name, "") if b is None else ("", name)
         counts = (_times(only), "") if b is None else ("", _times(only))
         return Difference(RANDOM, *names, *counts, CHANGES if seeding else MAY, why, level=ERROR)
@@ -139,12 +140,12 @@ def _difference(name: str, a: Call | None, b: Call | None, seeds: tuple[Argument
         return Difference(RANDOM, name, name, short(str(given[0])), short(str(given[1])), CHANGES, f"{_SEEDED}; {_where(b)}", level=ERROR)
     if code[0] != code[1] and (None in given or given[0] != given[1]):
         severity, verdict = (CHANGES, ERROR) if seeding else (MAY, WARNING)
-        why = f"the line that calls it is another one, so what is drawn may be; {_where(b)}"
+        why = Sentence("the line that calls it is another one, so what is drawn may be; {0}", _where(b))
         return Difference(RANDOM, name, name, short(code[0]), short(code[1]), severity, why, level=verdict)
     if a[1] != b[1]:
         return Difference(RANDOM, name, name, _times(a), _times(b), MAY, f"{_COUNT}; {_where(b)}", level=ERROR)
     if None not in given and given[0] != given[1]:
-        why = f"it is called with other arguments, so other numbers are drawn; {_where(b)}"
+        why = Sentence("it is called with other arguments, so other numbers are drawn; {0}", _where(b))
         return Difference(RANDOM, name, name, short(str(given[0])), short(str(given[1])), MAY, why, level=WARNING)
     return None
 
@@ -180,7 +181,7 @@ def _explained(calls: list[Difference], states: list[Difference]) -> list[Differ
     inside = [one for one in calls if one not in causes and not any((one.bench, one.cmp) == (o.bench, o.cmp) for o in causes)]
     if causes and states:
         names = ", ".join(one.name.removeprefix("state of ") for one in states)
-        causes[0] = replace(causes[0], why=f"{causes[0].why} (the state of {names} is another one too)")
+        causes[0] = replace(causes[0], why=Sentence("{0} (the state of {1} is another one too)", causes[0].why, names))
         states = []
     return [*causes, *inside, *states]
 

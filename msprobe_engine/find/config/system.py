@@ -9,8 +9,9 @@ from typing import Any
 from msprobe_engine.config.secrets import masking
 from msprobe_engine.config.settings import normalize
 from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY
+from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config import by_rank
-from msprobe_engine.find.config.difference import SYSTEM, Difference, Sheet, merged
+from msprobe_engine.find.config.difference import SIDES, SYSTEM, Difference, Sheet, merged
 
 RULES: tuple[tuple[str, str, str], ...] = (
     (
@@ -41,7 +42,8 @@ RULES: tuple[tuple[str, str, str], ...] = (
     (r"(^|\.)(architecture)$", MAY, "another processor rounds and adds up in another way"),
 )
 """The first pattern found in the dotted name decides; what fits none is harmless."""
-_RULES = [(re.compile(pattern), severity, why) for pattern, severity, why in RULES]
+_RULES = [(re.compile(pattern), severity, Sentence(why)) for pattern, severity, why in RULES]
+_OF_MACHINE = Sentence("it is about the machine")
 _OF_PLACE = re.compile(
     r"(^|\.)(host|node|pid|process|time|created|started|local_rank|rank|directory|arguments|script|cpus|kernel|uuid|pci\w*|bus\w*|serial|"
     r"memory\w*|free|total_memory|branch|remote\w*|path|root)(\.|$)"
@@ -82,13 +84,13 @@ def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Differe
             continue
         severity, why = judged(name)
         if (name in a) != (name in b) and severity != HARMLESS:
-            severity, why = MAY, f"{why}; the {'cmp' if name in a else 'bench'} side does not say it"
+            severity, why = MAY, Sentence("{0}; the {1} side does not say it", why, SIDES["cmp" if name in a else "bench"])
         yield Difference(SYSTEM, name, name, _shown(name in a, x), _shown(name in b, y), severity, why)
 
 
 def judged(name: str) -> tuple[str, str]:
     """Severity and sentence of a fact."""
-    return next(((severity, why) for pattern, severity, why in _RULES if pattern.search(name)), (HARMLESS, "it is about the machine"))
+    return next(((severity, why) for pattern, severity, why in _RULES if pattern.search(name)), (HARMLESS, _OF_MACHINE))
 
 
 def _shown(known: bool, value: Any) -> str:

@@ -94,7 +94,7 @@ def compare_weights(bench: Tensors, cmp: Tensors, *, other_ranks: bool = False, 
     sheet.differences += merged(found, work.everyone)
     if later:
         names = f"{len(later)} tensors: {', '.join(sorted(later)[:MOST_NAMES])}{', ...' if len(later) > MOST_NAMES else ''}"
-        why = f"they are equal at step {first} and other ones from step {int(since)} on: another input or update before it"
+        why = Sentence("they are equal at step {0} and other ones from step {1} on: another input or update before it", first, int(since))
         sheet.differences.append(Difference(WEIGHTS, names, names, "", "", CHANGES, why, term=LATER, level=ERROR))
     return sheet
 
@@ -153,23 +153,23 @@ class _Comparison:
         self._absent_places()
         if self.hidden:
             hidden = ", ".join(sorted(self.hidden)[:MOST_NAMES]) + (", ..." if len(self.hidden) > MOST_NAMES else "")
-            why = "values are redacted, and both sides do not have digests of one key: they cannot be compared"
+            why = Sentence("values are redacted, and both sides do not have digests of one key: they cannot be compared")
             self.sheet.differences.append(Difference(self.sheet.name, hidden, hidden, "", "", MAY, why, level=ERROR))
         self.sheet.unknown = tuple(sorted(self.undigested)[:MOST_NAMES])
         if self.undigested:
             listed_names = ", ".join(self.sheet.unknown) + (", ..." if len(self.undigested) > MOST_NAMES else "")
-            self.sheet.notes.append(f"only one side has a digest of {listed_names}: of these only the statistics were compared")
+            self.sheet.notes.append(Sentence("only one side has a digest of {0}: of these only the statistics were compared", listed_names))
         if one_sided and not self.shared:
             what = "weights" if self.column == "weight_name" else "inputs"
-            why = f"no name of the {what} is on both sides; of two frameworks compare checkpoints (msprobe ckpt diff)"
+            why = Sentence("no name of the {0} is on both sides; of two frameworks compare checkpoints (msprobe ckpt diff)", what)
             self.sheet.differences.append(Difference(self.sheet.name, what, what, "", "", MAY, why, level=ERROR))
             return self.sheet
         for (name, side), at in one_sided.items():
             names = (name, "") if side == "bench" else ("", name)
-            what = "this parameter or buffer" if self.column == "weight_name" else "this input"
-            why, severity = f"only the {SIDES[side]} side has {what}", CHANGES
+            what = Sentence("this parameter or buffer") if self.column == "weight_name" else Sentence("this input")
+            why, severity = Sentence("only the {0} side has {1}", SIDES[side], what), CHANGES
             if self.other_cut:
-                why, severity = f"{why} on this rank, and the runs deal the model out to their ranks in other ways", MAY
+                why, severity = Sentence("{0} on this rank, and the runs deal the model out to their ranks in other ways", why), MAY
             ranks = () if at["ranks"] >= set(self.everyone) else tuple(sorted(at["ranks"]))
             self.sheet.differences.append(
                 Difference(self.sheet.name, *names, "", "", severity, why, ranks=ranks, steps=tuple(sorted(at["steps"])), level=ERROR)
@@ -213,7 +213,7 @@ class _Comparison:
             names = ("recorded", "") if side == "bench" else ("", "recorded")
             ranks = {rank for _, rank in mine} - {rank for _, rank in theirs}
             if ranks and not self.other_ranks:
-                why = f"only the {SIDES[side]} side has recorded anything of rank {listed(ranks)}, so it is not compared"
+                why = Sentence("only the {0} side has recorded anything of rank {1}, so it is not compared", SIDES[side], listed(ranks))
                 self.sheet.differences.append(
                     Difference(self.sheet.name, *names, "", "", MAY, why, ranks=tuple(sorted(ranks)), level=ERROR)
                 )
@@ -223,7 +223,7 @@ class _Comparison:
                     steps.setdefault(step, set()).add(rank)
             if steps:
                 every = set().union(*steps.values())
-                why = f"only the {SIDES[side]} side has recorded step {listed(steps)}, so it is not compared"
+                why = Sentence("only the {0} side has recorded step {1}, so it is not compared", SIDES[side], listed(steps))
                 shown = () if every >= set(self.everyone) else tuple(sorted(every))
                 self.sheet.differences.append(
                     Difference(self.sheet.name, *names, "", "", MAY, why, ranks=shown, steps=tuple(sorted(steps)), level=ERROR)
@@ -286,30 +286,30 @@ def relative(a: Any, b: Any) -> float | None:
 def _why_weights(a: Mapping[str, Any], b: Mapping[str, Any], other_cut: bool) -> tuple[str, str]:
     if a.get("shape") != b.get("shape") and "shape" in a and "shape" in b:
         if other_cut:
-            return "it has another shape on this rank, and the runs deal the model out to their ranks in other ways", MAY
-        return "it has another shape: another model, or another cut by tensor parallelism", CHANGES
+            return Sentence("it has another shape on this rank, and the runs deal the model out to their ranks in other ways"), MAY
+        return Sentence("it has another shape: another model, or another cut by tensor parallelism"), CHANGES
     if a.get("dtype") != b.get("dtype") and "dtype" in a and "dtype" in b:
         return Sentence("it is kept in {0}, golden {1}", *(str(one["dtype"]).removeprefix("torch.") for one in (b, a))), CHANGES
     if a.get("digest") and b.get("digest") and all(key in a and key in b and _same_number(a[key], b[key]) for key in STATISTICS):
-        return "its bits differ, though max, min, mean and norm agree: few elements, or the same ones in another order", CHANGES
-    return "the training begins with other numbers in it", CHANGES
+        return Sentence("its bits differ, though max, min, mean and norm agree: few elements, or the same ones in another order"), CHANGES
+    return Sentence("the training begins with other numbers in it"), CHANGES
 
 
 def _why_samples(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, str]:
     if "value" in a or "value" in b or "class" in a or "class" in b:
-        return CHANGES, "the model is called with another value"
+        return CHANGES, Sentence("the model is called with another value")
     if a.get("shape") != b.get("shape") and "shape" in a and "shape" in b:
-        return CHANGES, "it has another shape"
+        return CHANGES, Sentence("it has another shape")
     if a.get("dtype") != b.get("dtype") and "dtype" in a and "dtype" in b:
-        return CHANGES, "it has another data type"
+        return CHANGES, Sentence("it has another data type")
     x, y = a.get("samples") or [], b.get("samples") or []
     if x and len(x) == len(y) and None not in x and None not in y:
         if Counter(x) == Counter(y):
             at = [str(i) for i, (p, q) in enumerate(zip(x, y)) if p != q]
-            return MAY, f"the same samples in another order (index {_some(at)})"
+            return MAY, Sentence("the same samples in another order (index {0})", _some(at))
         at = [str(i) for i, (p, q) in enumerate(zip(x, y)) if p != q]
-        return CHANGES, f"{len(at)} of {len(x)} samples are others (index {_some(at)})"
-    return CHANGES, "the model sees other samples"
+        return CHANGES, Sentence("{0} of {1} samples are others (index {2})", len(at), len(x), _some(at))
+    return CHANGES, Sentence("the model sees other samples")
 
 
 def _some(items: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from msprobe_engine.config.severity import CHANGES, ERROR, HARMLESS, MAY, PASS, WARNING
+from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config.comparison import Comparison
 from msprobe_engine.find.config.difference import Difference, listed, short
 from msprobe_engine.find.config.headline import headline
@@ -67,6 +68,8 @@ def _t(key: str, *arguments: object) -> Html:
 
 def _word(name: str) -> str:
     """A checker or a computed quantity in both languages, where it has words of its own."""
+    if isinstance(name, Sentence):
+        return name
     return words("config_names", name) if name in section_of("config_names") else name.replace("_", " ")
 
 
@@ -82,7 +85,7 @@ def _differences(items: Sequence[Difference]) -> Html:
         )
         names = [one.bench_name, *([one.cmp_name] if one.cmp_name != one.bench_name else [])]
         name = Html("<br>".join(text(_short(part)) for part in names if part))
-        why = Html(f"{text(_short(one.why))}{soft(_short(' '.join(part for part in (at, one.where) if part)))}")
+        why = Html(f"{text(one.why)}{soft(_short(' '.join(part for part in (at, one.where) if part)))}")
         severity = badge(_t(one.severity.replace(" ", "_")), _TONES[one.severity])
         rows.append((severity, _word(one.sheet), name, _short(one.cmp), _short(one.bench), why))
     tones = [_TONES[one.severity] for one in items[:MOST_ROWS]]
