@@ -76,7 +76,8 @@ def test_two_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     data = json.loads((tmp_path / "out" / "diagnosis.json").read_text(encoding="utf-8"))
     assert (data["finding"], data["first_suspect"]["record"]) == ("checkpoint", "w")
     assert "1 of 12 elements differ, by 1 at most" in data["first_suspect"]["why"]
-    assert main(["diagnose", a, a, "-o", str(tmp_path / "out")]) == 0
+    again = shutil.copy(a, tmp_path / "again.safetensors")
+    assert main(["diagnose", a, str(again), "-o", str(tmp_path / "out")]) == 0
     assert main(["diagnose", a, "-o", str(tmp_path / "out")]) == 2
 
 
