@@ -39,26 +39,27 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Blocks `first` to `stop` of the network; each stage counts its own from 0."""
+    """Blocks `first` to `stop` of the network; each stage counts its own from 0, or has the numbers of the whole (`whole`)."""
 
-    def __init__(self, first: int, stop: int) -> None:
+    def __init__(self, first: int, stop: int, whole: bool = False) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Block(number) for number in range(first, stop))
+        self.layers = nn.ModuleDict({str(number - (0 if whole else first)): Block(number) for number in range(first, stop)})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
+        for layer in self.layers.values():
             x = layer(x)
         return x
 
 
-def dump(path: Path, schedule: str = "", plant: Plant | None = None) -> Path:
-    """Train and leave the dump at `path`; an existing one is kept. `schedule`: ``1f1b``, ``gpipe``; "" for one process.
+def dump(path: Path, schedule: str = "", plant: Plant | None = None, level: str = "mix") -> Path:
+    """Train and leave the dump at `path`; an existing one is kept. `schedule`: ``1f1b``, ``gpipe``; "" for one process. At level L0, where
+    no message is recorded, stages have the numbers of the whole.
 
     Raises:
         RuntimeError: a rank failed.
     """
     if not (path / "done").exists():
-        run_ranks(2 if schedule else 1, _train, str(path), schedule, plant, timeout=120)
+        run_ranks(2 if schedule else 1, _train, str(path), schedule, plant, level, timeout=120)
         (path / "done").touch()
     return path
 
@@ -67,12 +68,12 @@ def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.mse_loss(output, target) / MICRO
 
 
-def _train(path: str, schedule: str, plant: Plant | None) -> None:
+def _train(path: str, schedule: str, plant: Plant | None, level: str) -> None:
     from msprobe.pytorch import PrecisionDebugger
 
     rank = dist.get_rank() if schedule else 0
     half = LAYERS // 2
-    model = Net(half * rank, half * (rank + 1)) if schedule else Net(0, LAYERS)
+    model = Net(half * rank, half * (rank + 1), level == "L0") if schedule else Net(0, LAYERS)
     if plant is not None:
         plant(model)
     run = None
@@ -81,7 +82,7 @@ def _train(path: str, schedule: str, plant: Plant | None) -> None:
         kind = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[schedule]
         run = kind(stage, n_microbatches=MICRO, loss_fn=_loss, scale_grads=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    debugger = PrecisionDebugger(dump_path=path, task="statistics", level="mix", step=list(range(STEPS)))
+    debugger = PrecisionDebugger(dump_path=path, task="statistics", level=level, step=list(range(STEPS)))
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(step)
         x, y = (torch.randn(BATCH, WIDTH, generator=generator) for _ in range(2))

@@ -186,14 +186,14 @@ def gradients_averaged_otherwise(found: Diagnosis, target: Path | None, golden: 
 
 
 def averaged_over(pack: Path) -> int:
-    """Number of ranks over which a wrapper of the model takes the mean of gradients, as a pack says it: `DistributedDataParallel`, or an
-    engine of DeepSpeed; 1 where it says nothing of the kind."""
+    """Number of ranks over which a wrapper of the model takes the mean of gradients, as a pack says it: `DistributedDataParallel`,
+    `fully_shard` or an engine of DeepSpeed; 1 where it says nothing of the kind."""
     try:
         side = PackSide(read_pack(pack))
     except DumpFormatError:  # `started_otherwise` says it
         return 1
     values = {name: one.value for some in side.settings(DYNAMIC_FILE, False).values() for name, one in some.settings.items()}
-    averages = any(name.startswith("ddp.") for name in values) or values.get("gradient_allreduce_op") == "mean"
+    averages = any(name.startswith(("ddp.", "fsdp.")) for name in values) or values.get("gradient_allreduce_op") == "mean"
     return side.world_size or 1 if averages else 1
 
 

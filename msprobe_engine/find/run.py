@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from msprobe_engine.align.calls.alignment import crossed
-from msprobe_engine.align.mapping.user_mapping import Mappings, lost
-from msprobe_engine.align.parallel.join_stages_and_experts import together
+from msprobe_engine.align.mapping.user_mapping import Mappings
 from msprobe_engine.core.errors import NothingCapturedError, UsageError
 from msprobe_engine.core.io.progress import bar
-from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import config_and_checkpoint, detect, findings, run_directory, saved_variables
-from msprobe_engine.find.collectives.rank_checks import RankChecks
-from msprobe_engine.find.coverage import one_sided_calls, other_ways, renames, two_frameworks
-from msprobe_engine.find.coverage.common_records import are_unrelated, count_not_compared, restrict_to_common, say_one_sided
-from msprobe_engine.find.difference import call_facts, evidence, explain, first_difference, layouts, suspects
-from msprobe_engine.find.difference.divergence import Divergence, diverge
 from msprobe_engine.find.difference.noise.calibration import Floats, of_ranks
-from msprobe_engine.find.difference.optimizer.updated_parameters import name_learning_rate, name_parameters
-from msprobe_engine.find.difference.optimizer.updates import note_update
-from msprobe_engine.find.difference.origin import ARGUMENT
-from msprobe_engine.find.difference.rank_walk import RankWalk
-from msprobe_engine.find.difference.walk import DifferenceWalk
-from msprobe_engine.find.findings import Diagnosis, Suspect
-from msprobe_engine.find.fold_suspects import fold, stages_of
+from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.launch_line import with_launch_lines
 from msprobe_engine.find.monitor.monitored import diagnose_monitor, diagnose_two_monitors
 from msprobe_engine.find.nonfinite import incident_samples
 from msprobe_engine.find.nonfinite.load import read_step
-from msprobe_engine.find.nonfinite.one_side import SAME, SAME_BESIDE_NAN, SAME_IN_COMMON, add_later_nonfinite, add_nonfinite_of_one_side
+from msprobe_engine.find.nonfinite.one_side import add_later_nonfinite, add_nonfinite_of_one_side
+from msprobe_engine.find.step_loop import AlreadyBegun, BothSides, Movements, StepLoop
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_steps, steps_on_one_side
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.replicas import StepTables
-from msprobe_engine.formats.dump.shared_columns import own_columns
-from msprobe_engine.measure import distances, dump_dialects, factorize
-
-Movements = Callable[[int, Mapping[int, DumpTable], list[str]], Mapping[int, Floats]]
-AlreadyBegun = Callable[[int], Mapping[int, RankWalk]]
-BothSides = Callable[[int, list[str]], tuple[Mapping[int, DumpTable], Mapping[int, DumpTable]]]
 
 
 def diagnose(
@@ -185,7 +164,7 @@ def compare_steps(
     Raises:
         NothingCapturedError: no record could be compared.
     """
-    way = _StepLoop(moved, begun, exact)
+    way = StepLoop(moved, begun, exact)
     with bar("diagnose", len(steps)) as advance:
         for step in steps:
             a, b = sides(step, way.found.problems)
@@ -199,261 +178,3 @@ def compare_steps(
                 break
             advance(f"step {step}")
     return way.conclusion(what)
-
-
-class _StepLoop:
-    """What is known of two runs after some of their steps.
-
-    Attributes:
-        found: the result in the making.
-        before: of the last step that was walked, None before the first.
-        looked: steps that both sides have.
-    """
-
-    def __init__(self, moved: Movements | None, begun: AlreadyBegun | None, exact: bool) -> None:
-        self.found = Diagnosis()
-        self.before: Divergence | None = None
-        self.looked: list[int] = []
-        self._moved, self._begun, self._exact = moved, begun, exact
-        self._copies = RankChecks(), RankChecks()  # of both runs, each by itself
-        self._other_calls = False  # of one side alone, that may change something
-        self._first: Suspect | None = None  # where the runs begin to differ at all
-        self._called: dict[tuple[int, str], int] = {}  # arguments of another value -> the first step that has them
-        self._records = self._recorded = self._hidden = 0
-        self._recomputed = ""
-        self._ways: str | None = None
-        self._one_sided = False
-        self._facts: list[Suspect] = []  # what records say beside numbers and is not the same
-        self._ranks: set[int] = set()
-        self._stages: dict[int, int] = {}
-        self._largest = evidence.LargestAccepted()
-
-    @property
-    def ends(self) -> bool:
-        """Something is off: later steps only show what follows from it."""
-        return bool(self.found.suspects) or (self.before is not None and bool(self.before.origins))
-
-    def saved_values(self, step: int, a: Mapping[int, DumpTable], b: Mapping[int, DumpTable]) -> None:
-        """A step that holds nothing but what ``save()`` was given."""
-        self._records += saved_variables.differing(self.found, step, a, b)
-        self._ranks |= a.keys() & b.keys()
-        self.found.problems += [problem for side in (*a.values(), *b.values()) for problem in side.problems]
-
-    def step(self, step: int, a: Mapping[int, DumpTable], b: Mapping[int, DumpTable]) -> None:
-        """The next step, of all ranks."""
-        found = self.found
-        sides_of_both = [*a.values(), *b.values()]
-        self._recorded += sum(len(side.ops) for side in a.values())
-        self._stages = stages_of(a)
-        for checks, ranks, others in zip(self._copies, (a, b), (b, a)):
-            if len(ranks) > 1 and not checks.finding:
-                checks.hold_replicas(step, ranks, others)
-        whole = a
-        a, b = restrict_to_common(a, b, found.evidence)
-        found.unseen = found.unseen or whole is not a
-        right, joined_stages, other_layout = b, False, False
-        one_program = _one_program(a, b)
-        if not one_program:  # what is put together, or takes another framework's form, is changed in place
-            for side in sides_of_both:
-                own_columns(side)
-        if not one_program and not _two_frameworks(a, b):
-            a, b, joined_stages = together(a, b, found.problems, found.evidence)
-            other_layout = joined_stages or layouts.differ(a, b)
-        alone = sorted(a.keys() ^ b.keys())
-        if alone and not other_layout:
-            found.problems.append(f"step {step}: ranks {', '.join(map(str, alone[:16]))} are on one side only, not compared")
-        units = self._moved(step, right, found.problems) if self._moved and right is b else None
-        previous = self.before
-        walked = layouts.diverge_layouts(a, b, previous, units) if other_layout else None
-        if walked is None or (a.keys() == b.keys() and not joined_stages and not layouts.has_pieces(walked)):
-            with factorize.remembered() if one_program else nullcontext():
-                walked = diverge(a, b, previous, units, self._begun(step) if self._begun else None)
-        else:
-            found.problems += lost(whole, a)
-        self.before = walked
-        self._note(step, a, walked)
-        self._judge(step, previous, walked)
-        found.problems += [problem for side in sides_of_both for problem in side.problems if problem not in found.problems]
-
-    def _note(self, step: int, a: Mapping[int, DumpTable], walked: Divergence) -> None:
-        self._records += sum(walk.compared for walk in walked.walks.values())
-        self._largest.add(step, walked)
-        different = walked.different()
-        self._first = self._first or first_difference.of_step(step, walked)
-        self._hidden += count_not_compared(walked)
-        self._one_sided = say_one_sided(walked) or self._one_sided
-        self._ranks |= set(walked.walks)
-        self._other_calls = one_sided_calls.note(self.found, different) or self._other_calls
-        self._note_facts(step, walked)
-        self.found.unseen = self.found.unseen or _nonfinite_alone(a, walked)
-        for walker in different.walkers.values():
-            if walker.extra or walker.missing:
-                self._ways = self._ways or other_ways.said(walker.target, walker.golden)
-            again = len(walker.target.recomputed), len(walker.golden.recomputed)
-            if again[0] != again[1]:
-                template = "Calls that the backward pass makes again to save memory: {0} in this run, {1} in the golden run."
-                self._recomputed = Sentence(template, *again)
-        for rank, rows in walked.of_each(DifferenceWalk.other_arguments).items():
-            for row in rows:
-                self._called.setdefault((rank, walked.walkers[rank].side.name[row]), step)
-
-    def _note_facts(self, step: int, walked: Divergence) -> None:
-        """Of the first step whose records say something else beside numbers; what is cut in another way has other arguments."""
-        alike = {rank: walker for rank, walker in walked.different().walkers.items() if rank not in walked.wholes}
-        for walker in alike.values():
-            if unsaid := call_facts.one_sided_collectives(walker):
-                template = "{0} against {1}: the ranks or the reduction of {2} collectives are said on one side only, the first is {3}"
-                walker.side.say(Sentence(template, walker.side.path, walker.golden.side.path, f"{len(unsaid):,}", unsaid[0]))
-        if not self._facts:
-            self._facts = suspects.of_facts(step, walked)
-
-    def _judge(self, step: int, previous: Divergence | None, walked: Divergence) -> None:
-        if walked.origins and are_unrelated(walked, self.found):
-            self.found.finding, self.found.renamed, self.found.mapping = findings.STRUCTURE, {}, {}
-        elif walked.origins:
-            _say(self.found, step, walked)
-            _since(self.found, self._called)
-            self.found.suspects = fold(self.found.places, self._stages)
-            if not self._lead_with_facts():
-                note_update(self.found, previous, walked)
-
-    def _lead_with_facts(self) -> bool:
-        """The earliest difference comes first: what records say beside numbers in a step before the one in which the numbers part."""
-        found, later = self.found, self.found.suspects[0]
-        earlier = [one for one in self._facts if one.step < later.step]
-        if not earlier:
-            return False
-        template = "The numbers differ later: step {0}, rank {1}, {2}: {3}."
-        found.evidence.insert(0, Sentence(template, later.step, later.rank, later.record, later.why))
-        found.finding = findings.STRUCTURE
-        found.places = [*earlier, *found.places]
-        found.suspects = fold(found.places, self._stages)
-        return True
-
-    def conclusion(self, what: str) -> Diagnosis:
-        """The result.
-
-        Raises:
-            NothingCapturedError: no record could be compared.
-        """
-        found, before = self.found, self.before
-        found.problems = list(dict.fromkeys(found.problems))
-        if self._hidden:
-            one = "1 tensor holds NaN or Inf on both sides and cannot be compared; each run alone tells why."
-            many = "{0} tensors hold NaN or Inf on both sides and cannot be compared; each run alone tells why."
-            found.problems.append(Sentence(one) if self._hidden == 1 else Sentence(many, f"{self._hidden:,}"))
-        if not self._records:
-            raise NothingCapturedError(
-                f"{what}: no record could be compared"
-                + (f" ({why[0]})" if (why := found.problems or found.evidence) else "; are they dumps of the same training?")
-            )
-        if before is None and not found.suspects:
-            found.finding = findings.STRUCTURE if any(found.unmatched.values()) else findings.NONE
-            found.evidence.append(Sentence("The saved values that both runs have agree within round-off."))
-        if before is not None and not before.origins:
-            self._nothing_off(before)
-        if before is not None and (found.suspects or not before.origins):
-            found.evidence += layouts.said(before)
-            found.gradients = layouts.factor_of_gradients(before)
-        if before is not None and (precision := evidence.precision(before)) is not None:
-            if found.finding == findings.NONE:  # numbers that agree within the round-off of another type are no all-clear
-                found.finding, found.places = findings.STRUCTURE, [suspects.of_precision(self.looked[-1], before, precision)]
-                found.suspects = fold(found.places, self._stages)
-            else:
-                found.evidence.append(precision.sentence())
-        if found.suspects:
-            name_learning_rate(found.suspects[0], (*found.places, *self._facts))
-        renames.report_renames(found)
-        two_frameworks.report_coverage(found)
-        if before is not None and before.noise:
-            template = "Products carry noise of up to {0}: one of the runs computes them with fewer bits (TF32); that is accepted."
-            found.evidence.append(Sentence(template, f"{before.noise / 4:.1e}"))
-        found.steps = list(self.looked)
-        found.looked_at = {"steps": ", ".join(map(str, self.looked)), "ranks": len(self._ranks), "records": self._records}
-        if self._recorded:
-            found.looked_at["recorded"] = self._recorded
-        return found
-
-    def _nothing_off(self, before: Divergence) -> None:
-        found = self.found
-        dialects = any(dump_dialects.differ(walker.side, walker.golden.side) for walker in before.different().walkers.values())
-        same = not self._largest.distance or dialects
-        found.evidence += [note for note in (self._recomputed, self._ways) if note]
-        other_calls = self._other_calls or not other_ways.only_wrapped(found.renamed)
-        if same and not found.aligned and not self._recomputed and other_calls:
-            found.finding = findings.STRUCTURE  # with round-off between them, or in another framework, the calls are another way to them
-        if self._facts:
-            found.finding = findings.STRUCTURE
-            found.places, found.suspects = self._facts, fold(self._facts, self._stages)
-        target, golden = self._copies
-        if target.finding and not golden.finding and found.finding == findings.NONE:  # parameters of some ranks may have no partner
-            found.finding, found.places = target.finding, target.suspects
-            found.suspects = fold(found.places, self._stages)
-            found.evidence += target.evidence
-        if self._first is not None:
-            found.evidence.append(first_difference.said(self._first))
-            if found.finding == findings.NONE and self._first.step > self.looked[0]:
-                found.problems += first_difference.behind_unseen_update(self._first, before)
-        if self._exact and found.finding == findings.NONE:
-            self._count_every_bit()
-        equal = SAME_IN_COMMON if self._one_sided else SAME_BESIDE_NAN if self._hidden else SAME
-        found.evidence += self._largest.sentences() or ([] if self._first is not None else [equal])  # an argument is no tensor
-        found.problems += self._largest.blind
-
-    def _count_every_bit(self) -> None:
-        found = self.found
-        if self._first is not None:
-            found.finding, found.places = findings.DIVERGENCE, [self._first]
-            found.suspects = fold(found.places, self._stages)
-            found.evidence.append(Sentence("Every bit counts (--exact): without it the differences are round-off."))
-        elif any(found.unmatched.values()):
-            found.finding = findings.STRUCTURE
-
-
-def _one_program(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> bool:
-    """The same ranks make the same calls with tensors of the same shapes: nothing is cut in another way."""
-    if target.keys() != golden.keys():
-        return False
-    return all(side.ops == golden[rank].ops and side.shape == golden[rank].shape for rank, side in target.items())
-
-
-def _two_frameworks(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> bool:
-    """The runs are of two frameworks and of as many ranks: their calls differ in shapes, not in how they are cut."""
-    return target.keys() == golden.keys() and any(crossed(side, golden[rank]) for rank, side in target.items())
-
-
-def _nonfinite_alone(target: Mapping[int, DumpTable], divergence: Divergence) -> bool:
-    """A rank of the target has NaN or Inf in rows that nothing was held against."""
-    different = divergence.different().walkers
-    for rank, side in target.items():
-        walker = divergence.walkers.get(rank)
-        if walker is not None and rank not in different:
-            continue  # walked together with another one
-        rows = np.ones(len(side), bool)
-        if walker is not None and walker.side is side:
-            rows[[row for row, _ in walker.rows]] = False
-        if distances.nonfinite(side, np.flatnonzero(rows)).any():
-            return True
-    return False
-
-
-def _say(found: Diagnosis, step: int, divergence: Divergence) -> None:
-    found.places = suspects.of_origins(step, divergence)
-    named = [number for number, one in enumerate(found.places) if one.why]
-    origins = [divergence.origins[number] for number in named]
-    name_parameters([found.places[number] for number in named], dataclasses.replace(divergence, origins=origins))
-    rank, origin = divergence.origins[0]
-    found.finding = explain.finding_of(divergence, rank, origin)
-    if found.finding != findings.STRUCTURE:
-        found.differences = sum(walk.differing for walk in divergence.walks.values())
-    found.evidence += evidence.of_step(divergence)
-
-
-def _since(found: Diagnosis, called: Mapping[tuple[int, str], int]) -> None:
-    """A call that was made with another argument in an earlier step already, where its result did not show it, is to blame from there."""
-    for suspect in found.places:
-        step = called.get((suspect.rank, suspect.tensor), suspect.step)
-        if suspect.kind == ARGUMENT and step < suspect.step:
-            template = "{0} in step {1}, and the argument is another one since step {2}"
-            suspect.why = Sentence(template, suspect.why, suspect.step, step) if suspect.why else ""
-            suspect.step = step

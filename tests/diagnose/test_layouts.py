@@ -17,7 +17,11 @@ from hypothesis import strategies as st
 
 from msprobe_engine.align.parallel import merge_statistics
 from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find import config_and_checkpoint
+from msprobe_engine.find.collectives import replicas
 from msprobe_engine.find.difference import layouts
+from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.run import diagnose
 from msprobe_engine.formats.dump.dump_table import read_side
 
@@ -106,7 +110,14 @@ def test_padded_vocabulary() -> None:
 
 
 def _micro_batches(
-    path: Path, ranks: int, micro: int = 4, off: float = 1.0, wrapper: str = "", rate: float = 1e-3, decay: float = 1.0
+    path: Path,
+    ranks: int,
+    micro: int = 4,
+    off: float = 1.0,
+    wrapper: str = "",
+    rate: float = 1e-3,
+    decay: float = 1.0,
+    unsummed: bool = False,
 ) -> Path:
     """A dump of micro batches over the ranks, whose gradients are divided by how many each rank has, and of an update.
 
@@ -118,6 +129,7 @@ def _micro_batches(
         wrapper: before the names of modules.
         rate: of the update.
         decay: what weights are multiplied by before it; 1.0: no such call.
+        unsummed: each rank updates one weight by the gradient of its own micro batches.
     """
     number = np.random.default_rng(0)
     made = {(micro, name): number.normal(size=256) for micro in range(4) for name in "abcdef"}
@@ -143,7 +155,8 @@ def _micro_batches(
                 own = tensor(gradient * (off if name == "c" else 1.0), "torch.float32")
                 data[f"Module.{wrapper}{name}.Linear.parameters_grad.{call}"] = {"weight": [own]}
         for call, name in enumerate("abcdef"):
-            whole, weight = sum(made[micro, name] for micro in range(4)), weights[name]
+            own = range(rank * 4 // ranks, (rank + 1) * 4 // ranks) if unsummed and name == "c" else range(4)
+            whole, weight = sum(made[micro, name] for micro in own), weights[name]
             if decay != 1.0:
                 taken = [tensor(weight, "torch.float32"), {"type": "float", "value": decay}]
                 weight = weight * decay
@@ -170,8 +183,9 @@ def _micro_batches(
         ({"off": 1.5}, "Module.module.c.Linear.parameters_grad.0"),
         ({"rate": 1.1e-3}, "Tensor.addcdiv_.0.forward"),
         ({"decay": 0.9999}, "Tensor.mul_.0.forward"),
+        ({"unsummed": True}, "Tensor.addcdiv_.2.forward"),
     ],
-    ids=["right", "a gradient", "the learning rate", "the decay"],
+    ids=["right", "a gradient", "the learning rate", "the decay", "a gradient that is not summed"],
 )
 def test_gradients_and_updates_of_two_ranks(micro: tuple[int, int], fault: dict[str, float], record: str | None, tmp_path: Path) -> None:
     """Gradients that each micro batch has by itself are held against those of the same micro batches on other ranks, and the sum of their
@@ -180,6 +194,42 @@ def test_gradients_and_updates_of_two_ranks(micro: tuple[int, int], fault: dict[
     found = diagnose(run, _micro_batches(tmp_path / "golden", 1, micro[1]))
     assert (found.first_suspect and found.first_suspect.record) == record, found.text()
     assert (found.finding == "none") == (record is None)
+
+
+@pytest.mark.parametrize(
+    ("names", "shapes", "copies"),
+    [
+        (("norm", "head"), ("[4]", "[8, 4]"), ["norm", "head"]),
+        (("norm", "head"), ("[4]", "[4, 4]"), ["norm"]),
+        (("norm",), ("[4]",), []),
+    ],
+    ids=["all of both", "a part", "a stage of a pipeline"],
+)
+def test_what_one_process_has_in_the_same_shape_are_copies(names: tuple[str, ...], shapes: tuple[str, ...], copies: list[str]) -> None:
+    """Where each rank has all parameters of the one process, whatever is around the model."""
+    whole = {
+        f"Module.{name}.Linear.forward.0.parameters.weight": {0: (shape, 1.0)} for name, shape in (("norm", "[4]"), ("head", "[8, 4]"))
+    }
+    rows = {
+        f"Module.module.{name}.Linear.forward.0.parameters.weight": {0: (shape, 1.0), 1: (shape, 2.0)} for name, shape in zip(names, shapes)
+    }
+    found = replicas.of_the_whole(rows, whole)
+    assert [name.split(".")[2] for name in found] == copies
+    assert len(replicas.differing(1, found, Sentence("they are copies"))) == len(copies)
+
+
+@pytest.mark.parametrize(
+    ("factor", "ranks", "said"),
+    [(1.0, (2, 1), True), (2.0, (2, 1), False), (1.0, (1, 1), False), (1.0, (4, 4), False), (None, (2, 1), False)],
+)
+def test_gradients_that_a_wrapper_averages(
+    factor: float | None, ranks: tuple[int, int], said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank's gradients must be as many times the whole's as their sum is divided by, where no update shows what comes of it."""
+    packs = Path("target.zip"), Path("golden.zip")
+    monkeypatch.setattr(config_and_checkpoint, "averaged_over", dict(zip(packs, ranks)).__getitem__)
+    problems = config_and_checkpoint.gradients_averaged_otherwise(Diagnosis(gradients=factor), *packs)
+    assert any("0.5 times the golden run's" in line for line in problems) == bool(problems) == said
 
 
 @pytest.mark.parametrize(("header", "other"), [({}, True), ({"complete": False}, False)])

@@ -95,10 +95,13 @@ def test_a_difference_that_grows(grows: float, step: int | None, tmp_path: Path)
         assert "grad_reduced/layers.1.mlp.weight, norm 1.000211 against 1" in found.evidence[0]
 
 
-def test_a_mask_of_another_form(tmp_path: Path) -> None:
-    """Numbers of a mask of bool say nothing of one of floats."""
+@pytest.mark.parametrize(
+    ("other", "number", "finding"), [("bool", 1.0, "none"), ("bfloat16", -1e4, "structure")], ids=["a mask", "another precision"]
+)
+def test_tensors_of_another_type(other: str, number: float, finding: str, tmp_path: Path) -> None:
+    """Numbers of a mask of bool say nothing of one of floats; those that agree within the round-off of another type are no all-clear."""
     roots = []
-    for name, dtype, value in (("run", "torch.bool", 1.0), ("golden", "torch.float32", -1e4)):
+    for name, dtype, value in (("run", f"torch.{other}", number), ("golden", "torch.float32", -1e4)):
         roots.append(Monitor(tmp_path / name, ranks=1).write())
         (place,) = (roots[-1] / "monitor").iterdir()
         (place / "actv_0-9.csv").write_text(
@@ -106,8 +109,30 @@ def test_a_mask_of_another_form(tmp_path: Path) -> None:
             + "".join(f"0,layers.0.input,{step},0,{abs(value)},{value},{value},[4],{dtype}\n" for step in range(3))
         )
     found = diagnose(*roots)
-    assert found.finding == "none", found.text()
-    assert any("data type bool, in the golden run float32" in line for line in found.evidence)
+    assert found.finding == finding, found.text()
+    assert any(f"data type {other}, in the golden run float32" in line for line in found.evidence)
+
+
+@pytest.mark.parametrize(
+    ("scales", "gradient", "finding"),
+    [((64.0,) * 3, 64.0, "none"), ((64.0,) * 3, 32.0, "divergence"), ((1.0, 1.0, 2.0), 1.0, "divergence"), ((3.0,) * 3, 3.0, "divergence")],
+    ids=["another scale", "and other gradients", "one run has skipped a step", "no power of two"],
+)
+def test_another_loss_scale(scales: tuple[float, ...], gradient: float, finding: str, tmp_path: Path) -> None:
+    """From the first step on, by a power of two, it is no difference, and gradients that are as many times the golden run's are none."""
+    roots = []
+    for name in ("run", "golden"):
+        roots.append(Monitor(tmp_path / name, ranks=1).write())
+        (place,) = (roots[-1] / "monitor").iterdir()
+        mine = name == "run"
+        lines = [f"{step},loss_scale,{1024 * (scales[step] if mine else 1.0):g}" for step in range(3)]
+        (place / "scalars_0-9.csv").write_text("\n".join(["step,name,value", *lines]) + "\n")
+        norm = 1e-3 * (gradient if mine else 1.0)
+        rows = [f"0,.output,{step},{norm:g},-{norm:g},{norm:g},0" for step in range(3)]
+        (place / "actv_grad_0-9.csv").write_text("\n".join(["vpp_stage,name,step,norm,min,max,micro_step", *rows]) + "\n")
+    found = diagnose(*roots)
+    assert found.finding == finding, found.text()
+    assert any("that was taken out" in line for line in found.evidence) == (scales[0] == 64.0)
 
 
 @pytest.mark.parametrize(("left", "code"), [(".output", 3), ("layers.0.output", 1)], ids=["the model alone", "one module lost"])

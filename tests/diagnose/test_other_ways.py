@@ -184,6 +184,8 @@ def train(rank: int, ranks: int, scratch: str, path: Path, way: str) -> None:
     parameters = list(model.parameters())[:: -1 if "backwards" in way else 1]
     rate = torch.tensor(1e-3) if "rate" in way else 1e-3
     optimizer = torch.optim.AdamW(parameters, rate, foreach="foreach" in way, fused="fused" in way)
+    averages = [parameter.detach().clone() for parameter in parameters]
+    scale = 4096.0 if "large loss scale" in way else 256.0 if "loss scale" in way else 1.0
     debugger = PrecisionDebugger(dump_path=str(path), task="statistics", level="L0" if "L0" in way else "mix", step=[0, 1])
     for step in range(2):
         debugger.start(model=model)
@@ -191,16 +193,29 @@ def train(rank: int, ranks: int, scratch: str, path: Path, way: str) -> None:
         for last in (False, True) if "accumulated" in way else (True,):
             tokens, targets = torch.randint(0, 50, (2, 4, 16))
             apart = contextlib.nullcontext() if last or "every time" in way else model.no_sync()  # type: ignore[operator]
-            with apart, torch.autocast("cpu", torch.bfloat16, enabled="autocast" in way):
+            kind = torch.float16 if "halves of floats" in way else torch.bfloat16
+            with apart, torch.autocast("cpu", kind, enabled="autocast" in way or "halves of floats" in way):
                 if "pieces" in way:
                     counted = [(labels(part, way) != -100).sum() for part in targets.split(2)]
                     for some, part, count in zip(tokens.split(2), targets.split(2), counted):
                         (loss(model(some), part, way) * (count / sum(counted))).backward()
                 else:
-                    loss(model(tokens), targets, way).backward()
+                    found = loss(model(tokens), targets, way)
+                    (found if scale == 1.0 else found * scale).backward()
         if "logged" in way:
             float(sum(parameter.detach().float().norm() ** 2 for parameter in model.parameters()))
+        if scale != 1.0:
+            for parameter in model.parameters():
+                parameter.grad.mul_(1.0 / scale)  # type: ignore[union-attr]
         optimizer.step()
+        if "averaged" in way:
+            weights = [parameter.detach() for parameter in parameters]
+            with torch.no_grad():
+                if "at once" in way:
+                    torch._foreach_lerp_(averages, weights, 0.1)
+                else:
+                    for average, weight in zip(averages, weights):
+                        average.mul_(0.9).add_(weight, alpha=0.1)
         optimizer.zero_grad(set_to_none="zeros" not in way)
         debugger.stop()
         debugger.step()
@@ -242,6 +257,8 @@ def made(dumps: Path, way: str, ranks: int = 1) -> Path:
         ("bf16 looking chosen", "bf16 looking", 1, ""),
         ("rate of one element", "plain", 1, ""),
         ("compiled L0", "plain L0", 1, ""),
+        ("averaged many at once", "averaged one by one", 1, ""),
+        ("halves of floats, large loss scale", "halves of floats, loss scale", 1, "The loss scale is 16 times"),
         ("bf16 looking added dropout", "bf16 looking", 1, ""),
         pytest.param("bf16 looking summed", "bf16 looking", 1, "", marks=pytest.mark.slow),
         pytest.param("bf16 recomputed reentrant", "bf16 recomputed", 1, "", marks=pytest.mark.slow),

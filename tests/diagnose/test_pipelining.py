@@ -26,7 +26,7 @@ def test_defect_of_the_second_stage(tmp_path: Path) -> None:
     """It bears the rank of its stage, the name it has there, and its module's path in the whole model."""
 
     def wrong_eps(model: nn.Module) -> None:
-        for layer in model.layers:
+        for layer in model.layers.values():
             layer.norm.eps = 0.1 if layer.number == 2 else 1e-5
 
     found = diagnose(dump(tmp_path / "bad", "1f1b", wrong_eps), dump(tmp_path / "one"))
@@ -35,3 +35,10 @@ def test_defect_of_the_second_stage(tmp_path: Path) -> None:
     assert (first.rank, first.step, first.module) == (1, 0, "layers.2.norm")
     assert first.record == "Functional.layer_norm.2.forward"
     assert "in the order of the whole model" in found.suspects[1].why
+
+
+def test_stages_without_messages(tmp_path: Path) -> None:
+    """At level L0 the modules say which ranks are stages of one model, and what goes in which passes are no training."""
+    found = diagnose(dump(tmp_path / "1f1b", "1f1b", level="L0"), dump(tmp_path / "one", level="L0"))
+    assert (found.finding, found.problems) == ("none", []), found.text()
+    assert any("look for shapes" in line for line in found.evidence)

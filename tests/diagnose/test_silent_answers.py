@@ -161,6 +161,7 @@ STEPS = {
     "cut off": Case(edited(lambda document: document.update(complete=False)), (*TWO, *ONE, *DRAWN), CUT_OFF),
     "cut off on both sides": Case(edited(lambda document: document.update(complete=False), both=True), (*TWO, *ONE), CUT_OFF),
     "marked": Case(_mark, (*TWO, *ONE, *DRAWN[:2]), CUT_OFF),
+    "unknown task": Case(edited(lambda document: document.update(task="guess")), (*TWO, *ONE), "the task 'guess' is not known"),
     "lost": Case(
         edited(lambda document: document.update(lost={"outputs": 3})), (*TWO, *ONE, *DRAWN), "could not keep everything: outputs 3"
     ),

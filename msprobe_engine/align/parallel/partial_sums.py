@@ -37,7 +37,8 @@ class _Means(NamedTuple):
     """Of a parameter's gradient.
 
     Attributes:
-        target, golden: sum of the means of all pieces, and of the last micro batch of each rank.
+        target, golden: sum of the means of all pieces, of the last micro batch of each rank, and of all pieces in this record and those
+            before it: one run shows the gradient of each micro batch, another one what they have added up to.
         size: root mean square of the elements; `elements`: how many.
     """
 
@@ -158,6 +159,9 @@ class PartialSumTracker:
         sums = [(run.members(row, False)[0], run.members(row, True)[0]) for run, row in ((self._a, i), (self._b, j))]
         golden = sums[1][1]
         target, other = ([float(one[:, 2].sum()) for one in two] for two in sums)
+        for means, run, row in ((target, self._a, i), (other, self._b, j)):
+            before = [float(run.members(one, False)[0][:, 2].sum()) for one in run.before(row)]
+            means.append(means[0] + sum(before))
         return _Means(target, other, float(golden[:, 3].max()) / count**0.5, count) if len(golden) else None
 
     @cached_property

@@ -69,11 +69,17 @@ def _of_modules(tree: Tree, chunk_of: Callable[[str], int]) -> list[Segment | No
     seen: Counter[str] = Counter()
     micro = {side.ops[op]: number // per[tree.kinds[op][2]] for op, number in order.items()}
     found: list[Segment | None] = []
+    back: dict[str, list[int]] = {}  # module -> micro batches in the order of its backward passes: one that looks for shapes may have none
+    for op, top in enumerate(tops):
+        kind = tree.kinds[op]
+        if len(kind) == 4 and kind[0] == "backward" and (number := micro.get(forward_twin(side.ops[top]))) is not None:
+            back.setdefault(kind[2], []).append(number)
     for op, top in enumerate(tops):
         kind = tree.kinds[top]
-        if tree.kinds[op][0] == "parameters_grad" and gradients[tree.kinds[op][2]] % micros == 0:
-            path = tree.kinds[op][2]
-            found.append((seen[path] * micros // gradients[path], BACKWARD, chunk_of(path)))
+        path = tree.kinds[op][2] if tree.kinds[op][0] == "parameters_grad" else None
+        if path is not None and gradients[path] % len(back.get(path) or range(micros)) == 0:
+            passes_of = back.get(path) or range(micros)
+            found.append((passes_of[seen[path] * len(passes_of) // gradients[path]], BACKWARD, chunk_of(path)))
             seen[path] += 1
             continue
         if len(kind) != 4 or kind[0] not in ("forward", "backward"):

@@ -14,7 +14,7 @@ from msprobe_engine.align.calls.structure import Matcher
 from msprobe_engine.align.parallel import parameter_owner
 from msprobe_engine.align.parallel.merge_statistics import Floats
 from msprobe_engine.align.parallel.micro_batches import Piece, last_backward
-from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.dump_table import PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import distances
 from msprobe_engine.measure.comparable_dtypes import plain
 
@@ -72,6 +72,23 @@ class Run:
             if there >= 0 and self.pieces[at].side.shape[there] == self.first.shape[row]:
                 found[self.pieces[at].rank if last_micro else at] = (at, there)
         return np.array([self._stats[at][there] for at, there in found.values()]), [at for at, _ in found.values()]
+
+    def before(self, row: int) -> list[int]:
+        """Rows of earlier records with the gradient of the same parameter."""
+        mine = self._gradients.get(self._parameter(row), [])
+        return mine[: mine.index(row)] if row in mine else []
+
+    @cached_property
+    def _gradients(self) -> dict[tuple[Kind, str], list[int]]:
+        found: dict[tuple[Kind, str], list[int]] = {}
+        for row in range(len(self.first)):
+            if self.first.role[row] == PARAMETERS_GRAD:
+                found.setdefault(self._parameter(row), []).append(row)
+        return found
+
+    def _parameter(self, row: int) -> tuple[Kind, str]:
+        op = self.first.op[row]
+        return self.tree.kinds[op], self.first.name[row][len(self.first.ops[op]) :]
 
     def everywhere(self, row: int) -> list[tuple[list[int], Floats]]:
         """(shape, float64 (4,)) of each piece that has the row as a tensor."""

@@ -78,7 +78,7 @@ def pipelines(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable]) ->
             groups.setdefault(others, []).append(rank)
         found = [sorted(some, key=lambda rank: (places[rank] or (0, ()))[0]) for some in groups.values()]
     else:
-        found = _by_messages(sides) or _by_modules(sides, other[min(other)])
+        found = _by_messages(sides) or _by_modules(sides, other)
     return sorted(some for some in found if len(some) > 1)
 
 
@@ -180,10 +180,10 @@ def _by_messages(sides: Mapping[int, DumpTable]) -> list[list[int]]:
     return found
 
 
-def _by_modules(sides: Mapping[int, DumpTable], other: DumpTable) -> list[list[int]]:
-    """Ranks that share out the modules with parameters of one rank of the other run, in its order; those that have the same modules are
+def _by_modules(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable]) -> list[list[int]]:
+    """Ranks that share out the modules with parameters that the other run has, in its order; those that have the same modules are
     copies (data parallelism)."""
-    whole = _with_parameters(other)
+    whole = list(dict.fromkeys(path for _, side in sorted(other.items()) for path in _with_parameters(side)))
     held: dict[tuple[str, ...], list[int]] = {}
     for rank, side in sorted(sides.items()):
         held.setdefault(_with_parameters(side), []).append(rank)

@@ -16,7 +16,7 @@ import numpy as np
 
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import ADDING
-from msprobe_engine.align.parallel import expected_differences, experts, merge_statistics, placements
+from msprobe_engine.align.parallel import expected_differences, experts, merge_statistics, parameter_owner, placements
 from msprobe_engine.align.parallel.merge_statistics import Floats
 from msprobe_engine.align.parallel.outcome import (  # fmt: skip
     AGREES,
@@ -256,6 +256,13 @@ class Unsharder(PartialSumTracker):
         self._shares[number] = found
         return None if alike and found == (1, 1) else found
 
+    @cached_property
+    def _parameters(self) -> dict[parameter_owner.Owner, Any]:
+        """The shapes of parameters that modules show."""
+        first, kinds = self._a.first, self._a.tree.kinds
+        rows = (row for row in range(len(first)) if first.role[row] == PARAMETERS)
+        return {parameter_owner.owner_of(first, row, kinds[first.op[row]]): first.shape[row] for row in rows}
+
     def _is_made_by_both(self, i: int, j: int) -> bool:
         """What a row holds was given out by one record that both sides have."""
         mine, theirs = self._producers.get(i), self._golden_producers.get(j)
@@ -330,7 +337,8 @@ class Unsharder(PartialSumTracker):
         elif self._updates(op) and made.need == made.other == 1 and len(pieces) > 1 and first.role[i] == INPUT:
             self._note_unsummed(i, pieces)
             far = max(merge_statistics.distance(one, pieces[0]) for one in pieces[1:])
-            if far > self._agrees and not experts.EXPERT.match(self._owned[op][0]):
+            owner = self._owned[op]
+            if far > self._agrees and first.shape[i] == self._parameters.get(owner) and not experts.EXPERT.match(owner[0]):
                 self._whole.apart.add(i)
             return merge_statistics.farthest(pieces, made.need, golden)
         elif not made.sure or self._is_part(call, i, pieces) or self._masked_gradient(i):
@@ -378,7 +386,8 @@ class Unsharder(PartialSumTracker):
             if pads and self._is_forward(op) and self._filled_up(i, j):
                 return True
             update = call.update or (self._last_backward < op and expected_differences.long(first.shape[i]))
-            if pads or call.cut or update or (op > self._last_backward and op not in self._owned):
+            moved = call.backward and first.ops[op].split(".")[1] in traits.MOVES  # buffers of gradients, which each layout has of its own
+            if pads or call.cut or update or moved or (op > self._last_backward and op not in self._owned):
                 self._skip(i, j, PADDED if pads else UPDATE if update else UNCLEAR)
             return pads
         if self._is_running(call, i):

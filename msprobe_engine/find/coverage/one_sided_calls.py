@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
 
 from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.align.calls.call_tree import Tree
@@ -16,7 +18,9 @@ from msprobe_engine.find.difference.divergence import Divergence
 from msprobe_engine.find.difference.harmless import output_arity
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Diagnosis
-from msprobe_engine.measure import dump_dialects
+from msprobe_engine.formats.dump.dump_table import OUTPUT
+from msprobe_engine.measure import dump_dialects, roundoff
+from msprobe_engine.measure.distances import Floats
 
 
 def note(found: Diagnosis, divergence: Divergence) -> bool:
@@ -34,6 +38,8 @@ def note(found: Diagnosis, divergence: Divergence) -> bool:
             told = dump_dialects.recorded_by_both(tree.side, other.side)
             mine = (op for op in other_ways.counted(tree, other, records) if told[op] and (both or not names.is_module(tree.side.ops[op])))
             alone.append([] if rank in divergence.wholes else list(mine))  # another layout makes other calls around its collectives
+        same = _come_to_the_same(walker, alone) if all(alone) else (set(), set())
+        alone = [[op for op in some if op not in known] for some, known in zip(alone, same)]
         pairs = structure.pairs
         partners = dict(pairs), {other: op for op, other in pairs}
         for word, tree, other, known_to, records, others in zip(("target", "golden"), trees, trees[::-1], partners, alone, alone[::-1]):
@@ -49,6 +55,35 @@ def note(found: Diagnosis, divergence: Divergence) -> bool:
                 found.unmatched[word] += [name for name in places[:100] if name not in found.unmatched[word]]
     renames.add_renames(found, divergence)
     return counts
+
+
+def _come_to_the_same(walker: DifferenceWalk, alone: Sequence[Sequence[int]]) -> tuple[set[int], set[int]]:
+    """Calls behind the backward pass, of each side alone, that give the same tensors (averages of weights, one by one or many by one call),
+    and what was only made for these."""
+    trees = walker.target, walker.golden
+    behind = [[op for op in some if op > tree.last_backward] for tree, some in zip(trees, alone)]
+    given = [
+        [(op, row) for op in some for row in tree.side.rows(op) if tree.side.role[row] == OUTPUT and isinstance(tree.side.shape[row], list)]
+        for tree, some in zip(trees, behind)
+    ]
+    found: tuple[set[int], set[int]] = set(), set()
+    if not all(given):
+        return found
+    for mine, theirs, tree, other, users, known in zip(given, given[::-1], trees, trees[::-1], walker.users, found):
+        numbers = other.side.stats[[row for _, row in theirs]]
+        without = {op for op, row in mine if not _is_among(tree.side.stats[row], tree.side.dtype[row], numbers)}
+        known.update({op for op, _ in mine} - without)
+        for op in sorted(without, reverse=True):
+            if users.get(op) and known.issuperset(users[op]):
+                known.add(op)
+    return found
+
+
+def _is_among(numbers: Floats, dtype: str | None, others: Floats) -> bool:
+    """Statistics of a tensor are those of one of the others, but for its rounding."""
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(others - numbers).max(1)
+    return bool((apart <= 4 * roundoff.eps(dtype) * np.abs(numbers).max()).any())
 
 
 def _lacks_gradients(tree: Tree, records: Iterable[int], partners: Mapping[int, int]) -> bool:

@@ -28,7 +28,7 @@ from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.align.parallel.parameter_owner import Mark, Owner, owners_and_tensors
 from msprobe_engine.core.operator_traits import UNINITIALISED
 from msprobe_engine.find.difference import attribution, kept_tensors, lone_arguments
-from msprobe_engine.find.difference.harmless import bookkeeping, left_out, same_result
+from msprobe_engine.find.difference.harmless import bookkeeping, left_out, loss_scale, same_result
 from msprobe_engine.find.difference.lone_arguments import LoneArgument
 from msprobe_engine.find.difference.noise.carried import CarriedNoise
 from msprobe_engine.find.difference.optimizer import cancelling_gradients
@@ -83,6 +83,7 @@ class DifferenceWalk:
         updated: numbers of what the update of the step before gave out -> its noise.
         one_program: both sides are of one framework and of one layout, so that the same bits make the same bits.
         finished: records of the target that make of a result what a single call of the golden side gives.
+        scale: of the loss, as many times the golden run's; it is taken out.
         foreign: record of the target -> largest distance of what other ranks put into the same collective.
     """
 
@@ -98,6 +99,10 @@ class DifferenceWalk:
         side: DumpTable = target.side
         self.side = side
         self.rows, self.starts = distances.paired_rows(side, golden.side, structure.pairs)
+        self.scale = loss_scale.scale_ratio(self)
+        if self.scale != 1.0:
+            self.target = loss_scale.without_scale(self, self.scale)
+            side = self.side = self.target.side
         self.measured = distances.distances(side, golden.side, self.rows)
         saved_tensors.refine(self.measured, side, golden.side, self.rows, measured)
         self.extra = set(structure.only_target)

@@ -19,6 +19,7 @@ from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.launch_line import GOLDEN, UNKNOWN
 from msprobe_engine.find.monitor.growing_loss import name_loss
 from msprobe_engine.find.monitor.kinds import cut_otherwise, of_other_form, other_kinds
+from msprobe_engine.find.monitor.loss_scale import without_scale
 from msprobe_engine.find.monitor.nearest import nearest_first
 from msprobe_engine.find.monitor.not_finite import not_finite
 from msprobe_engine.find.monitor.number_pairs import Number, every_series, paired_numbers
@@ -118,6 +119,8 @@ def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Di
     items = [item for item in items if item.family not in apart and (item.rank, item.family, item.key) not in unlike]
     if not items:
         raise NothingCapturedError(f"{target} and {golden}: no rank, step and tensor in common; is it the same training?")
+    items, said_scale = without_scale(items)
+    found.evidence += said_scale
     by_step: dict[int, list[Number]] = {}
     for item in items:
         by_step.setdefault(item.step, []).append(item)

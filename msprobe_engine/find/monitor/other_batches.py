@@ -13,7 +13,7 @@ _MOST = 0.5
 
 def not_comparable(target: Run, golden: Run) -> tuple[frozenset[str], list[str]]:
     """Families of which the runs have numbers of other parts of the batch, and what is to be said of them; none where most activations have
-    the same shapes, or where parameters have other ones. Of other ranks the loss is one of these, too: each has that of its own part,
+    the same shapes, or where parameters have other ones. Of several ranks the loss is one of these, too: each has that of its own part,
     unless activations of the same shapes say that all ranks see the whole batch."""
     families = sorted({family for run in (target, golden) for rank in run.ranks for family in run.families(rank)})
     of_passes = [family for family in families if family.startswith("actv") or "unreduced" in family]
@@ -27,7 +27,7 @@ def not_comparable(target: Run, golden: Run) -> tuple[frozenset[str], list[str]]
         return frozenset(("loss",)), [Sentence(template, *sizes)]
     if not other or other < _MOST * both:
         return frozenset(), []
-    found = [*of_passes, *(["loss"] if set(target.ranks) != set(golden.ranks) else [])]
+    found = [*of_passes, *(["loss"] if max(len(target.ranks), len(golden.ranks)) > 1 else [])]
     first = next(one[2] for one in counts if one[2])
     template = "the runs cut the batch in other ways, so that {0} cannot be compared: {1} of {2} activations have another shape ({3})"
     return frozenset(found), [Sentence(template, ", ".join(found), f"{other:,}", f"{both:,}", first)]

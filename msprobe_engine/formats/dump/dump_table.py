@@ -205,6 +205,10 @@ class DumpTable:
             self.problems.append(problem)
 
 
+_TASKS = frozenset(("statistics", "tensor", "structure", "overflow_check", "free_benchmark", "exception_dump"))
+"""Of the existing tool and of this one."""
+
+
 def read_side(path: Path | str) -> DumpTable:
     """Read one ``dump.json`` or ``debug.json`` (or what a killed process left of it), or a directory of a MindSpore static graph.
 
@@ -245,6 +249,9 @@ def fill(side: DumpTable, records: Records) -> RowReader:
 def say_missing(side: DumpTable, repeated: int, whole: bool = False) -> None:
     """Say what is not there of a rank; `repeated`: records of which there are several under one name; `whole`: what lies beside it was
     read to its end."""
+    if side.task not in _TASKS:
+        template = "{0}: the task {1} is not known, and what its records hold is a guess; they are read as those of task statistics"
+        side.say(Sentence(template, side.path, repr(side.task)))
     for problem in missing_records(side.path, side.header, len(side.ops), recovered=side.recovered, repeated=repeated):
         side.say(problem)
     for problem in () if side.recovered or whole else missing_companions(side.path, side.header):

@@ -1,7 +1,8 @@
 """Gradients that are added up over micro batches, and summed over the ranks once or after each of them.
 
 A rank that has its sum with the others early holds another part of the same whole from the second micro batch on. The sum over all ranks is
-the same; of the statistics the mean adds up, and what the last sum over ranks gives out tells, where it was recorded.
+the same; of the statistics the mean adds up, and what the last sum over ranks gives out tells, where it was recorded. A run that shows the
+gradient of each micro batch by itself has the sum of another one in all of them up to there.
 """
 
 from __future__ import annotations
@@ -55,9 +56,14 @@ def _sums_agree(walker: DifferenceWalk) -> bool:
 def _means_agree(walkers: Mapping[int, DifferenceWalk], shares: Mapping[int, list[DifferenceOrigin]]) -> bool:
     """The means, over all ranks, of the gradients that differ are the same on both sides."""
     off = {walkers[rank].side.ops[one.op] for rank, some in shares.items() for one in some}
+    return any(_sums_of_means_agree(walkers, off, added_up) for added_up in (None, 0, 1))
+
+
+def _sums_of_means_agree(walkers: Mapping[int, DifferenceWalk], off: set[str], added_up: int | None) -> bool:
+    """`added_up`: the side, 0 the target, whose gradients are those of each micro batch; None: neither."""
     sums: dict[str, list[Floats]] = {}
     for walker in walkers.values():
-        for name, found in _means(walker, off):
+        for name, found in _means(walker, off, added_up):
             sums.setdefault(name, []).append(found)
     whole = [np.sum(found, axis=0) for found in sums.values() if len(found) == len(walkers)]
     if len(whole) < _FEWEST:
@@ -66,12 +72,19 @@ def _means_agree(walkers: Mapping[int, DifferenceWalk], shares: Mapping[int, lis
     return bool(np.linalg.norm((mine - theirs) / sizes) <= _NEAR * np.linalg.norm(theirs / sizes))
 
 
-def _means(walker: DifferenceWalk, off: set[str]) -> Iterator[tuple[str, Floats]]:
+def _means(walker: DifferenceWalk, off: set[str], added_up: int | None) -> Iterator[tuple[str, Floats]]:
     """Name of a gradient, and float64 (3,): its mean on both sides, and what the mean of so many elements of its size may be."""
     side, golden = walker.side, walker.golden.side
+    before: dict[tuple[str, str], Floats] = {}
     for op, _ in walker.structure.pairs:
-        for at in walker.span_of(op) if side.ops[op] in off else ():
+        for at in walker.span_of(op) if walker.target.is_gradients(op) else ():
             row, other = walker.rows[at]
             norm, count = float(golden.stats[other][3]), distances.elements(side.shape[row])
-            if side.role[row] == PARAMETERS_GRAD and norm > 0:
-                yield side.name[row], np.array((side.stats[row][2], golden.stats[other][2], norm / np.sqrt(count)))
+            parameter = walker.target.kinds[op][2], side.name[row].rpartition(".")[2]
+            means = np.array((side.stats[row][2], golden.stats[other][2]))
+            earlier = before.get(parameter, np.zeros(2))
+            before[parameter] = earlier + means
+            if side.ops[op] in off and side.role[row] == PARAMETERS_GRAD and norm > 0:
+                if added_up is not None:
+                    means[added_up] += earlier[added_up]
+                yield side.name[row], np.array((*means, norm / np.sqrt(count)))
