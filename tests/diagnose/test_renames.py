@@ -107,7 +107,7 @@ def test_a_mapping_needs_two_runs(tmp_path: Path, capsys: Capture) -> None:
     target = _dump(tmp_path / "t", "attn", "Attention")
     assert main(["diagnose", str(target), "-cm"]) == 2
     assert "give two runs" in capsys.readouterr().err
-    assert main(["diagnose", str(target), str(target), "-cm", str(tmp_path / "none.yaml")]) == 2
+    assert main(["diagnose", str(target), str(_dump(tmp_path / "g", "attn", "Attention")), "-cm", str(tmp_path / "none.yaml")]) == 2
     assert "cell mapping" in capsys.readouterr().err
     with pytest.raises(UsageError):
         diagnose(target, target, mappings=Mappings(cell=3))
