@@ -218,6 +218,17 @@ def test_what_one_process_has_in_the_same_shape_are_copies(names: tuple[str, ...
     assert len(replicas.differing(1, found, Sentence("they are copies"))) == len(copies)
 
 
+@pytest.mark.parametrize(("last", "parted"), [(2.0, False), (2.5, True)])
+def test_a_weight_that_two_stages_hold(last: float, parted: bool) -> None:
+    """One process has it under both names; the stages update copies of their own, which stay the same."""
+    names = ["Module.embed.Embedding.forward.1.parameters.weight", "Module.head.Linear.forward.0.parameters.weight"]
+    whole = {name: {0: ("[8, 4]", 2.0)} for name in names}
+    stages = {names[0]: {0: ("[8, 4]", 2.0)}, names[1]: {1: ("[8, 4]", last)}}
+    found = replicas.of_tied(stages, whole)
+    assert list(found) == names[:1]
+    assert len(replicas.differing(1, found, Sentence("they are copies"))) == parted
+
+
 @pytest.mark.parametrize(
     ("factor", "ranks", "said"),
     [(1.0, (2, 1), True), (2.0, (2, 1), False), (1.0, (1, 1), False), (1.0, (4, 4), False), (None, (2, 1), False)],

@@ -13,6 +13,7 @@ from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.dump.dump_table import DumpTable
 
 _WHOLE = Sentence("the golden run has one rank, and this is all of the parameter: the ranks hold copies")
+_TIED = Sentence("the golden run has one weight there: the stages that hold it sum its gradients")
 _SUMMING = Sentence("these ranks sum the gradients of all their parameters: they hold the same ones")
 
 
@@ -57,7 +58,9 @@ class RankChecks:
         table = replicas.parameters(sides)
         odd: list[replicas.Odd] = []
         if whole is not None and len(whole) == 1:
-            odd = replicas.differing(step, replicas.of_the_whole(table, replicas.parameters(whole)), _WHOLE)
+            other = replicas.parameters(whole)
+            odd = replicas.differing(step, replicas.of_the_whole(table, other), _WHOLE)
+            odd += replicas.differing(step, replicas.of_tied(table, other), _TIED)
             if odd:
                 self._part(odd)
                 return

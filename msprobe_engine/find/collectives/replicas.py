@@ -155,6 +155,22 @@ def of_the_whole(table: Mapping[str, Mapping[int, Row]], whole: Mapping[str, Map
     return {name: dict(rows) for name, rows in table.items() if {row[0] for row in rows.values()} == {shapes.get(_of_parameter(name))}}
 
 
+def of_tied(table: Mapping[str, Mapping[int, Row]], whole: Mapping[str, Mapping[int, Row]]) -> dict[str, dict[int, Row]]:
+    """What ranks (the first and the last stage of a pipeline) have of matrices that one process has under several names."""
+    names: dict[Row, list[str]] = {}
+    for name, rows in whole.items():
+        for row in rows.values():
+            if "," in row[0]:
+                names.setdefault(row, []).append(_of_parameter(name))
+    held = {_of_parameter(name): (name, rows) for name, rows in table.items()}
+    found: dict[str, dict[int, Row]] = {}
+    for row, tied in names.items():
+        places = [held[name] for name in tied if name in held]
+        if len(tied) > 1 and len(places) == len(tied):
+            found[places[0][0]] = {rank: one for _, rows in reversed(places) for rank, one in rows.items() if one[0] == row[0]}
+    return found
+
+
 def _of_parameter(name: str) -> str:
     """The name of a parameter in that of a row, whatever is around the model."""
     module, _, parameter = name.partition(".parameters.")
