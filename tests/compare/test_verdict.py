@@ -124,11 +124,12 @@ def test_the_limit_is_round_off_of_the_dtype(dtype: str, scale: float, verdicts:
 
 
 def test_runs_of_another_precision_are_said_to_be(tmp_path: Path) -> None:
-    """All types differ and no number does: that is no difference, and it is said."""
+    """All types differ and no number does: the types are the finding."""
     _dump(tmp_path / "a", dtype="torch.float16"), _dump(tmp_path / "b")
     found = diagnose(tmp_path / "a" / "dump.json", tmp_path / "b" / "dump.json")
-    assert found.finding == "none"
-    assert any("6 of 6 tensors have another type, the first torch.float16 against torch.float32" in line for line in found.evidence)
+    assert found.finding == "structure"
+    assert found.first_suspect is not None
+    assert "6 of 6 tensors have another type, the first torch.float16 against torch.float32" in found.first_suspect.why
 
 
 def test_checksums_know_no_round_off(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_mask_does_no_harm(entries: dict[str, list[float]], scalars: dict[str,
     alerts = NanInfRule().check(frame_of(entries=entries, scalars=scalars))
     assert [alert.name.removesuffix(".output.0") for alert in alerts] == named
     assert [alert.extra.get("masks", 0) for alert in alerts[:1]] == [masks][: len(named)]
-    assert ("was taken for masks, the first is " in "".join(alert.message for alert in alerts)) == bool(masks)
+    assert ("was taken for that of masks, the first is " in "".join(alert.message for alert in alerts)) == bool(masks)
 
 
 def test_what_did_no_harm_is_known() -> None:

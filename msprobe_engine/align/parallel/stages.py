@@ -187,7 +187,9 @@ def _by_modules(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable]) 
     held: dict[tuple[str, ...], list[int]] = {}
     for rank, side in sorted(sides.items()):
         held.setdefault(_with_parameters(side), []).append(rank)
-    if len(held) < 2 or sorted(path for some in held for path in some) != sorted(whole) or len(set(map(len, held.values()))) > 1:
+    if len(held) < 2 or () in held or sorted(path for some in held for path in some) != sorted(whole):
+        return []
+    if len(set(map(len, held.values()))) > 1:
         return []
     in_order = [held[some] for some in sorted(held, key=lambda some: whole.index(some[0]))]
     return [list(some) for some in zip(*in_order)]
