@@ -38,6 +38,9 @@ HEADLINES: Mapping[str, str] = {
 NOTHING = Sentence("No NaN or Inf that matters")
 """What one run was searched for."""
 
+SAME_FILES = Sentence("Nothing was compared: both sides are the same directory or file, so that they are equal says nothing")
+"""Of two paths that lead to one run."""
+
 _MOST_FURTHER = 6
 """Suspects on the console."""
 _MOST_PROBLEMS = 8

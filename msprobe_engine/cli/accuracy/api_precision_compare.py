@@ -35,10 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """See the exit codes; errors are raised as `ProbeError`, which the entry point turns into 2."""
     from msprobe_engine.accuracy.precision_compare import compare_files, write
-    from msprobe_engine.cli.options.inputs import refuse_same_files
+    from msprobe_engine.cli.options.inputs import warn_same_files
     from msprobe_engine.core.log import printable
 
-    refuse_same_files(args.npu_csv_path, args.gpu_csv_path)
+    warn_same_files(args.npu_csv_path, args.gpu_csv_path)
     found = compare_files(args.npu_csv_path, args.gpu_csv_path, args.compat)
     result, details = write(found, args.out_path, args.compat)
     for line in (*found.text().split("\n"), f"results: {result}", f"details: {details}"):

@@ -23,7 +23,7 @@ examples:
 exit codes:
   0  nothing beyond round-off (with --compat: done)
   1  differences found (with --compat never)
-  2  wrong usage, no dump at a path, both paths the same files, or the output cannot be written
+  2  wrong usage, no dump at a path, or the output cannot be written
   3  something could not be read or compared; the message and the summary say what"""
 
 
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit codes: see the epilog; errors are raised as `ProbeError`, which the entry point turns into 2."""
     from msprobe_engine.align.sources import from_json
-    from msprobe_engine.cli.options.inputs import refuse_same_files, say_steps
+    from msprobe_engine.cli.options.inputs import say_steps, warn_same_files
     from msprobe_engine.cli.options.outputs import refuse_page_name, results_directory
 
     given_run = args.target or ""
@@ -101,19 +101,21 @@ def run(args: argparse.Namespace) -> int:
         given = from_json(args.input_path)
         target, golden, stack = given["npu_path"], given["bench_path"], given["stack_path"]
         log = log or given["is_print_compare_log"]
-    if not args.compat:  # as that version, which compares them
-        refuse_same_files(target, golden)
+    same = warn_same_files(target, golden)
     args.output_path = args.output_path or results_directory(given_run, "compare", "./output")
     if given.get("map_dict"):
         _rename(args, given["map_dict"], target)
     if args.diff_analyze:
         return _first_difference(target, golden, args.output_path)
     from msprobe_engine.core.log import printable
+    from msprobe_engine.find.findings import SAME_FILES
     from msprobe_engine.report.table.api import compare_dumps
 
     options = _options(args, log, stack is not None, given)
     show = stack if args.stack_mode else None
     found = compare_dumps(target, golden, args.output_path, options, stack=show, scheduler=args.scheduler, diagnose=not args.no_diagnose)
+    if same and found.diagnosis is not None:
+        found.diagnosis.nothing = SAME_FILES
     print(say_steps(found.text(), target, golden))
     for note in found.notes:
         print(printable(f"note: {note}"), file=sys.stderr)

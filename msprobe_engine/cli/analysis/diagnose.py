@@ -52,18 +52,20 @@ def run(args: argparse.Namespace) -> int:
     """0 nothing found, 1 found, 3 nothing found in what could be read; errors are raised as `ProbeError`, which the entry point turns
     into 2."""
     from msprobe_engine.align.mapping.user_mapping import Mappings
-    from msprobe_engine.cli.options.inputs import refuse_same_files, say_steps
+    from msprobe_engine.cli.options.inputs import say_steps, warn_same_files
     from msprobe_engine.cli.options.outputs import refuse_page_name, results_directory
     from msprobe_engine.core.errors import SinkError
     from msprobe_engine.core.log import printable
     from msprobe_engine.find.coverage import renames, two_frameworks
-    from msprobe_engine.find.findings import NONE
+    from msprobe_engine.find.findings import NONE, SAME_FILES
     from msprobe_engine.find.run import diagnose
 
     refuse_page_name(args.output_path)
-    refuse_same_files(args.target, args.golden)
+    same = warn_same_files(args.target, args.golden)
     mappings = Mappings(args.data_mapping, args.cell_mapping, args.api_mapping, args.layer_mapping)
     found = diagnose(args.target, args.golden, calibration=args.calibration, mappings=mappings, exact=args.exact)
+    if same:
+        found.nothing = SAME_FILES
     print(say_steps(found.text(), args.target, args.golden))
     args.output_path = args.output_path or results_directory(args.target, "diagnose", "./msprobe_diagnosis")
     try:

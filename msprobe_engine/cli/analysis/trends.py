@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """The exit code, see `EPILOG`; errors are raised as `ProbeError`, which the entry point turns into 2."""
     from msprobe_engine.align.sources import numbers
-    from msprobe_engine.cli.options.inputs import refuse_same_files
+    from msprobe_engine.cli.options.inputs import warn_same_files
     from msprobe_engine.core.errors import UsageError
     from msprobe_engine.report.trends.source import Wanted, open_source
 
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         until=args.until,
     )
     paths = [args.run_path, *([args.other_path] if args.other_path else [])]
-    refuse_same_files(args.run_path, args.other_path)
+    warn_same_files(args.run_path, args.other_path)
     sources = [open_source(path, wanted) for path in paths]
     page = place(args.run_path, args.output, "trends.html")
     code = write(sources, page, size=args.size, shift=args.shift)

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 equal, 1 different, 3 cannot tell; errors are raised as `ProbeError`, which the entry point turns into 2 or 3."""
-    from msprobe_engine.cli.options.inputs import refuse_same_files
+    from msprobe_engine.cli.options.inputs import warn_same_files
     from msprobe_engine.cli.options.outputs import refuse_overwriting, refuse_page_name
     from msprobe_engine.core.errors import UsageError
     from msprobe_engine.find.checkpoint import resume
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output_path is not None:
         outputs += [("-o", path) for path in files.paths(args.output_path)]
     refuse_overwriting(outputs, [*meant(args.a), *meant(args.b), *([args.map] if args.map else [])])
-    refuse_same_files(args.a, args.b)
+    warn_same_files(args.a, args.b)
     options = Options(
         atol=args.atol, rtol=args.rtol, memory_mb=args.memory_mb, workers=args.workers, trust=args.trust, quick=args.quick,
         model_only=args.model_only, mapping=args.map, output=args.output_path, resume=args.resume,

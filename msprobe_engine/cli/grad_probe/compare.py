@@ -34,13 +34,13 @@ def run(args: argparse.Namespace) -> int:
     turns into 2."""
     from pathlib import Path
 
-    from msprobe_engine.cli.options.inputs import refuse_same_files
+    from msprobe_engine.cli.options.inputs import warn_same_files
     from msprobe_engine.core.io.progress import progress
     from msprobe_engine.core.log import printable
     from msprobe_engine.formats.grad_probe.compare import compare_one, compare_runs, is_rank_directory
 
     first, second, output, plots = Path(args.first), Path(args.second), Path(args.output_path), not args.no_plots
-    refuse_same_files(first, second)
+    warn_same_files(first, second)
     one = is_rank_directory(first) and is_rank_directory(second)
     found = (compare_one if one else compare_runs)(first, second, output, plots=plots, progress=progress)
     suspects = found.suspects

@@ -105,14 +105,14 @@ def layouts(args: argparse.Namespace, sides: int) -> tuple[Layout, ...]:
 def draw(args: argparse.Namespace, target: str, golden: str | None, **settings: Any) -> int:
     """Make the graphs, print what they came to, and return the exit code; `settings`: further fields of the options."""
     from msprobe_engine.align.sources import numbers
-    from msprobe_engine.cli.options.inputs import refuse_same_files
+    from msprobe_engine.cli.options.inputs import warn_same_files
     from msprobe_engine.cli.options.outputs import refuse_page_name
     from msprobe_engine.core.errors import UsageError
     from msprobe_engine.report.graph.options import GraphOptions
     from msprobe_engine.report.graph.run import run
 
     refuse_page_name(args.output_path)
-    refuse_same_files(target, golden)
+    warn_same_files(target, golden)
     if args.workers < 0 or args.memory_mb < 64:
         raise UsageError(
             f"--workers {args.workers} and --memory_mb {args.memory_mb}: 0 (one per core) or more, and 64 or more, are allowed"

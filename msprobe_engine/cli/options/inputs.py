@@ -1,9 +1,10 @@
-"""Two sides of a comparison that are hardly meant: the same files on both, which is refused, or different steps, which is said beside
-the finding."""
+"""Two sides of a comparison that are hardly meant: the same files on both, or different steps. What is found says little of a run then, so
+it is said beside the finding."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 _MOST_FILES = 10_000
@@ -12,13 +13,15 @@ _DUMP = "dump"
 """An output directory stands for the dumps in it."""
 
 
-def refuse_same_files(target: str | os.PathLike[str], golden: str | os.PathLike[str] | None) -> None:
-    """Raise `UsageError` where both sides are one: the same path, the same file by another name, or directories of links to the same
-    files. That they are equal would say nothing of the run, and read like an all-clear."""
-    from msprobe_engine.core.errors import UsageError
+def warn_same_files(target: str | os.PathLike[str], golden: str | os.PathLike[str] | None) -> bool:
+    """Say in one line that both sides are one: the same path, the same file by another name, or directories of links to the same files.
+    True then."""
+    from msprobe_engine.core.log import one_line
 
-    if golden is not None and _are_same(Path(target), Path(golden)):
-        raise UsageError(f"{target} and {golden} are the same files: that they are equal says nothing; name two runs")
+    if golden is None or not _are_same(Path(target), Path(golden)):
+        return False
+    print(one_line(f"warning: {target} and {golden} are the same files: that they are equal says nothing"), file=sys.stderr)
+    return True
 
 
 def _are_same(one: Path, other: Path) -> bool:

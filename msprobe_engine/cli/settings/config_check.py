@@ -141,7 +141,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _outputs(args: argparse.Namespace) -> None:
     """Nothing is written over what is read."""
-    from msprobe_engine.cli.options.inputs import refuse_same_files
+    from msprobe_engine.cli.options.inputs import warn_same_files
     from msprobe_engine.cli.options.outputs import refuse_overwriting, refuse_page_name
     from msprobe_engine.formats.pack.kind import pack_of
 
@@ -149,7 +149,7 @@ def _outputs(args: argparse.Namespace) -> None:
         refuse_page_name(args.output, "--html")
     pair = args.compare or args.verl_compare or args.slime_compare or args.verify or ()
     if len(pair) == 2:
-        refuse_same_files(*map(pack_of, pair))
+        warn_same_files(*map(pack_of, pair))
     packs = [*(args.compare or ()), *(args.verify or ()), *([args.ranks] if args.ranks else ())]
     read = [*map(pack_of, packs), *map(Path, (*(args.dump or ()), *(args.verl_compare or args.verl_verify or args.slime_compare or ())))]
     refuse_overwriting([("--json", args.json), ("--html", args.html), ("-o", args.output)], read)
