@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
+import ending
 import torch
 import torch.nn.functional as F
 
@@ -68,9 +68,5 @@ def main(task: str, out: Path) -> None:
 
 if __name__ == "__main__":
     for task, place in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
-        pid = os.fork()  # torch is imported once for all of them
-        if not pid:
-            main(task, Path(place))
-            sys.exit()
-        if os.waitpid(pid, 0)[1]:
+        if ending.fork(lambda: main(task, Path(place))):  # noqa: B023  # torch is imported once for all of them; done when it returns
             sys.exit(1)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.process.user_key import KEY
 
 pytestmark = pytest.mark.framework
 PROGRAM = """
-import json, os, sys, torch
+import ending, json, os, sys, torch
 from pathlib import Path
 from torch import nn
 from msprobe.core.config_check import ConfigChecker
@@ -50,10 +49,7 @@ def dump(mode, name, key, shift):
 
 for mode in modes:
     for run in runs[:3] if mode == "md5" else runs:
-        if not os.fork():
-            dump(mode, *run)
-            sys.exit()
-        assert os.wait()[1] == 0
+        assert ending.fork(lambda: dump(mode, *run)) == 0
 """
 ONE, OTHER = "the first key, made by chance", "another key, made by chance"
 MODES = ("statistics", "md5", "digest")
@@ -74,8 +70,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``{mode}/{name}/step0/...`` of all runs."""
     assert KEY == "MSPROBE_KEY"
     root = tmp_path_factory.mktemp("runs")
-    command = [sys.executable, "-c", PROGRAM, str(root), json.dumps(RUNS), *MODES]
-    made = subprocess.run(command, env={**os.environ, "MSPROBE_REDACT": "tokens"}, capture_output=True, text=True, check=False)
+    made = warm.run(PROGRAM, str(root), json.dumps(RUNS), *MODES, env={**os.environ, "MSPROBE_REDACT": "tokens"})
     assert made.returncode == 0, made.stderr[-3000:]
     return root
 

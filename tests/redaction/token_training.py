@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ending
 import torch
 from torch import nn
 from torch.nn import functional
@@ -149,16 +150,17 @@ def train(way: str, settings: dict[str, Any], out: Path) -> str:
     return hashlib.sha256(repr(loop.losses[:STEPS]).encode() + (b"" if way == "probe" else weights)).hexdigest()
 
 
+def run(way: str, settings: dict[str, Any], environment: dict[str, str], target: Path) -> None:
+    """One case; what a training does at its end is part of it."""
+    os.environ.update(environment)
+    bits = train(way, settings, target / "out")
+    (target / "out.json").unlink(missing_ok=True)
+    target.with_suffix(".bits").write_text(bits)
+
+
 if __name__ == "__main__":
     for name, way, settings, environment in json.loads(sys.argv[1]):
         target = Path(sys.argv[2]) / name
         target.mkdir(parents=True)
-        child = os.fork()
-        if child == 0:
-            os.environ.update(environment)
-            bits = train(way, settings, target / "out")
-            (target / "out.json").unlink(missing_ok=True)
-            target.with_suffix(".bits").write_text(bits)
-            sys.exit()  # what a training does at its end is part of the case
-        if os.waitpid(child, 0)[1] != 0:
+        if ending.fork(lambda: run(way, settings, environment, target)):  # noqa: B023  # done when it returns
             sys.exit(f"case {name} failed")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+from email.parser import HeaderParser
 from importlib.metadata import distributions
 
 from msprobe_engine.core.guard import raise_of_training
+
+_FILES = "METADATA", "PKG-INFO", ""
+"""Where `importlib.metadata` looks; the last is a file in the place of a directory."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -15,7 +19,9 @@ def installed() -> tuple[tuple[str, str], ...]:
     found: dict[tuple[str, str], None] = {}
     for one in distributions():
         try:
-            name, version = one.metadata["Name"], one.version
+            text = next(filter(None, map(one.read_text, _FILES)), "")
+            head = HeaderParser().parsestr(text.partition("\n\n")[0])  # what follows is a long description
+            name, version = head["Name"], head["Version"]
         except Exception as error:  # a broken installation: metadata that is gone, or no metadata at all
             raise_of_training(error)
             continue
