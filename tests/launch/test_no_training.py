@@ -25,6 +25,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.fast_cells("no framework", "no pass")
 def test_what_was_seen(case: str, tmp_path: Path) -> None:
     """The first line says what came nearest to a training, the second what to do; nothing is written."""
     code, seen, what_to_do = CASES[case]

@@ -86,7 +86,7 @@ def test_defect(name: str, layout: str, dumps: Path) -> None:
 AUTO = GraphOptions(merge="auto", steps=frozenset({0}))
 
 
-@pytest.mark.fast_cells("pp")
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["pp", "vpp", "ep"])
 def test_one_graph_of_all_ranks(layout: str, dumps: Path) -> None:
     """The graph has the layers and the experts of the whole model, each once, and against one process no node is an error.

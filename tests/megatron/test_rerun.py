@@ -83,10 +83,8 @@ def run(tmp_path: Path, level: str, times: int, arguments: list[str], code: int)
 
 
 @pytest.mark.framework
-@pytest.mark.parametrize(
-    ("level", "arguments"),
-    [pytest.param("", ["--use-distributed-optimizer"], marks=pytest.mark.slow), ("mix", ["--tensor-model-parallel-size", "2"])],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("level", "arguments"), [("", ["--use-distributed-optimizer"]), ("mix", ["--tensor-model-parallel-size", "2"])])
 def test_a_nan_that_reproduces(tmp_path: Path, level: str, arguments: list[str]) -> None:
     """In Megatron's own loop a NaN gradient makes the machine run the step again; with the monitor alone the second run's dump names
     step, rank, module and operator, and says that it reproduced; the samples of the step are those of one run."""

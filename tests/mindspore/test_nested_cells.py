@@ -29,9 +29,8 @@ def bare() -> dict[str, Any]:
 
 
 @pytest.mark.skipif(sys.version_info[:2] > (3, 11), reason="how deep the bare program gets is that of Python 3.10 and 3.11")
-@pytest.mark.parametrize(
-    "kind", [pytest.param("L0", marks=pytest.mark.slow), "both", *(pytest.param(k, marks=pytest.mark.slow) for k in ("mix", "monitor"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["L0", "both", "mix", "monitor"])
 def test_cells_that_train_without_the_probe_train_with_it(kind: str, bare: dict[str, Any]) -> None:
     """No step is lost, nothing is switched off, and the limit of the program is back where hooks do not stay on."""
     seen = train(kind)

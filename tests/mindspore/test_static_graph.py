@@ -68,7 +68,7 @@ def test_forward_probes_keep_all_bits(tmp_path: Path, mode: str) -> None:
     assert all(".backward." not in name for name in step_of(tmp_path)["data"])
 
 
-@pytest.mark.fast_cells("jit")
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["graph", "jit"])
 def test_gradient_probes_differ_by_rounding_at_most(dumps: Dumps, mode: str) -> None:
     """The forward pass has all its bits; weights may differ in the last ones, where gradients of several uses come together."""

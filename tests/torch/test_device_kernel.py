@@ -337,7 +337,8 @@ for word in (1, 4, 5, 6, 9, 13, 14, 15):
 
 
 @triton_here
-@pytest.mark.parametrize("types", ["some", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("types", ["some", "all"])
 def test_the_check_before_first_use(types: str) -> None:
     """The check passes for each type when the kernel is right, and names a difference in any word when the rows differ."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
