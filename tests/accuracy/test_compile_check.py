@@ -97,6 +97,21 @@ def test_planted_faults_are_found(wrong: str, kind: str, single: bool) -> None:
     assert next(diff for diff in result.diffs if diff.name == "1").of("fwd_output")[0].status == "PASS"
 
 
+@pytest.mark.parametrize(
+    ("dtypes", "cast", "unit"),
+    [
+        ([torch.float32], None, torch.float32),
+        ([torch.float32, torch.float16], None, torch.float16),
+        ([torch.float32], torch.bfloat16, torch.bfloat16),
+        ([torch.int8], None, None),
+    ],
+)
+def test_round_off_is_that_of_the_coarsest_type(dtypes: list[torch.dtype], cast: torch.dtype | None, unit: torch.dtype | None) -> None:
+    """Of parameters in real numbers, and of autocast."""
+    net = nn.ParameterList(nn.Parameter(torch.zeros(1, dtype=dtype), requires_grad=False) for dtype in dtypes)
+    assert PrecisionChecker(cast_dtype=cast)._unit(net) == unit
+
+
 def test_graphs_pass_where_python_went_another_way() -> None:
     """A branch on `is_compiling` is no fault of the compiler: the graphs pass while the module fails."""
     result = check(model("scale"))

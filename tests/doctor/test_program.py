@@ -184,3 +184,11 @@ def test_the_program_runs_from_a_bare_source_tree(tmp_path: Path) -> None:
     assert report["checks"][0]["lines"][0]["name"] == "C kernel of the host"
     assert "1 of 1 checks ran" in ran.stdout
     assert "| H C kernel of the host |" in (tmp_path / "r.md").read_text()
+
+
+def test_what_was_checked_whole_is_counted() -> None:
+    """A check with a skipped line ran, and not whole; one with nothing but skipped lines did not run."""
+    said = [[ok := Line("a", "ok")], [ok], [ok, skipped := Line("b", "skipped", why="no device")], [skipped]]
+    report = Report({}, [Result(Check(f"A{number}", "title", 1.0, ""), lines) for number, lines in enumerate(said)])
+    expected = "nothing is wrong in what was checked: 3 of 4 checks ran, 2 of them without a line that was skipped"
+    assert report.summary() == [expected, "skipped (no device): A2 b; A3 b"]

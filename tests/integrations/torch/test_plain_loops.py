@@ -172,6 +172,7 @@ def test_loss_scaler() -> None:
     assert launch.scalars("loss") == pytest.approx(truth)
     assert launch.scalars("skipped") == [0.0, 1.0, 0.0, 0.0]
     assert launch.scalars("loss_scale") == [8.0, 8.0, 4.0, 4.0]
+    assert launch.scalars("learning_rate") == [0.1] * 4
 
 
 def test_parts_are_called_without_the_model() -> None:
