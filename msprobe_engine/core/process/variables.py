@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 from collections.abc import Mapping
 
@@ -50,6 +51,7 @@ def warn_unknown_variables(environment: Mapping[str, str] = os.environ) -> None:
             debug(f"the environment variable {one_line(name)} is none of msprobe's")
 
 
+@functools.lru_cache(maxsize=1024)  # a process may run many commands, and its variables stay
 def _find_meant(name: str) -> str:
     """The known name that is nearest; empty where none is near."""
     if name.startswith(PREFIX):
