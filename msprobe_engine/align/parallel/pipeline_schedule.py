@@ -76,12 +76,13 @@ def _of_modules(tree: Tree, chunk_of: Callable[[str], int]) -> list[Segment | No
             back.setdefault(kind[2], []).append(number)
     for op, top in enumerate(tops):
         kind = tree.kinds[top]
-        path = tree.kinds[op][2] if tree.kinds[op][0] == "parameters_grad" else None
-        if path is not None and gradients[path] % len(back.get(path) or range(micros)) == 0:
-            passes_of = back.get(path) or range(micros)
-            found.append((passes_of[seen[path] * len(passes_of) // gradients[path]], BACKWARD, chunk_of(path)))
-            seen[path] += 1
-            continue
+        if tree.kinds[op][0] == "parameters_grad":
+            path = tree.kinds[op][2]
+            batches = back.get(path) or range(micros)
+            if gradients[path] % len(batches) == 0:
+                found.append((batches[seen[path] * len(batches) // gradients[path]], BACKWARD, chunk_of(path)))
+                seen[path] += 1
+                continue
         if len(kind) != 4 or kind[0] not in ("forward", "backward"):
             found.append((-1, BACKWARD, -1) if kind[0] == "backward" else None)
             continue
