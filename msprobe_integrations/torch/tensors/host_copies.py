@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from msprobe_engine.core.guard import raise_of_training, suppress_faults
 from msprobe_integrations.torch.statistics.streams import record_event
 from msprobe_integrations.torch.tensors.devices import is_capturing
 from msprobe_integrations.torch.tensors.dtensors import local
@@ -28,8 +27,8 @@ class _Copy(NamedTuple):
     """The memory; kept, because its identity is nobody else's only while it lives."""
     target: weakref.ref[torch.Tensor]
     source: weakref.ref[torch.Tensor]
-    versions: tuple[int, int]
-    """Of target and source behind the copy."""
+    versions: tuple[int | None, int | None]
+    """Of target and source behind the copy; None of one that counts none."""
 
 
 class HostCopies:
@@ -43,27 +42,28 @@ class HostCopies:
         self.known: dict[int, _Copy] = {}
 
     def add(self, api: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """A call of one of `CALLS` has returned. Never raises."""
+        """A call of one of `CALLS` has returned.
+
+        Raises:
+            Exception: it cannot be told whether memory is being filled; its values must not be read then.
+        """
         if kwargs.get("non_blocking") is not True and not any(each is True for each in args):
             return
-        with suppress_faults():  # what is no tensor, has no memory, or no version
-            for target, source in _pairs(api, args, kwargs, result):
-                target, source = local(target), local(source)
-                if not target.is_cpu or source.is_cpu or is_capturing(source.device.type):
-                    continue
-                self.drop_arrived()
-                storage = target.untyped_storage()
-                self.known[storage._cdata] = _Copy(
-                    record_event(source.device),
-                    source.device.type,
-                    storage,
-                    weakref.ref(target),
-                    weakref.ref(source),
-                    (target._version, source._version),
-                )
+        for target, source in _pairs(api, args, kwargs, result):
+            if not isinstance(target, torch.Tensor) or not isinstance(source, torch.Tensor):
+                continue
+            target, source = local(target), local(source)
+            if not target.is_cpu or source.is_cpu or is_capturing(source.device.type):
+                continue
+            self.drop_arrived()
+            storage = _memory(target)
+            if storage is not None:
+                event = record_event(source.device)
+                versions = (_version(target), _version(source))
+                self.known[storage._cdata] = _Copy(event, source.device.type, storage, weakref.ref(target), weakref.ref(source), versions)
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Is the memory of a tensor still being filled? Never raises, never waits."""
+        """Is the memory of a tensor still being filled? Never waits."""
         return self._under_way(local(tensor)) is not None
 
     def source_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -76,23 +76,33 @@ class HostCopies:
         source = copy.source()
         if source is None or (source.dtype, source.shape) != (tensor.dtype, tensor.shape):
             return None
-        return source if (tensor._version, source._version) == copy.versions else None
+        versions = (_version(tensor), _version(source))
+        return source if None not in versions and versions == copy.versions else None
 
     def drop_arrived(self) -> None:
         for key in [key for key, copy in self.known.items() if _has_arrived(copy)]:
             del self.known[key]
 
     def _under_way(self, tensor: torch.Tensor) -> _Copy | None:
-        try:
-            key = tensor.untyped_storage()._cdata
-            copy = self.known.get(key)
-            if copy is not None and _has_arrived(copy):
-                del self.known[key]
-                copy = None
+        storage = _memory(tensor)
+        copy = None if storage is None else self.known.get(storage._cdata)
+        if copy is None or not _has_arrived(copy):
             return copy
-        except Exception as error:
-            raise_of_training(error)
-            return None
+        del self.known[copy.storage._cdata]
+        return None
+
+
+def _memory(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """None of what has none: a sparse tensor, a wrapper of other tensors."""
+    try:
+        return tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """How often it was written; None of one made in inference mode, which does not count."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def _has_arrived(copy: _Copy) -> bool:
