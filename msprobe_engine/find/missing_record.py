@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from msprobe_engine.core import names
 from msprobe_engine.core.errors import ProbeError
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.ranges import few_ranges, ranges_of, steps_text
-from msprobe_engine.formats.dump.parsed import StepDump
+from msprobe_engine.formats.dump.completeness import was_cut_off
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.reader import Rank, open_dump
 
 _NEAR, _SHOWN = 3, 5
@@ -89,16 +90,18 @@ def explain_absence(path: Path, name: str) -> Absence:
     for step in dump.steps:
         for rank in dump.ranks(step):
             try:
-                loaded = dump.load(step, rank)
+                table = read_side(dump.file(step, rank))
             except ProbeError as error:
                 answer.unreadable.append(str(error))
                 continue
-            found = [record for record in loaded.entries if name in record]
+            found = [record for record in table.ops if name in record]
             (answer.present if found else answer.absent).setdefault(step, []).append(rank)
             answer.examples += [record for record in found if record not in answer.examples][: _SHOWN - len(answer.examples)]
             if not found:
-                reasons |= dict.fromkeys(_reasons(loaded, name))
-                known |= dict.fromkeys(loaded.entries)
+                said = len(table.problems)
+                reasons |= dict.fromkeys(_reasons(table, step, name))
+                answer.unreadable += table.problems[said:]
+                known |= dict.fromkeys(table.ops)
     if not answer.absent:
         return answer
     answer.reasons = [*list(reasons)[:_SHOWN], *([f"and {len(reasons) - _SHOWN} more like these"] if len(reasons) > _SHOWN else [])]
@@ -111,31 +114,32 @@ def explain_absence(path: Path, name: str) -> Absence:
     return answer
 
 
-def _reasons(dump: StepDump, name: str) -> Iterator[str]:
+def _reasons(table: DumpTable, step: int, name: str) -> Iterator[str]:
     """What the files of one rank and step say about it."""
     parsed = names.parse(name)
     is_module = isinstance(parsed, (names.ModuleName, names.ParametersGradName)) or name.startswith(("Module.", "Cell."))
     is_call = isinstance(parsed, names.ApiName) and not is_module
-    if not dump.complete:
-        yield f"step {dump.step} of {one_line(dump.directory.name)} was cut off: what came later is not in it"
-    if dump.level == "L0" and is_call:
+    level = table.header.get("level")
+    if was_cut_off(table.path, table.header, table.recovered):
+        yield f"step {step} of {one_line(table.path.parent.name)} was cut off: what came later is not in it"
+    if level == "L0" and is_call:
         yield "level L0 records modules, and this is a call of a function: dump.level mix has both, L1 calls alone"
-    if dump.level == "L1" and is_module:
+    if level == "L1" and is_module:
         yield "level L1 records calls of functions, and this is a module: dump.level mix has both, L0 modules alone"
-    if dump.level == "debug":
+    if level == "debug":
         yield "level debug records what the program gives to save(), and nothing else"
-    if dump.task == "overflow_check":
+    if table.task == "overflow_check":
         yield "task overflow_check records calls with NaN or Inf, and nothing else"
-    yield from _left_out(dump, name)
-    if name in dump.construct or any(name in node for node in dump.construct):
+    yield from _left_out(table.header, name)
+    if name in table.construct or any(name in node for node in table.construct):
         yield "it was called, and is a node of construct.json: a setting of the dump has left its tensors out"
     if parsed is not None:
-        yield from _other_calls(dump, parsed)
+        yield from _other_calls(table, step, parsed)
 
 
-def _left_out(dump: StepDump, name: str) -> Iterator[str]:
+def _left_out(header: Mapping[str, Any], name: str) -> Iterator[str]:
     """By the settings that leave something out, as the dump names them."""
-    chosen = dump.header.get("selection")
+    chosen = header.get("selection")
     if not isinstance(chosen, dict):
         return
     elements = chosen.get("list")
@@ -154,13 +158,13 @@ def _left_out(dump: StepDump, name: str) -> Iterator[str]:
         yield "dump.request_id keeps only the part of one request"
 
 
-def _other_calls(dump: StepDump, name: names.RecordName) -> Iterator[str]:
+def _other_calls(table: DumpTable, step: int, name: names.RecordName) -> Iterator[str]:
     """The same module or function is there, with another number or direction."""
     if not isinstance(name, (names.ModuleName, names.ApiName)):
         return
-    alike = [other for record in dump.entries if isinstance(other := names.parse(record), type(name)) and _base(other) == _base(name)]
+    alike = [other for record in table.ops if isinstance(other := names.parse(record), type(name)) and _base(other) == _base(name)]
     same = [other for other in alike if other.direction == name.direction]
-    where = f"in step {dump.step} of {one_line(dump.directory.name)}"
+    where = f"in step {step} of {one_line(table.path.parent.name)}"
     if same:
         numbers = few_ranges(ranges_of(sorted({other.number for other in same})))
         yield f"{where} it has calls {numbers} and no call {name.number} ({name.direction}): numbers count the calls of a step"

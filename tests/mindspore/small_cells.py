@@ -12,7 +12,8 @@ import numpy as np
 from mindspore import Tensor, mint, nn, ops
 
 from msprobe.mindspore import PrecisionDebugger
-from msprobe_engine.formats.dump.reader import StepDump, open_dump
+from msprobe_engine.formats.dump.parsed import StepDump
+from msprobe_engine.formats.dump.reader import open_dump
 
 
 class Pair(nn.Cell):  # type: ignore[misc]

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from msprobe_engine.formats.dump.reader import StepDump, open_dump
+from msprobe_engine.formats.dump.parsed import StepDump
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from msprobe_engine.formats.dump.reader import StepDump, open_dump
+from msprobe_engine.formats.dump.parsed import StepDump
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.backend import TorchBackend
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]

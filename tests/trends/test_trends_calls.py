@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.formats.dump.dump_table import read_side
 from msprobe_engine.report.trends.apart import apart
 from msprobe_engine.report.trends.calls import calls_of
 from msprobe_engine.report.trends.collect import collect
@@ -84,7 +84,7 @@ def test_recomputed_calls_are_numbered_by_themselves(tmp_path: Path) -> None:
     construct = {**layers(1), "Tensor.mul.1.forward": "Module.layers.0.Block.forward.1", "Module.layers.0.Block.forward.1": None}
     construct |= {"Tensor.mul.1.backward": "Module.layers.0.Block.backward.1", "Module.layers.0.Block.backward.1": None}
     root = written(tmp_path, construct, {}, ("Tensor.mul.1.forward", "Module.layers.0.Block.forward.1"))
-    calls = calls_of(open_dump(root).load(0, 0))
+    calls = calls_of(read_side(root / "step0/rank0/dump.json"))
     assert calls["Tensor.mul.1.forward"] == ("recompute", "layers.0: Tensor.mul", 0, 0)
     assert calls["Tensor.mul.1.backward"] == ("backward", "layers.0: Tensor.mul", 0, 0)
 
@@ -123,20 +123,21 @@ def test_calls_of_the_optimizer_come_behind_the_backward_pass(tmp_path: Path) ->
         "Tensor.add_.0.forward": None,
     }
     root = written(tmp_path / "both", construct, {"Tensor.mul.0.backward": math.nan, "Tensor.mul_.0.forward": math.nan})
-    calls = calls_of(open_dump(root).load(0, 0))
+    calls = calls_of(read_side(root / "step0/rank0/dump.json"))
     assert {name for name, call in calls.items() if call.metric == "optimizer"} == {"Tensor.mul_.0.forward", "Tensor.add_.0.forward"}
     trends = collect([open_source(root)])
     assert list(trends.metrics) == ["forward", "backward", "optimizer"]
     found = trends.runs[0].nonfinite
     assert [one.metric for one in found] == ["backward", "optimizer"]
     alone = {name: parent for name, parent in construct.items() if ".backward" not in name}
-    assert {call.metric for call in calls_of(open_dump(written(tmp_path / "forward", alone, {})).load(0, 0)).values()} == {"forward"}
+    forward = calls_of(read_side(written(tmp_path / "forward", alone, {}) / "step0/rank0/dump.json"))
+    assert {call.metric for call in forward.values()} == {"forward"}
 
 
 def test_construct_that_goes_round_in_circles_is_endured(tmp_path: Path) -> None:
     """A damaged file ends no page."""
     construct = {"Tensor.mul.0.forward": "Module.a.A.forward.0", "Module.a.A.forward.0": "Module.a.A.forward.0"}
-    calls = calls_of(open_dump(written(tmp_path, construct, {})).load(0, 0))
+    calls = calls_of(read_side(written(tmp_path, construct, {}) / "step0/rank0/dump.json"))
     assert calls["Tensor.mul.0.forward"].name == "a: Tensor.mul"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from msprobe_engine.core.operator_traits import UNINITIALISED
 from msprobe_engine.core.settings.tree import nearest
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_records
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.reader import framework_of, open_dump
 from msprobe_engine.formats.dump.stream import open_records
 
@@ -66,7 +67,8 @@ class DumpCalls:
         framework: ``pytorch``, ``mindspore``, ``mindtorch``.
         calls: in the order of the file.
         remarks: what of the file was not taken, one line each.
-        missing: sentences about records that the file cannot have (`formats.dump.completeness`).
+        missing: sentences about records that the file cannot have (`formats.dump.completeness`), and about a damaged stack.json.
+        stacks: record name -> lines of the recorded stack, innermost first.
     """
 
     file: Path
@@ -74,6 +76,7 @@ class DumpCalls:
     calls: tuple[Call, ...]
     remarks: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    stacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def find_dump(path: str | Path) -> Path:
@@ -130,7 +133,10 @@ def read_calls(path: str | Path) -> DumpCalls:
     if alone:
         remarks.append(f"{alone} backward records have no forward record; they cannot be checked")
     calls = tuple(Call(name, record, backward.get(name)) for name, record in (*forward.items(), *further.items()))
-    return DumpCalls(file, framework_of(header, forward.values()), calls, tuple(remarks), tuple(missing))
+    table = DumpTable(file, header, recovered=records.recovered)
+    stacks = table.stacks
+    framework = framework_of(header, forward.values())
+    return DumpCalls(file, framework, calls, tuple(remarks), (*missing, *table.problems), stacks)
 
 
 def without_repeats(calls: Iterable[Call]) -> list[Call]:

@@ -25,7 +25,6 @@ from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.log import get_logger, printable
 from msprobe_engine.core.process.cores import usable_cores
 from msprobe_engine.core.settings.tree import nearest
-from msprobe_engine.formats.dump.reader import read_stacks
 
 MOST_PROCESSES = 8
 CALLS_PER_PROCESS = 100
@@ -105,13 +104,12 @@ def check_dump(
     there = Path(out_path).exists()
     with _files(out_path, resume, options, settings, dump.framework) as files:
         error_data = _error_data(settings, files.stamp) if options.save_error_data else None
-        stacks = read_stacks(dump.file.parent)
         tally = summary.Tally()
         for result in files.done_results(order) if files.done else ():
             tally.add(result)
         rest = [call for call in calls if call.name not in files.done]
         try:
-            _check_rest(rest, dump, settings, options, files, stacks, tally, error_data)
+            _check_rest(rest, dump, settings, options, files, tally, error_data)
         except CannotBegin:
             if resume is not None or tally.devices:
                 _tell_how_to_go_on(files)
@@ -130,7 +128,7 @@ def check_dump(
         details_path=files.details_path,
         error_data=error_data if error_data is not None and error_data.is_dir() else None,
         tally=tally,
-        stacks=stacks,
+        stacks=dump.stacks,
         repeats=len(dump.calls) - len(calls),
         seconds=time.perf_counter() - began,
         compat=options.compat is not None,
@@ -157,7 +155,6 @@ def _check_rest(
     settings: PrecheckSettings,
     options: Options,
     files: ResultFiles,
-    stacks: Mapping[str, Sequence[str]],
     tally: summary.Tally,
     error_data: Path | None,
 ) -> None:
@@ -165,7 +162,7 @@ def _check_rest(
 
     def keep(result: CallResult) -> None:
         tally.add(result)
-        files.append(result, summary.source_line(stacks.get(f"{result.name}.forward", ())))
+        files.append(result, summary.source_line(dump.stacks.get(f"{result.name}.forward", ())))
 
     def told(about: About) -> None:
         for remark in (about.remark, *_without_call(about.operators, calls)) if not tally.devices else ():

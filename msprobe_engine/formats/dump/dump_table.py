@@ -20,17 +20,18 @@ import numpy.typing as npt
 
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.damaged_files import guard_reading
+from msprobe_engine.core.names import node_parent, node_parents
 from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump import frame_log, layout
 from msprobe_engine.formats.dump.completeness import cut_off_companion, missing_companions, missing_records
-from msprobe_engine.formats.dump.reader import parse_json, read_bytes, read_inside
+from msprobe_engine.formats.dump.reader import parse_object, read_bytes, read_inside
 from msprobe_engine.formats.dump.record_rows import DEBUG as DEBUG
 from msprobe_engine.formats.dump.record_rows import INPUT as INPUT
 from msprobe_engine.formats.dump.record_rows import OUTPUT as OUTPUT
 from msprobe_engine.formats.dump.record_rows import PARAMETERS as PARAMETERS
 from msprobe_engine.formats.dump.record_rows import PARAMETERS_GRAD as PARAMETERS_GRAD
-from msprobe_engine.formats.dump.record_rows import RowReader, Value
+from msprobe_engine.formats.dump.record_rows import RowReader, Value, is_number
 from msprobe_engine.formats.dump.stacks import stack_lines
 from msprobe_engine.formats.dump.stream import Records, open_records
 from msprobe_engine.formats.tensors.reader import TensorFiles
@@ -155,10 +156,29 @@ class DumpTable:
 
     def parent(self, op: str) -> str | None:
         """The record that encloses this one; None at the top or when not known."""
-        node = self.construct.get(op)
-        if isinstance(node, list):
-            node = node[0] if node else None
-        return node if isinstance(node, str) and node else None
+        return node_parent(self.construct.get(op))
+
+    @cached_property
+    def parents(self) -> dict[str, str | None]:
+        """Node of construct.json -> the one that encloses it; None at the top. Also nodes that are no record."""
+        return node_parents(self.construct)
+
+    def place(self, row: int) -> str:
+        """The row's place within its record, as tensor files are called: ``input.0``, ``kwargs.mask``, ``output.0.1``, a parameter's name
+        in gradient records, "" of a record that is one tensor."""
+        op, name = self.ops[self.op[row]], self.name[row]
+        place = name[len(op) + 1 :] if name.startswith(op) else name
+        section, _, rest = place.partition(".")
+        keyword = section == "input" and self.role[row] == INPUT and not rest.partition(".")[0].isdecimal()
+        return f"kwargs.{rest}" if keyword else place
+
+    @cached_property
+    def stated(self) -> npt.NDArray[np.bool_]:
+        """Which of `stats` the file has, (rows, 4): of no argument that is no tensor, and no text but that of NaN and infinities."""
+        stated = np.ones((len(self), 4), np.bool_)
+        for row, four in self.nonfloat_stats.items():
+            stated[row] = [row not in self.values and is_number(value) for value in four]
+        return stated
 
     @cached_property
     def aliases(self) -> list[str]:
@@ -175,28 +195,29 @@ class DumpTable:
         """The saved tensors, by `data_name`."""
         return TensorFiles(self.path.parent)
 
+    def companion(self, name: str) -> dict[str, Any]:
+        """stack.json or construct.json as it is; {} where the dump has none.
+
+        Raises:
+            FileNotFoundError, DumpFormatError: it is a link to nothing, or damaged.
+        """
+        file, log = self.path.parent / name, self.path.parent / layout.FRAME_LOG
+        if self.recovered and os.path.lexists(log):  # a killed process: what is beside may be of the run before
+            logged = frame_log.decode(read_bytes(log), str(log))
+            return parse_object((logged.stack if name == layout.STACK else logged.construct) or b"{}", log)
+        if layout.holds_inside(self.header, name):
+            return read_inside(self.path, name)
+        return parse_object(read_bytes(file), file) if os.path.lexists(file) else {}
+
     def _beside(self, name: str) -> dict[str, Any]:
         file = self.path.parent / name
-        log = self.path.parent / layout.FRAME_LOG
+        inside = self.recovered or layout.holds_inside(self.header, name)
         try:
-            if self.recovered and os.path.lexists(log):  # a killed process: what is beside may be of the run before
-                logged = frame_log.decode(read_bytes(log), str(log))
-                document = parse_json((logged.stack if name == layout.STACK else logged.construct) or b"{}", log)
-            elif layout.holds_inside(self.header, name):
-                file = self.path
-                document = read_inside(file, name)
-            elif os.path.lexists(file):
-                document = parse_json(read_bytes(file), file)
-            else:
-                return {}
-            if isinstance(document, dict):
-                return document
-            raise DumpFormatError(f"{file}: holds a {type(document).__name__}; a JSON object is needed")
+            return self.companion(name)
         except FileNotFoundError:
-            self.say(Sentence("{0}: is a link to nothing; compared without it", file))
+            self.say(Sentence("{0}: is a link to nothing; compared without it", self.path if inside else file))
         except DumpFormatError as error:
-            cut = "" if self.recovered or file == self.path else cut_off_companion(file)
-            self.say(cut or Sentence("{0}. Compared without it", error))
+            self.say(("" if inside else cut_off_companion(file)) or Sentence("{0}. Compared without it", error))
         return {}
 
     def say(self, problem: str) -> None:

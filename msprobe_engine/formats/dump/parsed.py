@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from msprobe_engine.core import names
 from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.log import one_line, warning
+from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.core.records import Opaque, TensorDescription
+from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.completeness import was_cut_off
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.record_rows import WORDS_OF_NUMBERS
+from msprobe_engine.formats.dump.stacks import stack_lines
+from msprobe_engine.formats.dump.stream import open_records
 from msprobe_engine.formats.tensors.reader import TensorFiles
 
 Value = float | int | bool | None
@@ -18,7 +25,6 @@ _STATISTICS = ("Max", "Min", "Mean", "Norm")
 _KNOWN = frozenset((*_STATISTICS, "type", "dtype", "shape", "requires_grad", "nan_count", "inf_count", "digest", "md5", "data_name"))
 _SECTIONS = frozenset(("input_args", "input_kwargs", "output", "parameters", "input"))
 _PLACE = {"input_args": "input", "input_kwargs": "kwargs"}
-_WORDS = {word: float(word) for word in ("NaN", "nan", "Infinity", "inf", "-Infinity", "-inf")}
 _MAX_DEPTH = 100
 
 
@@ -89,33 +95,44 @@ def _walk(place: str, node: Any) -> Iterator[tuple[str, DumpedTensor]]:
 
 @dataclass(frozen=True)
 class StepDump:
-    """One rank's dump of one step.
+    """One rank's dump of one step as nested records, for scripts and notebooks: what `DumpTable` has as columns.
 
     Attributes:
-        directory: where it was read from.
+        table: the file's header, what lies beside it and the saved tensors; without rows.
         step, rank: None when the directory name does not say.
-        header: all keys of the file but ``data``: task, level, framework, dump_data_dir, ...
         entries: records in file order (order of completion), by name.
         stacks: record name to call stack lines, innermost first.
         construct: node to parent; also nodes that are no record.
         complete: everything of the step is here.
-        recovered: read from the frame log of a process that was killed before it could write the files.
     """
 
-    directory: Path
+    table: DumpTable
     step: int | None
     rank: int | None
-    header: dict[str, Any]
     entries: dict[str, DumpedEntry]
-    stacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    construct: dict[str, str | None] = field(default_factory=dict)
-    complete: bool = True
-    recovered: bool = False
+    stacks: dict[str, tuple[str, ...]]
+    construct: dict[str, str | None]
+    complete: bool
+
+    @property
+    def directory(self) -> Path:
+        """Where it was read from."""
+        return self.table.path.parent
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """All keys of the file but ``data``: task, level, framework, dump_data_dir, ..."""
+        return self.table.header
+
+    @property
+    def recovered(self) -> bool:
+        """Read from the frame log of a process that was killed before it could write the files."""
+        return self.table.recovered
 
     @property
     def task(self) -> str:
         """``statistics``, ``tensor``, ``structure``, ...; ``statistics`` when the file does not say."""
-        return str(self.header.get("task", "statistics"))
+        return self.table.task
 
     @property
     def level(self) -> str:
@@ -127,10 +144,54 @@ class StepDump:
         """``pytorch``, ``mindspore``, ``mindtorch``; ``""`` when the file does not say."""
         return str(self.header.get("framework", ""))
 
-    @cached_property
+    @property
     def files(self) -> TensorFiles:
         """The saved tensors, by ``data_name``, whatever their format."""
-        return TensorFiles(self.directory)
+        return self.table.files
+
+
+def load_rank_directory(path: Path | str, step: int | None = None, rank: int | None = None) -> StepDump:
+    """Read the dump in one rank directory; see `DumpDirectory.load`."""
+    path = Path(path)
+    step = layout.step_of(path.resolve().parent.name) if step is None else step
+    rank = layout.rank_of(path.name) if rank is None else rank
+    debug = not (path / layout.DUMP).exists() and (path / layout.DEBUG).exists()
+    table = DumpTable(path / (layout.DEBUG if debug else layout.DUMP))
+    try:
+        with collection_paused():
+            return _load(table, step, rank)
+    except DumpFormatError:
+        if table.path.exists() or not (path / layout.MARKER).exists():
+            raise
+        return StepDump(table, step, rank, {}, {}, {}, False)
+
+
+def _load(table: DumpTable, step: int | None, rank: int | None) -> StepDump:
+    with open_records(table.path) as records:
+        data = {name: record for block in records for name, record in block.items()}
+    table.header, table.recovered = records.header, records.recovered
+    lines, odd = stack_lines(table.companion(layout.STACK))
+    if odd:
+        warning(f"{one_line(str(table.path.parent / layout.STACK))}: {odd:,} stacks are no lists of lines of text and are left out")
+    stacks = {name: tuple(said) for name, said in lines.items()}
+    nodes = table.companion(layout.CONSTRUCT)
+    parser = EntryParser(str(table.path), stacks, nodes, table.header)
+    try:
+        entries = {name: parser.entry(name, value) for name, value in data.items()}
+    except RecursionError:
+        raise DumpFormatError(f"{table.path}: nested too deeply; no dump of a training looks so, do not trust it") from None
+    complete = not was_cut_off(table.path, table.header, table.recovered) and (not table.recovered or _tensors_are_there(table, entries))
+    return StepDump(table, step, rank, entries, stacks, names.node_parents(nodes), complete)
+
+
+def _tensors_are_there(table: DumpTable, entries: Mapping[str, DumpedEntry]) -> bool:
+    """Does every tensor that the records of a killed process name have its file? The frame log is written at the step's end, tensor
+    files by threads that may not have been through."""
+    wanted = {tensor.data_name for entry in entries.values() for _, tensor in entry.tensors()} - {None}
+    try:
+        return not wanted or wanted <= set(table.files.names())
+    except DumpFormatError:
+        return False
 
 
 class EntryParser:
@@ -221,8 +282,8 @@ class EntryParser:
     def _value(self, value: Any, key: str, name: str) -> Value:
         if value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 64):
             return value
-        if isinstance(value, str) and value in _WORDS:
-            return _WORDS[value]
+        if isinstance(value, str) and value in WORDS_OF_NUMBERS:
+            return WORDS_OF_NUMBERS[value]
         if isinstance(value, str) and value in ("N/A", "None", ""):
             return None
         raise self._error(name, f"has {key} = {_shown(value)}; a number of at most 64 bits, null or 'NaN' is allowed")

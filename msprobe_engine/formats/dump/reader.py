@@ -10,24 +10,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.core import names
 from msprobe_engine.core.errors import DumpFormatError, TextError, UnreadableFileError, UsageError
 from msprobe_engine.core.io.input_files import open_input, read_input
 from msprobe_engine.core.io.json_text import parse_json as parse_text
 from msprobe_engine.core.io.regular_files import OddFileError
-from msprobe_engine.core.log import one_line, warning
-from msprobe_engine.core.process.garbage_collection import collection_paused
-from msprobe_engine.formats.dump import frame_log, layout
+from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.find_dumps import describe_content, find_dump, nearby
-from msprobe_engine.formats.dump.parsed import DumpedEntry, DumpedTensor, EntryParser, StepDump
-from msprobe_engine.formats.dump.stacks import stack_lines
 
-__all__ = ["DumpDirectory", "DumpedEntry", "DumpedTensor", "StepDump", "load_rank_directory", "open_dump"]
+if TYPE_CHECKING:
+    from msprobe_engine.formats.dump.parsed import StepDump
 
 Rank = int | str
 """A rank, or the name of a directory that does not say its rank (``rank``, ``proc{pid}``)."""
@@ -156,7 +151,14 @@ class DumpDirectory:
             DumpFormatError: a file is damaged and cannot be recovered; file and line are named.
             UsageError: no such step or rank.
         """
+        from msprobe_engine.formats.dump.parsed import load_rank_directory
+
         return load_rank_directory(self.path(step, rank), step, rank if isinstance(rank, int) else None)
+
+    def file(self, step: int, rank: Rank | None = None) -> Path:
+        """The dump.json of a rank, which `dump_table.read_side` reads, or its debug.json. `rank` None: the only one."""
+        path = self.path(step, rank)
+        return path / (layout.DEBUG if (path / layout.DEBUG).exists() and not (path / layout.DUMP).exists() else layout.DUMP)
 
 
 def _some(values: list[Any]) -> str:
@@ -184,72 +186,6 @@ def _process_ranks(found: Mapping[int | None, Mapping[str, Path]]) -> dict[str, 
     return known
 
 
-def load_rank_directory(path: Path | str, step: int | None = None, rank: int | None = None) -> StepDump:
-    """Read the dump in one rank directory; see `DumpDirectory.load`."""
-    with collection_paused():
-        return _load(Path(path), step, rank)
-
-
-def _load(path: Path, step: int | None, rank: int | None) -> StepDump:
-    step = layout.step_of(path.resolve().parent.name) if step is None else step
-    rank = layout.rank_of(path.name) if rank is None else rank
-    marked = (path / layout.MARKER).exists()
-    file = path / (layout.DUMP if (path / layout.DUMP).exists() else layout.DEBUG)
-    problem: DumpFormatError | None = None
-    if file.exists():
-        try:
-            document = _object(read_json(file), file)
-            complete = document.get("complete", True) is not False and not (marked and _older(file, path / layout.MARKER))
-            stack, construct = (_companion(document, file, name) for name in layout.COMPANIONS)
-            return _step_dump(path, step, rank, document, stack, construct, complete)
-        except DumpFormatError as error:
-            problem = error
-    try:
-        logged = frame_log.decode(read_bytes(path / layout.FRAME_LOG), str(path / layout.FRAME_LOG))
-        document = _object(parse_json(logged.dump_json(str(path / layout.FRAME_LOG)), path / layout.FRAME_LOG), path / layout.FRAME_LOG)
-        stack = parse_json(logged.stack or b"{}", path / layout.FRAME_LOG)
-        construct = parse_json(logged.construct or b"{}", path / layout.FRAME_LOG)
-        complete = document.get("complete", True) is not False
-        dump = _step_dump(path, step, rank, document, stack, construct, complete, recovered=True)
-        return dump if not complete or _tensors_are_there(dump) else replace(dump, complete=False)
-    except (OSError, DumpFormatError, ValueError) as error:
-        if problem is not None:
-            raise problem from None
-        if marked:
-            return StepDump(path, step, rank, {}, {}, complete=False)
-        if isinstance(error, DumpFormatError):
-            raise
-        raise DumpFormatError(
-            f"{path}: neither {layout.DUMP} nor {layout.DEBUG} is here; give a directory that a dump was written to"
-        ) from None
-
-
-def _tensors_are_there(dump: StepDump) -> bool:
-    """Does every tensor that the records of a killed process name have its file? The frame log is written at the step's end, tensor
-    files by threads that may not have been through."""
-    wanted = {tensor.data_name for entry in dump.entries.values() for _, tensor in entry.tensors()} - {None}
-    if not wanted:
-        return True
-    from msprobe_engine.formats.tensors.reader import TensorFiles
-
-    try:
-        return wanted <= set(TensorFiles(dump.directory).names())
-    except DumpFormatError:
-        return False
-
-
-def read_stacks(directory: Path) -> dict[str, tuple[str, ...]]:
-    """Lines of the recorded stack by record name, of one rank directory; {} where the dump has none.
-
-    Raises:
-        DumpFormatError: the file is damaged.
-    """
-    file = directory / layout.STACK
-    if not file.exists() and (directory / layout.DUMP).exists():
-        return _stacks(read_inside(directory / layout.DUMP, layout.STACK), directory / layout.DUMP)
-    return _stacks(_optional(file), file)
-
-
 def framework_of(header: Mapping[str, Any], records: Iterable[object]) -> str:
     """``pytorch``, ``mindspore``, ``mindtorch``: what dump.json says, else what the tensors in its records are."""
     said = header.get("framework")
@@ -258,86 +194,18 @@ def framework_of(header: Mapping[str, Any], records: Iterable[object]) -> str:
     return "mindspore" if any('"type": "mindspore.' in json.dumps(record) for record in records) else "pytorch"
 
 
-def _older(file: Path, marker: Path) -> bool:
-    """True when `file` was left by an earlier run whose directory is being replaced."""
-    try:
-        return file.stat().st_mtime_ns < marker.stat().st_mtime_ns
-    except OSError:
-        return False
-
-
-def _step_dump(
-    path: Path,
-    step: int | None,
-    rank: int | None,
-    document: dict[str, Any],
-    stack: Any,
-    construct: Any,
-    complete: bool,
-    recovered: bool = False,
-) -> StepDump:
-    where = str(path / layout.DUMP)
-    data = document.get("data")
-    if not isinstance(data, dict):
-        raise DumpFormatError(f"{where}: key 'data' is {'missing' if data is None else 'no JSON object'}; this is no dump file")
-    header = {key: value for key, value in document.items() if key != "data"}
-    stacks = _stacks(stack, path / layout.STACK)
-    nodes = _object(construct, path / layout.CONSTRUCT)
-    parser = EntryParser(where, stacks, nodes, header)
-    try:
-        entries = {name: parser.entry(name, value) for name, value in data.items()}
-    except RecursionError:
-        raise DumpFormatError(f"{where}: nested too deeply; no dump of a training looks so, do not trust it") from None
-    parents = names.node_parents(nodes)
-    return StepDump(path, step, rank, header, entries, stacks, parents, complete, recovered)
-
-
-def _stacks(document: Any, file: Path) -> dict[str, tuple[str, ...]]:
-    found, odd = stack_lines(_object(document, file))
-    if odd:
-        warning(f"{one_line(str(file))}: {odd:,} stacks are no lists of lines of text and are left out")
-    return {name: tuple(lines) for name, lines in found.items()}
-
-
-def _object(document: Any, file: Path) -> dict[str, Any]:
-    if not isinstance(document, dict):
-        raise DumpFormatError(f"{file}: holds a {type(document).__name__}; a JSON object is needed")
-    return document
-
-
-def _optional(file: Path) -> Any:
-    return read_json(file) if file.exists() else {}
-
-
-def _companion(document: dict[str, Any], file: Path, name: str) -> Any:
-    return document.pop(name, {}) if layout.holds_inside(document, name) else _optional(file.parent / name)
-
-
-def read_inside(file: Path, name: str) -> Any:
+def read_inside(file: Path, name: str) -> dict[str, Any]:
     """stack.json or construct.json that a dump.json holds; {} where it does not.
 
     Raises:
-        FileNotFoundError, DumpFormatError: as `read_bytes`, or it is no JSON.
+        FileNotFoundError, DumpFormatError: as `read_bytes`, or it is no JSON object.
     """
     data = read_bytes(file)
     start = data.rfind(b'\n "%s": {' % name.encode())
     if start < 0:  # not there, or somebody has laid the file out in another way
-        return _object(parse_json(data, file), file).get(name, {}) if name.encode() in data else {}
+        return as_object(parse_object(data, file).get(name, {}), file) if name.encode() in data else {}
     start = data.index(b"{", start)
-    return parse_json(data[start : data.find(b"\n", start)].rstrip(b","), file)
-
-
-def read_json(file: Path) -> Any:
-    """The JSON of a dump file; NaN and Infinity are accepted, as the format has them.
-
-    Raises:
-        DumpFormatError: it cannot be read or is no JSON; file, line and what to do are named.
-    """
-    try:
-        data = read_bytes(file)
-    except FileNotFoundError:
-        raise DumpFormatError(f"{file}: is not there any more; does the run still write?") from None
-    return parse_json(data, file)
+    return parse_object(data[start : data.find(b"\n", start)].rstrip(b","), file)
 
 
 def read_bytes(file: Path) -> bytes:
@@ -359,7 +227,11 @@ def read_bytes(file: Path) -> bytes:
 
 
 def parse_json(data: bytes, file: Path, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """`read_json` of bytes; `file` is named in errors. `pairs` makes the objects, as `json.loads` has it."""
+    """The JSON of a dump file; NaN and Infinity are accepted, as the format has them. `pairs` makes the objects, as `json.loads` has it.
+
+    Raises:
+        DumpFormatError: it is no JSON; file, line and what to do are named.
+    """
     if not data.strip():
         raise DumpFormatError(f"{file}: is empty; the run was stopped before it wrote this step. Leave the step out or dump it again")
     try:
@@ -370,3 +242,19 @@ def parse_json(data: bytes, file: Path, pairs: Callable[[list[tuple[str, Any]]],
         cut = error.at_end or not data.rstrip().endswith(b"}")
         cause = "it was cut off while being written (killed process or full disk)" if cut else "it is damaged or was edited"
         raise DumpFormatError(f"{file}: line {error.line}: {error.problem}; {cause}. Leave the step out or dump it again") from None
+
+
+def parse_object(data: bytes, file: Path, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> dict[str, Any]:
+    """`parse_json` of a file that must hold an object."""
+    return as_object(parse_json(data, file, pairs), file)
+
+
+def as_object(document: Any, file: Path) -> dict[str, Any]:
+    """What was parsed of a file, if it is a JSON object.
+
+    Raises:
+        DumpFormatError: it is not.
+    """
+    if not isinstance(document, dict):
+        raise DumpFormatError(f"{file}: holds a {type(document).__name__}; a JSON object is needed")
+    return document

@@ -7,11 +7,12 @@ where there was nothing to read, and equal numbers mean the same tensor.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.parsed import EntryParser, StepDump
-from msprobe_engine.formats.dump.reader import read_json
+from msprobe_engine.formats.dump.reader import parse_object, read_bytes
 
 
 def with_shapes(dump: StepDump) -> tuple[StepDump, list[int] | None]:
@@ -27,11 +28,11 @@ def with_shapes(dump: StepDump) -> tuple[StepDump, list[int] | None]:
             f"{dump.directory}: task 'structure' of the existing tool writes names and no shapes, so sizes are not known; "
             "give a dump of task statistics, or a structure dump of this tool"
         )
-    document = read_json(file)
-    data = document.get("data") if isinstance(document, dict) else None
+    document = parse_object(read_bytes(file), file)
+    data = document.get("data")
     if not isinstance(data, dict):
         raise DumpFormatError(f"{file}: key 'data' is missing or no JSON object; the file is damaged")
-    rows = document.get("rows")
+    rows: Any = document.get("rows")
     valid = isinstance(rows, list) and all(isinstance(row, int) and -1 <= row < 1 << 40 for row in rows)
     known = valid and any(row >= 0 for row in rows)
     parser = EntryParser(str(file), dump.stacks, dump.construct, dump.header)

@@ -23,7 +23,7 @@ from msprobe_engine.core.io.json_text import parse_json as parse_text
 from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.formats.dump import frame_log, layout
 from msprobe_engine.formats.dump.find_dumps import nearby
-from msprobe_engine.formats.dump.reader import MOST_BYTES, parse_json, read_bytes
+from msprobe_engine.formats.dump.reader import MOST_BYTES, parse_json, parse_object, read_bytes
 from msprobe_engine.formats.dump.step_mark import why_unfinished
 
 BLOCK = 1 << 20
@@ -116,10 +116,7 @@ def records_of(path: Path, head: bytes, body: bytes) -> Records:
 
 
 def _in_blocks(path: Path, head: bytes, file: BinaryIO, rest: bytes, size: int) -> Records:
-    header = parse_json(head, path)
-    if not isinstance(header, dict):
-        raise DumpFormatError(f"{path}: holds a {type(header).__name__}; a JSON object is needed")
-    records = Records(path, header, iter(()))
+    records = Records(path, parse_object(head, path), iter(()))
     records._blocks = _blocks(path, records, file, rest, size)
     return records
 
@@ -134,11 +131,9 @@ def _in_one_piece(data: bytes, path: Path, recovered: bool = False) -> Records:
         of_data = sum(key == "data" for key, _ in items) if len(items) > len(found) else 0  # the object that ends last is the whole file
         return found
 
-    document = parse_json(data, path, made)
+    document = parse_object(data, path, made)
     if of_data > 1:
         raise _two_data(path)
-    if not isinstance(document, dict):
-        raise DumpFormatError(f"{path}: holds a {type(document).__name__}; a JSON object is needed")
     records = document.pop("data", None)
     for name in layout.COMPANIONS:
         if layout.holds_inside(document, name):

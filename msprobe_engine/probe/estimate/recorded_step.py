@@ -17,8 +17,8 @@ from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.core.records import Entry, TensorRef
 from msprobe_engine.core.statistics import rows as R
 from msprobe_engine.formats.dump import frame_log, layout
-from msprobe_engine.formats.dump.parsed import DumpedEntry, DumpedTensor, StepDump
-from msprobe_engine.formats.dump.reader import Rank, load_rank_directory, open_dump, read_bytes
+from msprobe_engine.formats.dump.parsed import DumpedEntry, DumpedTensor, StepDump, load_rank_directory
+from msprobe_engine.formats.dump.reader import Rank, open_dump, read_bytes
 from msprobe_engine.formats.dump.shapes import with_shapes
 from msprobe_engine.formats.dump.writing import text
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from msprobe_engine.find.nonfinite.trace import module_path
-from msprobe_engine.formats.dump.parsed import StepDump
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.monitor.convert.dump2db import place_of
 from msprobe_engine.report.trends.pairing import depth, unwrapped
 
@@ -31,24 +31,25 @@ class Call(NamedTuple):
     """Micro step: which call of its module at the top of the model this is a part of."""
 
 
-def wrappers(dump: StepDump) -> int | None:
+def wrappers(table: DumpTable) -> int | None:
     """How often all modules of a dump have ``module.`` in front; None without any."""
-    modules = {*map(module_path, dump.entries), *(module_path(parent) for parent in dump.construct.values() if parent)} - {""}
+    modules = {*map(module_path, table.ops), *(module_path(parent) for parent in table.parents.values() if parent)} - {""}
     return min((depth(f"{path}.") for path in modules), default=None)
 
 
-def calls_of(dump: StepDump, times: int = 0) -> dict[str, Call]:
+def calls_of(table: DumpTable, times: int = 0) -> dict[str, Call]:
     """All records of one rank and step that belong to a pass, by their names in the dump.
 
     Args:
         times: how many ``module.`` are taken off the front of the names of modules. What ran in the wrapped module itself has no module
             then, and is numbered with what ran outside of it: a dump of the bare model does not tell them apart.
     """
-    recomputed = {name for name, entry in dump.entries.items() if entry.tags.get("is_recompute")}
-    micro_of_root = _micro_steps(dump.construct, recomputed)
-    updates = _updates(dump)
+    construct = table.parents
+    recomputed = {table.ops[op] for op, tags in table.tags.items() if tags.get("is_recompute")}
+    micro_of_root = _micro_steps(construct, recomputed)
+    updates = _updates(table)
     found: list[tuple[str, Call]] = []
-    for name in dump.entries:
+    for name in table.ops:
         place = place_of(name, name in recomputed)
         if place is None:
             continue
@@ -56,11 +57,11 @@ def calls_of(dump: StepDump, times: int = 0) -> dict[str, Call]:
         metric = OPTIMIZER if name in updates else metric
         # a backward call is where its forward call is: the same row of another metric
         node = name.replace(".backward", ".forward")
-        node = node if node in dump.construct else name
-        micro = micro_of_root.get(_root(dump.construct, node), 0)
+        node = node if node in construct else name
+        micro = micro_of_root.get(_root(construct, node), 0)
         if module_path(name):
             prefix = unwrapped(prefix, times)
-        elif module := module_path(dump.construct.get(node) or ""):
+        elif module := module_path(construct.get(node) or ""):
             module = unwrapped(f"{module}.", times).rstrip(".")
             prefix, micro = (f"{module}: {prefix}", micro) if module else (prefix, 0)
         found.append((name, Call(metric, prefix, number, micro)))
@@ -71,12 +72,12 @@ def calls_of(dump: StepDump, times: int = 0) -> dict[str, Call]:
     return {name: call._replace(number=ranks[call.metric, call.name, call.micro][call.number]) for name, call in found}
 
 
-def _updates(dump: StepDump) -> set[str]:
+def _updates(table: DumpTable) -> set[str]:
     """Calls behind everything of the model; none in a step without a backward pass."""
-    names = list(dump.entries)
+    names = table.ops
     if not any(".backward" in name for name in names):
         return set()
-    last = max((i for i, name in enumerate(names) if ".backward" in name or module_path(name) or dump.construct.get(name)), default=-1)
+    last = max((i for i, name in enumerate(names) if ".backward" in name or module_path(name) or table.parents.get(name)), default=-1)
     return set(names[last + 1 :])
 
 

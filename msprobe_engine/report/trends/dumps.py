@@ -13,9 +13,8 @@ import numpy as np
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.find.nonfinite.first_over_ranks import analyse
 from msprobe_engine.find.nonfinite.load import load_step
-from msprobe_engine.formats.dump.completeness import missing_companions, missing_ranks, missing_records, missing_steps
-from msprobe_engine.formats.dump.layout import DUMP
-from msprobe_engine.formats.dump.parsed import DumpedTensor
+from msprobe_engine.formats.dump.completeness import missing_ranks, missing_steps
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.reader import DumpDirectory
 from msprobe_engine.formats.monitor.convert.dump2db import ranks_of
 from msprobe_engine.formats.monitor.series import Ids
@@ -30,7 +29,6 @@ _NEVER = 1 << 62
 STATISTICS = ("norm", "max", "min", "mean")
 _BACKWARDS = ("backward", "parameters_grad")
 """Metrics that a dump has from the end of the model to its beginning; the rows of a page are in the order of the model."""
-_COUNTS = {"nans": "nan_count", "infs": "inf_count"}
 
 
 class DumpSource:
@@ -64,7 +62,7 @@ class DumpSource:
         """How often all modules have ``module.`` in front, by the first file that can be read; None: no file, or no module in it."""
         for step, _, name in self._places:
             with contextlib.suppress(DumpFormatError, UsageError):
-                return wrappers(self._dump.load(step, name))
+                return wrappers(read_side(self._dump.file(step, name)))
         return None
 
     @property
@@ -98,28 +96,26 @@ class DumpSource:
 
     def _read(self, step: int, rank: int, name: int | str, rows: dict[str, _Rows]) -> None:
         try:
-            dump = self._dump.load(step, name)
+            table = read_side(self._dump.file(step, name))
         except (DumpFormatError, UsageError) as error:
             self._problems[f"step {step} rank {rank}: {error}"] = 1
             return
-        missing = missing_records(dump.directory / DUMP, dump.header, len(dump.entries), recovered=dump.recovered)
-        missing += [] if dump.recovered else missing_companions(dump.directory / DUMP, dump.header)
-        self._problems |= dict.fromkeys(missing, 1)
-        calls = calls_of(dump, self.unwrap)
+        calls = calls_of(table, self.unwrap)
+        self._problems |= dict.fromkeys(table.problems, 1)
         seen: dict[str, list[str]] = {}
-        entries = [(entry, call) for entry in dump.entries.values() if (call := calls.get(entry.name)) is not None]
-        when = dict(zip((entry.name for entry, _ in entries), moment_of(call.metric for _, call in entries)))
-        ahead = [one for one in entries if one[1].metric not in _BACKWARDS]
-        back = [one for one in entries if one[1].metric in _BACKWARDS]
-        for entry, call in (*ahead, *reversed(back)):
+        records = [(op, call) for op, record in enumerate(table.ops) if (call := calls.get(record)) is not None]
+        when = dict(zip((table.ops[op] for op, _ in records), moment_of(call.metric for _, call in records)))
+        ahead = [one for one in records if one[1].metric not in _BACKWARDS]
+        back = [one for one in records if one[1].metric in _BACKWARDS]
+        stated = table.stated[:, 0] | table.stated[:, 3]
+        for op, call in (*ahead, *reversed(back)):
             found = rows.setdefault(call.metric, _Rows())
-            tensors = list(entry.tensors())
-            for where, tensor in reversed(tensors) if call.metric in _BACKWARDS else tensors:
-                if tensor.max is not None or tensor.norm is not None:
-                    target = f"{call.name}.{where}" + (f" #{call.number}" if call.number else "")
-                    target += f" [micro {call.micro}]" if self._wanted.micro_steps else ""
-                    found.add(target, step, tensor, when[entry.name])
-                    seen.setdefault(call.metric, []).append(target)
+            tensors = [row for row in table.rows(op) if stated[row]]
+            for row in reversed(tensors) if call.metric in _BACKWARDS else tensors:
+                target = f"{call.name}.{table.place(row)}" + (f" #{call.number}" if call.number else "")
+                target += f" [micro {call.micro}]" if self._wanted.micro_steps else ""
+                found.add(target, step, table, row, when[table.ops[op]])
+                seen.setdefault(call.metric, []).append(target)
         for metric, targets in seen.items():
             rows[metric].order.add(targets)
         if any(found.has_infinity(step) for found in rows.values()) and (begins := self._begins(step)) is not None:
@@ -146,21 +142,26 @@ class _Rows:
         self.ids = array("q")
         self.steps = array("q")
         self.when = array("q")
-        self.columns = {name: array("d") for name in (*STATISTICS, *_COUNTS)}
+        self.columns = {name: array("d") for name in (*STATISTICS, "nans", "infs")}
         self.there = {name: bytearray() for name in self.columns}
         self.masks_until: dict[int, int] = {}  # step -> moment before which infinities are those of masks
         self._infinite: set[int] = set()
 
-    def add(self, name: str, step: int, tensor: DumpedTensor, when: int) -> None:
+    def add(self, name: str, step: int, table: DumpTable, row: int, when: int) -> None:
         self.ids.append(self.names[name])
         self.steps.append(step)
         self.when.append(when)
-        if any(isinstance(value, float) and math.isinf(value) for value in (tensor.max, tensor.min)):
+        top, bottom, mean, norm = table.numbers[4 * row : 4 * row + 4]
+        if math.isinf(top) or math.isinf(bottom):
             self._infinite.add(step)
-        for statistic in self.columns:
-            value = getattr(tensor, _COUNTS.get(statistic, statistic))
-            self.columns[statistic].append(math.nan if value is None else value)
-            self.there[statistic].append(value is not None)
+        has_top, has_bottom, has_mean, has_norm = table.stated[row].tolist()
+        counted = table.header.get("nonfinite_counts") is True
+        for statistic, value, there in (
+            *(("norm", norm, has_norm), ("max", top, has_top), ("min", bottom, has_bottom), ("mean", mean, has_mean)),
+            *((name, counts.get(row, 0), counted or row in counts) for name, counts in (("nans", table.nans), ("infs", table.infs))),
+        ):
+            self.columns[statistic].append(value if there else math.nan)
+            self.there[statistic].append(there)
 
     def has_infinity(self, step: int) -> bool:
         """An extreme of a row of the step is infinite."""

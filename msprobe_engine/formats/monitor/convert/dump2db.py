@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.names import is_number
-from msprobe_engine.formats.dump.completeness import missing_ranks, missing_records, missing_steps
-from msprobe_engine.formats.dump.layout import DUMP
-from msprobe_engine.formats.dump.parsed import DumpedTensor, StepDump
+from msprobe_engine.formats.dump.completeness import missing_ranks, missing_steps
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.formats.monitor.convert.data2db import DUMP_DB, Imported, Options, open_database
-from msprobe_engine.formats.monitor.series import Floats, Key
+from msprobe_engine.formats.monitor.series import Key
 from msprobe_engine.formats.monitor.trend_db import TrendDatabase
 from msprobe_engine.formats.monitor.trend_tags import record_tags
 
-STATISTICS = ("norm", "max", "min", "mean")
+STATISTICS = {"norm": 3, "max": 0, "min": 1, "mean": 2}
+"""The statistics that are kept, and the column of `DumpTable.stats` that has each."""
 _ROOTS = ("Module", "Cell", "optimizer")
 
 
@@ -71,13 +69,12 @@ def _convert(dump: DumpDirectory, database: TrendDatabase, options: Options, don
                 done.skipped += 1
             else:
                 try:
-                    loaded = dump.load(step, name)
-                    micro = _add(loaded, rank, begin, database, options, done, unit)
+                    table = read_side(dump.file(step, name))
+                    micro = _add(table, rank, begin, database, options, done, unit)
                 except (DumpFormatError, UsageError) as error:
                     done.problems[f"{unit}: {error}"] = 1
                     continue
-                missing = missing_records(loaded.directory / DUMP, loaded.header, len(loaded.entries), recovered=loaded.recovered)
-                done.problems |= dict.fromkeys(missing, 1)
+                done.problems |= dict.fromkeys(table.problems, 1)
                 longest = max(longest, micro)
             advance(unit)
 
@@ -89,33 +86,35 @@ def ranks_of(dump: DumpDirectory, step: int) -> list[tuple[int, int | str]]:
     return [(name if isinstance(name, int) else after + i, name) for i, name in enumerate(names, -sum(isinstance(n, int) for n in names))]
 
 
-def _add(dump: StepDump, rank: int, begin: int, database: TrendDatabase, options: Options, done: Imported, unit: str) -> int:
+def _add(table: DumpTable, rank: int, begin: int, database: TrendDatabase, options: Options, done: Imported, unit: str) -> int:
     """Write one rank of one step; how many micro steps it has."""
-    rows: dict[str, list[tuple[int, Key, DumpedTensor]]] = {}
-    for place, tensor, micro in tensors_of(dump, options.micro_step, options.name):
-        rows.setdefault(place.metric, []).append((begin + micro, place.key, tensor))
-    count = max(micro_steps_of(dump.construct).values(), default=0) + 1 if options.micro_step else 1
+    rows: dict[str, list[tuple[int, Key, int]]] = {}
+    for place, row, micro in tensors_of(table, options.micro_step, options.name):
+        rows.setdefault(place.metric, []).append((begin + micro, place.key, row))
+    count = max(micro_steps_of(table.parents).values(), default=0) + 1 if options.micro_step else 1
     with database.transaction():
         for metric, found in rows.items():
             metrics, targets = zip(*(database.place(metric, key) for _, key, _ in found))
-            values = {op: _numbers([getattr(tensor, op) for _, _, tensor in found]) for op in STATISTICS}
+            numbers = table.stats[[row for _, _, row in found]]
+            values = {name: numbers[:, column] for name, column in STATISTICS.items()}
             done.rows += database.add(rank, metrics[0], [step for step, _, _ in found], targets, values)
         database.set_imported(unit, f"{begin} {count}")
     done.units += 1
     return count
 
 
-def tensors_of(dump: StepDump, micro_steps: bool, name_of: Callable[[str], str] = str) -> Iterator[tuple[Place, DumpedTensor, int]]:
-    """The tensors with statistics of one rank and step: where each goes, and its micro step.
+def tensors_of(table: DumpTable, micro_steps: bool, name_of: Callable[[str], str] = str) -> Iterator[tuple[Place, int, int]]:
+    """The rows with statistics of one rank and step: where each goes, and its micro step.
 
     Args:
         micro_steps: tell micro steps apart and count calls in each of them; False: all are micro step 0.
         name_of: what a record is to be called.
     """
-    of_node = micro_steps_of(dump.construct) if micro_steps else {}
+    of_node = micro_steps_of(table.parents) if micro_steps else {}
     renamed = renumbered(of_node)
-    for entry in dump.entries.values():
-        name, node = entry.name, entry.name
+    stated = table.stated[:, 0] | table.stated[:, 3]
+    for op, record in enumerate(table.ops):
+        name = node = record
         if renamed:
             if name in renamed:
                 name = renamed[name]
@@ -123,13 +122,13 @@ def tensors_of(dump: StepDump, micro_steps: bool, name_of: Callable[[str], str] 
                 node = name.replace(".parameters_grad", ".forward")
             else:
                 continue  # no node of the tree of modules: the existing tool leaves it out
-        found = place_of(name_of(name), bool(entry.tags.get("is_recompute")))
+        found = place_of(name_of(name), bool(table.tags.get(op, {}).get("is_recompute")))
         if found is None:
             continue
         metric, prefix, call = found
-        for where, tensor in entry.tensors():
-            if tensor.max is not None or tensor.norm is not None:
-                yield Place(metric, Key(0, f"{prefix}.{where}", call)), tensor, of_node.get(node, 0)
+        for row in table.rows(op):
+            if stated[row]:
+                yield Place(metric, Key(0, f"{prefix}.{table.place(row)}", call)), row, of_node.get(node, 0)
 
 
 def place_of(name: str, recompute: bool) -> tuple[str, str, int] | None:
@@ -199,7 +198,3 @@ def renumbered(micro_steps: Mapping[str, int]) -> dict[str, str]:
             parts[at] = str(new)
             out[name] = ".".join(parts)
     return out
-
-
-def _numbers(values: list[Any]) -> Floats:
-    return np.array([np.nan if v is None else float(v) for v in values], np.float64)

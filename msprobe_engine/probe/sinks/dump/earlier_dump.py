@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,9 +21,10 @@ from msprobe_engine.core.records import Entry, Frame, Opaque, TensorRef, leaves
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.core.statistics.rows import Rows
 from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.layout import DumpWriteError
-from msprobe_engine.formats.dump.parsed import DumpedTensor, StepDump
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
+from msprobe_engine.formats.dump.stream import open_records
 from msprobe_engine.formats.dump.writing.tensor_names import holds_gradients, place_of
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
 from msprobe_engine.probe.sinks.base import Sink
@@ -77,7 +79,7 @@ class Bench:
         Raises:
             ProbeError: the earlier dump cannot be read, or does not have this step and rank.
         """
-        there = self._load(frame.step, rank)
+        there = self._read(frame.step, rank)
         verdicts: dict[str, Verdict] = {}
         gradients: list[Entry] = []
         for entry in frame.entries:
@@ -102,25 +104,40 @@ class Bench:
             self.left -= len(found)
         return found
 
-    def _load(self, step: int, rank: int | None) -> StepDump:
+    def _read(self, step: int, rank: int | None) -> _Step:
         if self._dump is None:
             self._dump = open_dump(self.path)
         ranks = self._dump.ranks(step)
         # a dump made without a process group does not know its rank
-        return self._dump.load(step, None if len(ranks) == 1 and isinstance(ranks[0], str) else rank)
+        return _Step(read_side(self._dump.file(step, None if len(ranks) == 1 and isinstance(ranks[0], str) else rank)))
 
 
-def _judge(entry: Entry, rows: Rows, there: StepDump, before: dict[str, Verdict]) -> Verdict:
-    known = there.entries.get(entry.name)
-    if known is None:
+class _Step:
+    """One rank of one step of the earlier dump."""
+
+    def __init__(self, table: DumpTable) -> None:
+        self.table = table
+        self.ops = {name: op for op, name in enumerate(table.ops)}
+
+    @cached_property
+    def records(self) -> dict[str, Any]:
+        """As the file has them; read where a call makes a difference, for its arguments that are no tensors."""
+        with open_records(self.table.path) as records:
+            return {name: record for block in records for name, record in block.items()}
+
+
+def _judge(entry: Entry, rows: Rows, there: _Step, before: dict[str, Verdict]) -> Verdict:
+    op = there.ops.get(entry.name)
+    if op is None:
         return Verdict(ABSENT, {})
-    other = dict(known.tensors())
+    table = there.table
+    other = {table.place(row): row for row in table.rows(op) if row not in table.values and table.dtype[row] is not None}
     differ: dict[str, tuple[str, str]] = {}
     inherits = undecided = False
     for place, ref in _tensors(entry):
         if ref.row < 0:  # never read by the call, or no values: says nothing
             continue
-        equal, sums = _compare(ref, rows, other.get(place))
+        equal, sums = _compare(ref, rows, table, other.get(place))
         is_output = place.startswith("output") or holds_gradients(entry.name)
         if equal is False:
             differ[place] = sums
@@ -135,15 +152,16 @@ def _judge(entry: Entry, rows: Rows, there: StepDump, before: dict[str, Verdict]
     if not differ:
         return _EQUAL
     for section in ("input_args", "input_kwargs"):
-        differ |= _plain(place_of(section), entry.sections.get(section), known.sections.get(section))
+        differ |= _plain(place_of(section), entry.sections.get(section), there.records[entry.name].get(section))
     return Verdict(DIFFERING, differ)
 
 
 def _plain(place: str, here: Any, there: Any) -> dict[str, tuple[str, str]]:
     """Numbers and texts among the arguments that differ: they are the program's, no other record explains them."""
-    if isinstance(here, Opaque) and isinstance(there, Opaque):
-        mine, its = json.dumps(here.json, default=str), json.dumps(there.json, default=str)
-        return {} if mine == its else {place: (mine, its)}
+    if isinstance(here, Opaque):
+        is_structure = there is None or isinstance(there, list) or (isinstance(there, dict) and ("type" not in there or "dtype" in there))
+        mine, its = json.dumps(here.json, default=str), json.dumps(there)
+        return {} if is_structure or mine == its else {place: (mine, its)}
     if isinstance(here, list) and isinstance(there, list):
         here, there = dict(enumerate(here)), dict(enumerate(there))
     if isinstance(here, dict) and isinstance(there, dict):
@@ -152,7 +170,7 @@ def _plain(place: str, here: Any, there: Any) -> dict[str, tuple[str, str]]:
 
 
 def _tensors(entry: Entry) -> Iterator[tuple[str, TensorRef]]:
-    """The tensors with the places that `DumpedEntry.tensors` gives them."""
+    """The tensors with the places that `DumpTable.place` gives them."""
     gradients = holds_gradients(entry.name)
     for place, ref in leaves(entry):
         yield (place.removesuffix(".0") if gradients else place), ref
@@ -174,22 +192,23 @@ def _base(name: str) -> str:
     return ""
 
 
-def _compare(ref: TensorRef, rows: Rows, there: DumpedTensor | None) -> tuple[bool | None, tuple[str, str]]:
+def _compare(ref: TensorRef, rows: Rows, table: DumpTable, row: int | None) -> tuple[bool | None, tuple[str, str]]:
     """Equal, not equal, or None: cannot be told; and what was compared."""
-    if there is None:
+    if row is None:
         return None, ("", "")
-    here, other = ref.description, there.description
-    for mine, its in ((list(here.shape), list(other.shape)), (here.dtype, other.dtype)):
+    here = ref.description
+    for mine, its in ((list(here.shape), table.shape[row] or []), (here.dtype, table.dtype[row])):
         if mine != its:
             return False, (str(mine), str(its))
     statistics = _rows.read(rows[ref.row])
+    md5, digest = table.md5[row], table.extra.get(row, {}).get("digest")
     sums = (
-        (None if statistics.crc32 is None else f"{statistics.crc32:08x}", there.md5),
-        (None if statistics.xor is None else f"0x{statistics.xor:016x}", there.md5),
-        (None if statistics.digest is None else f"{statistics.digest:016x}", there.digest),
+        (None if statistics.crc32 is None else f"{statistics.crc32:08x}", md5),
+        (None if statistics.xor is None else f"0x{statistics.xor:016x}", md5),
+        (None if statistics.digest is None else f"{statistics.digest:016x}", digest),
     )
     for mine_sum, its_sum in sums:
-        if mine_sum is not None and its_sum is not None and len(mine_sum) == len(its_sum):
+        if mine_sum is not None and isinstance(its_sum, str) and len(mine_sum) == len(its_sum):
             return mine_sum == its_sum, (mine_sum, its_sum)
     return None, ("", "")
 
