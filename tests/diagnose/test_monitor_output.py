@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from written_monitor import PARAMETERS, Monitor, alert
+from written_monitor import HEAD, PARAMETERS, Monitor, alert
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.errors import NothingCapturedError, UsageError
@@ -133,6 +133,37 @@ def test_another_loss_scale(scales: tuple[float, ...], gradient: float, finding:
     found = diagnose(*roots)
     assert found.finding == finding, found.text()
     assert any("that was taken out" in line for line in found.evidence) == (scales[0] == 64.0)
+
+
+@pytest.mark.parametrize(
+    ("factors", "said", "finding"),
+    [
+        ((64.0, 1.0, 1.0), "the loss scale was taken out", "none"),
+        ((64.0, 64.0, 1.0), "", "divergence"),
+        ((1.0, 0.25, 1.0), "before clipping in one run", "none"),
+        ((1.0, 0.25, 0.25), "", "divergence"),
+        ((1.0, 0.5, 1.0), "", "divergence"),
+    ],
+    ids=["scale of the loss", "and of gradients", "clipped before it is written", "and what the optimizer is given", "clipped by both"],
+)
+def test_gradients_at_another_scale(factors: tuple[float, float, float], said: str, finding: str, tmp_path: Path) -> None:
+    """A factor of all gradients is no difference where what is made of them does not have it, and where it is proven who took it out: the
+    first moment is a tenth of what the optimizer was given, which the golden run clips to a quarter behind what it has written."""
+    roots = [Monitor(tmp_path / name, ranks=1).write() for name in ("run", "golden")]
+    for root, (activation, gradient, moment) in zip(roots, (factors, (1.0, 1.0, 1.0))):
+        (place,) = (root / "monitor").iterdir()
+        (place / "scalars_0-9.csv").write_text("step,name,value\n" + "".join(f"{step},beta1,0.9\n" for step in range(3)))
+        sizes = [("actv_grad", activation, ["head.output", "layers.0.output"]), ("grad_reduced", gradient, PARAMETERS)]
+        for family, factor, names in [*sizes, ("exp_avg", 0.025 * moment, PARAMETERS)]:
+            lines = [HEAD + ",micro_step" * (family == "actv_grad")]
+            for step in range(3):
+                for at, name in enumerate(names):
+                    norm = (2 + at + step) * factor
+                    lines.append(f"0,{name},{step},{norm:.9g},{-norm:.9g},{norm:.9g}" + ",0" * (family == "actv_grad"))
+            (place / f"{family}_0-9.csv").write_text("\n".join(lines) + "\n")
+    found = diagnose(*roots)
+    assert found.finding == finding, found.text()
+    assert not said or any(said in line for line in found.evidence), found.evidence
 
 
 @pytest.mark.parametrize(("left", "code"), [(".output", 3), ("layers.0.output", 1)], ids=["the model alone", "one module lost"])

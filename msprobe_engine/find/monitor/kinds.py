@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Set
+from collections.abc import Sequence, Set
+from typing import NamedTuple
 
 from msprobe_engine.core.dtypes import FLOATS, other_form
 from msprobe_engine.core.text.sentences import Sentence
@@ -62,27 +63,54 @@ def of_other_form(run: Run, other: Run) -> set[tuple[int, str, Key]]:
     return found
 
 
-def cut_otherwise(run: Run, other: Run, apart: Set[str]) -> tuple[set[tuple[int, str, Key]], list[str]]:
-    """(rank, family, tensor) of which the ranks of one run hold parts and those of the other one the whole, or other parts, and what is to
-    be said of them: where the runs have as many ranks, another shape is no such cut. `apart`: families that are not compared anyway."""
+class Cut(NamedTuple):
+    """What ranks of two runs hold other parts of.
+
+    Attributes:
+        tensors: (rank, family, tensor) of which one run has a part and the other one the whole, or another part.
+        families: that may hold parts of sums.
+        totals: numbers of the step that are sums over the parameters of a rank.
+        said: of all this.
+    """
+
+    tensors: Set[tuple[int, str, Key]] = frozenset()
+    families: frozenset[str] = frozenset()
+    totals: frozenset[str] = frozenset()
+    said: Sequence[str] = ()
+
+
+_TOTALS = frozenset(("grad_norm", "param_norm", "update_norm"))
+
+
+def cut_otherwise(run: Run, other: Run, apart: Set[str]) -> Cut:
+    """What cannot be compared because the ranks hold other parts of the model: where the runs have as many ranks, another shape is no such
+    cut. `apart`: families that are not compared anyway."""
     sizes = world_size(run), world_size(other)
+    if not all(sizes) or sizes[0] == sizes[1]:
+        return Cut()
     found: dict[tuple[int, str, Key], str] = {}
-    for rank in set(run.ranks) & set(other.ranks) if all(sizes) and sizes[0] != sizes[1] else ():
+    dealt = False
+    for rank in set(run.ranks) & set(other.ranks):
         for family in set(run.families(rank)) & set(other.families(rank)) - apart:
-            theirs = other.kinds(rank, family)
-            for key, kinds in run.kinds(rank, family).items():
+            mine, theirs = run.kinds(rank, family), other.kinds(rank, family)
+            dealt = dealt or (family.startswith("param") and mine.keys() != theirs.keys())
+            for key, kinds in mine.items():
                 pairs = [(one.shape, two.shape) for one in kinds for two in theirs.get(key, ()) if one.shape and two.shape]
                 if pairs and all(_is_cut(*pair) for pair in pairs):
                     found[rank, family, key] = f"{family}/{key.name} {pairs[0][0]}, {pairs[0][1]}"
-    if not found:
-        return set(), []
-    template = "{0} tensors are cut over ranks otherwise, so that they cannot be compared, the first is {1}"
-    said: list[str] = [Sentence(template, f"{len(found):,}", min(found.values()))]
-    if any(family.startswith("actv") for _, family, _ in found):  # what is made of parts is a part of a sum before it is summed
+    said: list[str] = []
+    if found:
+        template = "{0} tensors are cut over ranks otherwise, so that they cannot be compared, the first is {1}"
+        said.append(Sentence(template, f"{len(found):,}", min(found.values())))
+    families = {family for rank in run.ranks for family in run.families(rank) if family.startswith("actv")}
+    if families and any(family in families for _, family, _ in found):  # what is made of parts is a part of a sum before it is summed
         said.append(Sentence("actv and actv_grad cannot be compared: each rank may hold parts of sums"))
-        of_calls = {(rank, family) for rank in run.ranks for family in run.families(rank) if family.startswith("actv")}
-        return {*found, *((*place, key) for place in of_calls for key in run.kinds(*place))}, said
-    return set(found), said
+    else:
+        families = set()
+    totals = _TOTALS if dealt or any(family.startswith("param") for _, family, _ in found) else frozenset()
+    if totals:
+        said.append(Sentence("{0} cannot be compared: the ranks hold other parts of the model", ", ".join(sorted(totals))))
+    return Cut(found.keys(), frozenset(families), totals, said)
 
 
 def _is_cut(mine: str, theirs: str) -> bool:

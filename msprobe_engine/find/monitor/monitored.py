@@ -19,12 +19,12 @@ from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.launch_line import GOLDEN, UNKNOWN
 from msprobe_engine.find.monitor.growing_loss import name_loss
 from msprobe_engine.find.monitor.kinds import cut_otherwise, of_other_form, other_kinds
-from msprobe_engine.find.monitor.loss_scale import without_scale
 from msprobe_engine.find.monitor.nearest import nearest_first
 from msprobe_engine.find.monitor.not_finite import not_finite
 from msprobe_engine.find.monitor.number_pairs import Number, every_series, paired_numbers
 from msprobe_engine.find.monitor.one_run import never_there
 from msprobe_engine.find.monitor.other_batches import not_comparable
+from msprobe_engine.find.monitor.other_scale import without_scale
 from msprobe_engine.find.monitor.replicas import check_replicas
 from msprobe_engine.find.monitor.series_noise import SeriesNoise
 from msprobe_engine.find.nonfinite.report import again_with_operators
@@ -114,17 +114,22 @@ def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Di
     found = Diagnosis()
     items, alone = paired_numbers(a, b)
     apart, said_apart = not_comparable(a, b)
-    cut, said_cut = cut_otherwise(a, b, apart)
-    unlike = of_other_form(a, b) | cut
-    items = [item for item in items if item.family not in apart and (item.rank, item.family, item.key) not in unlike]
+    cut = cut_otherwise(a, b, apart)
+    apart |= cut.families
+    unlike = of_other_form(a, b) | cut.tensors
+    items = [
+        item
+        for item in items
+        if item.family not in apart and (item.rank, item.family, item.key) not in unlike and item.key.name not in cut.totals
+    ]
     if not items:
         raise NothingCapturedError(f"{target} and {golden}: no rank, step and tensor in common; is it the same training?")
-    items, said_scale = without_scale(items)
+    noise = SeriesNoise(a, b)
+    items, said_scale = without_scale(items, noise.of_gradients)
     found.evidence += said_scale
     by_step: dict[int, list[Number]] = {}
     for item in items:
         by_step.setdefault(item.step, []).append(item)
-    noise = SeriesNoise(a, b)
     largest: Number | None = None
     alone_off: _Off | None = None
     for step in sorted(by_step):
@@ -143,11 +148,11 @@ def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Di
         noise.accept(step, limits)
         if alone_off is not None and alone_off.is_answered(by_step[step]):
             alone_off = None
-    shapes, types, computed = other_kinds(a, b, cut)
+    shapes, types, computed = other_kinds(a, b, cut.tensors)
     shapes = [one for one in shapes if one.record.partition("/")[0] not in apart]
     _say_never_there(found, sorted([*never_there(a, b), *shapes], key=lambda one: one.step))
     found.evidence += types
-    found.problems = [*missing_parts(a), *missing_parts(b), *steps_on_one_side(a, b), *said_apart, *said_cut]
+    found.problems = [*missing_parts(a), *missing_parts(b), *steps_on_one_side(a, b), *said_apart, *cut.said]
     found.remarks = [*still_running(a), *still_running(b), *other_runs(a), *other_runs(b)]
     found.evidence += found.remarks
     found.problems += [_said_alone(golden if k else target, names) for k, names in enumerate(alone) if names]

@@ -12,12 +12,17 @@ The gradient of a bias may come to nothing (that of the keys of an attention, th
 cancel, and what is left is their round-off, half a unit of their size. Its terms are no larger than the gradient of the weight beside it,
 which sums up their products with what goes in. An optimizer moves such a bias, which begins at zero, at random: where part of it is so, it
 is held to a fifth of itself in 16 bits. What one number is allowed in this way says nothing of others of its kind.
+
+The loss is a mean over tokens, each of which has the round-off of a unit in the last place, so that the loss of few tokens has more of it.
+Where one run keeps the states of its optimizer in 16 bits and the other one in float32, updates that are less than half a unit of a
+parameter are lost in one of them: what a parameter was moved by so far tells nothing.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from msprobe_engine.core.dtypes import FLOATS
@@ -66,6 +71,8 @@ _OF_ITS_GRADIENT = 3.0
 optimizer moves the parameter at random."""
 
 _PARAMETERS = ("param_origin", "param_updated")
+_STATES = ("exp_avg", "opt_state")
+_RATES = ("learning_rate", "lr")
 
 
 class SeriesNoise:
@@ -82,6 +89,13 @@ class SeriesNoise:
         self._first: int | None = None
         self._gradients: dict[tuple[int, str], float] = {}  # of each parameter, in this step and before
         self._sizes: dict[tuple[int, str, Key], float] = {}  # norms of gradients in this step
+        self._of_tokens = 2 * self._unit / math.sqrt(tokens) if (tokens := min(_tokens(one) for one in (run, other))) else 0.0
+        self._moved: dict[tuple[int, str], float] | None = {} if _other_states(run, other) else None
+
+    @property
+    def of_gradients(self) -> float:
+        """What it may do to the norm of a gradient in the first step."""
+        return self._floors[_GRADIENT].first
 
     def limit(self, item: Number) -> float:
         """What round-off may amount to in a number."""
@@ -93,7 +107,9 @@ class SeriesNoise:
         kind, few = self._kind(item), item.op in _OF_FEW
         floor = self._floors[_GRADIENT if few and kind not in (_NUMBER, _BIAS) else kind]
         steps = item.step - (self._first if self._first is not None else item.step)
-        allowed = floor.first + floor.per_step * steps
+        allowed = max(floor.first, self._of_tokens if kind == _LOSS else 0.0) + floor.per_step * steps
+        if self._moved is not None and kind == _PARAMETER:
+            allowed = max(allowed, self._moved.get((item.rank, item.key.name), 0.0))
         allowed *= _FEW_ELEMENTS if few else 1.0
         if not self._unit:
             allowed = max(allowed, UNKNOWN)
@@ -117,13 +133,29 @@ class SeriesNoise:
 
     def see(self, items: Iterable[Number]) -> None:
         """The numbers of the next step: how far gradients are apart, which limits what optimizers make of them, and how large they are."""
+        items = list(items)
         self._sizes.clear()
+        self._see_updates(items)
         for item in items:
             if item.family.startswith("grad") and item.distance < math.inf:
                 key = item.rank, item.key.name
                 self._gradients[key] = max(self._gradients.get(key, 0.0), item.distance)
                 if item.op == "norm":
                     self._sizes[item.rank, item.family, item.key] = max(abs(item.target), abs(item.golden))
+
+    def _see_updates(self, items: Sequence[Number]) -> None:
+        """By how much of itself each parameter was moved so far."""
+        if self._moved is None:
+            return
+        rates = {one.rank: max(one.target, one.golden) for one in items if one.key.name in _RATES}
+        sizes = {
+            (one.rank, one.key.name): min(one.target, one.golden) for one in items if one.family == _PARAMETERS[0] and one.op == "norm"
+        }
+        for one in items:
+            place = one.rank, one.key.name
+            if one.family == "update" and one.op == "norm" and sizes.get(place) and one.rank in rates:
+                part = rates[one.rank] * max(one.target, one.golden) / sizes[place]
+                self._moved[place] = self._moved.get(place, 0.0) + part
 
     def accept(self, step: int, items: Iterable[Number]) -> None:
         """A step in which nothing was off."""
@@ -154,3 +186,20 @@ def _unit(run: Run) -> float:
     for rank in run.ranks[:1]:
         names |= set(types) if isinstance(types := run.info(rank).get("computed_in"), Mapping) else set()
     return max((FLOATS[name].eps / 2 for name in names if name in FLOATS), default=0.0)
+
+
+def _tokens(run: Run) -> int:
+    """How many tokens a pass of a run sees at least; 0 where no activation of integers says it."""
+    ranks = (run.kinds(rank, "actv").values() for rank in run.ranks if "actv" in run.families(rank))
+    shapes = (kind.shape for kinds in ranks for some in kinds for kind in some if "int" in kind.dtype and kind.shape)
+    return max((math.prod(json.loads(shape)) for shape in shapes), default=0)
+
+
+def _other_states(run: Run, other: Run) -> bool:
+    """The optimizer of one run keeps its states in another data type: an update that is less than half a unit of a parameter is lost in one
+    of them."""
+    types = [
+        {kind.dtype for family in _STATES if family in one.families(0) for some in one.kinds(0, family).values() for kind in some}
+        for one in (run, other)
+    ]
+    return all(types) and types[0] != types[1]

@@ -1,0 +1,116 @@
+"""Gradients that are all as many times those of the golden run, where what is made of them is not: they were recorded at another scale,
+and that is no difference. Three scales are known, each by something that only it leaves behind:
+
+* another loss scale that both runs have written, a power of two from the first step on;
+* a loss scale that nobody has written: gradients of activations have the factor, those of parameters have not;
+* clipping: one run takes its gradients to the optimizer as they were recorded, the other one clips them in between. A first moment says it
+  that begins at zero: it is 1 - beta1 times what the optimizer was given.
+
+The factor is taken out, and what is left is compared. A factor that also shows behind it stays a difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.monitor.number_pairs import Number
+from msprobe_engine.formats.monitor.alert_order import Moment
+
+_NAME = "loss_scale"
+_EXACT = 1e-6
+_OF_PARAMETERS = frozenset((Moment.ACCUMULATED, Moment.REDUCED, Moment.UNSCALED, Moment.CLIPPED))
+_NORM = "grad_norm"
+_MOMENT, _DECAY = "exp_avg", "beta1"
+
+Step = tuple[int, int]
+"""Rank and step."""
+
+
+def without_scale(items: Iterable[Number], floor: float) -> tuple[list[Number], list[str]]:
+    """The numbers as they would be at the golden run's scale, and what is to be said of it.
+
+    Args:
+        floor: what round-off may do to the norm of a gradient.
+    """
+    items = list(items)
+    declared = any(one.key.name.endswith(_NAME) for one in items)
+    items, said = _without_loss_scale(items)
+    by_step: dict[Step, list[Number]] = {}
+    for one in items:
+        by_step.setdefault((one.rank, one.step), []).append(one)
+    clipped = _clipped_between(by_step, floor)
+    found, backward = [], set()
+    for numbers in by_step.values():
+        of_parameters = _factor((one for one in numbers if one.order[2] in _OF_PARAMETERS), floor)
+        if clipped and of_parameters and of_parameters != 1.0 and _factor(_first_moments(numbers), floor) == 1.0:
+            numbers = [_scaled(one, of_parameters, one.order[2] in _OF_PARAMETERS or one.key.name == _NORM) for one in numbers]
+            of_parameters = 1.0
+        of_activations = _factor((one for one in numbers if one.order[2] == Moment.BACKWARD), floor)
+        if not declared and of_activations and of_activations != 1.0 == of_parameters:
+            numbers = [_scaled(one, of_activations, one.order[2] == Moment.BACKWARD) for one in numbers]
+            backward.add(of_activations)
+        found += numbers
+    if clipped:
+        said.append(Sentence("Gradients were recorded before clipping in one run and after it in the other; the factor was taken out."))
+    if backward:
+        template = "Gradients of activations are {0} times the golden run's and those of parameters are not: the loss scale was taken out."
+        said.append(Sentence(template, f"{max(backward):.3g}"))
+    return found, said
+
+
+def _factor(numbers: Iterable[Number], floor: float) -> float:
+    """How many times the golden run's norms those of the target are, all of them; 1 where they are about the same, 0 where there are
+    not two norms and where they have no factor in common."""
+    ratios = [one.target / one.golden for one in numbers if one.op == "norm" and one.target and one.golden and one.distance < math.inf]
+    if len(ratios) < 2:
+        return 0.0
+    middle = median(ratios)
+    if median(abs(ratio / middle - 1) for ratio in ratios) > floor:
+        return 0.0
+    return 1.0 if abs(middle - 1) <= floor else middle
+
+
+def _scaled(one: Number, factor: float, is_scaled: bool) -> Number:
+    return one._replace(target=one.target / factor) if is_scaled and one.distance < math.inf else one
+
+
+def _first_moments(numbers: Iterable[Number]) -> list[Number]:
+    return [one for one in numbers if one.family == _MOMENT]
+
+
+def _clipped_between(by_step: Mapping[Step, Sequence[Number]], floor: float) -> bool:
+    """One run has recorded what its optimizer was given, and the other one has not: by the first moments of the first step."""
+    for place in sorted(by_step, key=lambda place: (place[1], place[0])):
+        numbers = by_step[place]
+        moments = {one.key.name: one for one in _first_moments(numbers) if one.op == "norm"}
+        decay = [one for one in numbers if one.key.name == _DECAY]
+        last = max((one.order[2] for one in numbers if one.order[2] in _OF_PARAMETERS), default=None)
+        pairs = [(one, moments[one.key.name]) for one in numbers if one.order[2] == last and one.op == "norm" and one.key.name in moments]
+        pairs = [(one, moment) for one, moment in pairs if one.target and one.golden and math.isfinite(one.target + one.golden)]
+        if not decay or not pairs:
+            continue
+        target = median(moment.target / one.target for one, moment in pairs) / (1 - decay[0].target)
+        golden = median(moment.golden / one.golden for one, moment in pairs) / (1 - decay[0].golden)
+        return (abs(target - 1) <= floor) != (abs(golden - 1) <= floor)
+    return False
+
+
+def _without_loss_scale(items: list[Number]) -> tuple[list[Number], list[str]]:
+    """With the golden run's loss scale, where both have written theirs."""
+    scales = {(one.rank, one.step): one.target / one.golden for one in items if one.key.name.endswith(_NAME) and one.golden and one.target}
+    if not scales:
+        return items, []
+    first = scales[min(scales, key=lambda place: (place[1], place[0]))]
+    if first == 1.0 or first <= 0 or abs(math.log2(first) - round(math.log2(first))) > _EXACT:
+        return items, []
+    found = []
+    for one in items:
+        scale = scales.get((one.rank, one.step), 1.0)
+        if one.key.name.endswith(_NAME) and scale == first:
+            continue
+        scaled = one._replace(target=one.target / scale) if "grad" in one.family else one
+        found.append(scaled if scaled.distance < one.distance else one)
+    return found, [Sentence("The loss scale is {0} times the golden run's; that was taken out.", f"{first:g}")]
