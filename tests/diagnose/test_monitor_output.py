@@ -166,6 +166,23 @@ def test_gradients_at_another_scale(factors: tuple[float, float, float], said: s
     assert not said or any(said in line for line in found.evidence), found.evidence
 
 
+@pytest.mark.parametrize(
+    ("decays", "finding"), [((0.1, 0.1, 0.0, 0.0), "none"), ((0.1, 0.1, 0.1, 0.0), "none"), ((0.1, 0.05, 0.0, 0.0), "divergence")]
+)
+def test_parameters_that_are_grouped_otherwise(decays: tuple[float, ...], finding: str, tmp_path: Path) -> None:
+    """A setting of a group that differs from the first one's is written: which values there are counts, not the number of the group."""
+    roots = [Monitor(tmp_path / name, ranks=1).write() for name in ("run", "golden")]
+    for root, settings in zip(roots, (decays, (0.1, 0.0))):
+        (place,) = (root / "monitor").iterdir()
+        names = [
+            (f"weight_decay_group_{at}" if at else "weight_decay", value) for at, value in enumerate(settings) if not at or value != 0.1
+        ]
+        lines = [f"{step},{name},{value}" for step in range(3) for name, value in names]
+        (place / "scalars_0-9.csv").write_text("\n".join(["step,name,value", *lines]) + "\n")
+    found = diagnose(*roots)
+    assert found.finding == finding, found.text()
+
+
 @pytest.mark.parametrize(("left", "code"), [(".output", 3), ("layers.0.output", 1)], ids=["the model alone", "one module lost"])
 def test_activations_of_a_compiled_model(left: str, code: int, tmp_path: Path) -> None:
     """A compiled model is one call: its modules are not compared, and not called missing."""

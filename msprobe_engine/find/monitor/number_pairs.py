@@ -84,11 +84,12 @@ def paired_numbers(run: Run, other: Run) -> tuple[list[Number], tuple[list[str],
     alone: tuple[list[str], list[str]] = ([], [])
     for rank in sorted(set(run.ranks) & set(other.ranks)):
         steps = np.intersect1d(_steps(run, rank), _steps(other, rank))
-        scalars = _with_groups(run.scalars(rank), other.scalars(rank))
-        theirs = _with_groups(other.scalars(rank), run.scalars(rank))
+        regrouped = _regrouped(run.scalars(rank), other.scalars(rank))
+        of_rank = [{name: series for name, series in one.scalars(rank).items() if name not in regrouped} for one in (run, other)]
+        scalars, theirs = _with_groups(*of_rank), _with_groups(*of_rank[::-1])
         for k, (one, two) in enumerate(((run, other), (other, run))):
-            numbers = {name: series for name, series in one.scalars(rank).items() if not OF_THE_MACHINE.search(name)}
-            alone[k].extend(_unpaired(numbers, _with_groups(two.scalars(rank), numbers), steps, f"rank {rank}, "))
+            numbers = {name: series for name, series in of_rank[k].items() if not OF_THE_MACHINE.search(name)}
+            alone[k].extend(_unpaired(numbers, _with_groups(of_rank[1 - k], numbers), steps, f"rank {rank}, "))
             for family in one.families(rank):
                 ops = [op for op in _compared(one, rank, family) if op != "nans"][:1]
                 known = set(two.ops(rank, family)) if family in two.families(rank) else set()
@@ -115,6 +116,21 @@ def _with_groups(mine: Mapping[str, Series], other: Mapping[str, Series]) -> Map
     first one in a run that does not write it."""
     of_groups = {name: _OF_GROUPS.fullmatch(name) for name in other if name not in mine}
     return {**mine, **{name: mine[match[1]] for name, match in of_groups.items() if match and match[1] in mine}}
+
+
+def _regrouped(run: Mapping[str, Series], other: Mapping[str, Series]) -> set[str]:
+    """Settings of groups of runs that group their parameters otherwise, where they have the same values, whatever the groups' numbers."""
+    groups = [{name: match[1] for name in one if (match := _OF_GROUPS.fullmatch(name))} for one in (run, other)]
+    found: set[str] = set()
+    for first in {*groups[0].values(), *groups[1].values()}:
+        names = [{first, *(name for name, its_first in some.items() if its_first == first)} for some in groups]
+        values = [
+            {pair for name in some if name in one for pair in zip(one[name].steps.tolist(), one[name].values.tolist())}
+            for one, some in zip((run, other), names)
+        ]
+        if names[0] != names[1] and values[0] == values[1]:
+            found |= names[0] | names[1]
+    return found
 
 
 def _column(run: Run, rank: int, family: str, op: str) -> Table:

@@ -10,7 +10,7 @@ _KEYS = {"lr": (LEARNING_RATE,), "weight_decay": ("weight_decay",), "betas": ("b
 """Key of a group -> names of its numbers. None of them says anything of the update of another kind of optimizer."""
 
 _MOST_GROUPS = 16
-"""Of groups behind them nothing is said: some programs make one of each parameter."""
+"""Of groups behind them a number is said that no group before has: some programs make one of each parameter."""
 
 
 def update_numbers(groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -24,7 +24,8 @@ def update_numbers(groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         may be a tensor, as it is kept; other numbers that are tensors are left out.
     """
     found: dict[str, Any] = {}
-    for k, group in zip(range(_MOST_GROUPS), groups):
+    values: dict[str, set[float]] = {}
+    for k, group in enumerate(groups):
         for key, names in _KEYS.items():
             value = group.get(key)
             for name, number in zip(names, value if isinstance(value, (tuple, list)) else (value,)):
@@ -32,5 +33,8 @@ def update_numbers(groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 if not k and (plain or (name == LEARNING_RATE and number is not None)):
                     found[name] = float(number) if plain else number
                 elif k and plain and number != found.get(name):
-                    found[f"{name}_group_{k}"] = float(number)
+                    known = values.setdefault(name, set())
+                    if k < _MOST_GROUPS or (number not in known and len(known) < _MOST_GROUPS):
+                        found[f"{name}_group_{k}"] = float(number)
+                    known.add(number)
     return found
