@@ -23,7 +23,7 @@ COMPARED, LIMIT = 12, 3000
 def one_rank(odd: int) -> list[tuple[str, int, list[int]]]:
     import torch.distributed as dist
 
-    from msprobe_engine.probe.rules.builtin.outlier_rank import OutlierRankRule, RankNumbers
+    from msprobe_engine.probe.rules.builtin.ranks.outlier_rank import OutlierRankRule, RankNumbers
     from msprobe_integrations.torch.monitor.probe import TorchProbe
 
     submit, compared = OutlierRankRule.submit, torch.zeros(1)

@@ -18,7 +18,7 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
 from msprobe_engine.probe.rules.bands import Band, Bands, load_bands, save_bands
 from msprobe_engine.probe.rules.build import build_rules
-from msprobe_engine.probe.rules.builtin.learned import LearnedRule
+from msprobe_engine.probe.rules.builtin.values.learned import LearnedRule
 
 GOOD = Bands(
     knots=(0, 10),

@@ -16,7 +16,7 @@ from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
 from msprobe_engine.probe.rules.build import build_rules
-from msprobe_engine.probe.rules.builtin.condition import ConditionArgs, ConditionRule
+from msprobe_engine.probe.rules.builtin.values.condition import ConditionArgs, ConditionRule
 
 element = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([0.0, math.nan, math.inf, -math.inf]))
 

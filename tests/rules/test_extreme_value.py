@@ -8,7 +8,7 @@ from frames_of_lists import frame_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.probe.rules.builtin.extreme_value import ExtremeValueArgs, ExtremeValueRule
+from msprobe_engine.probe.rules.builtin.values.extreme_value import ExtremeValueArgs, ExtremeValueRule
 
 
 @given(st.lists(st.lists(st.floats(-1e4, 1e4) | st.sampled_from([math.nan, math.inf]), max_size=4), max_size=5))

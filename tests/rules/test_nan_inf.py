@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.errors import SettingsError
-from msprobe_engine.probe.rules.builtin.nan_inf import NanInfArgs, NanInfRule
+from msprobe_engine.probe.rules.builtin.values.nan_inf import NanInfArgs, NanInfRule
 
 NAN, INF = math.nan, math.inf
 

@@ -9,7 +9,7 @@ import pytest
 from frames_of_lists import frame_of, row_of
 
 from msprobe_engine.core.records import Frame
-from msprobe_engine.probe.rules.builtin.no_progress import NoProgressArgs, NoProgressRule
+from msprobe_engine.probe.rules.builtin.progress.no_progress import NoProgressArgs, NoProgressRule
 
 
 def test_loss_that_does_not_move() -> None:

@@ -7,8 +7,8 @@ from frames_of_lists import frame_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.probe.rules.builtin.outlier_rank import OutlierRankArgs, OutlierRankRule, RankNumbers
-from msprobe_engine.probe.rules.builtin.replica_mismatch import Mismatch, ReplicaMismatchArgs, ReplicaMismatchRule, replica_rule
+from msprobe_engine.probe.rules.builtin.ranks.outlier_rank import OutlierRankArgs, OutlierRankRule, RankNumbers
+from msprobe_engine.probe.rules.builtin.ranks.replica_mismatch import Mismatch, ReplicaMismatchArgs, ReplicaMismatchRule, replica_rule
 
 
 def numbers(step: int, losses: list[float]) -> RankNumbers:

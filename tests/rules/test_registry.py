@@ -27,7 +27,7 @@ def build(*rules: RuleSettings) -> list[Rule]:
 
 def test_every_rule_is_there_with_its_words() -> None:
     """The registry has every rule that a file of `builtin` makes, under its name and with its words."""
-    modules = (importlib.import_module(f"{builtin.__name__}.{module.name}") for module in pkgutil.iter_modules(builtin.__path__))
+    modules = (importlib.import_module(found.name) for found in pkgutil.walk_packages(builtin.__path__, f"{builtin.__name__}."))
     made = {value for module in modules for value in vars(module).values() if isinstance(value, type) and issubclass(value, Rule)}
     assert set(RULES.values()) == {rule for rule in made if "name" in vars(rule)}
     assert all(rule.name == name and rule.name != RECOMMENDED for name, rule in RULES.items())

@@ -8,7 +8,7 @@ import time
 from frames_of_lists import frame_of
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.probe.rules.builtin.stalled import StalledArgs, StalledRule
+from msprobe_engine.probe.rules.builtin.progress.stalled import StalledArgs, StalledRule
 
 
 def test_overdue_is_said_once_and_steps_go_on() -> None:

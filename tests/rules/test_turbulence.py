@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.probe.rules.builtin.turbulence import TurbulenceArgs, TurbulenceRule
+from msprobe_engine.probe.rules.builtin.values.turbulence import TurbulenceArgs, TurbulenceRule
 
 NAN = math.nan
 

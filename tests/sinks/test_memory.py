@@ -6,7 +6,7 @@ import math
 
 from frames_of_lists import frame_of
 
-from msprobe_engine.probe.rules.builtin.nan_inf import NanInfRule
+from msprobe_engine.probe.rules.builtin.values.nan_inf import NanInfRule
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.memory import MemorySink
 

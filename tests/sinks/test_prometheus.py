@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from msprobe_engine.core.errors import MissingExtraError, SinkError
 from msprobe_engine.core.settings.schema import PrometheusSettings
-from msprobe_engine.probe.rules.builtin.nan_inf import NanInfRule
+from msprobe_engine.probe.rules.builtin.values.nan_inf import NanInfRule
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.prometheus import node
 from msprobe_engine.probe.sinks.prometheus.node import NodeDirectory

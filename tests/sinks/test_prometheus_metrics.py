@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.names import layer_of
 from msprobe_engine.core.records import Frame
-from msprobe_engine.probe.rules.builtin.nan_inf import NanInfRule
+from msprobe_engine.probe.rules.builtin.values.nan_inf import NanInfRule
 from msprobe_engine.probe.sinks.prometheus.metrics import RankMetrics
 
 Flat = dict[tuple[str, tuple[tuple[str, str], ...]], float]

@@ -25,7 +25,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
 RUN = """
 import sys, time, math
 from pathlib import Path
-from msprobe_engine.probe.rules.builtin.nan_inf import NanInfRule
+from msprobe_engine.probe.rules.builtin.values.nan_inf import NanInfRule
 from msprobe_engine.core.settings.schema import PrometheusSettings
 from msprobe_engine.probe.sinks.prometheus.sink import PrometheusSink
 from frames_of_lists import frame_of

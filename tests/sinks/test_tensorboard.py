@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from msprobe_engine.core.errors import MissingExtraError, SinkError
 from msprobe_engine.core.records import Sample, TensorRef
 from msprobe_engine.core.settings.schema import TensorBoardSettings
-from msprobe_engine.probe.rules.builtin.nan_inf import NanInfRule
+from msprobe_engine.probe.rules.builtin.values.nan_inf import NanInfRule
 from msprobe_engine.probe.sinks.tensorboard import TensorBoardSink, tag_of
 
 

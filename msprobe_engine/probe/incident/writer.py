@@ -31,7 +31,7 @@ from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.probe.incident.event import VERSION, Event
 from msprobe_engine.probe.incident.files import append_lines, rank_file
 from msprobe_engine.probe.incident.merge import finish
-from msprobe_engine.probe.rules.builtin.nan_inf import NanInfRule
+from msprobe_engine.probe.rules.builtin.values.nan_inf import NanInfRule
 from msprobe_engine.probe.sinks.base import Sink
 
 SinkFactory = Callable[[Path, Frame], Sink]

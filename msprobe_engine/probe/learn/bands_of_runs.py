@@ -21,7 +21,7 @@ from msprobe_engine.formats.monitor.reader import Run, open_run
 from msprobe_engine.formats.monitor.series import Floats, Integers, Key
 from msprobe_engine.probe.learn.relations import relations
 from msprobe_engine.probe.rules.bands import OPS, Band, Bands, sample_key
-from msprobe_engine.probe.rules.builtin.learned import Limits
+from msprobe_engine.probe.rules.builtin.values.learned import Limits
 
 KNOTS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
 """Knots as parts of the run."""

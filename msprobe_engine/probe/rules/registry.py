@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from msprobe_engine.probe.rules.base import Rule
-from msprobe_engine.probe.rules.builtin import (
-    condition,
-    dead_activation,
+from msprobe_engine.probe.rules.builtin.parameters import (
     dead_expert,
-    extreme_value,
     gradient_underflow,
     layer_gradients,
-    learned,
-    loss_scaling,
-    losses,
-    nan_inf,
-    no_progress,
-    outlier_rank,
-    rate_jump,
-    replica_mismatch,
-    stalled,
-    turbulence,
     unchanged_parameter,
     untrained_parameter,
     update_norm,
     written_parameter,
 )
+from msprobe_engine.probe.rules.builtin.progress import loss_scaling, losses, no_progress, rate_jump, stalled
+from msprobe_engine.probe.rules.builtin.ranks import outlier_rank, replica_mismatch
+from msprobe_engine.probe.rules.builtin.values import condition, dead_activation, extreme_value, learned, nan_inf, turbulence
 
 RECOMMENDED = "recommended"
 """Name of the rule that stands for the set of all rules below that are recommended."""

@@ -30,7 +30,7 @@ from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.probe.pending_steps import RowsEdit
-from msprobe_engine.probe.rules.builtin.replica_mismatch import Mismatch, replica_rule, short_ranks
+from msprobe_engine.probe.rules.builtin.ranks.replica_mismatch import Mismatch, replica_rule, short_ranks
 from msprobe_integrations.common.ranks.replica_channel import Channel, Difference, Mask, Ranks, Words
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.records import Frame, Sample
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.probe.rules.base import Rule
-from msprobe_engine.probe.rules.builtin.outlier_rank import OutlierRankRule, RankNumbers, outlier_rule
+from msprobe_engine.probe.rules.builtin.ranks.outlier_rank import OutlierRankRule, RankNumbers, outlier_rule
 from msprobe_engine.probe.rules.layout import LayoutCache
 from msprobe_engine.probe.rules.tracked_series import Watch
 from msprobe_integrations.torch.ranks.merge import RowExchange, RowMerge

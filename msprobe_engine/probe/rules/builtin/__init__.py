@@ -1,1 +1,1 @@
-"""One rule per file."""
+"""One rule per file, in a folder by what it looks at."""

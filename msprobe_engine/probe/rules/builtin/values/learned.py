@@ -18,8 +18,8 @@ from msprobe_engine.probe.rules.alert_factory import alert_at, excluded, number,
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
 from msprobe_engine.probe.rules.bands import Band, Bands, key_of, load_bands
 from msprobe_engine.probe.rules.base import ORDER, Rule
-from msprobe_engine.probe.rules.builtin.nan_inf import NanInfArgs, NanInfRule
-from msprobe_engine.probe.rules.builtin.unchanged_parameter import UnchangedParameterArgs, UnchangedParameterRule
+from msprobe_engine.probe.rules.builtin.parameters.unchanged_parameter import UnchangedParameterArgs, UnchangedParameterRule
+from msprobe_engine.probe.rules.builtin.values.nan_inf import NanInfArgs, NanInfRule
 from msprobe_engine.probe.rules.kinds import KINDS, scalar_kind
 from msprobe_engine.probe.rules.layout import LayoutCache, Table
 from msprobe_engine.probe.rules.stateful_rule import episode_alerts

@@ -13,7 +13,7 @@ from msprobe_engine.core.statistics.rows import COUNT, ZEROS, as_int64
 from msprobe_engine.probe.rules.alert_factory import excluded, note_rest, scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
 from msprobe_engine.probe.rules.base import Rule
-from msprobe_engine.probe.rules.builtin.dead_expert import EXPERT
+from msprobe_engine.probe.rules.builtin.parameters.dead_expert import EXPERT
 from msprobe_engine.probe.rules.layout import Layout
 
 _LONGER = 2

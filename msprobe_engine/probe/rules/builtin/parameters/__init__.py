@@ -1,0 +1,1 @@
+"""Gradients, parameters and their updates."""

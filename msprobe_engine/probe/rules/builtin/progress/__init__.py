@@ -1,0 +1,1 @@
+"""Loss, loss scale, learning rate: does the training get anywhere?"""

@@ -1,0 +1,1 @@
+"""Numbers of any tensor or scalar."""
