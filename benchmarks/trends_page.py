@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from msprobe_engine.report.trends.page import write_trends
-from msprobe_engine.report.trends.source import Part, Progress, Target
+from msprobe_engine.report.trends.sources.source import Part, Progress, Target
 
 _CHANGE = """(change) => new Promise((done) => {
   const box = document.querySelector(".t-heat"), was = box.dataset.ready;

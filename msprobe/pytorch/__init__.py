@@ -15,7 +15,7 @@ from msprobe_integrations.torch.ascend.graph_modes import AclGraphDumper, acl_sa
 from msprobe_integrations.torch.compat.trainer_mon import TrainerMon
 from msprobe_integrations.torch.dump.debugger import PrecisionDebugger, module_dump, module_dump_end, save
 from msprobe_integrations.torch.monitor.probe import TorchProbe
-from msprobe_integrations.torch.op_tools.accuracy.custom import register_operator
+from msprobe_integrations.torch.op_tools.accuracy.operators.custom import register_operator
 from msprobe_integrations.torch.randomness.seeds import random_save, random_save_end, seed_all, undo_seed_all
 
 __all__ = [

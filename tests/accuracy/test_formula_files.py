@@ -15,8 +15,8 @@ from call_records import Memory
 from msprobe_engine.accuracy.results import ERROR, PASS, SKIP
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.errors import UsageError
-from msprobe_integrations.torch.op_tools.accuracy import custom
 from msprobe_integrations.torch.op_tools.accuracy.checker import Checker
+from msprobe_integrations.torch.op_tools.accuracy.operators import custom
 
 FUNCTIONS = """
 import torch

@@ -16,7 +16,7 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.torch.op_tools.accuracy import as_existing, comparison
 from msprobe_integrations.torch.op_tools.accuracy.as_existing import CheckerAsExisting
 from msprobe_integrations.torch.op_tools.accuracy.checker import Bench, Checker, Target
-from msprobe_integrations.torch.op_tools.accuracy.custom import forget_operator, load_operators, register_operator
+from msprobe_integrations.torch.op_tools.accuracy.operators.custom import forget_operator, load_operators, register_operator
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:

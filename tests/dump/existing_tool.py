@@ -22,7 +22,7 @@ import numpy as np
 from msprobe_engine.core import names
 from msprobe_engine.core.records import Entry, Frame, TensorRef
 from msprobe_engine.core.statistics import rows as R
-from msprobe_engine.formats.dump.parsed import DumpedTensor, StepDump
+from msprobe_engine.formats.dump.notebook.step_dump import DumpedTensor, StepDump
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 

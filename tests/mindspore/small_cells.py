@@ -12,7 +12,7 @@ import numpy as np
 from mindspore import Tensor, mint, nn, ops
 
 from msprobe.mindspore import PrecisionDebugger
-from msprobe_engine.formats.dump.parsed import StepDump
+from msprobe_engine.formats.dump.notebook.step_dump import StepDump
 from msprobe_engine.formats.dump.reader import open_dump
 
 

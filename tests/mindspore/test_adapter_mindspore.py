@@ -11,7 +11,7 @@ import ms_programs
 import numpy as np
 import pytest
 
-from msprobe_engine.formats.dump.parsed import load_rank_directory
+from msprobe_engine.formats.dump.notebook.step_dump import load_rank_directory
 
 PROGRAM = Path(__file__).with_name("adapter_program.py")
 FORWARD = [

@@ -15,7 +15,7 @@ import warm
 from torch import nn
 
 from msprobe_engine.core.errors import SettingsError, UsageError
-from msprobe_engine.formats.dump.parsed import StepDump
+from msprobe_engine.formats.dump.notebook.step_dump import StepDump
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from msprobe_engine.core.settings import hot
 from msprobe_engine.core.settings.load import load_settings
-from msprobe_engine.formats.dump.parsed import StepDump
+from msprobe_engine.formats.dump.notebook.step_dump import StepDump
 from msprobe_engine.formats.dump.reader import open_dump
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from msprobe_engine.formats.dump.parsed import StepDump
+from msprobe_engine.formats.dump.notebook.step_dump import StepDump
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.backend import TorchBackend
 

@@ -14,7 +14,7 @@ from msprobe_engine.cli.main import main
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 from msprobe_engine.report.trends.collect import collect
-from msprobe_engine.report.trends.source import Part, Progress, Target
+from msprobe_engine.report.trends.sources.source import Part, Progress, Target
 
 STATISTICS = {"norm": 5.0, "max": 3.0, "min": -2.0, "mean": 0.01, "nans": 0.0, "zeros": 0.25}
 

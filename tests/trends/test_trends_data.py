@@ -23,14 +23,14 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
 from msprobe_engine.formats.monitor.convert.data2db import data2db
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
-from msprobe_engine.report.trends import dumps
 from msprobe_engine.report.trends.bins import Bins, Extremes
 from msprobe_engine.report.trends.collect import collect
 from msprobe_engine.report.trends.findings import over_ranks
-from msprobe_engine.report.trends.order import in_order
 from msprobe_engine.report.trends.page_data import block_targets, islands
 from msprobe_engine.report.trends.plan import plan
-from msprobe_engine.report.trends.source import ABSMAX, SCALARS, Part, Progress, Target, Wanted, open_source
+from msprobe_engine.report.trends.sources import dumps
+from msprobe_engine.report.trends.sources.order import in_order
+from msprobe_engine.report.trends.sources.source import ABSMAX, SCALARS, Part, Progress, Target, Wanted, open_source
 
 OPS = ("norm", "min", "max", "mean", "nans")
 FIXTURES = Path(__file__).parents[1] / "fixtures"

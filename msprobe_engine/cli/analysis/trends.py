@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from msprobe_engine.report.trends.source import Source
+    from msprobe_engine.report.trends.sources.source import Source
 
 EPILOG = """\
 examples:
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.align.sources import numbers
     from msprobe_engine.cli.options.inputs import warn_same_files
     from msprobe_engine.core.errors import UsageError
-    from msprobe_engine.report.trends.source import Wanted, open_source
+    from msprobe_engine.report.trends.sources.source import Wanted, open_source
 
     if not 0 < args.size < 4096:
         raise UsageError(f"--size is {args.size:g}; allowed: more than 0, less than 4096 MB")

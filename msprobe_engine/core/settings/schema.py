@@ -14,9 +14,12 @@ from msprobe_engine.core.dtypes import SMALL_FLOATS
 
 
 def _rule(default: Any, help: str, **rule: Any) -> Any:
-    if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: type(default)(default), metadata={"help": help, **rule})
-    return field(default=default, metadata={"help": help, **rule})
+    made: Any = {"default_factory": lambda: type(default)(default)} if isinstance(default, (list, dict)) else {"default": default}
+    return field(metadata={"help": help, **rule}, **made)
+
+
+def _section(kind: type, help: str) -> Any:
+    return field(default_factory=kind, metadata={"help": help})
 
 
 def _ranks(help: str) -> Any:
@@ -135,13 +138,9 @@ class DumpSettings:
         choices=("", "ulp", "bf16"),
     )
     perturb_seed: int = _rule(0, "with perturb ulp: another number moves the weights another way", minimum=0)
-    free_benchmark: FreeBenchmarkSettings | None = _rule(
-        None, "options of task free_benchmark; absent: their defaults", section=FreeBenchmarkSettings
-    )
-    online: OnlineSettings | None = _rule(
-        None, "task tensor: calls are sent to a benchmark host in place of a dump; absent: they are not", section=OnlineSettings
-    )
-    load: LoadSettings | None = _rule(None, "replace module inputs by tensors of an earlier dump; absent: do not", section=LoadSettings)
+    free_benchmark: FreeBenchmarkSettings | None = _rule(None, "options of task free_benchmark; absent: their defaults")
+    online: OnlineSettings | None = _rule(None, "task tensor: calls are sent to a benchmark host in place of a dump; absent: they are not")
+    load: LoadSettings | None = _rule(None, "replace module inputs by tensors of an earlier dump; absent: do not")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +188,7 @@ class MonitorSettings:
     states_when: str = _rule("after", "optimizer states are taken before or after the step", choices=("before", "after"))
     updates: bool = _rule(False, "the optimizer's update of every parameter and, for Adam, the ratio m / sqrt(v)")
     momentum_agreement: bool = _rule(False, "share of elements whose gradient has the sign of the first moment")
-    layer_features: LayerFeatureSettings | None = _rule(None, "derived numbers of single modules", section=LayerFeatureSettings)
+    layer_features: LayerFeatureSettings | None = _rule(None, "derived numbers of single modules")
     histograms: tuple[str, ...] = _rule((), "families that get a histogram of each tensor, too (grad_reduced, update, actv, ...)")
     collectives: bool = _rule(False, "outputs of collectives")
     collective_inputs: bool = _rule(False, "inputs of collectives, too")
@@ -202,17 +201,11 @@ class MonitorSettings:
     collect_times: int = _rule(100_000_000, "stop after so many monitored steps", minimum=0)
     hot: bool = _rule(False, "re-read the settings file while the training runs, and follow its monitor section")
     rank: tuple[int, ...] = _ranks("ranks that monitor, [] is all")
-    ops: tuple[str, ...] = _rule(
-        ("norm", "min", "max", "mean", "nans", "zeros"),
-        "statistics that files show",
-        choices=OPS,
-    )
+    ops: tuple[str, ...] = _rule(("norm", "min", "max", "mean", "nans", "zeros"), "statistics that files show", choices=OPS)
     eps: float = _rule(0.0, "zeros counts elements whose absolute value is below this; 0: exact zeros", minimum=0)
     underflow_dtype: str = _rule("bfloat16", "underflow is the share of elements that this type would turn into zero", choices=SMALL_FLOATS)
     squash_name: bool = _rule(False, "shorten names in files as the existing tool does; a name that would be ambiguous stays whole")
-    replica_check: ReplicaCheckSettings = field(
-        default_factory=ReplicaCheckSettings, metadata={"help": "replicas that drift apart", "section": ReplicaCheckSettings}
-    )
+    replica_check: ReplicaCheckSettings = _section(ReplicaCheckSettings, "replicas that drift apart")
     digest: bool = _rule(False, "also take the 64-bit digest of every tensor")
 
 
@@ -301,14 +294,14 @@ class DeepSpeedMonitorSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkSettings:
-    csv: CsvSettings = field(default_factory=CsvSettings, metadata={"help": "tables, one file per family and block of steps"})
-    tensorboard: TensorBoardSettings = field(default_factory=TensorBoardSettings, metadata={"help": "event files of TensorBoard"})
-    prometheus: PrometheusSettings = field(default_factory=PrometheusSettings, metadata={"help": "metrics for Prometheus"})
-    jsonl: JsonLinesSettings = field(default_factory=JsonLinesSettings, metadata={"help": "one JSON object per step"})
-    sqlite: SqliteSettings = field(default_factory=SqliteSettings, metadata={"help": "the trend data base"})
-    parquet: ParquetSettings = field(default_factory=ParquetSettings, metadata={"help": "tables for pandas, DuckDB, Spark"})
-    tracker: TrackerSettings = field(default_factory=TrackerSettings, metadata={"help": "W&B, SwanLab, MLflow"})
-    deepspeed: DeepSpeedMonitorSettings = field(default_factory=DeepSpeedMonitorSettings, metadata={"help": "DeepSpeed's own monitor"})
+    csv: CsvSettings = _section(CsvSettings, "tables, one file per family and block of steps")
+    tensorboard: TensorBoardSettings = _section(TensorBoardSettings, "event files of TensorBoard")
+    prometheus: PrometheusSettings = _section(PrometheusSettings, "metrics for Prometheus")
+    jsonl: JsonLinesSettings = _section(JsonLinesSettings, "one JSON object per step")
+    sqlite: SqliteSettings = _section(SqliteSettings, "the trend data base")
+    parquet: ParquetSettings = _section(ParquetSettings, "tables for pandas, DuckDB, Spark")
+    tracker: TrackerSettings = _section(TrackerSettings, "W&B, SwanLab, MLflow")
+    deepspeed: DeepSpeedMonitorSettings = _section(DeepSpeedMonitorSettings, "DeepSpeed's own monitor")
     plugins: tuple[str, ...] = _rule((), "sinks of other packages, by their names in the entry point group msprobe.sinks")
     rank: tuple[int, ...] = _ranks(
         "ranks that write what is of tensors, to files and as layers of Prometheus and trackers; all write numbers of the step and alerts, "
@@ -397,17 +390,11 @@ class ProbeSettings:
     redact: tuple[str, ...] = _rule(
         (), "what is never written: tokens, values of integer tensors and of texts and integers among arguments", choices=REDACTABLE
     )
-    dump: DumpSettings | None = _rule(None, "dump directories while training; absent: none", section=DumpSettings)
-    monitor: MonitorSettings | None = _rule(None, "always-on samples; absent: none", section=MonitorSettings)
-    grad_probe: GradProbeSettings | None = _rule(None, "gradient probe of PrecisionDebugger; absent: none", section=GradProbeSettings)
+    dump: DumpSettings | None = _rule(None, "dump directories while training; absent: none")
+    monitor: MonitorSettings | None = _rule(None, "always-on samples; absent: none")
+    grad_probe: GradProbeSettings | None = _rule(None, "gradient probe of PrecisionDebugger; absent: none")
     rules: tuple[RuleSettings, ...] = _rule((), "alert rules, see docs/guide/alerts.md; [] with a monitor: nan_inf", item="rule")
-    sinks: SinkSettings = field(default_factory=SinkSettings, metadata={"help": "where data goes", "section": SinkSettings})
-    incident: IncidentSettings = field(
-        default_factory=IncidentSettings, metadata={"help": "alert, then capture", "section": IncidentSettings}
-    )
-    on_alert: OnAlertSettings = field(
-        default_factory=OnAlertSettings, metadata={"help": "a command, a message when an incident begins", "section": OnAlertSettings}
-    )
-    config_check: ConfigCheckSettings = field(
-        default_factory=ConfigCheckSettings, metadata={"help": "what the run was started with", "section": ConfigCheckSettings}
-    )
+    sinks: SinkSettings = _section(SinkSettings, "where data goes")
+    incident: IncidentSettings = _section(IncidentSettings, "alert, then capture")
+    on_alert: OnAlertSettings = _section(OnAlertSettings, "a command, a message when an incident begins")
+    config_check: ConfigCheckSettings = _section(ConfigCheckSettings, "what the run was started with")

@@ -22,7 +22,7 @@ from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.find_dumps import describe_content, find_dump, nearby
 
 if TYPE_CHECKING:
-    from msprobe_engine.formats.dump.parsed import StepDump
+    from msprobe_engine.formats.dump.notebook.step_dump import StepDump
 
 Rank = int | str
 """A rank, or the name of a directory that does not say its rank (``rank``, ``proc{pid}``)."""
@@ -151,7 +151,7 @@ class DumpDirectory:
             DumpFormatError: a file is damaged and cannot be recovered; file and line are named.
             UsageError: no such step or rank.
         """
-        from msprobe_engine.formats.dump.parsed import load_rank_directory
+        from msprobe_engine.formats.dump.notebook.step_dump import load_rank_directory
 
         return load_rank_directory(self.path(step, rank), step, rank if isinstance(rank, int) else None)
 

@@ -17,9 +17,9 @@ from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.core.records import Entry, TensorRef
 from msprobe_engine.core.statistics import rows as R
 from msprobe_engine.formats.dump import frame_log, layout
-from msprobe_engine.formats.dump.parsed import DumpedEntry, DumpedTensor, StepDump, load_rank_directory
+from msprobe_engine.formats.dump.notebook.shapes import with_shapes
+from msprobe_engine.formats.dump.notebook.step_dump import DumpedEntry, DumpedTensor, StepDump, load_rank_directory
 from msprobe_engine.formats.dump.reader import Rank, open_dump, read_bytes
-from msprobe_engine.formats.dump.shapes import with_shapes
 from msprobe_engine.formats.dump.writing import text
 
 ROWS, CHECKSUMS, STATISTICS, UNKNOWN = "rows", "checksums", "statistics", ""

@@ -10,7 +10,7 @@ from msprobe_engine.find.monitor.number_pairs import COMPARED, OF_THE_MACHINE
 from msprobe_engine.report.trends.bins import Extremes, Numbers
 from msprobe_engine.report.trends.findings import KEPT, moment, over_ranks
 from msprobe_engine.report.trends.model import Grid, Metric, StandOut, Trends
-from msprobe_engine.report.trends.source import ABSMAX, SCALARS, VALUE
+from msprobe_engine.report.trends.sources.source import ABSMAX, SCALARS, VALUE
 
 APART, APART_EXACT = 1e-3, 1e-6
 """Relative difference from which two runs are apart: the second where they agree to it in their first common step, so that nothing but

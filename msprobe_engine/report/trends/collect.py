@@ -17,13 +17,13 @@ from msprobe_engine.report.trends import findings
 from msprobe_engine.report.trends.alerts import Raised
 from msprobe_engine.report.trends.apart import apart, of_one_run
 from msprobe_engine.report.trends.bins import Extremes, Sums, distinct
-from msprobe_engine.report.trends.dumps import DumpSource
 from msprobe_engine.report.trends.model import Grid, Metric, RunTrend, Trends
-from msprobe_engine.report.trends.monitored import MonitorSource
-from msprobe_engine.report.trends.order import Order, in_order
 from msprobe_engine.report.trends.pairing import paired
 from msprobe_engine.report.trends.plan import Plan, plan
-from msprobe_engine.report.trends.source import ABSMAX, DUMPED, SCALARS, Both, Part, Progress, Source, Target, said
+from msprobe_engine.report.trends.sources.dumps import DumpSource
+from msprobe_engine.report.trends.sources.monitored import MonitorSource
+from msprobe_engine.report.trends.sources.order import Order, in_order
+from msprobe_engine.report.trends.sources.source import ABSMAX, DUMPED, SCALARS, Both, Part, Progress, Source, Target, said
 
 NUMBERS = 12_000_000
 """Numbers a page holds unless asked otherwise: about 30 to 50 MB."""

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from msprobe_engine.report.trends.bins import Extremes
 from msprobe_engine.report.trends.model import Grid, Metric, NonFinite, RunTrend, StandOut, Trends
-from msprobe_engine.report.trends.source import ABSMAX, DUMPED, SCALARS, VALUE, Part
+from msprobe_engine.report.trends.sources.source import ABSMAX, DUMPED, SCALARS, VALUE, Part
 
 KEPT = 200
 """Findings of a kind that a page lists."""

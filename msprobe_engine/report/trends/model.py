@@ -9,7 +9,7 @@ from msprobe_engine.report.trends.alerts import Raised
 from msprobe_engine.report.trends.bins import Extremes, Sums
 from msprobe_engine.report.trends.facts import Facts
 from msprobe_engine.report.trends.plan import Plan
-from msprobe_engine.report.trends.source import Target
+from msprobe_engine.report.trends.sources.source import Target
 
 
 @dataclass
@@ -51,7 +51,7 @@ class NonFinite(NamedTuple):
         steps: how many, of the rank with most.
         kind: ``NaN`` or ``Inf``, at the first step.
         statistics: that show it there.
-        order: when in the step it was made, see `msprobe_engine.report.trends.source.Part`; -1: the metric alone says.
+        order: when in the step it was made, see `msprobe_engine.report.trends.sources.source.Part`; -1: the metric alone says.
     """
 
     step: int

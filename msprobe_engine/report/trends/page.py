@@ -8,7 +8,7 @@ from msprobe_engine.core.io.output_files import replace_file
 from msprobe_engine.report.trends.collect import NUMBERS, collect
 from msprobe_engine.report.trends.model import Trends
 from msprobe_engine.report.trends.page_data import islands
-from msprobe_engine.report.trends.source import Progress, Source
+from msprobe_engine.report.trends.sources.source import Progress, Source
 from msprobe_engine.report.web.page import Verdict, page
 from msprobe_engine.report.web.words import needs_scripts
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from msprobe_engine.report.trends.bins import Extremes
 from msprobe_engine.report.trends.model import Metric, NonFinite, RunTrend, StandOut, Trends
-from msprobe_engine.report.trends.source import SCALARS
+from msprobe_engine.report.trends.sources.source import SCALARS
 from msprobe_engine.report.trends.summary import runs_of
 from msprobe_engine.report.web.sentences import both
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from msprobe_engine.report.trends.source import DUMPED, SCALARS, Target
+from msprobe_engine.report.trends.sources.source import DUMPED, SCALARS, Target
 
 _WRAPPER = re.compile(r"((?:Module|Cell)\.)?module\.")
 _WRAPPERS = re.compile(r"((?:Module|Cell)\.)?((?:module\.)+)")

@@ -6,9 +6,9 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from msprobe_engine.config.launch_scripts.shell import arithmetic
 from msprobe_engine.config.launch_scripts.shell.commands.call import Call, Status
-from msprobe_engine.config.launch_scripts.shell.parameters import NotKnown
+from msprobe_engine.config.launch_scripts.shell.expansion import arithmetic
+from msprobe_engine.config.launch_scripts.shell.expansion.parameters import NotKnown
 from msprobe_engine.config.launch_scripts.shell.syntax import Assignment, Literal, Word
 from msprobe_engine.config.launch_scripts.shell.values import Known, Place, State, Text, Unknown, Variable, known, shown
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from msprobe_engine.config.launch_scripts.shell import arithmetic, patterns
-from msprobe_engine.config.launch_scripts.shell.expand import Expander
-from msprobe_engine.config.launch_scripts.shell.parameters import NotKnown
+from msprobe_engine.config.launch_scripts.shell.expansion import arithmetic, patterns
+from msprobe_engine.config.launch_scripts.shell.expansion.expand import Expander
+from msprobe_engine.config.launch_scripts.shell.expansion.parameters import NotKnown
 from msprobe_engine.config.launch_scripts.shell.syntax import Literal, Test, Word
 from msprobe_engine.config.launch_scripts.shell.values import Known, State, Text, Unknown
 

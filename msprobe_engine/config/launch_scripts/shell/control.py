@@ -9,35 +9,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from msprobe_engine.config.launch_scripts.shell import arithmetic, patterns
+from msprobe_engine.config.launch_scripts.shell import syntax
 from msprobe_engine.config.launch_scripts.shell.commands.call import Status
 from msprobe_engine.config.launch_scripts.shell.commands.printing import write
 from msprobe_engine.config.launch_scripts.shell.conditions import double_bracket, opposite
 from msprobe_engine.config.launch_scripts.shell.context import Context, short
 from msprobe_engine.config.launch_scripts.shell.control_exceptions import Break, Leave, Return
-from msprobe_engine.config.launch_scripts.shell.expand import Expander
-from msprobe_engine.config.launch_scripts.shell.parameters import NotKnown
-from msprobe_engine.config.launch_scripts.shell.syntax import (
-    AndOr,
-    Assignment,
-    Calculation,
-    Case,
-    Command,
-    CommandList,
-    CountingFor,
-    For,
-    Function,
-    Group,
-    If,
-    Literal,
-    Pipeline,
-    Redirection,
-    Simple,
-    Substitution,
-    Test,
-    While,
-    Word,
-)
+from msprobe_engine.config.launch_scripts.shell.expansion import arithmetic, patterns
+from msprobe_engine.config.launch_scripts.shell.expansion.expand import Expander
+from msprobe_engine.config.launch_scripts.shell.expansion.parameters import NotKnown
 from msprobe_engine.config.launch_scripts.shell.values import Known, State, Text, Unknown, known, merge, shown
 
 MAX_ITERATIONS = 5_000
@@ -60,30 +40,30 @@ class Control:
         self.input: Text | None = None
         self.output: list[Text] | None = None
         self._walks: dict[type, Callable[..., Status]] = {
-            Simple: self.simple,
-            Pipeline: self._pipeline,
-            AndOr: self._and_or,
-            CommandList: self._sequence,
-            Group: self._group,
-            If: self._if,
-            While: self._while,
-            For: self._for,
-            CountingFor: self._counting_for,
-            Case: self._case,
-            Function: self._function,
-            Test: self._test,
-            Calculation: self._calculation,
+            syntax.Simple: self.simple,
+            syntax.Pipeline: self._pipeline,
+            syntax.AndOr: self._and_or,
+            syntax.CommandList: self._sequence,
+            syntax.Group: self._group,
+            syntax.If: self._if,
+            syntax.While: self._while,
+            syntax.For: self._for,
+            syntax.CountingFor: self._counting_for,
+            syntax.Case: self._case,
+            syntax.Function: self._function,
+            syntax.Test: self._test,
+            syntax.Calculation: self._calculation,
         }
 
-    def simple(self, command: Simple, state: State) -> Status:
+    def simple(self, command: syntax.Simple, state: State) -> Status:
         """A command of words."""
         raise NotImplementedError
 
-    def captured(self, part: Substitution, state: State) -> Text:
+    def captured(self, part: syntax.Substitution, state: State) -> Text:
         """What ``$(...)`` gives."""
         raise NotImplementedError
 
-    def run(self, command: Command, state: State) -> Status:
+    def run(self, command: syntax.Command, state: State) -> Status:
         """Walk one command; its status is true, false, or None where only a run can tell."""
         self.context.spend()
         self.context.deeper()
@@ -93,7 +73,7 @@ class Control:
             self.context.nested -= 1
         return state.status
 
-    def _sequence(self, sequence: CommandList, state: State) -> Status:
+    def _sequence(self, sequence: syntax.CommandList, state: State) -> Status:
         status: Status = True
         for i, command in enumerate(sequence.commands):
             if i in sequence.background:
@@ -103,7 +83,7 @@ class Control:
                 status = self.run(command, state)
         return status
 
-    def aside(self, command: Command, state: State) -> Status:
+    def aside(self, command: syntax.Command, state: State) -> Status:
         """A command in a shell of its own: what it sets is gone afterwards."""
         inner = state.copy()
         try:
@@ -111,7 +91,7 @@ class Control:
         except Leave as leave:
             return leave.status
 
-    def _group(self, group: Group, state: State) -> Status:
+    def _group(self, group: syntax.Group, state: State) -> Status:
         given = self.input
         self.input = self.redirections(group.redirections, state, given)
         try:
@@ -121,7 +101,7 @@ class Control:
             if group.redirections:
                 self.input = given
 
-    def _pipeline(self, pipeline: Pipeline, state: State) -> Status:
+    def _pipeline(self, pipeline: syntax.Pipeline, state: State) -> Status:
         if len(pipeline.commands) == 1:
             status = self.run(pipeline.commands[0], state)
         else:
@@ -137,7 +117,7 @@ class Control:
                 self.output, self.input = output, given
         return opposite(status) if pipeline.negated else status
 
-    def _and_or(self, command: AndOr, state: State) -> Status:
+    def _and_or(self, command: syntax.AndOr, state: State) -> Status:
         status = self.run(command.first, state)
         wanted = command.operator == "&&"
         if status is not None:
@@ -146,14 +126,14 @@ class Control:
         statuses = self.either(state, [(label, lambda s: self.run(command.second, s)), ("", None)], command.line)
         return statuses[0] if statuses and statuses[0] is (not wanted) else None
 
-    def _label(self, command: Command, line: int) -> str:
+    def _label(self, command: syntax.Command, line: int) -> str:
         """A condition in words."""
         source = ""
-        if isinstance(command, CommandList) and len(command.commands) == 1:
+        if isinstance(command, syntax.CommandList) and len(command.commands) == 1:
             command = command.commands[0]
-        if isinstance(command, Simple):
-            source = " ".join(source_of(word) for word in command.words if not isinstance(word, Assignment))
-        elif isinstance(command, Test):
+        if isinstance(command, syntax.Simple):
+            source = " ".join(source_of(word) for word in command.words if not isinstance(word, syntax.Assignment))
+        elif isinstance(command, syntax.Test):
             source = " ".join(item if isinstance(item, str) else source_of(item) for item in command.items)
         return f"the condition in line {line}{f' ({short(source)})' if source else ''}"
 
@@ -192,9 +172,9 @@ class Control:
         state.become(result)
         return statuses
 
-    def _if(self, command: If, state: State) -> Status:
-        undecided: list[tuple[CommandList, str]] = []
-        certain: CommandList | None = command.otherwise
+    def _if(self, command: syntax.If, state: State) -> Status:
+        undecided: list[tuple[syntax.CommandList, str]] = []
+        certain: syntax.CommandList | None = command.otherwise
         for condition, body in command.branches:
             status = self.run(condition, state)
             if status is True:
@@ -210,10 +190,10 @@ class Control:
         self.either(state, ways, command.line)
         return None
 
-    def _way(self, body: CommandList) -> Callable[[State], Status]:
+    def _way(self, body: syntax.CommandList) -> Callable[[State], Status]:
         return lambda state: self.run(body, state)
 
-    def _case(self, command: Case, state: State) -> Status:
+    def _case(self, command: syntax.Case, state: State) -> Status:
         subject = self.expander.assumed(self.expander.text(command.subject, state))
         ways: list[Way] = []
         label = f"the word of 'case' in line {command.line} is"
@@ -244,7 +224,7 @@ class Control:
             return None
         return True
 
-    def _matches(self, subject: str | None, word: Word, state: State) -> Status:
+    def _matches(self, subject: str | None, word: syntax.Word, state: State) -> Status:
         pieces = self.expander.pattern(word, state)
         if pieces == [("*", False)]:
             return True
@@ -255,7 +235,7 @@ class Control:
         except patterns.PatternTooLong:
             return None
 
-    def _loop(self, body: CommandList, state: State) -> bool:
+    def _loop(self, body: syntax.CommandList, state: State) -> bool:
         """One turn; False: the loop is left."""
         try:
             self.run(body, state)
@@ -265,7 +245,7 @@ class Control:
             return leave.goes_on
         return True
 
-    def _perhaps(self, body: CommandList, phrase: str, state: State, line: int) -> None:
+    def _perhaps(self, body: syntax.CommandList, phrase: str, state: State, line: int) -> None:
         """A loop that may have any number of turns: what a turn changes is not known, so turns are read until they change nothing more."""
         started = len(self.context.started)
         for _ in range(MAX_REPEATED):
@@ -276,7 +256,7 @@ class Control:
                 return
         self.context.note(self.expander.place(line), "a loop changes variables in a way that is not followed to its end")
 
-    def _while(self, command: While, state: State) -> Status:
+    def _while(self, command: syntax.While, state: State) -> Status:
         given = self.input
         self.input = self.redirections(command.redirections, state, given)
         try:
@@ -286,7 +266,7 @@ class Control:
             if command.redirections:
                 self.input = given
 
-    def _turns(self, command: While, state: State) -> Status:
+    def _turns(self, command: syntax.While, state: State) -> Status:
         for turn in range(MAX_ITERATIONS):
             before, read = state.copy() if turn < 3 else None, self.input
             status = self.run(command.condition, state)
@@ -305,7 +285,7 @@ class Control:
         self.context.note(self.expander.place(command.line), f"a loop of more than {MAX_ITERATIONS} turns; the rest of them is not read")
         return None
 
-    def _for(self, command: For, state: State) -> Status:
+    def _for(self, command: syntax.For, state: State) -> Status:
         items = list(state.positional or ()) if command.words is None else self.expander.fields(command.words, state)
         for item in items[:MAX_ITERATIONS]:
             several = any(isinstance(piece, Unknown) and piece.many for piece in item)
@@ -323,7 +303,7 @@ class Control:
             )
         return True
 
-    def _counting_for(self, command: CountingFor, state: State) -> Status:
+    def _counting_for(self, command: syntax.CountingFor, state: State) -> Status:
         try:
             self.expander.number(command.start, state)
             for _ in range(MAX_ITERATIONS):
@@ -339,26 +319,26 @@ class Control:
         self.context.note(self.expander.place(command.line), f"a loop of more than {MAX_ITERATIONS} turns; the rest of them is not read")
         return None
 
-    def _function(self, command: Function, state: State) -> Status:
+    def _function(self, command: syntax.Function, state: State) -> Status:
         state.functions = {**state.functions, command.name: (command.body, self.expander.file)}
         return True
 
-    def _test(self, command: Test, state: State) -> Status:
+    def _test(self, command: syntax.Test, state: State) -> Status:
         return double_bracket(command, self.expander, state)
 
-    def _calculation(self, command: Calculation, state: State) -> Status:
+    def _calculation(self, command: syntax.Calculation, state: State) -> Status:
         try:
             return self.expander.number(command.expression, state) != 0
         except (NotKnown, arithmetic.SumError):
             return None
 
-    def redirections(self, redirections: tuple[Redirection, ...], state: State, given: Text | None) -> Text | None:
+    def redirections(self, redirections: tuple[syntax.Redirection, ...], state: State, given: Text | None) -> Text | None:
         """What the command reads, where that stands in the script."""
         for redirection in redirections:
             given = self._redirect(redirection, state) if redirection.operator.startswith("<") else given
         return given
 
-    def _redirect(self, redirection: Redirection, state: State) -> Text | None:
+    def _redirect(self, redirection: syntax.Redirection, state: State) -> Text | None:
         if redirection.operator in ("<<", "<<-"):
             return self.expander.text(redirection.target, state)
         if redirection.operator == "<<<":
@@ -366,7 +346,7 @@ class Control:
         return None
 
     @contextlib.contextmanager
-    def diverted(self, redirections: tuple[Redirection, ...], state: State) -> Iterator[None]:
+    def diverted(self, redirections: tuple[syntax.Redirection, ...], state: State) -> Iterator[None]:
         """While output goes elsewhere; what goes into a file of a known name is kept (`State.written`), other output is nobody's."""
         target = self._target(redirections, state)
         if target is None:
@@ -381,7 +361,7 @@ class Control:
                 write(state, path, append, joined(self.output))
             self.output = output
 
-    def _target(self, redirections: tuple[Redirection, ...], state: State) -> tuple[str, bool] | None:
+    def _target(self, redirections: tuple[syntax.Redirection, ...], state: State) -> tuple[str, bool] | None:
         """The file that the output goes to (empty: one that is not kept) and whether it is appended; None: it stays."""
         target = None
         for redirection in redirections:
@@ -399,6 +379,6 @@ def joined(output: list[Text]) -> Text:
     return tuple(piece for text in output for piece in text)
 
 
-def source_of(word: Word) -> str:
+def source_of(word: syntax.Word) -> str:
     """A word about as it stands in the script."""
-    return "".join(part.text if isinstance(part, Literal) else part.source for part in word.parts)
+    return "".join(part.text if isinstance(part, syntax.Literal) else part.source for part in word.parts)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from msprobe_engine.config.launch_scripts.shell import braces
 from msprobe_engine.config.launch_scripts.shell.assignments import assign
 from msprobe_engine.config.launch_scripts.shell.commands import builtins
 from msprobe_engine.config.launch_scripts.shell.commands.call import Call, Status
@@ -17,6 +16,7 @@ from msprobe_engine.config.launch_scripts.shell.commands.wrappers import Unwrapp
 from msprobe_engine.config.launch_scripts.shell.context import Context, Exhausted, Started, short
 from msprobe_engine.config.launch_scripts.shell.control import Control, joined
 from msprobe_engine.config.launch_scripts.shell.control_exceptions import Leave, Return
+from msprobe_engine.config.launch_scripts.shell.expansion import braces
 from msprobe_engine.config.launch_scripts.shell.grammar import ScriptReader
 from msprobe_engine.config.launch_scripts.shell.syntax import Assignment, Literal, ShellSyntaxError, Simple, Substitution, Word
 from msprobe_engine.config.launch_scripts.shell.values import (

@@ -5,24 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from msprobe_engine.config.launch_scripts.shell import syntax
 from msprobe_engine.config.launch_scripts.shell.simple_commands import SimpleCommandReader
-from msprobe_engine.config.launch_scripts.shell.syntax import (
-    AndOr,
-    Calculation,
-    Case,
-    Command,
-    CommandList,
-    CountingFor,
-    For,
-    Function,
-    Group,
-    If,
-    Parameter,
-    Pipeline,
-    Test,
-    While,
-    Word,
-)
 
 _FUNCTION = re.compile(r"([^\s|&;()<>\"'$`\\=#]+)[ \t]*\([ \t]*\)")
 _FUNCTION_WORD = re.compile(r"function[ \t]+([^\s|&;()<>\"'$`\\]+)[ \t]*(?:\([ \t]*\))?")
@@ -37,7 +21,7 @@ class ScriptReader(SimpleCommandReader):
     def sub_reader(self, text: str, first_line: int) -> ScriptReader:
         return ScriptReader(text, first_line, self.depth)
 
-    def top_level(self) -> Iterator[Command]:
+    def top_level(self) -> Iterator[syntax.Command]:
         """The commands of the script; those of one line come together, with the here-documents behind it.
 
         Raises:
@@ -56,13 +40,13 @@ class ScriptReader(SimpleCommandReader):
                     background.add(len(commands) - 1)
                 self.blanks()
             self.newline()
-            yield commands[0] if len(commands) == 1 and not background else CommandList(tuple(commands), line, frozenset(background))
+            yield commands[0] if len(commands) == 1 and not background else syntax.CommandList(tuple(commands), line, frozenset(background))
 
-    def commands(self, end: str) -> CommandList:
+    def commands(self, end: str) -> syntax.CommandList:
         """A list of commands up to the character `end` (`)`), a closing reserved word, or the end of the text; left unread."""
         self.deeper()
         line = self.line()
-        commands: list[Command] = []
+        commands: list[syntax.Command] = []
         background: set[int] = set()
         while True:
             self._separators()
@@ -74,7 +58,7 @@ class ScriptReader(SimpleCommandReader):
             if self._terminator():
                 background.add(len(commands) - 1)
         self.depth -= 1
-        return CommandList(tuple(commands), line, frozenset(background))
+        return syntax.CommandList(tuple(commands), line, frozenset(background))
 
     def _terminator(self) -> bool:
         """Go over ``;`` or ``&`` behind a command; True for ``&``."""
@@ -100,7 +84,7 @@ class ScriptReader(SimpleCommandReader):
             raise self.error(f"'{word}' is expected, not '{found}'")
         self.pos += len(word)
 
-    def _and_or(self) -> Command:
+    def _and_or(self) -> syntax.Command:
         command = self._pipeline()
         while True:
             self.blanks()
@@ -110,9 +94,9 @@ class ScriptReader(SimpleCommandReader):
             line = self.line()
             self.pos += 2
             self._separators()
-            command = AndOr(command, operator, self._pipeline(), line)
+            command = syntax.AndOr(command, operator, self._pipeline(), line)
 
-    def _pipeline(self) -> Command:
+    def _pipeline(self) -> syntax.Command:
         line, negated = self.line(), False
         while (word := self._reserved()) in ("!", "time"):
             self.pos += len(word)
@@ -129,19 +113,19 @@ class ScriptReader(SimpleCommandReader):
             self.pos += 2 if self.peek("|&") else 1
             self._separators()
             commands.append(self._command())
-        return Pipeline(tuple(commands), negated, line) if negated or len(commands) > 1 else commands[0]
+        return syntax.Pipeline(tuple(commands), negated, line) if negated or len(commands) > 1 else commands[0]
 
-    def _command(self) -> Command:
+    def _command(self) -> syntax.Command:
         self.deeper()
         line, word = self.line(), self._reserved()
-        command: Command
+        command: syntax.Command
         if word == "if":
             command = self._if(line)
         elif word in ("while", "until"):
             self.pos += 5
             condition = self.commands("")
             body = self._body()
-            command = While(condition, body, word == "until", line, self._redirections())
+            command = syntax.While(condition, body, word == "until", line, self._redirections())
         elif word in ("for", "select"):
             self.pos += len(word)
             command = self._for(line, word == "select")
@@ -154,11 +138,11 @@ class ScriptReader(SimpleCommandReader):
             self.pos += 1
             body = self.commands("")
             self._expect("}")
-            command = Group(body, False, line, self._redirections())
+            command = syntax.Group(body, False, line, self._redirections())
         elif word == "function" and (match := _FUNCTION_WORD.match(self.text, self.pos)):
             command = self._function(match, line)
         elif self.peek("((") and (expression := self.calculation()) is not None:
-            command = Calculation(expression, line)
+            command = syntax.Calculation(expression, line)
             self._redirections()
         elif self.peek("("):
             self.pos += 1
@@ -166,7 +150,7 @@ class ScriptReader(SimpleCommandReader):
             if not self.peek(")"):
                 raise self.error("'(' is not closed")
             self.pos += 1
-            command = Group(body, True, line, self._redirections())
+            command = syntax.Group(body, True, line, self._redirections())
         elif word not in _CLOSING and (match := _FUNCTION.match(self.text, self.pos)):
             command = self._function(match, line)
         else:
@@ -174,18 +158,18 @@ class ScriptReader(SimpleCommandReader):
         self.depth -= 1
         return command
 
-    def _function(self, match: re.Match[str], line: int) -> Function:
+    def _function(self, match: re.Match[str], line: int) -> syntax.Function:
         self.pos = match.end()
         self._separators()
-        return Function(match[1], self._command(), line)
+        return syntax.Function(match[1], self._command(), line)
 
-    def _body(self) -> CommandList:
+    def _body(self) -> syntax.CommandList:
         self._expect("do")
         body = self.commands("")
         self._expect("done")
         return body
 
-    def _if(self, line: int) -> If:
+    def _if(self, line: int) -> syntax.If:
         branches = []
         self.pos += 2
         while True:
@@ -204,9 +188,9 @@ class ScriptReader(SimpleCommandReader):
             elif word != "fi":
                 raise self.error("'fi' is expected")
             self._redirections()
-            return If(tuple(branches), otherwise, line)
+            return syntax.If(tuple(branches), otherwise, line)
 
-    def _for(self, line: int, asks: bool) -> For | CountingFor:
+    def _for(self, line: int, asks: bool) -> syntax.For | syntax.CountingFor:
         self.blanks()
         if self.peek("(("):
             self.pos += 2
@@ -217,30 +201,30 @@ class ScriptReader(SimpleCommandReader):
             self.blanks()
             if self.peek(";"):
                 self.pos += 1
-            return CountingFor(start, check, step, self._loop_body(), line)
+            return syntax.CountingFor(start, check, step, self._loop_body(), line)
         name = self.word()
         plain = name.plain() if name else None
         if plain is None:
             raise self.error("a variable is expected behind 'for'")
         self._separators()
-        words: tuple[Word, ...] | None = None
+        words: tuple[syntax.Word, ...] | None = None
         if self._reserved() == "in":
             self.pos += 2
             words = tuple(self._words())
         if asks:  # the word that is chosen
-            words = (Word((Parameter("REPLY", line, False, "$REPLY"),), line),)
+            words = (syntax.Word((syntax.Parameter("REPLY", line, False, "$REPLY"),), line),)
         self.blanks()
         if self.peek(";"):
             self.pos += 1
-        return For(plain, words, self._loop_body(), line)
+        return syntax.For(plain, words, self._loop_body(), line)
 
-    def _clause(self, end: str) -> Word:
+    def _clause(self, end: str) -> syntax.Word:
         """A part of ``((a; b; c))`` and the character behind it."""
         part = self.expression(end)
         self.pos += 1
         return part
 
-    def _loop_body(self) -> CommandList:
+    def _loop_body(self) -> syntax.CommandList:
         self._separators()
         if self._reserved() == "{":
             self.pos += 1
@@ -251,8 +235,8 @@ class ScriptReader(SimpleCommandReader):
         self._redirections()
         return body
 
-    def _words(self) -> list[Word]:
-        words: list[Word] = []
+    def _words(self) -> list[syntax.Word]:
+        words: list[syntax.Word] = []
         while True:
             self.blanks()
             word = self.word()
@@ -260,20 +244,20 @@ class ScriptReader(SimpleCommandReader):
                 return words
             words.append(word)
 
-    def _case(self, line: int) -> Case:
+    def _case(self, line: int) -> syntax.Case:
         self.pos += 4
         self.blanks()
         subject = self.word()
         if subject is None:
             raise self.error("a word is expected behind 'case'")
         self._expect("in")
-        branches: list[tuple[tuple[Word, ...], CommandList, str]] = []
+        branches: list[tuple[tuple[syntax.Word, ...], syntax.CommandList, str]] = []
         while True:
             self._separators()
             if self._reserved() == "esac":
                 self.pos += 4
                 self._redirections()
-                return Case(subject, tuple(branches), line)
+                return syntax.Case(subject, tuple(branches), line)
             if self.peek("("):
                 self.pos += 1
             patterns = []
@@ -298,8 +282,8 @@ class ScriptReader(SimpleCommandReader):
             if not end and self._reserved() != "esac":
                 raise self.error("'esac' is expected")
 
-    def _test(self, line: int) -> Test:
-        items: list[Word | str] = []
+    def _test(self, line: int) -> syntax.Test:
+        items: list[syntax.Word | str] = []
         regex = False
         while True:
             self._separators()
@@ -315,6 +299,6 @@ class ScriptReader(SimpleCommandReader):
             plain = word.plain()
             if plain == "]]" and not regex:
                 self._redirections()
-                return Test(tuple(items), line)
+                return syntax.Test(tuple(items), line)
             regex = plain == "=~"
             items.append(word)

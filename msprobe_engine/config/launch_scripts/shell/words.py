@@ -6,6 +6,7 @@ Time is linear in the text; nesting is bounded (`MAX_DEPTH`), deeper text is an 
 from __future__ import annotations
 
 import re
+from itertools import groupby
 
 from msprobe_engine.config.launch_scripts.shell.cursor import MAX_DEPTH, Cursor
 from msprobe_engine.config.launch_scripts.shell.syntax import (
@@ -372,25 +373,11 @@ def _pasted(text: str, line: int) -> list[Part]:
 def _joined(parts: list[Part]) -> list[Part]:
     """Neighbouring text of one line as one part."""
     out: list[Part] = []
-    texts: list[str] = []
-    for part in parts:
-        last = out[-1] if out else None
-        if isinstance(part, Literal) and isinstance(last, Literal) and part.quoted == last.quoted and part.line == last.line and texts:
-            texts.append(part.text)
-            continue
-        if texts:
-            _put(out, texts)
-        out.append(part)
-        texts = [part.text] if isinstance(part, Literal) else []
-    if texts:
-        _put(out, texts)
+    for _, group in groupby(parts, lambda part: (part.line, part.quoted) if isinstance(part, Literal) else id(part)):
+        first, *more = group
+        texts = [part.text for part in (first, *more) if isinstance(part, Literal)]
+        out.append(Literal("".join(texts), first.line, first.quoted) if isinstance(first, Literal) and more else first)
     return out
-
-
-def _put(out: list[Part], texts: list[str]) -> None:
-    last = out[-1]
-    if len(texts) > 1 and isinstance(last, Literal):
-        out[-1] = Literal("".join(texts), last.line, last.quoted)
 
 
 def _closing(mode: str, ends: str) -> str:

@@ -25,9 +25,9 @@ from msprobe_engine.core.settings.tree import nearest
 from msprobe_engine.core.text import notebook
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.notebook.record import KINDS, Record, Tensor, kind_of
-from msprobe_engine.formats.dump.parsed import DumpedEntry, StepDump
+from msprobe_engine.formats.dump.notebook.shapes import with_shapes
+from msprobe_engine.formats.dump.notebook.step_dump import DumpedEntry, StepDump
 from msprobe_engine.formats.dump.reader import DumpDirectory, Rank, open_dump
-from msprobe_engine.formats.dump.shapes import with_shapes
 from msprobe_engine.formats.tensors.reader import not_saved
 
 __all__ = ["KINDS", "Dump", "NoSuchRecord", "Record", "Snapshot", "Tensor", "read"]

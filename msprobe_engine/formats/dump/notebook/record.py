@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.core import names
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.formats.dump.parsed import DumpedEntry, DumpedTensor
+from msprobe_engine.formats.dump.notebook.step_dump import DumpedEntry, DumpedTensor
 from msprobe_engine.formats.tensors import saved_file
 from msprobe_engine.formats.tensors.decoding import Array
 

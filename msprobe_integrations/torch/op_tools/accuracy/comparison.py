@@ -13,12 +13,12 @@ from msprobe_engine.accuracy.precheck.memory import free_memory
 from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, TensorResult, worst
 from msprobe_engine.accuracy.verdict.judge import judge
 from msprobe_integrations.torch.op_tools.accuracy.arguments import Place
-from msprobe_integrations.torch.op_tools.accuracy.dropout import expected, wrong_share
 from msprobe_integrations.torch.op_tools.accuracy.execute import Outcome, leaves_of, places_of
+from msprobe_integrations.torch.op_tools.accuracy.operators.dropout import expected, wrong_share
+from msprobe_integrations.torch.op_tools.accuracy.operators.squares import lost_in_squares
+from msprobe_integrations.torch.op_tools.accuracy.operators.ties import equally_right
 from msprobe_integrations.torch.op_tools.accuracy.prepare import Prepared
 from msprobe_integrations.torch.op_tools.accuracy.sides import Ran, on_changed
-from msprobe_integrations.torch.op_tools.accuracy.squares import lost_in_squares
-from msprobe_integrations.torch.op_tools.accuracy.ties import equally_right
 from msprobe_integrations.torch.op_tools.accuracy.types import coarsest
 from msprobe_integrations.torch.tensors.arrays import as_array, kind_of
 

@@ -15,7 +15,7 @@ from msprobe_integrations.common.op_tools.accuracy.checking import keep_failures
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.op_tools.accuracy.as_existing import CheckerAsExisting
 from msprobe_integrations.torch.op_tools.accuracy.checker import Bench, Checker, Target
-from msprobe_integrations.torch.op_tools.accuracy.custom import load_operators, registered
+from msprobe_integrations.torch.op_tools.accuracy.operators.custom import load_operators, registered
 from msprobe_integrations.torch.tensors.devices import accelerator
 
 

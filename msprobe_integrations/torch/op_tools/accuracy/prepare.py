@@ -11,8 +11,8 @@ import torch
 from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.op_tools.accuracy import references
 from msprobe_integrations.torch.op_tools.accuracy.arguments import Arguments, Place
-from msprobe_integrations.torch.op_tools.accuracy.dropout import Dropout, draws, dropout_of
 from msprobe_integrations.torch.op_tools.accuracy.execute import Call, leaves_of, places_of
+from msprobe_integrations.torch.op_tools.accuracy.operators.dropout import Dropout, draws, dropout_of
 from msprobe_integrations.torch.op_tools.accuracy.resolve import Operator, resolve
 from msprobe_integrations.torch.op_tools.accuracy.types import floats_of
 

@@ -20,8 +20,8 @@ from torch.overrides import get_overridable_functions
 
 from msprobe_engine.core.operator_traits import UNINITIALISED
 from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun
-from msprobe_integrations.torch.op_tools.accuracy.custom import Custom, custom, formula
-from msprobe_integrations.torch.op_tools.accuracy.moves import MOVES
+from msprobe_integrations.torch.op_tools.accuracy.operators.custom import Custom, custom, formula
+from msprobe_integrations.torch.op_tools.accuracy.operators.moves import MOVES
 from msprobe_integrations.torch.op_tools.accuracy.references.formula import with_known_arguments
 from msprobe_integrations.torch.randomness.calls import TENSOR, TORCH
 

@@ -15,7 +15,7 @@ import torch
 from msprobe_engine.accuracy.dispatch_table import Compared, Difference, DispatchTables, difference
 from msprobe_engine.accuracy.results import ERROR, PASS, WARNING, TensorResult
 from msprobe_engine.accuracy.verdict.judge import judge
-from msprobe_integrations.torch.op_tools.accuracy.ties import equally_right
+from msprobe_integrations.torch.op_tools.accuracy.operators.ties import equally_right
 from msprobe_integrations.torch.op_tools.accuracy.types import coarsest, floats_of
 from msprobe_integrations.torch.op_tools.dispatch_compare import references
 from msprobe_integrations.torch.op_tools.dispatch_compare.bench import NOT_PLAIN, SAME, Bench, NoBench, Ran, is_plain, results_of, tensors

@@ -19,7 +19,7 @@ from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.tensors.reader import SAFETENSORS, TensorFiles, TensorSource
 from msprobe_integrations.torch.op_tools.accuracy.checker import Bench, Checker, Target
-from msprobe_integrations.torch.op_tools.accuracy.custom import load_operators
+from msprobe_integrations.torch.op_tools.accuracy.operators.custom import load_operators
 from msprobe_integrations.torch.op_tools.accuracy.precheck import resolved
 
 _SHARDS = 32

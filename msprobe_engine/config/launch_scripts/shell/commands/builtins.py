@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os.path
 
-from msprobe_engine.config.launch_scripts.shell import arithmetic, conditions
+from msprobe_engine.config.launch_scripts.shell import conditions
 from msprobe_engine.config.launch_scripts.shell.assignments import declare, unset
 from msprobe_engine.config.launch_scripts.shell.commands import printing
 from msprobe_engine.config.launch_scripts.shell.commands.call import Builtin, Call, Status
 from msprobe_engine.config.launch_scripts.shell.context import short
 from msprobe_engine.config.launch_scripts.shell.control_exceptions import Break, Exit, Return
-from msprobe_engine.config.launch_scripts.shell.parameters import NotKnown
+from msprobe_engine.config.launch_scripts.shell.expansion import arithmetic
+from msprobe_engine.config.launch_scripts.shell.expansion.parameters import NotKnown
 from msprobe_engine.config.launch_scripts.shell.syntax import Literal, Word
 from msprobe_engine.config.launch_scripts.shell.values import Known, Place, State, Text, Unknown, certain_before, known, readable, shown
 

@@ -6,9 +6,9 @@ import os.path
 import re
 from collections.abc import Callable
 
-from msprobe_engine.config.launch_scripts.shell import arithmetic
 from msprobe_engine.config.launch_scripts.shell.commands.call import Builtin, Call, Status
-from msprobe_engine.config.launch_scripts.shell.expand import WHITESPACE, cut
+from msprobe_engine.config.launch_scripts.shell.expansion import arithmetic
+from msprobe_engine.config.launch_scripts.shell.expansion.expand import WHITESPACE, cut
 from msprobe_engine.config.launch_scripts.shell.values import Known, State, Text, Unknown, Variable, known, shown
 
 

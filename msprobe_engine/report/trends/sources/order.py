@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-from msprobe_engine.report.trends.source import Target
+from msprobe_engine.report.trends.sources.source import Target
 
 _NUMBER = re.compile(r"\d{1,18}")
 """Numbers of layers; longer rows of digits are no numbers, and int() of a huge text fails."""

@@ -203,14 +203,14 @@ def open_monitor(path: Path | str, wanted: Wanted) -> Source:
         UsageError: there are none, or a time stamp is none.
     """
     from msprobe_engine.formats.monitor.reader import open_run
-    from msprobe_engine.report.trends.monitored import MonitorSource
+    from msprobe_engine.report.trends.sources.monitored import MonitorSource
 
     return MonitorSource(open_run(path, since=wanted.since, until=wanted.until), wanted)
 
 
 def _dump(root: Path, wanted: Wanted) -> Source:
     from msprobe_engine.formats.dump.reader import open_dump
-    from msprobe_engine.report.trends.dumps import DumpSource
+    from msprobe_engine.report.trends.sources.dumps import DumpSource
 
     return DumpSource(open_dump(root), wanted, root)
 

@@ -18,10 +18,10 @@ from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.reader import DumpDirectory
 from msprobe_engine.formats.monitor.convert.dump2db import ranks_of
 from msprobe_engine.formats.monitor.series import Ids
-from msprobe_engine.report.trends.calls import calls_of, wrappers
 from msprobe_engine.report.trends.findings import moment_of
-from msprobe_engine.report.trends.order import Order
-from msprobe_engine.report.trends.source import Part, Progress, Target, Wanted, with_absmax
+from msprobe_engine.report.trends.sources.calls import calls_of, wrappers
+from msprobe_engine.report.trends.sources.order import Order
+from msprobe_engine.report.trends.sources.source import Part, Progress, Target, Wanted, with_absmax
 
 KEPT_ROWS = 1_000_000
 """Rows of all ranks that stay in memory between the two passes over a run, about 100 MB; the files of further ranks are read twice."""

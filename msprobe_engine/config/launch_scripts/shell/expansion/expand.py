@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from msprobe_engine.config.launch_scripts.shell import arithmetic, braces
 from msprobe_engine.config.launch_scripts.shell.context import Context, short
-from msprobe_engine.config.launch_scripts.shell.parameters import NotKnown, Parameters, Segment, joins
+from msprobe_engine.config.launch_scripts.shell.expansion import arithmetic, braces
+from msprobe_engine.config.launch_scripts.shell.expansion.parameters import NotKnown, Parameters, Segment, joins
 from msprobe_engine.config.launch_scripts.shell.syntax import Arithmetic, Literal, Parameter, ProcessFile, Substitution, Word
 from msprobe_engine.config.launch_scripts.shell.values import Known, Piece, State, Text, Unknown, Variable, known, unknown_of
 

@@ -14,7 +14,7 @@ from msprobe_engine.formats.monitor.completeness import missing_parts, remarks, 
 from msprobe_engine.formats.monitor.reader import Run, Series, Table
 from msprobe_engine.formats.monitor.series import Floats, Ids
 from msprobe_engine.report.trends.facts import Facts
-from msprobe_engine.report.trends.source import DUMPED, SCALARS, VALUE, Part, Progress, Target, Wanted, with_absmax
+from msprobe_engine.report.trends.sources.source import DUMPED, SCALARS, VALUE, Part, Progress, Target, Wanted, with_absmax
 
 _EITHER = "NaN or were not written, this data base does not say which: shown as NaN"
 _MOST_STAGES = 1 << 20

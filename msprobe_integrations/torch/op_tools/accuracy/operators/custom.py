@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from msprobe_engine.core.errors import UsageError
-from msprobe_integrations.torch.op_tools.accuracy.formula_files import SUFFIXES, read_formulas
+from msprobe_integrations.torch.op_tools.accuracy.operators.formula_files import SUFFIXES, read_formulas
 
 Function = Callable[..., Any]
 InputMaker = Callable[[list[Any], dict[str, Any]], tuple[list[Any], dict[str, Any]]]

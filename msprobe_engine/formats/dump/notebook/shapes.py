@@ -11,7 +11,7 @@ from typing import Any
 
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.parsed import EntryParser, StepDump
+from msprobe_engine.formats.dump.notebook.step_dump import EntryParser, StepDump
 from msprobe_engine.formats.dump.reader import parse_object, read_bytes
 
 

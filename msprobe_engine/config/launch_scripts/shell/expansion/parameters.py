@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from msprobe_engine.config.launch_scripts.shell import arithmetic, patterns
 from msprobe_engine.config.launch_scripts.shell.context import ONLY_A_RUN_KNOWS, Context, short
+from msprobe_engine.config.launch_scripts.shell.expansion import arithmetic, patterns
 from msprobe_engine.config.launch_scripts.shell.syntax import Literal, Parameter, Word
 from msprobe_engine.config.launch_scripts.shell.values import (
     Known,

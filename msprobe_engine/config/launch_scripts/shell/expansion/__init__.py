@@ -1,0 +1,1 @@
+"""What words become: parameters, sums, braces and patterns."""

@@ -1,0 +1,1 @@
+"""Where the numbers of a trends page come from: monitor files, data bases and dumps."""

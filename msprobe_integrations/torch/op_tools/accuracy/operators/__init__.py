@@ -1,0 +1,1 @@
+"""Operators that are checked in a way of their own."""
