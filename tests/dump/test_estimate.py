@@ -18,8 +18,8 @@ from msprobe import dump
 from msprobe_engine.core.errors import DumpFormatError, ProbeError, SettingsError, UsageError
 from msprobe_engine.core.records import Entry, Frame, Opaque, TensorDescription, TensorRef
 from msprobe_engine.core.statistics import rows as R
-from msprobe_engine.formats.dump.writing import disk
 from msprobe_engine.formats.dump.writing.template import Options
+from msprobe_engine.probe.estimate import disk
 from msprobe_engine.probe.estimate.cost import Range
 from msprobe_engine.probe.estimate.forecast import Estimate
 from msprobe_engine.probe.sinks.dump.dump_files import DumpSink

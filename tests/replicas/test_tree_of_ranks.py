@@ -18,7 +18,8 @@ import torch.distributed as dist
 from forkpool import run_ranks
 
 from msprobe_integrations.common.ranks import connections, links
-from msprobe_integrations.common.ranks.step_exchange import StepExchange, _check_files
+from msprobe_integrations.common.ranks.exchange_thread import _check_files
+from msprobe_integrations.common.ranks.step_exchange import StepExchange
 from msprobe_integrations.common.ranks.tree import SELF, Kind, Lane, Message, shape_of
 from msprobe_integrations.torch.ranks.merge import RowExchange
 

@@ -21,7 +21,8 @@ from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.core.statistics.rows import Rows
 from msprobe_engine.probe.pending_steps import RowsEdit
 from msprobe_engine.probe.rules.builtin.ranks.replica_mismatch import short_ranks
-from msprobe_integrations.common.ranks.step_exchange import CLOSED, StepExchange
+from msprobe_integrations.common.ranks.exchange_thread import CLOSED
+from msprobe_integrations.common.ranks.step_exchange import StepExchange
 from msprobe_integrations.common.ranks.tree import Lane, Words
 from msprobe_integrations.torch.ranks.job import job_store
 

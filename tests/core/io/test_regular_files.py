@@ -162,7 +162,7 @@ def test_nobody_else_opens_outputs() -> None:
         "accuracy/precheck/worker.py",  # standard output
         "core/io/output_files.py",
         "core/io/regular_files.py",
-        "formats/dump/writing/disk.py",  # measures a disk
+        "probe/estimate/disk.py",  # measures a disk
         "probe/incident/node_notify.py",  # a file of one owner in shared memory, which ranks of a node read
         "probe/hot_settings.py",  # a settings file keeps its own mode
         "msprobe_integrations/framework_report.py",  # makes a page of this repository
