@@ -120,6 +120,7 @@ def test_right_operators_pass(runs: dict[str, tuple[int, str]]) -> None:
     assert not errors, "\n".join(errors.values())
 
 
+@pytest.mark.slow
 def test_layouts_are_found(runs: dict[str, tuple[int, str]]) -> None:
     """A transposed argument sums in another order: the layout that gives the recorded bits is found and said."""
     assert "same bits (input_0 (1, 0))" in runs["Tensor.mean.0"][1]

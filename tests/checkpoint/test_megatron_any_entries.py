@@ -41,7 +41,7 @@ def put(tree: Any, path: tuple[Any, ...], value: Any) -> None:
     (vars(tree) if isinstance(tree, argparse.Namespace) else tree)[last] = value
 
 
-@pytest.mark.fast_cells("sharded-buckets-mp_rank_00/distrib_optim.pt")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "file"),
     [

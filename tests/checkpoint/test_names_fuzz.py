@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,6 +67,7 @@ def _accounted(found: Alignment, side: str) -> set[str]:
 
 
 @given(_TENSORS, _TENSORS, _FACTS, _FACTS)
+@pytest.mark.slow
 def test_every_tensor_is_accounted_for(a: list, b: list, facts_a: dict, facts_b: dict) -> None:  # type: ignore[type-arg]
     """Whatever names, shapes and facts meet: no error, nothing lost, and parts of a pair have the sizes that they say."""
     first, second = _checkpoint(a, facts_a), _checkpoint(b, facts_b)

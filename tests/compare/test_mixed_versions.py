@@ -62,6 +62,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("version", [OLD, NEW, OURS])
+@pytest.mark.fast_cells("26.2.0", "ours")
 def test_recorder_is_known(dumps: Path, version: str) -> None:
     """The file tells who wrote it."""
     assert recorder(read_side(dumps / version / "golden" / "dump.json")) == version

@@ -31,6 +31,7 @@ def _work(tmp_path: Path) -> partial[Result]:
 
 
 @pytest.mark.parametrize("kind", ["serial", "threads", "processes"])
+@pytest.mark.fast_cells("serial", "threads")
 def test_every_way_gives_the_same_tables(tmp_path: Path, kind: str) -> None:
     """The bytes of the tables do not depend on where they were made."""
     tasks = pair_paths(*pair(tmp_path, 3, wrong=2)).tasks

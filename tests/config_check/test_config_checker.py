@@ -64,6 +64,7 @@ def test_the_pack_has_all_entries_of_the_existing_tool_and_ours(trained: tuple[P
     assert system["versions"]["torch"] == torch.__version__
 
 
+@pytest.mark.slow
 def test_digests_are_those_of_the_bits(trained: tuple[Pack, str]) -> None:
     """Weights, buffers and inputs by the definition of the digest, and each sample by its own."""
     pack, _ = trained

@@ -124,6 +124,7 @@ def _look_at(a: Path, b: Path) -> None:
 
 
 @given(PACKS, PACKS)
+@pytest.mark.slow
 def test_any_entries(tmp_path_factory: pytest.TempPathFactory, a: dict[str, Any], b: dict[str, Any]) -> None:
     """Whatever JSON an entry holds, both packs are compared and all forms of the result can be made."""
     place = tmp_path_factory.mktemp("packs")

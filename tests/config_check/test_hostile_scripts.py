@@ -115,6 +115,7 @@ def _error_of(path: Path) -> str | None:
     ],
     ids=["aliases", "merges", "brackets", "colons", "objects", "keys", "cycle", "lists", "numbers"],
 )
+@pytest.mark.fast_cells("aliases", "colons", "cycle", "keys", "lists", "merges", "numbers", "objects")
 def test_hostile_yaml_is_an_error_or_plain_data(text: str, tmp_path: Path) -> None:
     """Aliases that grow, nesting, tags of objects, cycles: an error that names the file, or plain values; soon and without objects."""
     (tmp_path / "a.yaml").write_text(text)

@@ -65,6 +65,7 @@ def packs(tmp_path_factory: pytest.TempPathFactory, fork: Fork) -> Packs:
     }
 
 
+@pytest.mark.slow
 def test_runs_that_mean_the_same_are_equal(packs: Packs) -> None:
     """A renamed option, another spelling of a number, paths and devices are no difference."""
     found = compare_packs(packs["base"], packs["again"])

@@ -49,6 +49,7 @@ def _tensors(node: Any) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("cut_side", ["target", "golden"])
+@pytest.mark.fast_cells("golden-compare", "golden-diagnose", "golden-graph", "target-diagnose", "target-graph")
 def test_no_culprit(command: str, cut_side: str, sides: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On either side, in the forward pass, in the backward pass and in the update."""
     file = sides["whole"] / "step0/rank0/dump.json"

@@ -41,7 +41,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("levels")
 
 
-@pytest.mark.fast_cells("tensor-query and key weights swapped", "L0-one parameter not updated")
+@pytest.mark.fast_cells("L0-one parameter not updated")
 @pytest.mark.parametrize(("name", "defect"), SAMPLE)
 def test_named(name: str, defect: str, root: Path) -> None:
     """The culprit comes first: at level L0 the innermost module that holds the defect."""

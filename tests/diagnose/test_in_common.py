@@ -53,6 +53,7 @@ def said(found: Diagnosis) -> str:
 
 
 @pytest.mark.parametrize("levels", [("L0", "mix"), ("mix", "L0"), ("L1", "mix"), ("mix", "L1")], ids="-".join)
+@pytest.mark.fast_cells("L0-mix", "mix-L0", "mix-L1")
 def test_other_level(levels: tuple[str, str], dumps: Path) -> None:
     """Records that one level has not are no calls of one run only: the same training is the same, and a defect is named as at the level
     that both have."""

@@ -133,7 +133,7 @@ def _table(target: DumpTable, golden: DumpTable) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("level", "record"), [("mix", "Tensor.__mul__.1.forward"), ("L0", "Module.2.attention.scores.Scores.forward.0")])
-@pytest.mark.fast_cells("L0-Module.2.attention.scores.Scores.forward.0")
+@pytest.mark.slow
 def test_a_mask_hides_no_difference(level: str, record: str, dumps: Path) -> None:
     """The maximum beside -inf tells that scores were scaled: the call, or the module that ends in the mask, is the only suspect, and the
     only error of the table is there; what follows from it, the results of the modules around it too, is a warning."""

@@ -41,7 +41,7 @@ def right(dumps: Path, layout: str) -> Path:
     return dumps / layout
 
 
-@pytest.mark.fast_cells("tp")
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout_is_no_difference(layout: str, dumps: Path) -> None:
     """Pieces are put together, the factor of half batches is taken out, and nothing is found, whichever of the two is called golden."""
@@ -55,6 +55,7 @@ def test_layout_is_no_difference(layout: str, dumps: Path) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in DEFECTS], ids=lambda case: directory_name(case.name))
+@pytest.mark.fast_cells("missing-sum-of-gradients-before-a-column-parallel-product")
 def test_defect_beside_one_process(case: Case, dumps: Path) -> None:
     """A sum over ranks that is missing is found from the numbers, against a run that has no such sum."""
     path = dumps / directory_name(case.name)

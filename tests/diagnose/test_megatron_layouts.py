@@ -63,7 +63,7 @@ def test_layout_is_no_difference(target: str, golden: str, dumps: Path) -> None:
         ),
     ],
 )
-@pytest.mark.fast_cells("missing_sum-DP 2, distributed optimizer-truth1")
+@pytest.mark.slow
 def test_defect_is_named(plant: Plant, golden: str, truth: str, dumps: Path) -> None:
     """A defect in a tensor-parallel training is named first, beside one process and beside data parallelism."""
     path = dumps / plant.__name__
@@ -122,6 +122,7 @@ def test_defect_of_what_people_train_is_named(target: str, golden: str, fault: s
     assert re.fullmatch(FAULTS[fault].truth, first.record), first
 
 
+@pytest.mark.slow
 def test_placements_are_recorded(dumps: Path) -> None:
     """The header says where the rank is and which parameters are pieces; the shape of every whole follows, and one process has them."""
     side, whole = (read_side(made(dumps, layout) / "step0" / "rank0" / "dump.json") for layout in (SP, ONE))

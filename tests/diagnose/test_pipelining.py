@@ -12,7 +12,7 @@ from msprobe_engine.find.run import diagnose
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-@pytest.mark.fast_cells("1f1b")
+@pytest.mark.slow
 def test_schedule_is_no_difference(schedule: str, tmp_path: Path) -> None:
     """All numbers are the same, and the passes that look for shapes are left out and said."""
     found = diagnose(dump(tmp_path / schedule, schedule), dump(tmp_path / "one"))
@@ -22,6 +22,7 @@ def test_schedule_is_no_difference(schedule: str, tmp_path: Path) -> None:
     assert "All numbers are the same." in found.evidence
 
 
+@pytest.mark.slow
 def test_defect_of_the_second_stage(tmp_path: Path) -> None:
     """It bears the rank of its stage, the name it has there, and its module's path in the whole model."""
 

@@ -60,6 +60,7 @@ def test_planted(case: Case, dumps: Path, tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("case", HARMLESS[:1], ids=lambda case: directory_name(case.name))
+@pytest.mark.slow
 def test_harmless(case: Harmless, dumps: Path) -> None:
     """A variation that is none is called no difference beyond round-off, and the numbers did differ."""
     path = dumps / directory_name(case.name)

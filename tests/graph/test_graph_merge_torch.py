@@ -87,7 +87,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("axis", ["", "cp"])
-@pytest.mark.fast_cells("cp")
+@pytest.mark.slow
 def test_tensor_parallel_dtensors_are_one_model(axis: str, dumps: Path) -> None:
     """Every tensor of two ranks together has the shape and the statistics that it has in one process; also of terms of a sum. The header
     may say along which axis the ranks hold pieces."""

@@ -132,7 +132,7 @@ def losses(directory: Path) -> list[str]:
     return [path.read_text() for path in sorted(directory.glob("loss*.txt"))]
 
 
-@pytest.mark.fast_cells("one process-subprocess")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("alone", "how"), [(name, how) for name in LAUNCHERS for how in (HOW if name in _ALL_WAYS else HOW[:1])], indirect=["alone"]
 )

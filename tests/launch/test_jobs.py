@@ -90,6 +90,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]
 @pytest.mark.parametrize(
     ("end", "code", "last"), [("exit", 5, ""), ("raise", 1, "RuntimeError: theirs"), ("interrupt", -signal.SIGINT, "KeyboardInterrupt")]
 )
+@pytest.mark.slow
 def test_how_a_script_ends(ends: tuple[Path, dict[str, int]], end: str, code: int, last: str) -> None:
     """sys.exit, an exception and Ctrl-C in the middle of a step: the exit code and the last line are the script's, but for the words of the
     probe behind it; the files are complete."""

@@ -25,7 +25,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.fast_cells("no framework", "no pass")
+@pytest.mark.fast_cells("no framework")
 def test_what_was_seen(case: str, tmp_path: Path) -> None:
     """The first line says what came nearest to a training, the second what to do; nothing is written."""
     code, seen, what_to_do = CASES[case]
@@ -39,6 +39,7 @@ def test_what_was_seen(case: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_settings_that_do_not_fit_the_job(tmp_path: Path) -> None:
     """What only the training can tell (how many ranks there are) is wrong: the last words do not look for a training."""
     options = ("--set", "monitor.rank={tp: 1, sizes: {tp: 3}}")
@@ -63,7 +64,7 @@ def test_no_python_with_the_probe(command: list[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("o.step()\n", ""),
+        pytest.param("o.step()\n", "", marks=pytest.mark.slow),
         ("raise SystemExit(0)\n", "a training was found and ended within its first step, before an optimizer step was done; what was seen"),
     ],
 )
@@ -85,6 +86,7 @@ def _with(directory: Path, code: str) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_a_probe_of_the_script_is_no_missing_training(tmp_path: Path) -> None:
     """Who makes a debugger writes by its own settings, wherever that is."""
     code = "import msprobe.pytorch as p; d = p.PrecisionDebugger(dump_path='elsewhere', task='statistics', step=[0], level='L0')\n"

@@ -77,6 +77,7 @@ def test_changes(here: Path) -> None:
     assert one["pythonpath"].count("bootstrap") == 1
 
 
+@pytest.mark.slow
 def test_the_launch_line_is_kept(here: Path) -> None:
     """For the commands that are proposed later, as a shell takes it and without secrets; of a launch line inside of another the outer."""
     code = "import os; print(os.environ['MSPROBE_LAUNCH_LINE'])"

@@ -71,7 +71,7 @@ def unbroken() -> list[Any]:
     return [losses for losses, _ in run_ranks(2, broken, "")]
 
 
-@pytest.mark.fast_cells("end_step")
+@pytest.mark.slow
 @pytest.mark.framework
 @pytest.mark.parametrize("part", ["before_step", "after_step", "__init__", "begin_step", "end_step"])
 def test_faults_of_the_probe_stay_in_the_probe(part: str) -> None:

@@ -45,6 +45,7 @@ def mix(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]
     return run(tmp_path_factory.mktemp("adapter"), "mix", "tensor")
 
 
+@pytest.mark.slow
 def test_records_have_the_names_of_torch(mix: tuple[dict[str, Any], Path]) -> None:
     """Modules, functions and methods are named as in dumps of PyTorch; what they call of MindSpore has no records; the framework is
     `mindtorch`."""
@@ -77,6 +78,7 @@ def test_keywords_and_the_tree_are_there(mix: tuple[dict[str, Any], Path]) -> No
     assert load_rank_directory(directory).framework == "mindtorch"
 
 
+@pytest.mark.slow
 def test_modules_alone_and_chosen_ones(tmp_path: Path) -> None:
     """Level L0 with a list: the chosen modules, and nothing of the functions. They have numbers: tensors are where their memory is, not
     where MSAdapter's ``Tensor.device`` says all of them are."""

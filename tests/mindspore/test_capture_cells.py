@@ -34,7 +34,7 @@ class Residual(nn.Cell):  # type: ignore[misc]
         return mint.matmul(z, h) + z * z
 
 
-@pytest.mark.fast_cells("mix")
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_fan_out_residuals_and_shared_weights_have_the_same_bits(level: str) -> None:
     """Loss and all gradients are the same bits with a capture as without, also where gradients of many consumers are added up."""

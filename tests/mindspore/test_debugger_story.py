@@ -29,6 +29,7 @@ def program(directory: Path, body: str) -> subprocess.CompletedProcess[str]:
     return ms_programs.run(script, cwd=directory)
 
 
+@pytest.mark.slow
 def test_an_exception_in_the_step(tmp_path: Path) -> None:
     """A Cell that raises ends its call in the tree; the training that goes on is recorded as before. In a process of its own: MindSpore
     itself runs every forward pass of ``Model.train`` twice from then on."""
@@ -86,6 +87,7 @@ def test_nan_and_inf(tmp_path: Path) -> None:
     assert (given.nan_count, given.inf_count) == (1, 1)
 
 
+@pytest.mark.slow
 def test_kill_9(tmp_path: Path) -> None:
     """Finished steps of a killed process are whole; the one it died in says that it is not."""
     done = program(
@@ -282,6 +284,7 @@ def compiled() -> list[bytes]:
 
 
 @pytest.mark.parametrize("level", ["L0", "mix"])
+@pytest.mark.fast_cells("mix")
 def test_graph_mode(tmp_path: Path, level: str) -> None:
     """A training in GRAPH_MODE has the records of its Cells and the bits it has without a dump."""
     mindspore.set_context(mode=mindspore.GRAPH_MODE)

@@ -155,6 +155,7 @@ def _run(*arguments: str) -> list[str]:
 @pytest.mark.parametrize(
     ("how", "error"), [("unused", "RuntimeError Cholesky expects"), ("outside", "ValueError For 'TensorScatterUpdate'")]
 )
+@pytest.mark.slow
 def test_the_training_ends_as_it_would(how: str, error: str) -> None:
     """Type and text of the error are those without a capture, also of a result that nobody looks at; the capture's own guard is not told,
     and what was seen before is there."""

@@ -71,6 +71,7 @@ def run(request: Any) -> tuple[str, list[Frame], list[bytes], list[Any]]:
     return request.param, frames, result, seen
 
 
+@pytest.mark.fast_cells("nn.Adam", "nn.Momentum", "nn.RMSProp")
 def test_training_is_the_same(run: Any) -> None:
     """Losses and weights have the same bits with everything watched and with nothing."""
     name, _, result, _ = run

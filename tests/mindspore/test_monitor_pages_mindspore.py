@@ -38,6 +38,7 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("probe.yaml").write_text(block(LOOP, "yaml"))
 
 
+@pytest.mark.slow
 def test_loop_and_trainer_mon() -> None:
     """The loop writes every family that its settings name; TrainerMon goes on with the same network."""
     Path("train.py").write_text(block(LOOP, "python") + block("TrainerMon", "python"))

@@ -191,6 +191,7 @@ def test_two_optimizers(probes: list[MindSporeProbe]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["number", "schedule", "groups", "list", "experimental groups"])
+@pytest.mark.fast_cells("groups", "list", "number", "schedule")
 def test_learning_rate(kind: str, probes: list[MindSporeProbe]) -> None:
     """The learning rate of a step is that of the first group, also where a schedule makes it; the training has the same bits."""
     decay = nn.ExponentialDecayLR(0.5, 0.5, 1)

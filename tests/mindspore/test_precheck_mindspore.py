@@ -53,6 +53,7 @@ def results(dump: Path) -> dict[str, CallResult]:
     return checked(dump)
 
 
+@pytest.mark.slow
 def test_what_mindspore_computes_passes(results: Mapping[str, CallResult]) -> None:
     """Forward and backward of every operator pass against float64, -inf masks and bfloat16 too; random ones are skipped."""
     wrong = {name: result.message for name, result in results.items() if not result.passed}
@@ -65,6 +66,7 @@ def test_what_mindspore_computes_passes(results: Mapping[str, CallResult]) -> No
     assert {t.bench_dtype for t in tensors if t.device_dtype == "Float32" and t.name.rsplit(".", 4)[0] not in exact} == {"Float64"}
 
 
+@pytest.mark.slow
 def test_drawn_inputs_do_not_depend_on_order(dump: Path, results: Mapping[str, CallResult]) -> None:
     """Without tensors inputs are drawn by name of the call and place: tensors of one shape differ, and any order gives the same bits."""
     names = ["Mint.matmul.0", "Functional.softmax.0", "Functional.topk.0", "Functional.cross_entropy.0", "Mint.add.0"]

@@ -60,7 +60,7 @@ def step_of(path: Path, name: str = "dump.json", step: int = 0) -> Any:
     return json.loads(next((path / "dump").glob(f"step{step}/*/{name}")).read_text())
 
 
-@pytest.mark.fast_cells("jit")
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["graph", "jit"])
 def test_forward_probes_keep_all_bits(tmp_path: Path, mode: str) -> None:
     """Without probes for gradients all losses and weights have the bits of the training without a probe."""
@@ -126,7 +126,7 @@ def test_saved_tensors_are_those_of_the_dynamic_graph(dumps: Dumps, mode: str) -
         np.testing.assert_allclose(np.load(graph / file.name), np.load(file), rtol=1e-3, atol=1e-4, err_msg=file.name)
 
 
-@pytest.mark.fast_cells("jit")
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["graph", "jit"])
 def test_graphs_that_were_compiled_before_are_compiled_again(tmp_path: Path, mode: str, capsys: pytest.CaptureFixture[str]) -> None:
     """start() after the first step is told, and the records are there all the same."""
@@ -135,7 +135,7 @@ def test_graphs_that_were_compiled_before_are_compiled_again(tmp_path: Path, mod
     assert "compiled again" in capsys.readouterr().err
 
 
-@pytest.mark.fast_cells("1")
+@pytest.mark.slow
 @pytest.mark.parametrize("started", [0, 1])
 def test_graphs_of_optimizers_do_not_count(tmp_path: Path, capsys: pytest.CaptureFixture[str], started: int) -> None:
     """An optimizer that is a graph of its own in PyNative mode has no probe in it: nothing is said of it, nothing is compiled again."""
@@ -146,6 +146,7 @@ def test_graphs_of_optimizers_do_not_count(tmp_path: Path, capsys: pytest.Captur
     assert "probes for gradients" not in said
 
 
+@pytest.mark.slow
 def test_a_program_that_cannot_be_compiled_with_probes_is_compiled_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the compiler has against a probe costs the dump, not the training."""
     from msprobe_integrations.mindspore.graph import compiled
@@ -161,6 +162,7 @@ def test_a_program_that_cannot_be_compiled_with_probes_is_compiled_without(tmp_p
     assert train("graph", PrecisionDebugger(config(tmp_path))) == plain("graph")
 
 
+@pytest.mark.slow
 def test_selections_hold_inside_of_graphs(tmp_path: Path) -> None:
     """list, scope and step choose the same records as in the dynamic graph."""
     section = {"list": ["parts.1"], "data_mode": ["forward", "output"]}
@@ -176,6 +178,7 @@ def test_selections_hold_inside_of_graphs(tmp_path: Path) -> None:
     assert not list((tmp_path / "dump").glob("step[02]"))
 
 
+@pytest.mark.slow
 def test_the_cells_are_as_they_were(tmp_path: Path) -> None:
     """Probes are on Cells only while a graph is compiled, and the compiler is let alone after the last step."""
     before = [vars(kind)["compile"] for kind in (_c_expression.GraphExecutor_, _c_expression.JitExecutor_)]
@@ -243,6 +246,7 @@ def names_of(path: Path, step: int) -> list[str]:
     return list(json.loads(next(path.glob(f"step{step}/*/dump.json")).read_text())["data"])
 
 
+@pytest.mark.slow
 def test_each_step_of_a_model(tmp_path: Path, plain_model: list[bytes], capsys: pytest.CaptureFixture[str]) -> None:
     """The wanted steps have all records, forward and backward; the training has its bits here; that gradient probes may change last bits
     is said once."""
@@ -265,12 +269,14 @@ def test_each_step_of_a_model(tmp_path: Path, plain_model: list[bytes], capsys: 
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_range(tmp_path: Path, scope: list[str], expected: list[str]) -> None:
     """With scope, records from the first to the last, and gradients of parameters between them only."""
     train_model(settings_of(tmp_path, scope=scope))
     assert names_of(tmp_path, 1) == expected
 
 
+@pytest.mark.slow
 def test_recompute(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Cells that are recomputed have one forward record and gradients of parameters, others all; it is said; the bits stay."""
     assert train_model(settings_of(tmp_path), recompute=True) == train_model(recompute=True)

@@ -164,7 +164,7 @@ def test_one_rank(tmp_path: Path, references: dict[str, list[Any]], what: str) -
     assert len(written(tmp_path)) == 2
 
 
-@pytest.mark.fast_cells("ddp-statistics L0", "fsdp2-statistics L1")
+@pytest.mark.fast_cells("ddp-statistics L0")
 @pytest.mark.parametrize("what", TWO_RANKS)
 @pytest.mark.parametrize("kind", PARALLEL)
 def test_two_ranks(tmp_path: Path, references: dict[str, list[Any]], kind: str, what: str) -> None:

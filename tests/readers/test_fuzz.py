@@ -25,7 +25,9 @@ MEMORY = 1 << 31
 
 
 @pytest.mark.timeout(300 + 2 * SECONDS)
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize(
+    "target", [pytest.param(one, id=one.name, marks=[pytest.mark.slow] * (one.name == "acc_check-run")) for one in TARGETS]
+)
 def test_damaged_files_end_in_an_answer_or_a_clean_error(target: Target, tmp_path: Path, record_property: pytest.RecordProperty) -> None:
     """See the module."""
     attack = Attack(target, tmp_path)

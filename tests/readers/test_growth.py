@@ -68,13 +68,14 @@ def cells() -> Iterator[Any]:
 def test_a_dump_that_would_take_the_square(sample: str, command: str, tmp_path: Path) -> None:
     """See the module."""
     data, construct = SAMPLES[sample]()
+    header = {"task": "statistics", "level": "mix", "framework": "pytorch", "dump_data_dir": None}
+    text = json.dumps({**header, "data": data}, indent=1)
 
     def make(root: Path) -> None:
         for side in ("a", "b"):
             place = root / side / "step0" / "rank0"
             place.mkdir(parents=True)
-            header = {"task": "statistics", "level": "mix", "framework": "pytorch", "dump_data_dir": None}
-            (place / "dump.json").write_text(json.dumps({**header, "data": data}, indent=1))
+            (place / "dump.json").write_text(text)
             (place / "construct.json").write_text(json.dumps(construct))
             (place / "stack.json").write_text("{}")
 

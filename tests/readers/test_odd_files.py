@@ -26,6 +26,7 @@ NOT_READ = (
     ("*-incident", "*/incident.json"), ("*-incident", "*/samples/*"), ("analyze-csv", "*.csv"), ("diagnose-monitor", "*.csv"),
     ("trends-csv", "*/alerts.jsonl"), ("csv2tb", "*/scalars*"), ("show*", "*"), ("config_check-*scripts", "train.py"),
     ("ckpt-show-trainer", "b/*"), ("data2db-dump", "b/*"), ("graph-merge", "b/*"),
+    ("trends-dump", "*/stack.json"), ("data2db-dump", "*/stack.json"), ("step-mark", "*/stack.json"),
     ("ckpt-deepspeed", "*/latest"), ("git-state", "*"), ("resumed-csv", "*"), ("incident-pieces", "*"),
     ("nan_analyze-run", "*/incident.json"), ("nan_analyze-run", "*/samples/*"), ("step-mark", "*"),
     ("run-losses", "*"), ("run-note", "*"), ("frame-log*", "*"), ("compare-kernels", "*"), ("ckpt-mindspore-ranks", "*"),

@@ -67,6 +67,7 @@ def test_a_context_that_grows_tells_no_token(start: int, steps: int) -> None:
     assert found[True] <= steps / 100
 
 
+@pytest.mark.slow
 def test_windows_of_all_places_tell_no_token() -> None:
     """Every window of a text with and without its last token, averaged: rounding hides a token from one look, and from hundreds."""
     ids = RNG.integers(0, VOCABULARY, 3000)

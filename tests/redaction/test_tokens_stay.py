@@ -91,6 +91,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 @pytest.mark.parametrize("names", [FAST, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["some", "others"])
+@pytest.mark.slow
 def test_no_token_is_written(names: tuple[str, ...], trained: Trained) -> None:
     """Nothing with the setting, something without; the same bits."""
     runs = trained(names)

@@ -209,6 +209,7 @@ def _scope(frame: Frame) -> str:
 )
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(("kind", "ranks"), [("ddp", 2), ("fsdp2", 2), ("hsdp", 4)])
+@pytest.mark.fast_cells("ddp-2-closes in a step", "ddp-2-healthy", "ddp-2-settings cannot be read")
 def test_ranks_that_disagree_about_the_probe(kind: str, ranks: int, plan: str) -> None:
     """The rule above, for each way to disagree. With all ranks healthy everything is merged from the first step on, without a word."""
     plain = run_ranks(ranks, train, kind, None, timeout=120)

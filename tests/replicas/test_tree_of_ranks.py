@@ -27,6 +27,7 @@ pytestmark = pytest.mark.framework
 
 
 @pytest.mark.parametrize(("ranks", "deepest"), [(range(3), 1), (range(64), 4), (range(0, 640, 8), 4), (range(10_240), 9)])
+@pytest.mark.fast_cells("ranks0-1", "ranks1-4", "ranks2-4")
 def test_neighbours_are_few_and_near(ranks: range, deepest: int) -> None:
     """Every rank hangs below the first of the group, over few ranks; it has at most 7 neighbours, whatever the size of the group, and of
     each node one rank at most speaks to ranks of other nodes that are above it."""

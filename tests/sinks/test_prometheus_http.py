@@ -357,6 +357,7 @@ def target(
         assert len(os.listdir("/proc/self/fd")) <= before + 6
 
 
+@pytest.mark.fast_cells("tls")
 def test_a_server_survives_anything(target: tuple[MetricsServer, ssl.SSLContext | None]) -> None:
     """Random bytes and pieces of requests, in any order, as they are and inside of TLS, hung up at any moment."""
     server, context = target

@@ -33,6 +33,7 @@ def run(cases: tuple[str, ...]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("cases", [FAST, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["some", "others"])
+@pytest.mark.slow
 def test_the_probe_compiles_nothing_and_changes_nothing(cases: tuple[str, ...]) -> None:
     """Two steps in a window and two outside, alternating: as many frames, graphs and graph breaks after every step as without the
     probe, and the same losses. A hook or a mode that got into compiled code would show as one more."""

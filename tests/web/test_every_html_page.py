@@ -55,6 +55,7 @@ def test_the_samples_are_all_pages(pages: Mapping[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.fast_cells("diagnosis", "graph")
 def test_accessible_and_as_wide_as_the_window(name: str, pages: Mapping[str, Path], opened: Callable[..., Any], accessible: Any) -> None:
     """Axe has no serious finding, in dark and narrow none that colours or widths make; nothing sticks out of 1280 or 400 pixels."""
     page = ready(opened(pages[name]))
@@ -79,6 +80,7 @@ def test_a_chinese_page_has_no_english_sentence(name: str, pages: Mapping[str, P
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.fast_cells("checkpoint", "config", "graph", "table", "trends")
 def test_names_of_a_run_are_text(name: str, hostile: Mapping[str, Path], opened: Callable[..., Any]) -> None:
     """Markup in names makes no element and runs nothing, what turns the direction of writing is an escape, and long names stay inside."""
     page = ready(opened(hostile[name]))
@@ -116,6 +118,7 @@ def test_readable_without_scripts(name: str, pages: Mapping[str, Path], opened: 
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.fast_cells("checkpoint", "config", "graph", "table", "trends")
 def test_fixed_words_are_chinese_on_request(name: str, pages: Mapping[str, Path], opened: Callable[..., Any]) -> None:
     """Headlines and the kind of page are in Chinese; choosing English brings the words of the file back."""
     page = ready(opened(pages[name], language="zh-CN"))

@@ -86,6 +86,7 @@ def search(page: Any, query: str) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_it_opens_at_the_first_suspect_of_all_ranks(show: Open) -> None:
     """The fault is on rank 1, so the page shows rank 1, says what is wrong there in words, and g leads back from anywhere."""
     page = show("two")

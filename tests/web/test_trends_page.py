@@ -337,6 +337,7 @@ def test_the_address_keeps_what_is_shown(one: Path, opened: Callable[..., Any]) 
     assert other.evaluate("[Trends.state.third, Trends.state.map]") == ["max", "ts"]
 
 
+@pytest.mark.slow
 def test_large_pages_say_what_they_keep(tmp_path: Path, opened: Callable[..., Any], accessible: Any) -> None:
     """With few numbers allowed, columns hold several steps and groups several ranks; the one NaN is still a mark that is seen, About says
     what is kept, and the page is accessible with the chart as a table, in Chinese."""

@@ -221,12 +221,7 @@ def wrong(job: Job, trial: Trial, wanted: list[Outcome]) -> list[str]:
         said = of_fault(with_it)
         parts = Counter(text.partition(" training goes on")[0].partition(": Planted")[0] for text in said)
         problems += [f"{where}: said {count} times: {part}" for part, count in parts.items() if count > 1]
-        if (
-            with_it.raised
-            and not said
-            and trial.plant.module not in OF_USERS
-            and trial.plant.name not in (*QUIET, *AT_THE_END)
-        ):
+        if with_it.raised and not said and trial.plant.module not in OF_USERS and trial.plant.name not in (*QUIET, *AT_THE_END):
             problems.append(f"{where}: nothing was said on rank {rank}")
     return problems
 

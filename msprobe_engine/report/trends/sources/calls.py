@@ -49,6 +49,7 @@ def calls_of(table: DumpTable, times: int = 0) -> dict[str, Call]:
     micro_of_root = _micro_steps(construct, recomputed)
     updates = _updates(table)
     found: list[tuple[str, Call]] = []
+    roots: dict[str, str] = {}
     for name in table.ops:
         place = place_of(name, name in recomputed)
         if place is None:
@@ -58,7 +59,7 @@ def calls_of(table: DumpTable, times: int = 0) -> dict[str, Call]:
         # a backward call is where its forward call is: the same row of another metric
         node = name.replace(".backward", ".forward")
         node = node if node in construct else name
-        micro = micro_of_root.get(_root(construct, node), 0)
+        micro = micro_of_root.get(_root(construct, node, roots), 0)
         if module_path(name):
             prefix = unwrapped(prefix, times)
         elif module := module_path(construct.get(node) or ""):
@@ -91,11 +92,19 @@ def _micro_steps(construct: Mapping[str, str | None], recomputed: set[str]) -> d
     return {name: i for members in calls.values() for i, (_, name) in enumerate(sorted(members))}
 
 
-def _root(construct: Mapping[str, str | None], node: str) -> str:
-    """The forward call at the top that a node is inside of."""
-    for _ in range(len(construct) + 1):  # a damaged file may go round in circles
+def _root(construct: Mapping[str, str | None], node: str, known: dict[str, str]) -> str:
+    """The forward call at the top that a node is inside of.
+
+    Args:
+        known: what was found before, added to: a chain of parents is gone up once, however many of its nodes are asked for.
+    """
+    passed: dict[str, None] = {}
+    while node not in known and node not in passed:  # a damaged file may go round in circles
+        passed[node] = None
         parent = construct.get(node)
         if not parent:
             break
         node = parent.replace(".backward", ".forward")
-    return node
+    root = known.get(node, node)
+    known.update(dict.fromkeys(passed, root))
+    return root
