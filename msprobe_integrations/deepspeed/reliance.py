@@ -89,15 +89,13 @@ _KINDS: dict[str, tuple[tuple[str, str, bool], ...]] = {
 }
 
 
-def _table(kind: str) -> tuple[Requirement, ...]:
-    return tuple(Requirement(f"{kind}.{name}", needed_for, _ALL) for name, needed_for, _ in (*_KINDS[kind], *_SHARED))
-
-
 PARAMETER_TABLE = tuple(
     Requirement(f"parameter.{name}", f"{_PARAMETERS} (ZeRO 3)", _ALL) for name in ("ds_tensor", "ds_numel", "ds_shape", "ds_process_group")
 )
 """Of a parameter under ZeRO 3, where it is empty between its uses."""
-KIND_TABLES = {kind: _table(kind) for kind in _KINDS}
+KIND_TABLES = {
+    kind: tuple(Requirement(f"{kind}.{name}", needed_for, _ALL) for name, needed_for, _ in (*_KINDS[kind], *_SHARED)) for kind in _KINDS
+}
 NEEDED = {f"{kind}.{name}" for kind in _KINDS for name, _, needed in (*_KINDS[kind], *_SHARED) if needed}
 """Rows without which there is no parameter side at all."""
 TABLE = (*MODULE_TABLE, *ENGINE_TABLE, *PARAMETER_TABLE, *(row for table in KIND_TABLES.values() for row in table))

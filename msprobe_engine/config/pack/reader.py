@@ -46,7 +46,7 @@ class Pack:
                 run = its
             elif its != run:
                 if not (
-                    _of_ranks(file) and path.exists() and file.stat().st_mtime < path.stat().st_mtime
+                    file.stem.partition("@")[2].startswith("ranks") and path.exists() and file.stat().st_mtime < path.stat().st_mtime
                 ):  # left by an earlier, larger job
                     self.problems.append(f"{file.name} beside it belongs to another run and is left out")
                 continue
@@ -200,10 +200,6 @@ def read_pack(path: str | Path) -> Pack:
         raise DumpFormatError(f"no {NAME} in {one_line(str(path))}; name a pack (.zip), or the output directory of a run that has one")
     with guard_reading(path, "a pack"):
         return Pack(Path(path))
-
-
-def _of_ranks(part: Path) -> bool:
-    return part.stem.partition("@")[2].startswith("ranks")
 
 
 def _plain(stem: str) -> str:

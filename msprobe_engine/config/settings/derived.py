@@ -33,10 +33,6 @@ def derived_terms() -> tuple[str, ...]:
     return tuple(_RULES)
 
 
-def _whole(value: float) -> float | int:
-    return int(value) if float(value).is_integer() else value
-
-
 def _positive(side: PackSettings, name: str, default: bool = False) -> float | int | None:
     """A number above zero; frameworks write -1 or 0 for "not said"."""
     value = side.number(name, default=default)
@@ -44,7 +40,7 @@ def _positive(side: PackSettings, name: str, default: bool = False) -> float | i
 
 
 def _computed(value: float, text: str, names: tuple[str, ...]) -> Quantity:
-    value = _whole(value)
+    value = int(value) if float(value).is_integer() else value
     return Quantity(value, str(value) if text == f"{value} ranks" else f"{value} ({text})", names, DERIVED)
 
 

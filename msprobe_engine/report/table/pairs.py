@@ -274,11 +274,8 @@ class _Table:
         table.bad, table.golden_bad = mine.bad, other.bad
         return table
 
-    def _roles(self, part: slice) -> list[int]:
-        return [self.target.role[row] if row >= 0 else INPUT for row in self.rows[part].tolist()]
-
     def _highlight(self, cells: Block, part: slice, tensors: bool) -> None:
-        roles = self._roles(part)
+        roles = [self.target.role[row] if row >= 0 else INPUT for row in self.rows[part].tolist()]
         if DEBUG in roles:
             return
         cells[c.COLOUR], cells[c.MESSAGE] = Highlight(cells, self.record[part], roles, tensors).run(cells[c.MESSAGE])

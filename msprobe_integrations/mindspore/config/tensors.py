@@ -103,13 +103,9 @@ def _statistics(tensor: Any, *, as_weight: bool) -> dict[str, float] | None:
     try:
         if 0 in tensor.shape:
             return {"max": 0.0, "min": 0.0, "mean": 0.0, "norm": 0.0}
-        data = tensor.float() if as_weight or not _is_float(tensor) else tensor
+        data = tensor.float() if as_weight or str(tensor.dtype).lower() not in ("float16", "bfloat16", "float32") else tensor
         values = data.max(), data.min(), data.mean(), data.norm()
         return dict(zip(("max", "min", "mean", "norm"), (float(one.float().asnumpy()) for one in values)))
     except Exception as error:
         raise_of_training(error)
         return None
-
-
-def _is_float(tensor: Any) -> bool:
-    return str(tensor.dtype).lower() in ("float16", "bfloat16", "float32")

@@ -182,7 +182,9 @@ class Kernels:
         if call is None:
             return Operation(f"c10d_{name}", None, name == _BARRIER, inputs, outputs, tags, visible(sys._getframe()))
         if call.name == "batch_isend_irecv":
-            return Operation(call.name, call, False, inputs, outputs, _members_of(group), call.caller)
+            return Operation(
+                call.name, call, False, inputs, outputs, lambda: {"group_ranks": list(dist.get_process_group_ranks(group))}, call.caller
+            )
         # new_group and others end in a barrier of their own
         return Operation(call.name, call, name == _BARRIER or call.name in OF_OBJECTS, inputs, outputs, tags, call.caller)
 
@@ -318,10 +320,6 @@ def _of_backend(backend: Any, method: str, args: tuple[Any, ...], kwargs: dict[s
     if method == "batch_isend_irecv" and (call := distributed_call(frame)) is not None:  # what torch_npu puts in place of torch's function
         return Operation(f"c10d_{call.name}", call, False, inputs, outputs, tags, call.caller)
     return Operation(f"c10d_{METHODS[method][0]}", None, False, inputs, outputs, tags, visible(frame))
-
-
-def _members_of(group: Any) -> Callable[[], dict[str, Any]]:
-    return lambda: {"group_ranks": list(dist.get_process_group_ranks(group))}
 
 
 def _named(group: Any) -> list[int] | None:

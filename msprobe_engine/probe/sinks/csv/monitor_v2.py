@@ -95,7 +95,7 @@ class CsvV2Sink(Sink):
         found: dict[str, list[Sample]] = {}
         for sample in frame.samples:
             monitor = _MONITOR.get(sample.family, "")
-            if monitor in self._ops and sample.ref.row >= 0 and (monitor != "cc" or self._is_collective(sample)):
+            if monitor in self._ops and sample.ref.row >= 0 and (monitor != "cc" or (self._collectives and "call" in sample.extra)):
                 found.setdefault(monitor, []).append(sample)
         failed: SinkError | None = None
         for monitor, samples in found.items():
@@ -111,9 +111,6 @@ class CsvV2Sink(Sink):
         for file in self._files.values():
             file.close()
         self._files.clear()
-
-    def _is_collective(self, sample: Sample) -> bool:
-        return self._collectives and "call" in sample.extra
 
     def _append(self, monitor: str, frame: Frame, samples: list[Sample]) -> None:
         rows = frame.rows[[s.ref.row for s in samples]]

@@ -122,7 +122,7 @@ def _by_name(target: Graph, golden: Graph, old: bool) -> list[int]:
         if alike:
             partners[node] = other
     if old:  # what encloses a node may itself have other arguments, so these are looked at last
-        unlike = ~_same_arguments(target, golden, partners)
+        unlike = ~_alike(target, golden, partners, kinds=True)
         for node in np.flatnonzero(unlike).tolist():
             partners[node] = -1
     return partners
@@ -140,7 +140,7 @@ def _fuzzy(target: Graph, golden: Graph, old: bool) -> list[int]:
                     calls[call] = counted.get(key, -1)
     if old:
         for some in (partners, calls):
-            for node in np.flatnonzero(~_same_shapes(target, golden, some)).tolist():
+            for node in np.flatnonzero(~_alike(target, golden, some, kinds=False)).tolist():
                 some[node] = -1
     for node, other in enumerate(calls):
         if other >= 0 and partners[target.parents[node]] >= 0:
@@ -164,16 +164,6 @@ def _by_layer(target: Graph, golden: Graph, options: GraphOptions) -> list[int]:
         others = partners_by_layer(target.side, golden.side, options.layer_mapping)
         said = {name: golden.side.ops[other] if other >= 0 else "" for name, other in zip(target.side.ops, others)}
     return [golden.index.get(said.get(name, name), -1) for name in target.names]
-
-
-def _same_arguments(target: Graph, golden: Graph, partners: list[int]) -> Bools:
-    """bool (nodes,): inputs and results are as many, of the same kinds and shapes, in their order. True without a partner."""
-    return _alike(target, golden, partners, kinds=True)
-
-
-def _same_shapes(target: Graph, golden: Graph, partners: list[int]) -> Bools:
-    """bool (nodes,): as many inputs and results as both have are of the same shapes. True without a partner."""
-    return _alike(target, golden, partners, kinds=False)
 
 
 def _alike(target: Graph, golden: Graph, partners: list[int], kinds: bool) -> Bools:

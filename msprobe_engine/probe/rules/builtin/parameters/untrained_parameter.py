@@ -85,7 +85,7 @@ class UntrainedParameterRule(Rule):
         if layout is not self._layout:
             chosen = [s for s in frame.samples if s.family == "grad_reduced" and s.ref.row >= 0]
             self._layout, self._rows = layout, np.array([s.ref.row for s in chosen], np.intp)
-            self._names = [_named(s.name, s.vpp_stage) for s in chosen]
+            self._names = [(f"{s.name} (vpp stage {s.vpp_stage})" if s.vpp_stage else s.name) for s in chosen]
         if not len(self._rows):
             return None
         ints = as_int64(frame.rows[self._rows])
@@ -115,7 +115,3 @@ class UntrainedParameterRule(Rule):
 
     def _alert(self, frame: Frame, name: str, seen: str, steps: int) -> Alert:
         return scalar_alert(frame, name, "grad", rule=self, value=float(steps), expected="a parameter that is trained", seen=seen)
-
-
-def _named(name: str, stage: int) -> str:
-    return f"{name} (vpp stage {stage})" if stage else name
