@@ -83,9 +83,10 @@ _used: set[Request] = set()
 
 
 def ask(config: str, changes: tuple[str, ...] = (), by: str = CONFIG) -> Request:
-    """A launch argument or a framework's own configuration asks for the probe; it counts more than the environment."""
+    """A launch argument or a framework's own configuration asks for the probe; it counts more than the environment, whose changes hold
+    where `changes` has them first (`environment_changes`)."""
     global _told
-    _told = Request(os.path.abspath(config), changes or _changes(), by)
+    _told = Request(os.path.abspath(config), changes, by)
     return _told
 
 
@@ -124,7 +125,7 @@ def current() -> Request | None:
     if _told is not None:
         return _told
     config = os.environ.get(CONFIG, "")
-    return Request(os.path.abspath(config), _changes()) if config and not off() else None
+    return Request(os.path.abspath(config), environment_changes()) if config and not off() else None
 
 
 def fixed() -> Request | None:
@@ -160,5 +161,6 @@ def is_helper() -> bool:
     return program.rpartition("/")[2] in _LAUNCHERS or "--multiprocessing-fork" in words
 
 
-def _changes() -> tuple[str, ...]:
+def environment_changes() -> tuple[str, ...]:
+    """Those of ``MSPROBE_SET``."""
     return tuple(line for line in os.environ.get(CHANGES, "").split("\n") if line.strip())

@@ -41,6 +41,7 @@ def take(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return False
     where = f"{file or 'DeepSpeed configuration'}: {KEY}"
     config, changes = parse(value, where, os.path.dirname(os.path.abspath(file)) if file else "")
+    changes = (*request.environment_changes(), *changes)
     asked = request.Request(os.path.abspath(config), changes, f"key '{KEY}' of {file or 'the DeepSpeed configuration'}")
     try:
         asked.settings()

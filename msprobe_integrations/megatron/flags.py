@@ -98,7 +98,7 @@ def ask(flags: Flags) -> request.Request | None:
         config = flags.config or (asked.config if asked is not None else "")
         if not config:
             raise UsageError(f"no settings file: add {CONFIG} FILE, or set MSPROBE_CONFIG")
-        asked = request.ask(config, (*(asked.changes if asked is not None else ()), *flags.changes), by=CONFIG)
+        asked = request.ask(config, (*(asked.changes if asked is not None else request.environment_changes()), *flags.changes), by=CONFIG)
         asked.settings()
     return asked
 

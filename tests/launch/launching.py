@@ -43,6 +43,7 @@ def environment(**variables: str | None) -> dict[str, str]:
 
 CLOSING_WORDS = "msprobe: the run is over"
 LAST_WORDS = ("msprobe run: no training was found", "msprobe run: what to do")
+FIRST_WORDS = "msprobe run: MSPROBE_SET"
 
 
 def place(directory: Path) -> Path:
@@ -72,7 +73,7 @@ def without_last_words(text: str) -> str:
     if block:
         lines = before.splitlines(keepends=True)[:-1] + [line for line in block.splitlines(keepends=True)[1:] if not line.startswith("  ")]
         text = "".join(lines)
-    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(LAST_WORDS))
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith((FIRST_WORDS, *LAST_WORDS)))
 
 
 def wait_for(what: Callable[[], bool]) -> None:

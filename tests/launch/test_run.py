@@ -176,6 +176,47 @@ def test_without_a_settings_file(here: Path, options: tuple[str, ...], variable:
     assert len(places) == (2 if said else 1)
 
 
+@pytest.mark.parametrize(
+    ("options", "changes", "said"),
+    [
+        ((), "output_dir=a\nmonitor.parameters=true", "MSPROBE_SET holds in this launch too: output_dir, monitor.parameters"),
+        (("--set", "dump.step=2"), "output_dir=a\nmonitor.parameters=true\ndump.step=2", "too: output_dir, monitor.parameters"),
+        (
+            ("--set", "monitor.parameters=false"),
+            "output_dir=a\nmonitor.parameters=true\nmonitor.parameters=false",
+            "too: output_dir; MSPROBE_SET does not count for what this launch sets: monitor.parameters",
+        ),
+        (
+            ("--set", "monitor={}", "--set", "output_dir=b"),
+            "output_dir=a\nmonitor.parameters=true\nmonitor={}\noutput_dir=b",
+            "msprobe run: MSPROBE_SET does not count for what this launch sets: output_dir, monitor.parameters",
+        ),
+    ],
+)
+@pytest.mark.parametrize("file", ["probe.yaml", None], ids=["option", "variable"])
+def test_changes_of_the_environment_hold_too(here: Path, file: str | None, options: tuple[str, ...], changes: str, said: str) -> None:
+    """A launch in an environment with changes (another launch, a job script) has both; of the same key its own counts. One line says so,
+    without values, which may be secrets."""
+    given = {"MSPROBE_SET": "output_dir=a\nmonitor.parameters=true", "MSPROBE_CONFIG": None if file else "probe.yaml"}
+    options = (*(("-c", file) if file else ()), *options)
+    done = ln.run(PYTHON, "seen.py", cwd=here, options=options, env=ln.environment(**given))
+    assert ln.reports(done)[0]["changes"] == changes.split("\n")
+    first, *others = done.stderr.splitlines()
+    assert said in first
+    assert not any("MSPROBE_SET" in line for line in others)
+
+
+def test_changes_to_a_file_of_another_kind_are_left_out(here: Path) -> None:
+    """Their keys are none of the file that this launch names, which is no reason to end it."""
+    (here / "config.json").write_text('{"task": "statistics", "dump_path": "./x", "level": "L1", "step": [0]}')
+    given = {"MSPROBE_SET": "dump_path=a", "MSPROBE_CONFIG": "config.json"}
+    done = ln.run(PYTHON, "seen.py", cwd=here, options=("-c", "probe.yaml"), env=ln.environment(**given))
+    assert ln.reports(done)[0]["changes"] == []
+    first = done.stderr.splitlines()[0]
+    assert first.startswith("msprobe run: MSPROBE_SET is not used: it changes ")
+    assert first.endswith("config.json, a file of another kind")
+
+
 def test_where_a_preset_writes(here: Path) -> None:
     """Where the command line says, if it does."""
     for options in (("--output-dir", "out"), ("--set", f"output_dir={here / 'out'}")):

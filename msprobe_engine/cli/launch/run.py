@@ -7,6 +7,7 @@ Processes that import none of the supported frameworks are left alone.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -129,12 +130,11 @@ def _with_preset(preset: str, args: argparse.Namespace, command: list[str]) -> d
 
     warn_unknown_variables()
     file = str(preset_file(preset))
-    changes = [line for line in os.environ.get("MSPROBE_SET", "").split("\n") if line.strip()] + args.set
-    unchanged, changed = read_settings(file)[0], read_settings(file, changes=changes)[0]
+    unchanged, changed = read_settings(file)[0], read_settings(file, changes=[*_inherited(file), *args.set])[0]
     directory = args.output_dir
     if directory is None and changed.output_dir == unchanged.output_dir:
         directory = os.path.join(changed.output_dir, name_launch(command))
-    environment = prepared(file, changes, directory, args.perturb)
+    environment = prepared(file, args.set, directory, args.perturb)
     place = os.path.relpath(directory or changed.output_dir)
     unused = not args.preset and os.path.exists("probe.yaml")
     hint = "; probe.yaml in this directory is not used, name it with --config" if unused else ""
@@ -176,9 +176,9 @@ def prepared(config: str | None, changes: list[str], output_dir: str | None = No
     """The environment in which interpreters load the probe.
 
     Args:
-        config: settings file, None: that of ``MSPROBE_CONFIG``, with the changes of ``MSPROBE_SET`` before ours (a launch line
-            inside of a launch line).
-        changes: ``key=value`` each.
+        config: settings file, None: that of ``MSPROBE_CONFIG``.
+        changes: ``key=value`` each; those of ``MSPROBE_SET`` (a launch line inside of a launch line, a job script that exports it) hold
+            before them.
         output_dir: where to write, None: as the file says.
         perturb: as the key ``perturb`` of the dump section; None: as the file says.
 
@@ -189,9 +189,7 @@ def prepared(config: str | None, changes: list[str], output_dir: str | None = No
     from msprobe_engine.core.settings.text import read_file
     from msprobe_engine.probe.rules.build import build_rules
 
-    if config is None:
-        config = os.environ.get("MSPROBE_CONFIG", "")
-        changes = [line for line in os.environ.get("MSPROBE_SET", "").split("\n") if line.strip()] + changes
+    config = config or os.environ.get("MSPROBE_CONFIG", "")
     if not config:
         raise UsageError("no settings file: add --config FILE, or set MSPROBE_CONFIG")
     environment = dict(os.environ)
@@ -211,7 +209,10 @@ def prepared(config: str | None, changes: list[str], output_dir: str | None = No
     for change in changes:
         if "\n" in change:
             raise SettingsError(f"--set {change!r}: a change is one line; write lists and mappings as [...] and {{...}}")
+    inherited = _inherited(config)
+    changes, own = [*inherited, *changes], changes
     build_rules(read_settings(config, changes=changes)[0])
+    _say_inherited(inherited, own)
     bootstrap = _bootstrap()
     before = os.environ.get("PYTHONPATH")
     entries = [entry for entry in before.split(os.pathsep) if entry != bootstrap] if before else []
@@ -222,6 +223,44 @@ def prepared(config: str | None, changes: list[str], output_dir: str | None = No
     if changes:
         environment["MSPROBE_SET"] = "\n".join(changes)
     return environment
+
+
+def _inherited(config: str) -> list[str]:
+    """The changes of ``MSPROBE_SET``. None of them where they were made to a file of another kind, whose keys this one does not have."""
+    from msprobe_engine.core.settings.load import recognise
+    from msprobe_engine.core.settings.text import read_file
+
+    if (changes := _changes_of_environment()) and (outer := os.environ.get("MSPROBE_CONFIG")):
+        kind = recognise(read_file(Path(config)))
+        with contextlib.suppress(SettingsError):  # a file that is not used, and that may be gone
+            if recognise(read_file(Path(outer))) != kind:
+                return []
+    return changes
+
+
+def _changes_of_environment() -> list[str]:
+    return [line for line in os.environ.get("MSPROBE_SET", "").split("\n") if line.strip()]
+
+
+def _say_inherited(inherited: list[str], own: list[str]) -> None:
+    """What of the environment holds in this launch: nobody who types this line sees it there. Names only, a value may be a secret."""
+    from msprobe_engine.core.log import printable
+
+    def keys(changes: list[str]) -> list[str]:
+        return list(dict.fromkeys(change.partition("=")[0].strip() for change in changes))
+
+    if not inherited:
+        if _changes_of_environment():
+            file = os.environ["MSPROBE_CONFIG"]
+            print(
+                printable(f"msprobe run: MSPROBE_SET is not used: it changes {file}, a file of another kind"), file=sys.stderr, flush=True
+            )
+        return
+    replaced = [key for key in keys(inherited) if any(f"{key}.".startswith(f"{name}.") for name in keys(own))]
+    held = [key for key in keys(inherited) if key not in replaced]
+    parts = [f"MSPROBE_SET holds in this launch too: {', '.join(held)}"] if held else []
+    parts += [f"MSPROBE_SET does not count for what this launch sets: {', '.join(replaced)}"] if replaced else []
+    print(printable(f"msprobe run: {'; '.join(parts)}"), file=sys.stderr, flush=True)
 
 
 def _without_probe(args: argparse.Namespace, error: UnreadableSettingsError) -> dict[str, str]:
@@ -235,7 +274,7 @@ def _without_probe(args: argparse.Namespace, error: UnreadableSettingsError) -> 
     from msprobe_engine.core.log import printable
     from msprobe_engine.core.settings.changes import changed
 
-    if args.dry_run or (changed({}, args.set, "the settings file") or {}).get("strict"):
+    if args.dry_run or (changed({}, [*_changes_of_environment(), *args.set], "the settings file") or {}).get("strict"):
         raise error
     print(printable(f"msprobe run: {error}; the launch line runs without a probe"), file=sys.stderr)
     return {name: value for name, value in os.environ.items() if name not in ("MSPROBE_CONFIG", "MSPROBE_SET")}

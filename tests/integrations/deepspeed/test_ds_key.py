@@ -148,6 +148,20 @@ def without_key() -> Any:
     )
 
 
+def test_changes_of_the_environment_hold_before_those_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both hold; of the same setting the key's counts."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    monkeypatch.setenv("MSPROBE_SET", "monitor.parameters=true\noutput_dir=a")
+    value = {"msprobe": {"config": "probe.yaml", "output_dir": "b"}}
+    assert key.take(lambda **_: None, (), {"config": value})
+    asked = request.current()
+    request.forget()
+    assert asked is not None
+    assert asked.settings().monitor.parameters
+    assert asked.settings().output_dir == "b"
+
+
 def test_without_the_key_nothing_is_wrapped() -> None:
     """A DeepSpeed job that does not ask for the probe has DeepSpeed's own engine class."""
     assert run_ranks(1, without_key) == [(1, None, None, True, False)]
