@@ -25,7 +25,7 @@ from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump import frame_log, layout
 from msprobe_engine.formats.dump.completeness import cut_off_companion, missing_companions, missing_records
-from msprobe_engine.formats.dump.reader import parse_object, read_bytes, read_inside
+from msprobe_engine.formats.dump.reader import object_inside, parse_object, read_bytes
 from msprobe_engine.formats.dump.record_rows import DEBUG as DEBUG
 from msprobe_engine.formats.dump.record_rows import INPUT as INPUT
 from msprobe_engine.formats.dump.record_rows import OUTPUT as OUTPUT
@@ -206,7 +206,7 @@ class DumpTable:
             logged = frame_log.decode(read_bytes(log), str(log))
             return parse_object((logged.stack if name == layout.STACK else logged.construct) or b"{}", log)
         if layout.holds_inside(self.header, name):
-            return read_inside(self.path, name)
+            return object_inside(read_bytes(self.path), self.path, name)
         return parse_object(read_bytes(file), file) if os.path.lexists(file) else {}
 
     def _beside(self, name: str) -> dict[str, Any]:

@@ -194,13 +194,15 @@ def framework_of(header: Mapping[str, Any], records: Iterable[object]) -> str:
     return "mindspore" if any('"type": "mindspore.' in json.dumps(record) for record in records) else "pytorch"
 
 
-def read_inside(file: Path, name: str) -> dict[str, Any]:
+def object_inside(data: bytes, file: Path, name: str) -> dict[str, Any]:
     """stack.json or construct.json that a dump.json holds; {} where it does not.
 
+    Args:
+        data: of the file, or its end.
+
     Raises:
-        FileNotFoundError, DumpFormatError: as `read_bytes`, or it is no JSON object.
+        DumpFormatError: it is no JSON object.
     """
-    data = read_bytes(file)
     start = data.rfind(b'\n "%s": {' % name.encode())
     if start < 0:  # not there, or somebody has laid the file out in another way
         return as_object(parse_object(data, file).get(name, {}), file) if name.encode() in data else {}

@@ -8,6 +8,7 @@ kilobytes. Nobody may change a view in place; `shared_columns.own_columns` makes
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import re
@@ -22,7 +23,7 @@ from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.dump_table import TENSOR, DumpTable, fill, read_side, say_missing
-from msprobe_engine.formats.dump.reader import parse_json
+from msprobe_engine.formats.dump.reader import object_inside, parse_json, parse_object
 from msprobe_engine.formats.dump.shared_columns import SharedColumns
 from msprobe_engine.formats.dump.stream import records_of, split_header
 
@@ -39,6 +40,7 @@ _PLAN = "collectives", "extra", "tags"
 _TABLE, _VIEW = 4, 1 << 13
 """Memory of a table, per byte of its file, and of a view."""
 _KEPT = 1 << 27
+_CONSTRUCT = layout.COMPANIONS.index(layout.CONSTRUCT)
 _SHOWN = "values", "nonfloat_stats", "md5"
 
 T = TypeVar("T")
@@ -47,13 +49,14 @@ Plan = dict[Any, Any]
 
 
 class _Text(NamedTuple):
-    """What stands in a dump file. digest: of all but the ranks that it names; whole: what lies
-    beside it is all there; places: where it names them in its body."""
+    """What stands in a dump file. digest: of all but the ranks that it names; whole: what lies beside it is all there; construct: the
+    construct.json, empty where none lies beside it; places: where it names them in its body."""
 
     head: bytes
     body: bytes
     header: dict[str, Any]
     whole: bool
+    construct: bytes
     places: list[tuple[int, int]]
     digest: bytes
 
@@ -81,7 +84,7 @@ def _read(path: Path) -> _Text | None:
     key = hashlib.sha256(b"".join([hashlib.sha256(text).digest() for text in beside]) + _program(header))
     for piece in _marked(body, places):
         key.update(piece)
-    return _Text(head, body, header, all(text.rstrip().endswith(b"}") for text in beside), places, key.digest())
+    return _Text(head, body, header, all(text.rstrip().endswith(b"}") for text in beside), beside[_CONSTRUCT], places, key.digest())
 
 
 @dataclass
@@ -144,9 +147,9 @@ class ReplicaReader:
         text = _read(path)
         if text is None:
             return None
-        head, body, header, whole, places, digest = text
+        head, body, header, whole, construct, places, digest = text
         if digest not in self._templates:
-            self._templates[digest] = self._template(path, head, body, places)
+            self._templates[digest] = self._template(path, head, body, construct, places)
             self.held += len(body) * _TABLE
         template = self._templates[digest]
         if template is None:
@@ -162,7 +165,7 @@ class ReplicaReader:
             known = self._words[text] = parse_json(text, Path())
         return known
 
-    def _template(self, path: Path, head: bytes, body: bytes, places: Sequence[tuple[int, int]]) -> _Template | None:
+    def _template(self, path: Path, head: bytes, body: bytes, construct: bytes, places: Sequence[tuple[int, int]]) -> _Template | None:
         table = DumpTable(path)
         try:
             with guard_reading(path, "a dump"), collection_paused():
@@ -171,6 +174,11 @@ class ReplicaReader:
                 damaged = fill(table, records).left_out or records.repeated or len(set(table.ops)) < len(table.ops)
         except DumpFormatError:
             return None
+        with contextlib.suppress(DumpFormatError):  # who reads it once more says what is wrong with it
+            if layout.holds_inside(table.header, layout.CONSTRUCT):
+                table.construct = object_inside(body, path, layout.CONSTRUCT)
+            elif construct:
+                table.construct = parse_object(construct, path)
         self.shared.share(table)
         self.shared.share_construct(table)
         if damaged or len(records.header) > keys or table.problems or table.mode == TENSOR:
