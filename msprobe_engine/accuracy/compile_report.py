@@ -32,7 +32,6 @@ class TensorDiff:
         allclose: nothing to report.
         shape: of the tensor; of both where they differ.
         status: ``PASS``, ``WARN``, ``FAIL`` or ``SKIP``.
-        message: why.
         dtype: ``"torch.bfloat16"``.
         scaled: largest difference by the largest value of the uncompiled run: what a threshold is for.
         error_eager, error_compiled: relative errors (root mean square) of both against float64; None where it was not run.
@@ -67,10 +66,8 @@ class ModuleDiff:
     """One call of a module; None where nothing of a kind was compared.
 
     Attributes:
-        name: of the module.
         fwd_input, fwd_output, grad_input, grad_output, grad_parameter: by kind of tensor.
         note: why nothing was compared (``SKIP...``, ``IGNORED``), or what else is to be known.
-        graph_output: of graphs that were captured in it.
     """
 
     name: str
@@ -112,7 +109,6 @@ class CompareResult:
         diffs: of modules, in the order of execution.
         cast_dtype: autocast type that both ran in; None.
         loss: verdict on the loss; None where one of them was not computed.
-        backend: what compiled.
     """
 
     loss_eager: float

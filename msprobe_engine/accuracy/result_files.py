@@ -39,12 +39,9 @@ class ResultFiles:
 
     Args:
         result_path: of the file with a row per call.
-        form: of both.
         go_on: the files are there; what is complete in them stays, and more is appended.
 
     Attributes:
-        result_path, details_path: the files.
-        stamp: of their names.
         done: names of the calls that are complete.
 
     Raises:

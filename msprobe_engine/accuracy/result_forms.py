@@ -38,7 +38,6 @@ class Form:
     """What the two files look like.
 
     Attributes:
-        result_columns, details_columns: their headers.
         compat: version of the existing tool; empty: our form.
         precision: decimals of numbers in the existing tool's form.
     """

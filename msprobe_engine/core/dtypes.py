@@ -17,7 +17,6 @@ class ElementType(NamedTuple):
     """One type.
 
     Attributes:
-        name: the plain one.
         size: bytes of an element.
         mindspore: as MindSpore prints it; empty: it has none.
         safetensors: as safetensors files have it; empty: they cannot.
@@ -70,7 +69,6 @@ class FloatType:
     """A binary floating point type.
 
     Attributes:
-        name: the plain one.
         bits: of the significand, the leading one included.
         least: exponent of the smallest normal number.
         largest: the largest finite value.

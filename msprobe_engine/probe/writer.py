@@ -269,11 +269,9 @@ class Writer:
     A sink that raises loses that frame only; the loss is counted per sink and said once.
 
     Args:
-        sinks: of the monitor.
         file_limit: bytes for their files, see `msprobe_engine.probe.sinks.file_limit`; 0: no limit.
 
     Attributes:
-        sinks: of the monitor.
         dump_sinks: those that write dumps. Either list may be changed while nothing waits to be written, and appended to at any time.
         lost: what was lost, name to count; what sinks that export metrics show.
     """

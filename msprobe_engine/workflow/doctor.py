@@ -37,9 +37,7 @@ class Line:
     """One result.
 
     Attributes:
-        name: what was checked.
         figure: what was measured, with its unit.
-        goal: what it should be.
         why: cause of a verdict other than ``ok``, or a remark.
     """
 

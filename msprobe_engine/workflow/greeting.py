@@ -49,7 +49,6 @@ class Greeting:
     Attributes:
         followed, named, unknown: distribution to version, by what the probe sees of it.
         conflicts: what is in the way, a sentence each, with what to do.
-        limits: of this machine.
         next: the command to try.
     """
 

@@ -55,7 +55,6 @@ def parse(value: Any, where: str, beside: str = "") -> tuple[str, tuple[str, ...
     """(settings file, changes to it) of a value of the key.
 
     Args:
-        value: of the key.
         where: for messages.
         beside: directory in which the file is looked for when the working directory has none.
 

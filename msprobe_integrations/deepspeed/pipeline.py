@@ -23,12 +23,7 @@ def is_pipeline(engine: Any) -> bool:
 
 
 class Instructions:
-    """Tells the observer which micro batch a pass is of: forward and backward passes of different ones alternate.
-
-    Args:
-        engine: a pipeline engine.
-        observer: of it.
-    """
+    """Tells the observer which micro batch a pass is of: forward and backward passes of different ones alternate."""
 
     def __init__(self, engine: Any, observer: EngineObserver) -> None:
         self._engine = engine

@@ -16,7 +16,6 @@ def replicas(parameter: torch.Tensor, engine: Any, members: Any, partitioned: bo
     """Groups of more than one rank that hold the same bits.
 
     Args:
-        parameter: of the model.
         engine: the engine, or None.
         members: the group that shares the parameter's master copy; None without ZeRO.
         partitioned: the parameter itself is cut over `members` (ZeRO 3), not only its master copy.

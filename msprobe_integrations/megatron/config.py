@@ -64,7 +64,6 @@ def of_arguments(args: Mapping[str, Any], line: list[str]) -> dict[str, Resolved
 
     Args:
         args: as `arguments` gives them.
-        line: the command line.
     """
     defaults, flags = dict(_parsed_defaults()), dict(_options(line))
     flags = {name: flag for name, flag in flags.items() if name in args} or flags_of(line, args)

@@ -135,7 +135,6 @@ class TrainingObserver(LoopObserver):
 
         Args:
             sums: name to a tensor of one element; None: this version keeps them elsewhere.
-            before: copies of what they were.
         """
         for name, value in (sums or {}).items():
             key = str(name).replace(" ", "_")

@@ -42,7 +42,6 @@ class MainParameters:
     """The optimizer's own view of the model's parameters: fp32 copies, shards of them, or the parameters themselves.
 
     Args:
-        optimizer: a Megatron optimizer.
         pieces: the parameters that are asked for. Of one that this rank holds nothing of, empty tensors are given, with the states and
             settings of a parameter that it holds something of, so that all ranks that share it have the same to say.
     """

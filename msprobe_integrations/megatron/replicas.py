@@ -28,7 +28,6 @@ def replicas(parameter: torch.Tensor, members: Any) -> list[Replicas]:
     """Groups of more than one rank that hold the same bits.
 
     Args:
-        parameter: of the model.
         members: the group that reduces its gradient, as its bucket says; None: Megatron's parallel state is asked.
     """
     expert = optional(parameter, "allreduce", True, because=_MARK) is False

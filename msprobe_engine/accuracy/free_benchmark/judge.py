@@ -98,7 +98,6 @@ def small_value(perturbed_dtype: str, mode: str, backward: bool) -> float:
 
     Args:
         perturbed_dtype: type of the second result, its name in `perturb.NOISE`.
-        mode: of the perturbation.
         backward: these are gradients, for an output gradient of about 1.
     """
     if mode == NO_CHANGE:
@@ -145,9 +144,6 @@ def decide(found: Measured, dtype: str, mode: str, threshold: float | None = Non
     """The verdict.
 
     Args:
-        found: what was measured.
-        dtype: of the original.
-        mode: of the perturbation.
         threshold: largest ratio that is consistent; None: that of the type.
         moved: by how much the input was moved, L2 norm of the change by its own. A result that has moved by up to `AMPLIFIED` times
             that, or half a unit of its type, is none of an ill-conditioned operator. 0: the input was not moved.
@@ -170,7 +166,6 @@ def judge(
     Args:
         original, perturbed: values, as any float type that holds them.
         dtype, perturbed_dtype: names of the types they had (`perturb.NOISE`).
-        mode: of the perturbation.
         backward: these are gradients.
         moved: see `decide`.
     """

@@ -35,7 +35,6 @@ def perturb(values: Array, dtype: str, mode: str) -> Array:
 
     Args:
         values: of a type in `NOISE`; any shape.
-        dtype: its name there.
         mode: add_noise, bit_noise, change_value or no_change.
 
     Raises:

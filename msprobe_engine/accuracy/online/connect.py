@@ -49,7 +49,6 @@ def connect(online: OnlineSettings, rank: int, queue_bytes: int, on_event: OnEve
     """What carries messages to the benchmark host. It need not be there yet.
 
     Args:
-        rank: of this process.
         queue_bytes: messages that may wait.
         on_event: told what happens, from background threads.
 

@@ -39,7 +39,6 @@ class ClientOptions:
     """Of a sending end.
 
     Attributes:
-        rank: of this process.
         tls: None: plain TCP; outside of loopback that has to be allowed with `plain`.
         plain: plain TCP to another host is meant.
         queue_bytes: headers and payloads that may wait; one message alone may be larger.

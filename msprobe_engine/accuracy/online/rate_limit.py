@@ -7,7 +7,6 @@ class Pace:
     """See the module. Times are those of `time.monotonic`.
 
     Args:
-        now: the time.
         silence: seconds without a byte that are too many.
         least_rate: bytes per second that a message needs on average, after `silence`.
     """

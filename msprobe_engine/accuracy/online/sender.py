@@ -71,12 +71,7 @@ class SentStep(StepFiles):
 
 
 class SentCalls:
-    """The calls of one step. All methods run on the store's one writer thread but `finish` and `settle`, which come when that rests.
-
-    Args:
-        files: the step.
-        store: whose it is.
-    """
+    """The calls of one step. All methods run on the store's one writer thread but `finish` and `settle`, which come when that rests."""
 
     def __init__(self, files: StepFiles, store: CallStore) -> None:
         self._files = files
@@ -186,7 +181,6 @@ class CallStore(TensorStore):
     Args:
         text: makes the text of records.
         transport: where messages go.
-        rank: of this process.
         stacks: texts of the call stacks that entries refer to.
         faults: isolation of failures.
         budget: bytes of host memory for copies that wait.

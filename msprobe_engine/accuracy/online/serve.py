@@ -81,13 +81,7 @@ class OnlineOutcome:
 
 
 class Results:
-    """The result files of all steps; of one thread.
-
-    Args:
-        out_path: directory.
-        settings, options: of the check.
-        spool: where the steps are.
-    """
+    """The result files of all steps; of one thread."""
 
     def __init__(self, out_path: Path, settings: PrecheckSettings, options: Options, spool: Spool) -> None:
         self._out_path, self._spool = out_path, spool

@@ -63,7 +63,6 @@ class DumpCalls:
     """What one dump.json holds.
 
     Attributes:
-        file: the dump.json.
         framework: ``pytorch``, ``mindspore``, ``mindtorch``.
         calls: in the order of the file.
         remarks: what of the file was not taken, one line each.

@@ -27,7 +27,6 @@ class Options:
             processes are spread over several.
         dtype: all floating inputs are rounded to this type first (``bfloat16``); None: the recorded types.
         compiled: the tested side goes through the framework's compiler.
-        bench: device of the bench.
         bench_dtype: one of `BENCHES`.
         jit_compile: compile mode of an NPU.
         seed: of drawn inputs and random operators.

@@ -36,13 +36,10 @@ class Outcome:
     """What came of a pre-check.
 
     Attributes:
-        result_path, details_path: the files.
         error_data: directory of inputs and results of calls that do not pass; None when there are none, or none were asked for.
         tally: counts, and what does not pass.
-        stacks: of the dump.
         repeats: calls that were left out because they repeat an earlier one.
         seconds: the check took.
-        compat: of the options.
         missing: sentences about what the dump cannot have.
     """
 

@@ -25,7 +25,6 @@ class Tables:
 
     Args:
         directory: of them, made when it is missing.
-        rank: in their names.
 
     Raises:
         SinkError: they cannot be opened.

@@ -28,7 +28,6 @@ class Source(NamedTuple):
 
     Attributes:
         file: where it was read from.
-        data: the records.
         framework: ``pytorch``, ``mindspore``, ``mindtorch``; empty when the file does not say.
         origin: step and rank in words.
         files: the saved tensors.
@@ -45,7 +44,6 @@ class Written(NamedTuple):
     """A script that was written.
 
     Attributes:
-        path: of the script.
         files: how many data files lie beside it.
         drawn: inputs whose values the dump does not have, so the script draws them.
     """

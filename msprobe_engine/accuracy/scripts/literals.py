@@ -39,7 +39,6 @@ class Spec:
     Attributes:
         source: its type and shape and statistics as the inside of a Python dict display.
         dtype: as the dump has it.
-        shape: of it.
         requires_grad: whether its gradient is wanted.
         data_name: of its file in the dump; None where it was not saved.
     """

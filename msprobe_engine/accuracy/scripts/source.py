@@ -25,7 +25,6 @@ class Function(Protocol):
     """How a script calls an API.
 
     Attributes:
-        expression: source of the function.
         method: name of the method when it is one of tensors, and may be written behind a dot; else empty.
         imports: further modules that the script imports.
     """
@@ -95,8 +94,6 @@ class Recorded:
     """One call, as a dump has it.
 
     Attributes:
-        name: of the forward record.
-        forward: the record.
         backward: that of its backward; None: there is none.
         origin: where it was recorded, for people (``step 3, rank 0``).
     """
@@ -112,7 +109,6 @@ class Script:
     """A script, not written yet.
 
     Attributes:
-        text: its source.
         files: data file to the ``data_name`` of the tensor in it.
         parts: inputs, outputs, incoming and outgoing gradients, by name.
     """
@@ -143,9 +139,6 @@ def script(call: Recorded, dialect: Dialect, options: Options, stem: str, saved:
     """Make the script of a call.
 
     Args:
-        call: what was recorded.
-        dialect: of its framework.
-        options: defaults of the script.
         stem: file name of the script without ``.py``.
         saved: names of the tensors that the dump holds.
 

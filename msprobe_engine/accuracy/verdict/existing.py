@@ -28,7 +28,6 @@ def old_status(bench: Array, device: Array, device_dtype: str, metrics: Mapping[
 
     Args:
         bench, device: as `metrics.working` has them.
-        metrics: of both.
     """
     if bench.shape != device.shape or not comparable(bench.dtype.name, device.dtype.name, version):
         return ERROR
@@ -67,7 +66,6 @@ def shown(metrics: Mapping[str, Metric], standard: str, device_dtype: str, size:
     """Keys of the metrics that the existing tool writes; the cells of all others are blank.
 
     Args:
-        metrics: of one tensor.
         standard: by its version (`standards.standard_of`).
         size: number of elements.
         status: `old_status`.

@@ -20,11 +20,7 @@ _alive: weakref.WeakSet[BackgroundWriter] = weakref.WeakSet()
 
 
 class BackgroundWriter:
-    """Writes what is submitted, in order. A fault is said once, and what comes after it is dropped: nothing raises into the training.
-
-    Args:
-        writer: the pack.
-    """
+    """Writes what is submitted, in order. A fault is said once, and what comes after it is dropped: nothing raises into the training."""
 
     def __init__(self, writer: PackWriter) -> None:
         self.writer = writer

@@ -148,7 +148,6 @@ class Opened(NamedTuple):
     """A zip for reading.
 
     Attributes:
-        file: its content.
         entries: all of them, unchecked.
         end: where its last entry ends, and its directory begins.
         damaged: its directory was lost; these are the entries in front of `end` that are whole.

@@ -17,7 +17,6 @@ def guard_reading(path: object, kind: str = "") -> Iterator[None]:
     """Names the file when reading it raises what is no error of ours; only for code that reads, not for what is done with the content.
 
     Args:
-        path: what is read.
         kind: what it should be, ``a dump``.
 
     Raises:

@@ -46,9 +46,6 @@ def send_off(fd: int) -> None:
 def write_files(directory: int, jobs: list[Job]) -> list[int]:
     """Write each file, in order, mode 0640.
 
-    Args:
-        directory: descriptor of the directory.
-
     Returns:
         One errno per job, 0 when it was done. Of a file that failed nothing stays.
     """

@@ -71,13 +71,10 @@ class WholeFile:
     followed nor replaced.
 
     Args:
-        path: its name.
         mode: less the umask.
         buffering: as of `open`.
 
     Attributes:
-        path: its name.
-        file: what to write to.
         temporary: its path until then; it begins with a dot and ends in ``.tmp``.
 
     Raises:

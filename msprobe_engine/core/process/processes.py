@@ -23,7 +23,6 @@ class Process(NamedTuple):
     Attributes:
         host: name of its host, for people.
         machine: equal for processes that see each other's ids; empty: it cannot be known.
-        pid: its id there.
         start: when it began, in ticks since the machine did; empty: unknown.
     """
 

@@ -36,7 +36,6 @@ class HotSwitch:
     place. A file that cannot be used switches the dump off, which is said once; a usable one switches it on again if it says so.
 
     Args:
-        path: the file.
         overrides: as given to `load_settings`; they hold for every reading.
         settings: what was read first; its ``dump.dump_enable`` is true or false.
         check: raises `SettingsError` for settings that cannot be used here, besides what is wrong in itself.

@@ -14,7 +14,6 @@ def check_directory(path: str | os.PathLike[str], source: str, key: str) -> None
     """A directory that exists or can be made, and that this process may write. Links to directories are followed: clusters have them.
 
     Args:
-        path: the directory.
         source, key: where the setting stands, for the message (``config.json``, ``dump_path``).
 
     Raises:

@@ -27,7 +27,6 @@ class Box:
     Attributes:
         offsets: index of its first element in the whole tensor, one number per dimension.
         sizes: elements per dimension.
-        file: what holds it.
         start: byte in the file at which its first element begins.
         strides: of the file, in elements, one number per dimension.
     """

@@ -30,7 +30,6 @@ def missing_records(file: Path, header: Mapping[str, Any], count: int, *, recove
     Args:
         file: its dump.json or debug.json.
         header: the keys of the file but its data.
-        count: of its records.
         recovered: the records are those of the frame log.
         repeated: records of which there are several under one name, so that only one of each was read.
     """

@@ -53,7 +53,6 @@ class DumpTable:
         offsets: first row of each record, and the number of rows at the end; a record without rows has an empty range.
         op: index of the row's record.
         role: `INPUT` ... `DEBUG`, one byte each.
-        name: row name.
         dtype, shape: as the tables show them; a shape is a list of integers, or text; None of a row without a value.
         stats: float64 (rows, 4): Max, Min, Mean, Norm; NaN where there is no float, then `nonfloat_stats` has the row.
         nonfloat_stats: row -> the four values as the file has them, where not all four are floats.

@@ -44,10 +44,7 @@ class Tally:
     """Counts what reached the disk. Filled on the writer threads, read at the end.
 
     Attributes:
-        steps: steps whose files are there.
         cut_off: those of them that did not come to their end.
-        records: records in them.
-        files, bytes: JSON files.
         lost: what was seen and could not be kept, reason to count.
         skipped: what was left out because the configuration says so, reason to count.
     """
@@ -88,7 +85,6 @@ class Tally:
         """``3 steps (0, 10-11), 1,234 records, 9 files, 1.2 MB in out; lost: ...; left out: ...``
 
         Args:
-            root: where.
             tensors: number of saved tensors and their bytes.
             lost: losses besides those that were counted here.
         """

@@ -28,7 +28,6 @@ class Gradient(NamedTuple):
     """One gradient of a step.
 
     Attributes:
-        name: parameter name.
         shape: of what was seen: the gradient, or the part of it this rank has.
         row: index of its statistics row.
         signs: packed signs of its elements, see `signs`; None at level L0.

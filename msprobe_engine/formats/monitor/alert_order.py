@@ -221,7 +221,6 @@ class Analysis:
         began: where it began: the first critical one of all, else the first.
         earlier: how many warnings came before it.
         count: alerts in all.
-        found: what was read.
         path: the file that was written.
     """
 

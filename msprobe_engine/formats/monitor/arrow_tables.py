@@ -61,7 +61,6 @@ def table_of(
 
     Args:
         steps: one number, or one per row.
-        keys: of the rows.
         values: statistic to float64 [rows]; NaN is a NaN.
         kinds: shape and dtype of the rows; None: not known.
     """

@@ -29,7 +29,6 @@ class Listing:
         ranks: global ranks, each once.
         directories: how many there are; more than ranks after a restart.
         first, last: steps of the tables; None without tables.
-        families: what was watched.
         files: how many files there are.
         nbytes: of all of them.
         alerts: lines of the files of alerts.

@@ -73,7 +73,6 @@ class Run:
     """A monitored run, as `open_run` gives it. Files are read when they are asked for.
 
     Attributes:
-        path: what was opened.
         format: ``csv``, ``jsonl``, ``sqlite`` or ``parquet``.
         ranks: ranks that have written, ascending.
     """

@@ -69,7 +69,6 @@ class RankDirectory(NamedTuple):
     """A directory with the tables of one rank.
 
     Attributes:
-        path: where.
         rank: global rank.
         stamp: time in its name, None where there is none.
         began: when it was made, seconds since 1970: what run.json says, else the stamp in the last possible year before its last change.

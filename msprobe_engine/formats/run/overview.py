@@ -54,8 +54,6 @@ class RankDump:
     """One rank of one dumped step.
 
     Attributes:
-        name: of the directory.
-        files: JSON files that are there.
         tensors: names of saved tensors; -1 when the index of packed ones cannot be read.
         incomplete: the step was cut off.
         nbytes: of all files; what has several names (hard links) counts once.

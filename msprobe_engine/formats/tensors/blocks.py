@@ -54,7 +54,6 @@ class Elements:
 
     Attributes:
         dtype: element type, as ``bfloat16``.
-        shape: of the tensor.
         size: number of elements.
     """
 

@@ -35,7 +35,6 @@ class KernelFile(NamedTuple):
         place: ``input`` or ``output``.
         slot: which of the inputs or outputs.
         dtype: as MindSpore writes it (``Float32``), "" when the name has none.
-        path: of the file.
     """
 
     op_type: str

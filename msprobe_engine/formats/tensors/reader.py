@@ -37,7 +37,6 @@ class TensorSource(NamedTuple):
 
     Attributes:
         name: its ``data_name``.
-        path: the file.
         format: `PT`, `NPY` or `SAFETENSORS`.
         offset, nbytes: where its bytes are in the file, in C order; for `PT` and `NPY` the whole file.
         dtype, shape: as dump files have them (``torch.bfloat16``); None for `PT` and `NPY`, which say it themselves.

@@ -53,7 +53,6 @@ class TorchFile:
 
     Attributes:
         tree: the object: dicts, lists, plain values, numpy arrays, `FileTensor`, `Named`, `Inert`.
-        files: what was read.
     """
 
     tree: Any
@@ -106,7 +105,6 @@ def read_torch(path: Path, trust: Collection[str] = ()) -> TorchFile:
     """What a ``torch.save`` file (any version) or a plain pickle holds.
 
     Args:
-        path: the file.
         trust: classes (``module.Class``) or modules beyond the known ones that may occur; they are not executed either.
 
     Raises:
@@ -171,7 +169,6 @@ class _Known(NamedTuple):
     """A description of one tensor that was met before: pieces of one shape have the same, and there are very many.
 
     Attributes:
-        key, elements: of its storage.
         storage, tensor: as they were then.
     """
 

@@ -39,9 +39,7 @@ class FileTensor:
 
     Attributes:
         dtype: plain name, ``bfloat16``.
-        shape: its sizes.
         strides: in elements.
-        file: what holds it.
         start: byte of the file at which its first element begins.
     """
 
@@ -62,7 +60,6 @@ class Storage:
 
     Attributes:
         dtype: of its elements; "": bytes.
-        file: what holds them.
         start: first byte in the file.
         nbytes: how many.
     """

@@ -34,7 +34,6 @@ class SourceStep:
 
     Attributes:
         dump: what the files hold; of a structure task with the records of shapes.json.
-        rank: where it is from.
         entries: the records, in file order; `TensorRef.row` is an index into `rows` and `contents`, -1 where there was nothing to
             read (meta tensors).
         rows: [n, 16] float64; made up ones of usual length where the dump has no statistics.

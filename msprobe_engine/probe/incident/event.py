@@ -24,8 +24,6 @@ class Event:
     Attributes:
         id: name of the incident directory, from step and rule: the same on every rank that sees the same thing.
         step: step in which the rule fired.
-        rule: which rule.
-        rank: who announces.
         capture_step: first step to capture, on all ranks.
         message: the alert's line.
     """

@@ -87,7 +87,6 @@ class IncidentManager:
     Args:
         settings: section ``incident`` of the settings.
         output_dir: root of the run's output; used when ``incident.path`` is empty.
-        rank, world_size: of this process.
         notifier: carries events between ranks; closed by `close`.
         submit: where the writing is done; default: at once, on the calling thread.
         sink_factory: makes the dump sink for one frame's directory; default: the project's `DumpSink`.

@@ -52,7 +52,6 @@ class Alarm(NamedTuple):
 
     Attributes:
         metric: family, statistic and name, or the name of a number of the step.
-        steps: steps in which it did.
     """
 
     metric: str

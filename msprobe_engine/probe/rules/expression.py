@@ -127,7 +127,6 @@ class Expression:
     """A parsed expression with the memory of its windows.
 
     Args:
-        text: the expression.
         window: how many past values the window functions look at.
         warmup: how many of them have to be there.
         where: the key it stands in, for messages.

@@ -25,7 +25,6 @@ class Layout:
     """The tensors of a frame, flat, entries first: n of them.
 
     Attributes:
-        names: record names.
         keys: what tells a tensor from all others of the frame, and is the same in the next frame.
         rows: row in `Frame.rows`, [n] intp.
         kinds: index in `KINDS`, [n] int8.

@@ -236,7 +236,6 @@ class Episode(NamedTuple):
     """Begin or end of something that lasts.
 
     Attributes:
-        slot: where.
         steps: how many judged steps it has lasted.
         over: True when it has ended.
     """

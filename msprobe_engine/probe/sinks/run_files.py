@@ -54,10 +54,8 @@ class RunFile:
     """run.json of one rank; written again when more has become known.
 
     Args:
-        directory: where it is.
         rank: global rank.
         world_size: number of ranks, 0 when unknown.
-        monitor: settings of the monitor.
         rules: names of the rules that look at every step; None: not known.
     """
 

@@ -55,7 +55,6 @@ class TensorBoardSink(Sink):
         settings: section ``sinks.tensorboard``.
         output_dir: root of the run's output.
         rank: global rank.
-        monitor: for the names.
 
     Raises:
         MissingExtraError: the package tensorboard is not installed.

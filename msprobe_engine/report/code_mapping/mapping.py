@@ -45,7 +45,6 @@ class Mapped:
     """What came of it.
 
     Attributes:
-        files: that were written.
         graphs: IR files that were read.
         rows: of all tables.
         located: rows with source lines of the operator itself.

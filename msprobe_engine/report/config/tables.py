@@ -20,7 +20,6 @@ class Table(NamedTuple):
     """One sheet.
 
     Attributes:
-        columns: its head.
         rows: cells in the order of the columns; None: empty.
     """
 

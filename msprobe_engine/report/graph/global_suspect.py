@@ -34,7 +34,6 @@ class Place:
 
     Attributes:
         names: records that show it, the nearest first; the first one that the graph has is its node.
-        text: a sentence.
         rank: in whose dump these names stand.
     """
 
@@ -76,7 +75,6 @@ def of_two(
 
     Args:
         jobs: pairs of dump files.
-        paths: of the two runs.
         mappings: names of the target on the golden side.
         known: comparisons that are in memory; the others are read and walked again.
         tables: what was read before.

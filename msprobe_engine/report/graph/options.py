@@ -22,7 +22,6 @@ class Layout:
     """How one side was cut over its ranks, as ``--rank_size --tp --pp --vpp --order`` say it.
 
     Attributes:
-        rank_size: number of ranks.
         tp, pp, vpp: sizes of the tensor, pipeline and virtual pipeline groups.
         order: of the groups from the fastest to the slowest (``tp-cp-ep-dp-pp``).
     """

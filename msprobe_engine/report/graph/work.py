@@ -25,7 +25,6 @@ class Part:
     """What one job came to.
 
     Attributes:
-        job: what was asked for.
         made: the graph, or the comparison of two; None when nothing could be made, which `problems` says.
         calls: the communication calls of the target and of the golden side, for the links between ranks.
         problems: what could not be read or compared.

@@ -90,7 +90,6 @@ def read_whole(task: Task, mappings: Mappings, problems: list[str]) -> tuple[Glo
 
     Args:
         task: of which all ranks are read.
-        mappings: of the user.
         problems: where to say what could not be used.
 
     Raises:

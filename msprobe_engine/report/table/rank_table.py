@@ -40,7 +40,6 @@ class DiagnosedTask(Task):
     """A task with what the diagnosis of all ranks says of its rank and step.
 
     Attributes:
-        begins: where differences begin there.
         differs: something is off in this step, in this rank or another one.
     """
 
@@ -58,9 +57,7 @@ class Result:
     """What one task came to.
 
     Attributes:
-        key: of the task.
         files: what was written.
-        rows: of the table.
         verdicts: verdict -> rows; the empty text is a verdict of 8.1.1, shown as ``blank``.
         wrong: rows where a difference begins or, with the existing tool's verdicts, that it fails; they make the exit code 1.
         only_target, only_golden: rows that the other side has not.
@@ -116,8 +113,6 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
     """Compare one pair of files. Errors of the data are in the result; those of the caller or the disk are raised.
 
     Args:
-        task: the pair.
-        options: of the comparison.
         output: directory of the results; the task's folder is made below it.
         stamp: time in the names of the files.
         keep: hand back the sides and what was found, for the diagnosis.

@@ -31,7 +31,6 @@ class Comparison:
 
     Attributes:
         target, golden: as given.
-        generation: of the columns.
         compat: the existing tool's verdicts; then differences do not show in the exit code, only what could not be read does.
         results: one per pair of dump files, by step and rank.
         diagnosis: where the difference begins; None when it was not asked for or cannot be said.

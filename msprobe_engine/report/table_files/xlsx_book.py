@@ -25,7 +25,6 @@ class Book:
     """A workbook whose rows are not kept in memory: a sheet is written row by row.
 
     Attributes:
-        path: of the file.
         book: the `xlsxwriter.Workbook`.
 
     Raises:

@@ -50,7 +50,6 @@ class NonFinite(NamedTuple):
         last: the last.
         steps: how many, of the rank with most.
         kind: ``NaN`` or ``Inf``, at the first step.
-        statistics: that show it there.
         order: when in the step it was made, see `msprobe_engine.report.trends.sources.source.Part`; -1: the metric alone says.
     """
 
@@ -90,12 +89,9 @@ class RunTrend:
     """One run in the grid.
 
     Attributes:
-        name: of its directory.
         path: as given.
         kinds: what was read: csv, jsonl, sqlite, dump.
-        ranks: of it.
         steps: how many of the steps it has, first and last.
-        rows: read.
         grids: metric and statistic to numbers.
         nonfinite: earliest first; at most `findings.KEPT`, `nonfinite_count` says of how many.
         unwrapped: whether ``module.`` was taken off the front of its names.

@@ -30,7 +30,6 @@ class Call:
         is_module: it is a call of a module.
         tags: further facts for its forward record.
         tasks: graph tasks of the backward passes through it, see `pass_of`.
-        told: which of them have a record.
         running: its backward pass has begun inside the range that is kept.
         reported: its backward record is out.
         unread: arguments of memory without values, as far as is known when the call begins (torch).

@@ -92,7 +92,6 @@ class NamedModules(ABC, Generic[Info]):
         """Name the modules; a second model is added to the first. A model that is known costs nothing.
 
         Args:
-            models: one or a list.
             anew: a step begins: a model that was changed is named again, and a new one, or none, takes the place of all others.
         """
         given = self.given(models)

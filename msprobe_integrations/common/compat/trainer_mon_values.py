@@ -20,7 +20,6 @@ class Shown(NamedTuple):
 
     Attributes:
         number: a statistic, as a tensor without dimensions.
-        shape: from a tuple.
         dtype: from the text in files.
     """
 

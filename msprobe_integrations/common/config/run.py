@@ -38,7 +38,6 @@ class RunConfig:
         """A step begins.
 
         Args:
-            models, optimizers: of the training.
             frame: of the caller; Trainers and engines are found in the calls around it.
             hold: what is taken is not written before `write` says where.
 

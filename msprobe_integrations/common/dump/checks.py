@@ -18,7 +18,6 @@ class ModelKind:
     """What a model is in a framework.
 
     Args:
-        kind: its class.
         text: name of the class, for messages.
     """
 

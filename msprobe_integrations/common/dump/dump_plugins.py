@@ -45,7 +45,6 @@ class DumpPlugins:
     """All methods are called on the training thread.
 
     Args:
-        dump: the settings.
         skip: counts what is left out on purpose, by reason.
         parts: what the framework adds.
     """

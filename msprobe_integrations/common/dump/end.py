@@ -25,7 +25,6 @@ class Story:
         steps: numbers of the steps that ended.
         off: steps that ended while ``dump_enable`` was false.
         begun: steps that were wanted and begun.
-        records: records that were captured.
         forwards: most forward calls that were counted for a ``token_range`` that was not reached; -1: there was none.
         elsewhere: steps in which the request of ``request_id`` was not scheduled.
     """

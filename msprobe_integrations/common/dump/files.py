@@ -50,7 +50,6 @@ class DumpFiles:
         faults: isolation of failures.
 
     Attributes:
-        pipeline, writer: of this dump.
         tally: what was written.
         tensors: where tensors of the dump are saved, None when they are not; to be set before a step begins.
         before_rename: called before directories get another name.

@@ -78,7 +78,6 @@ class DumpParts(ABC):
     """Makes the parts. What is abstract every framework has; a method with a body is for what some have.
 
     Attributes:
-        models: what a model is.
         faults: isolation of failures.
         backend: what reduces tensors.
         files, pipeline: the way from records to files.

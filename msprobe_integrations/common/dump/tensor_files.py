@@ -26,7 +26,6 @@ def build_store(
     Args:
         make: templates of files, see `TensorStore`.
         count: told of what is lost.
-        suffix: of the files.
         before: what the same run used until now, under other settings: the disk it took counts on.
     """
     saves = _saves(dump)

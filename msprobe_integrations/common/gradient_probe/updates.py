@@ -122,9 +122,7 @@ class GradientUpdates:
         """What of ``param_list`` is there?
 
         Args:
-            every: names that there are, bare.
             several: further ranks may have the others.
-            where: what the names are those of.
         """
         missing = [name for name in self.settings.param_list if bare(name) not in every]
         if not missing:

@@ -48,9 +48,6 @@ class Site(NamedTuple):
 class CollectiveSamples:
     """Samples and stacks of collectives, while the step is due.
 
-    Args:
-        side: what this is a part of.
-
     Raises:
         SettingsError: a pattern of ``collective_sites`` is no regular expression.
     """
@@ -97,7 +94,6 @@ class CollectiveSamples:
         """One tensor of a call.
 
         Args:
-            ref: its row.
             when: ``pre`` or ``post``.
             number: of the call in the step.
             i: of the tensor in the call.

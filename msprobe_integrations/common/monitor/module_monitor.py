@@ -51,10 +51,6 @@ class Hooks(Protocol):
 class ModuleMonitor:
     """What a probe drives.
 
-    Args:
-        probe: owner.
-        monitor: its monitor section.
-
     Attributes:
         on: hooks are on and what they see counts.
     """

@@ -34,11 +34,7 @@ Shown = dict[str, str]
 
 
 class ModuleNotes:
-    """Notes of the first step that is due; afterwards its hooks are gone.
-
-    Args:
-        side: what this is a part of.
-    """
+    """Notes of the first step that is due; afterwards its hooks are gone."""
 
     tensor: type
     """Class of the framework's tensors."""

@@ -44,16 +44,13 @@ class ParameterMonitor:
     """Makes, drives and closes the watches of a probe.
 
     Args:
-        probe: owner.
         find: what finds the `ParameterSource` of an optimizer, unless `attach` is given another one.
         exchanges: merge rows of shards.
-        ranks: of the job.
 
     Attributes:
         watches: one per optimizer; none where nothing is monitored.
         optimizers: as they were passed.
         exchanges: merge rows of shards.
-        ranks: of the job.
         replicas: compares what has to be equal on several ranks.
         stale: settings have changed since the watches were made.
         owned: names of the parameters that have been in an optimizer.

@@ -65,7 +65,6 @@ class DirectoryChannel:
 
     Args:
         directory: the same on all ranks; made here.
-        rank: this one.
         ranks: global ranks, ascending, this one among them.
         contents: what is compared, in order, the same on all ranks.
         patience: see `PATIENCE`.

@@ -23,7 +23,6 @@ class Links:
 
     Args:
         key: of the tree, the same on all its ranks, 20 bytes.
-        place: of this rank.
         children: places that connect to this one.
         receive: gets what a neighbour says.
         lose: hears that a neighbour cannot be reached, and why.

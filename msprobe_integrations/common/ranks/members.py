@@ -75,10 +75,8 @@ class Members:
     """The members of one group as this rank sees them. Made on the training's thread, used by one other thread.
 
     Args:
-        store: of the job.
         purpose: what the group is for; ranks that want different things do not meet.
         ranks: global ranks, the same list on all of them.
-        rank: this one.
     """
 
     def __init__(self, store: Store, purpose: str, ranks: Sequence[int], rank: int) -> None:

@@ -18,7 +18,6 @@ class Membership:
     """The probe's place among the ranks.
 
     Args:
-        probe: owner.
         grouped: are the ranks joined by now?
         watch: connects them, in the background, for the rules that want the numbers of all ranks beside each other (of the ranks that are
             monitored, empty: all). None where no rule wants that.

@@ -19,7 +19,6 @@ class Difference(NamedTuple):
     """A tensor that is not the same on all ranks.
 
     Attributes:
-        place: which one.
         digests: of every rank of the channel, [ranks] int64; None where it was not asked, or on other ranks than the lowest.
         known: which of them are there, [ranks].
     """

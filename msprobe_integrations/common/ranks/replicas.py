@@ -92,7 +92,6 @@ class ReplicaCheck:
 
     Args:
         probe: its settings say what is compared; alerts go to its pipeline.
-        ranks: of the job.
     """
 
     def __init__(self, probe: Probe, ranks: Ranks) -> None:

@@ -61,9 +61,7 @@ class StepExchange(ExchangeThread):
     """A line of items that some ranks exchange; all methods without an underscore are the training's and never wait.
 
     Args:
-        store: of the job.
         ranks: global ranks, the same list on all of them, this one among it.
-        rank: this one.
         purpose: what it is for, in one word; ranks meet by it.
         limit: items that may wait in line; more mean that a rank is silent.
 

@@ -29,7 +29,6 @@ class Api(NamedTuple):
         owner: the module, or the class of tensors.
         name: attribute, and last part of the record name.
         prefix: of the record name.
-        function: what is there.
     """
 
     owner: Any

@@ -27,7 +27,6 @@ class Start:
     """What is known now is taken now; what takes long and does not change is left to `entries`, which another thread may call.
 
     Args:
-        rank: of this process.
         environment: as it may be written.
         cells, optimizers: of the training, as far as they are there.
     """

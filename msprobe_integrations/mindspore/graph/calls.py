@@ -34,7 +34,6 @@ class GraphCall(Call):
 
     Attributes:
         token: its number in the graph.
-        arguments: note of them.
         values: tensors that have come, by part and path.
         gradients: those that are gradients.
         merged: a record of it is made where Python called the Cell.

@@ -47,8 +47,6 @@ class KernelCapture:
 
     Args:
         pipeline: where records go.
-        dump: what is wanted.
-        root: the dump path.
 
     Raises:
         UsageError: see `kernel_config.install`.

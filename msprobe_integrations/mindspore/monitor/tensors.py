@@ -52,11 +52,7 @@ class _Site:
 
 
 class CellWatch:
-    """Activations and their gradients. What runs a second time in the backward pass (`Cell.recompute`) is not counted again.
-
-    Args:
-        side: what this is a part of.
-    """
+    """Activations and their gradients. What runs a second time in the backward pass (`Cell.recompute`) is not counted again."""
 
     def __init__(self, side: ModuleMonitor) -> None:
         self._side = side

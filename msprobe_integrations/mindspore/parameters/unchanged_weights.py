@@ -34,8 +34,6 @@ class MovedCheck:
 
     Args:
         probe: gets the alert.
-        view: the optimizer.
-        pieces: its parameters.
     """
 
     def __init__(self, probe: Probe, view: OptimizerView, pieces: Sequence[Piece]) -> None:

@@ -34,7 +34,6 @@ def rerun(file: Path, device_id: int = 0, jit_compile: bool = False) -> list[Row
 
     Args:
         file: dump.json of one rank.
-        device_id: which accelerator.
         jit_compile: compile mode of an NPU.
 
     Raises:

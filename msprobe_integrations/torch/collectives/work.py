@@ -28,7 +28,6 @@ class Operation(NamedTuple):
     """One communication operator that is about to run.
 
     Attributes:
-        name: as records name it.
         call: the public function it came through.
         silent: no entry is made of it.
         inputs, outputs: tensors the operator reads, and those it writes; None: what it returns, see `CollectiveObserver.returns`.

@@ -60,7 +60,6 @@ class Start:
     """What is known now is taken now; what takes long and does not change is left to `entries`, which another thread may call.
 
     Args:
-        rank: of this process.
         environment: as it may be written.
         models, optimizers: of the training, as far as they are there.
         frame: where the calls in progress begin, for finding Trainers and engines.

@@ -27,7 +27,6 @@ class View(NamedTuple):
 
     Attributes:
         node: of the graph, whose first gradient is that of the view's base before the call.
-        place: of the view in its base.
     """
 
     node: Any

@@ -22,7 +22,6 @@ class MethodHooks:
 
     Args:
         faults: of the probe. A look that raises switches `part` off: from then on nothing looks any more, and the methods go on.
-        part: what is looked at.
     """
 
     def __init__(self, faults: Faults, part: str) -> None:

@@ -45,7 +45,6 @@ class LayerFeatures:
     Where it is still a shard (tensor parallel layers) the numbers are those of the shard, and the sample says ``scope: shard``.
 
     Args:
-        side: what this is a part of.
         settings: section ``monitor.layer_features``.
     """
 

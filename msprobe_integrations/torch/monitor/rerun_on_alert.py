@@ -92,7 +92,6 @@ class RerunOnAlert:
     """The attempts of one probe. Made at the first step, on all ranks: it connects them, and waits `MEETING` seconds for them.
 
     Args:
-        probe: owner.
         models: whose gradients and buffers are looked after.
     """
 

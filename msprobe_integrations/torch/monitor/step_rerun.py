@@ -51,7 +51,6 @@ class StepRerun:
     """One second run. Between `begin` and `end` everything that the probe sees belongs to it, and nothing of it to the step.
 
     Args:
-        probe: owner.
         judge: tells whether the fault came again.
         first: what the first run showed.
         fired: this rank asked for the second run.

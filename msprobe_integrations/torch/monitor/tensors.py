@@ -72,9 +72,6 @@ class TensorWatch:
 
     Recomputations are not counted twice. A reentrant checkpoint runs without gradients first: there the gradients are those of the
     recomputation, and the activations those of the first run.
-
-    Args:
-        side: what this is a part of.
     """
 
     def __init__(self, side: ModuleMonitor) -> None:

@@ -61,7 +61,6 @@ def find_source(probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) 
 
     Args:
         probe: owner; its monitor settings say what is watched.
-        models: model chunks.
         optimizer: a `torch.optim.Optimizer`, a wrapper of one, or a framework's own. None: only a model that holds its optimizer (a
             DeepSpeed engine) or reduces its gradients itself (Megatron's DDP) has a source, others give None.
     """

@@ -40,8 +40,6 @@ class UpdatePatches:
 
     Args:
         watch: whom to tell.
-        optimizer: whose updates.
-        parameters: the watched parameters.
         skipped: called when a scaler has left an update out.
     """
 

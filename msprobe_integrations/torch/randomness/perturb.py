@@ -22,7 +22,6 @@ def perturb(model: nn.Module | Sequence[nn.Module], how: str, seed: int) -> int:
     """Change all floating-point parameters of 16 bits and more in place; returns how many tensors were changed.
 
     Args:
-        model: the model, or its chunks.
         how: ``ulp`` multiplies each element by 1, 1 - eps or 1 + eps of its dtype; ``bf16`` rounds each element to bfloat16.
         seed: other numbers give other signs.
     """

@@ -71,7 +71,6 @@ class RowExchange(StepExchange):
         """An edit for `Pipeline.edit_rows`: the rows at `places` are replaced by their merge over the group.
 
         Args:
-            step: the step they belong to.
             names: what the rows are, in order; has to be the same list on every rank of the group.
             places: row index of each name in this step's buffer.
             extras: the samples' `extra`; ``scope`` becomes ``unknown`` in each when the merge fails, and their numbers are left out.

@@ -38,7 +38,6 @@ class RankWatch:
     Args:
         rule: gets the numbers of all ranks of the block.
         ranks: global ranks of the block.
-        rank: this one.
 
     Raises:
         RuntimeError: this process may not open so many files.

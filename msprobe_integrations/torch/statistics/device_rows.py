@@ -167,8 +167,6 @@ class Taker:
     """Gives the rows of one tensor, or of a part of one.
 
     Args:
-        rows: of its device.
-        like: the tensor.
         place: its row in the step.
         flags: `host_flags`.
     """

@@ -14,11 +14,7 @@ from msprobe_integrations.patching import FunctionPatches
 
 
 class ComputingTypes:
-    """Fills a mapping from data type to where it was seen first.
-
-    Args:
-        found: the mapping.
-    """
+    """Fills a mapping from data type to where it was seen first."""
 
     def __init__(self, found: dict[str, Any]) -> None:
         self._found = found

@@ -19,11 +19,7 @@ _METHODS = ("_prepare_forward_infra", "_prepare_backward_infra")
 
 
 class StagePreparation:
-    """Pauses a probe while a stage prepares itself.
-
-    Args:
-        probe: owner.
-    """
+    """Pauses a probe while a stage prepares itself."""
 
     def __init__(self, probe: TorchProbe) -> None:
         self._probe = probe

@@ -30,7 +30,6 @@ class Credentials:
     """The files of one end; a context is made anew when they have changed.
 
     Args:
-        options: where they are.
         role: `CLIENT` or `SERVER`.
 
     Raises:

@@ -49,7 +49,6 @@ class Training:
 
     Attributes:
         session: its random name.
-        rank: of it.
         world: processes of the training, 0 while that is not known.
         last: number of the last message that is safe.
         over: nothing more comes.

@@ -45,7 +45,6 @@ class SpoolCall:
 
     Attributes:
         name: ``"Torch.matmul.0"``.
-        step: where it is.
         forward, backward: numbers of the messages with its records; -1: there is no backward record.
         skip: why it is not checked; empty: it is.
         first: the call, when this is a further backward pass through it; empty: this is one.
@@ -96,8 +95,6 @@ class SpoolStep:
 
     Args:
         directory: ``step{N}/rank{R}``.
-        session: the training it is of.
-        number, rank: of the step.
     """
 
     SESSION: ClassVar[str] = ".session"

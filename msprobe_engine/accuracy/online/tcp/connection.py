@@ -36,7 +36,6 @@ class Connection:
 
     Args:
         server: whom it belongs to.
-        accepted: the new connection.
         address: of the other end, for messages.
     """
 

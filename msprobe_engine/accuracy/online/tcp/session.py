@@ -39,7 +39,6 @@ class SessionState:
     """One client as the server knows it.
 
     Attributes:
-        peer: who.
         connected: there is a connection now.
         received: messages handed over with success; `bytes` of headers and payloads.
         refused: messages the handler did not want.
@@ -64,9 +63,7 @@ class Session:
     """See the module. `accept` is called by one connection at a time.
 
     Args:
-        peer: who.
         safe: number of the last message that is safe.
-        handler, on_event: of the server.
         budget: where the memory of messages goes back to.
         read_ahead: bytes that may wait, besides one message.
     """

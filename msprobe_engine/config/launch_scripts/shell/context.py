@@ -36,7 +36,6 @@ class Started:
     """A command that is no part of the shell, as the script would start it.
 
     Attributes:
-        argv: its words.
         env: its environment, as far as the script sets it.
         condition: what is not decided and has to hold; empty: nothing.
         directory: its working directory; None: not known.

@@ -15,7 +15,6 @@ class Cursor:
     """Goes over the text.
 
     Args:
-        text: the script.
         first_line: number of its first line.
         depth: how deep it stands inside others.
     """

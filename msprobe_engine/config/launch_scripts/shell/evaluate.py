@@ -277,7 +277,6 @@ def read_script(
     """Read a script; the commands it would start are in ``context.started``.
 
     Args:
-        text: the script.
         file: its path, as ``$0`` and in messages.
         context: limits, what is given, notes.
         find: gives scripts that this one sources or starts.

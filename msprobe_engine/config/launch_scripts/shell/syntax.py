@@ -10,7 +10,6 @@ class ShellSyntaxError(Exception):
 
     Args:
         line: where, counted from 1.
-        what: one phrase.
     """
 
     def __init__(self, line: int, what: str) -> None:

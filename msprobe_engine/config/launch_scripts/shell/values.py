@@ -29,7 +29,6 @@ class Unknown:
     Attributes:
         source: as in the script.
         why: what it depends on, a phrase.
-        at: where.
         many: it may be any number of words.
         absent: it is a variable or argument that nothing in the script sets: tests take it as empty, and that is said.
         options: where it is one of a few texts, these as lists of words; empty: not known.

@@ -38,10 +38,8 @@ class V2Settings:
     """What a file asks for.
 
     Attributes:
-        probe: what is watched.
         output_dir: root of the files.
         start_step: first step; file blocks are counted from it.
-        steps_per_file: steps per CSV file.
         patch_optimizer_step: steps end with the optimizer's update; None: when an optimizer is given.
         micro_batches: micro batches per step, 0: as `start` says.
         ops: monitor to its statistics; those that are on.

@@ -64,7 +64,6 @@ class Metadata:
     """What ``.metadata`` says.
 
     Attributes:
-        directory: of the checkpoint.
         tensors: by flat key.
         objects: everything else, by flat key; None: the metadata do not say where it is.
         paths: of flat keys in the state dict that was saved; empty when they were not kept.
@@ -84,7 +83,6 @@ class Pieces:
 
     Attributes:
         boxes: by flat key.
-        files: that were read.
         problems: pieces that are missing or damaged.
     """
 
@@ -197,8 +195,6 @@ def find_pieces(metadata: Metadata, keys: Iterable[str], trust: Collection[str] 
     """Where the pieces of tensors lie; each item's own description is read and has to fit the metadata.
 
     Args:
-        metadata: of the checkpoint.
-        keys: of tensors.
         trust: as `read_torch`.
 
     Raises:

@@ -37,7 +37,6 @@ class _Place(NamedTuple):
     Attributes:
         group: `MODEL`, `OPTIMIZER` or `OTHER`.
         name: of the parameter, or the path of something else.
-        state: of an optimizer.
     """
 
     group: str

@@ -22,10 +22,7 @@ def missing(path: Path, files: Listing, mp_size: int, dp_size: int, stage: int) 
     """Sentences on files that should be there and are not.
 
     Args:
-        path: the directory.
-        files: that are there.
         mp_size, dp_size: model and data parallel ranks that saved.
-        stage: of ZeRO.
     """
     gone: list[str] = []
     prefix = next(iter(files.optimizer.values())).name.partition("zero_pp_rank_")[0] if files.optimizer else ""

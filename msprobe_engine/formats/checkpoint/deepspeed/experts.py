@@ -53,7 +53,6 @@ def teams(
 
     Args:
         ranks: files of the optimizer, by data parallel rank.
-        head: the model's file.
         groups: shapes of each group's parameters, in the order of the flat vector.
         dp_size: data parallel ranks.
         reading: gets what does not fit.

@@ -81,7 +81,6 @@ class Reading:
 
     Attributes:
         trust: see `read_torch`.
-        files: that were read.
         notes, problems: as of a `Checkpoint`.
     """
 

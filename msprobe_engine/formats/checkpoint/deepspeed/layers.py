@@ -20,10 +20,8 @@ def layer_weights(files: Listing, known: Mapping[str, int], path: Path, reading:
     """Name of a parameter -> tensor parallel rank -> its tensors: one, or one of each of the layers that are tied.
 
     Args:
-        files: of the checkpoint.
         known: elements of the parameters that the optimizer has, by name; empty without ZeRO.
         path: the directory, for messages.
-        reading: reads the files.
     """
     found: dict[str, dict[int, list[StoredTensor]]] = {}
     for (layer, tp), file in files.layers.items():

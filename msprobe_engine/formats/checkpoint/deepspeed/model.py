@@ -28,13 +28,11 @@ class ModelFile:
     """What a file of the model says.
 
     Attributes:
-        file: where it lies.
         weights: tensors of the module by name; without elements in stage 3.
         shapes: of ZeRO's parameters, one table per group, in the order of the flat vectors.
         frozen: shapes of parameters that the optimizer does not have.
         fragments: of these, this rank's part (stage 3).
         aliases: name of a tied parameter -> name under which it is stored.
-        buffers: names of buffers.
         optimizer: entry ``optimizer``: states without ZeRO.
         parallel: how tensor parallel ranks have cut parameters (``universal_checkpoint_info``).
         values: settings, counters, schedule, what the training added.

@@ -32,7 +32,6 @@ class Patterns:
 
     Attributes:
         names: whole names.
-        others: patterns.
     """
 
     names: frozenset[str] = frozenset()
@@ -136,7 +135,6 @@ def together(name: str, pieces: Sequence[StoredTensor], cuts: Cuts | None, shape
     """The whole of the pieces of all tensor parallel ranks, in their order.
 
     Args:
-        name: of the parameter.
         pieces: of the weight or of one of its states.
         cuts: as the checkpoint says it; None: by the names of Megatron.
         shapes: of all parameters on one rank.

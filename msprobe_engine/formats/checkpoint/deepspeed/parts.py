@@ -64,11 +64,8 @@ class Part:
         """Makes `tensors`.
 
         Args:
-            files: of the checkpoint.
-            stage: of ZeRO.
             dp_size: data parallel ranks.
             layers: of a pipeline, as this tensor parallel rank has them; all stages.
-            reading: reads files.
 
         Raises:
             DumpFormatError: the files hold a parameter twice.
@@ -134,7 +131,6 @@ def over_ranks(parts: Mapping[int, Part], layers: Layers, tp_size: int, cuts: Cu
 
     Args:
         parts: by model parallel rank, those that can be read.
-        layers: of a pipeline.
         tp_size: tensor parallel ranks.
         cuts: how parameters are cut, as the checkpoint says it.
         reading: gets what does not fit.

@@ -22,7 +22,6 @@ class Slot:
     """A parameter in a flat vector.
 
     Attributes:
-        name, shape: of the parameter.
         at: elements before it: of the whole group (stages 1 and 2), of a rank's vector (stage 3).
     """
 

@@ -29,7 +29,6 @@ class RankFile:
     """What a rank has of the optimizer.
 
     Attributes:
-        file: where it lies.
         stage: 1, 2 or 3; None: of DeepSpeed's bf16 optimizer, which cuts as stage 1 and has padding in its files.
         masters: flat float32 copies of the weights, one per group.
         states: of each group: name of a state -> flat tensor, or a tensor of one element, or a plain value.

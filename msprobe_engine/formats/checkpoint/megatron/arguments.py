@@ -58,7 +58,6 @@ def bucket_sizes(args: Mapping[str, Any], elements: int) -> list[int | None]:
     """Sizes that the buckets of the distributed optimizer may have, the likeliest first.
 
     Args:
-        args: of the run.
         elements: of all parameters of a model chunk.
 
     Source: ``DistributedDataParallel.__init__`` (core/distributed/distributed_data_parallel.py) and ``get_model`` of Megatron-LM.

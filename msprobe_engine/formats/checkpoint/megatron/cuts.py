@@ -132,7 +132,6 @@ def merged(pieces: Sequence[StoredTensor], cut: Cut, parts: Sequence[int] = ()) 
 
     Args:
         pieces: of each rank; `copies` of a piece become copies of that part of the whole.
-        cut: how they were cut.
         parts: rows of each part in one rank's piece, for `Cut.MAMBA` and `Cut.MAMBA_CONV`.
 
     Raises:

@@ -27,13 +27,10 @@ class RankFile:
     """What a rank wrote.
 
     Attributes:
-        path: the file.
-        rank: whose it is.
         args: the run's arguments by name; {} where the file has none.
         chunks: tensors of each model chunk (one without virtual pipeline) by the name they have there.
         tree: the rest of the file: everything but the model.
         skipped: tensors that are passed over, by name: states of low-precision recipes.
-        states: of the optimizer.
     """
 
     path: Path

@@ -24,9 +24,6 @@ class Merging:
 
     Args:
         path: for messages.
-        sizes: parallel sizes.
-        ranks: what was read.
-        args: of the run.
     """
 
     def __init__(self, path: Path, sizes: Sizes, ranks: Mapping[Rank, RankFile], args: Mapping[str, Any]) -> None:

@@ -237,7 +237,6 @@ def distributed_states(
         chunks: the rank's model.
         alone: embeddings that the first and the last stage share, which have a bucket of their own.
         bucket_sizes: that the run may have had, in elements; None: one bucket.
-        out: takes them in.
     """
     parts = list(tree) if isinstance(tree, (list, tuple)) else [tree]
     everything = parameters_of(chunks)

@@ -52,9 +52,7 @@ class MindSporeFile:
     """What a file holds.
 
     Attributes:
-        path: of the file.
         tensors: by tag.
-        texts: entries that are text.
         notes, problems: as of a `Checkpoint`.
     """
 

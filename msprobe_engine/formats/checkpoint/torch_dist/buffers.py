@@ -59,7 +59,6 @@ class Buckets:
     """The buckets of a checkpoint, and the parameters of its model.
 
     Args:
-        sizes: parallel sizes.
         model: single parameters by name.
         buckets: flat tensors by key.
         tied: the last stage has the embedding again, as it has for layers that predict several tokens.

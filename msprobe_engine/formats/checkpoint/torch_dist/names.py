@@ -54,7 +54,6 @@ def in_model_shape(tensor: StoredTensor, shape: Index) -> StoredTensor | None:
 
     Args:
         tensor: as it is stored.
-        shape: of the parameter.
 
     Returns:
         None: it is no such state of a parameter of this shape.

@@ -77,9 +77,6 @@ class LooseFiles:
     """The files of one step. All methods run on writer threads.
 
     Args:
-        files: the step.
-        templates: of the run.
-        quota: of the run.
         release: called when the bytes of a payload are not needed in memory any more.
         fail: called with a payload that could not be written, and the error.
     """

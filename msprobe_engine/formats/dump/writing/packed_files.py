@@ -125,8 +125,6 @@ class PackedFiles:
     """The shards and the index of one step. All methods run on writer threads.
 
     Args:
-        files: the step.
-        quota: of the run.
         release: called when the bytes of a payload are not needed in memory any more.
         fail: called with a payload that could not be written, and the error.
         shard_bytes: a shard is written when it has so many.

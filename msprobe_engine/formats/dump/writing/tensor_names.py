@@ -24,7 +24,6 @@ def file_name(entry: str, place: str, suffix: str, gradients: bool = False) -> s
     with half a surrogate pair).
 
     Args:
-        entry: record name.
         place: way to the tensor inside the record, ``input.0``, ``kwargs.mask``; ``""``: the record is the tensor.
         suffix: ``.pt`` or ``.npy``.
         gradients: the record holds parameter gradients. The format wraps each in a list, its file has no index.

@@ -128,7 +128,6 @@ class TensorStore(TensorWriter):
         without a slab found no room, and the caller counts it as `lost` says. Waits while the memory budget is used up.
 
         Args:
-            row: its statistics row.
             dtype: as dump files have it.
             shape, nbytes: of the contiguous bytes.
             kind: of memory, see `msprobe_engine.formats.dump.writing.host_memory`.

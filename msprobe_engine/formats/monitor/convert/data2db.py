@@ -41,7 +41,6 @@ class Imported:
 
     Attributes:
         path: the data base.
-        rows: rows written.
         units: pieces read (a family of a rank, a step of a rank).
         skipped: pieces that were there already.
         problems: what could not be read, to how often.

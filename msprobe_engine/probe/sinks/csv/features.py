@@ -20,7 +20,6 @@ def pivot(frame: Frame, samples: Sequence[Sample]) -> tuple[list[Sample], dict[s
     """One sample per module (name, chunk, micro batch), and the numbers by column, each float64 [n] with NaN where there is none.
 
     Args:
-        frame: where the rows are.
         samples: samples of one feature family; ``extra["column"]`` says which number each is.
     """
     import numpy as np

@@ -38,7 +38,6 @@ class CsvV2Sink(Sink):
         output_dir: root of the files.
         rank: global rank.
         ops: monitor to its statistics.
-        start_step, steps_per_file: blocks of steps.
         chunks: True when the model is a list: stages and names are those of its chunks, else the stage is -1.
         micro_batches: micro batches per step.
         cc_ranks: ranks whose collectives are written, empty is all.

@@ -18,7 +18,6 @@ class Metric(NamedTuple):
     Attributes:
         type: gauge, counter or histogram.
         labels: labels besides ``rank``.
-        help: what the value is.
         over_node: with ``aggregate: node``, what one series of a node is: ``sum``, ``max`` or ``min`` of its ranks, or ``each``: the
             ranks keep their series (there are few, and which rank it is matters).
         level: ``rank`` or ``layer``; the latter go with ``layers: false``.

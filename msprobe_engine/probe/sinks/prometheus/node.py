@@ -37,7 +37,6 @@ class NodeDirectory:
 
     Args:
         output_dir: of the run, the same on all its ranks.
-        first: rank of the node.
     """
 
     def __init__(self, output_dir: Path, first: int) -> None:

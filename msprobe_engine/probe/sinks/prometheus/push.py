@@ -21,7 +21,6 @@ class Pusher:
         url: the gateway, with ``user:password@`` before the host where it wants these (HTTP basic authentication).
         job: job label.
         rank: becomes a label of the group.
-        registry: what is pushed.
     """
 
     def __init__(self, url: str, job: str, rank: int, registry: Any) -> None:

@@ -39,7 +39,6 @@ class PrometheusSink(Sink):
     Args:
         settings: section ``sinks.prometheus``.
         output_dir: root of the run's output; ranks of a node exchange their numbers in ``prometheus/`` below it.
-        rank, local_rank, local_world_size: where this process is.
         info: further labels of ``msprobe_rank_info`` (tp, pp, dp, ...).
 
     Raises:

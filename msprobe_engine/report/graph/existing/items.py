@@ -30,7 +30,6 @@ def items(graph: Graph, node: int, metrics: Metrics | None = None, old: bool = F
 
     Args:
         graph: has the node.
-        node: its number.
         metrics: row name -> column -> value, added to the fields of the row.
         old: as 8.1.1 writes them; else as 26.2.0.
     """

@@ -14,7 +14,6 @@ def stack_line(name: str, stack: Sequence[str]) -> tuple[str, ...]:
     """Of a module the innermost line that calls it (``self.fc1(x)``), of a function the line that calls it.
 
     Args:
-        name: of the node.
         stack: its whole stack, innermost line first.
 
     Returns:

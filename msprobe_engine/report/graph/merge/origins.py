@@ -12,7 +12,6 @@ def node_of(graph: Graph, rank: int, name: str) -> int | None:
     Args:
         graph: of one rank, or of several.
         rank: whose dump the record is in.
-        name: under which it is there.
 
     Returns:
         None when the graph has no such record. The rows of a rank that was merged with others are those of the first of them, which is the

@@ -27,7 +27,6 @@ class RankStack:
     Attributes:
         ranks: ascending.
         first: the side of the first rank.
-        tree: of its records.
         at: int64 (ranks, rows), the row that each rank has for a row of the first; -1 where it has none.
         stats: float64 (ranks, rows, 4) of Max, Min, Mean, Norm; NaN where a rank has none.
         tensor: bool (rows,), rows that are tensors with a known shape.

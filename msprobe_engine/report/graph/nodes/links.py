@@ -31,7 +31,6 @@ class Call:
     Attributes:
         node: of the graph; calls stand in order of execution.
         op: record of the graph's side.
-        name: of the record.
         record: as the dump has it.
         mark: precision index, or overflow level when these were asked for; None without one.
     """

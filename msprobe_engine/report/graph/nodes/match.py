@@ -49,7 +49,6 @@ def match(target: Graph, golden: Graph, options: GraphOptions, aligned: Callable
     """Match the nodes of two graphs.
 
     Args:
-        target, golden: the graphs.
         options: `fuzzy`, `layer_mapping`, `match` and `generation` count.
         aligned: gives which records belong together by structure; asked only when it is needed.
 

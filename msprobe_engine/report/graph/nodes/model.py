@@ -174,7 +174,6 @@ class Comparison:
 
     Attributes:
         target, golden: both graphs.
-        task: what they are compared by.
         partners: target node -> golden node, -1 where it has none.
         golden_partners: golden node -> target node, -1.
         index: per target node 0 (pass), 0.5 (warning) or 1 (error) in the dialect of 26.2.0; None without a partner or record.

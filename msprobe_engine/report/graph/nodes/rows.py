@@ -28,7 +28,6 @@ class PairedRows:
     """Rows of nodes with a partner, in the order of the target's nodes.
 
     Attributes:
-        target, golden: the sides.
         nodes: int64 (m,), nodes of the target that have a partner and at least one row.
         starts: int64 (m,), position of the first row of each node.
         left: int64 (n,), rows of the target.
@@ -107,7 +106,6 @@ def told_rows(target: Graph, rows: PairedRows, told: Mapping[int, int]) -> Paire
     """Put the rows of some nodes beside others than their place says; what these nodes have beside that is left out.
 
     Args:
-        target: the graph.
         rows: by their places.
         told: row of the target -> row of the golden side. A node of which a row is told has no others.
     """

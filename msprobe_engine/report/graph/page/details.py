@@ -40,7 +40,6 @@ def blocks(
     """The blocks of a side, one after the other; at least one.
 
     Args:
-        graph: the side.
         order: its nodes in the order of the page.
         other: the other side's rows.
         partner_rows: row -> row of `other`, -1 where there is none; None: rows of one place belong together.

@@ -44,7 +44,6 @@ def follow_partners(found: Numbers, graph: Graph, other: Graph, theirs: Numbers,
     Args:
         found: `producers` of the graph, changed in place.
         graph: may hold NaN and Inf.
-        other: the other run.
         theirs: `producers` of the other run.
         rows: row -> row of the other run, -1 where there is none.
         partners: node of the other run -> node of the graph, -1.

@@ -39,7 +39,6 @@ class PageWriter:
 
     Args:
         path: of the file, replaced when it is there.
-        title: of the page.
         target: what is shown, as a text.
         golden: what it is compared with; None: with nothing.
         first: (step, rank) where the first suspect of all is, which the page shows first.

@@ -80,7 +80,6 @@ def columns(
     """An island of columns, and the flags in it.
 
     Args:
-        graph: one side.
         order: its nodes in the order of the page.
         producers: row -> node it comes from; None: `flow.producers`.
         partners: per place of the page the place of the partner on the other side, -1 without one; None: there is no other side.

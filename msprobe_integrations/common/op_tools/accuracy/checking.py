@@ -31,7 +31,6 @@ class Checked(NamedTuple):
     """What came of a call.
 
     Attributes:
-        result: the verdict.
         data: tensors (on the CPU) and other values of both sides, by the part of a file name that follows the name of the call:
             ``forward.input.0``, ``forward.output.bench.0``, ``forward.output.device.0``, ``backward.input.0``,
             ``backward.output.bench.0``, ``backward.output.device.0``.

@@ -16,7 +16,6 @@ class Choice:
     """Counts calls as dumps do, and knows which are wanted.
 
     Args:
-        settings: what is done.
         kept: which calls; None: all.
         table: where results go.
     """
@@ -46,7 +45,6 @@ class Choice:
         Args:
             base: API without a number.
             name: of the call.
-            judgement: the verdict.
             input_change: by how much the input was changed, relative to its size.
             dtype, shape: of the original result, as the framework prints them.
             place: which of several results.

@@ -21,9 +21,7 @@ class FreeBenchmarkRun(DumpPlugin):
 
     Args:
         dump: settings with task free_benchmark.
-        root: dump_path.
         faults: isolation of failures.
-        table: the files.
     """
 
     def __init__(self, dump: DumpSettings, root: Path, faults: Faults, table: FreeBenchmarkTable) -> None:

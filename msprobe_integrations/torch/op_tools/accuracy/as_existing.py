@@ -59,7 +59,6 @@ class CheckerAsExisting:
 
     Args:
         files: the saved tensors of the dump; None: inputs are drawn (as ours, which is not how that tool draws them).
-        device: what is tested.
         seed: of drawn inputs and random state.
         version: of the existing tool, one of `standards.VERSIONS`.
         quantized: bare names of APIs whose integer results may differ by 1; 8.1.1 has no such list.

@@ -40,7 +40,6 @@ class Bench(NamedTuple):
     """What it is tested against.
 
     Attributes:
-        device: of torch.
         dtype: ``"float64"``; ``"raised"``: one step up (float16 and bfloat16 to float32, float32 to float64), like the existing tool;
             ``"same"``: the recorded types, for two devices.
     """

@@ -26,7 +26,6 @@ class Nudge(NamedTuple):
 
     Attributes:
         unit: at least of this type.
-        seed: of the signs.
     """
 
     unit: torch.dtype

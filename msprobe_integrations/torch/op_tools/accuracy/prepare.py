@@ -35,7 +35,6 @@ class Prepared(NamedTuple):
 
     Attributes:
         name: ``"Torch.matmul.0"``.
-        operator: what it is run by.
         call: arguments and gradients.
         places: of all tensors among the arguments, in order: a gradient is numbered by that of its tensor.
         inputs: floating types of the arguments.

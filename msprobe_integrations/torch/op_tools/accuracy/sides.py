@@ -25,7 +25,6 @@ class Ran(NamedTuple):
     """A run that has succeeded.
 
     Attributes:
-        outcome: of it.
         function, call, side: by which it can be repeated.
     """
 

@@ -16,11 +16,7 @@ Key = tuple[str, str]
 
 
 class Taker:
-    """Takes what calls get and give.
-
-    Args:
-        names: of the modules to look at.
-    """
+    """Takes what calls get and give."""
 
     def __init__(self, names: dict[nn.Module, str]) -> None:
         self.values: dict[Key, list[Any]] = {}

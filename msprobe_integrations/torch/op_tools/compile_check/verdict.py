@@ -55,7 +55,6 @@ def verdict(
         threshold: largest difference relative to the largest finite value of `eager`; None: judged by precision.
         unit: the type by whose unit they were changed.
         usual: relative error of uncompiled code that is usual in this run.
-        name: of the tensor.
     """
     if not isinstance(eager, torch.Tensor) or not isinstance(compiled, torch.Tensor):
         same = type(eager) is type(compiled) and bool(eager == compiled or (eager != eager and compiled != compiled))

@@ -54,8 +54,6 @@ class Watched:
     """Compiles the calls of one module.
 
     Args:
-        name, module: of what is compiled.
-        graphs: how.
         cast: autocast type around every call; None.
         faults: where faults of keeping go.
     """

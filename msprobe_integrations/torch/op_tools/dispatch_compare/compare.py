@@ -72,7 +72,6 @@ class Calls:
 
     Args:
         tables: where verdicts go.
-        files: where tensors go.
         processes: that judge; 0: this one does.
     """
 

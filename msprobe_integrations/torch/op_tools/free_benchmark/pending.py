@@ -21,7 +21,6 @@ class Waiting(NamedTuple):
     Attributes:
         base, name: API, and its call.
         dtype, kind: type of the result, as torch and as the engine name it.
-        shape: of the result.
         place: which of several results.
         numbers: parts of `Measured`.
         moved: parts of `norm_of`, twice: change of the input, and its size; empty when the input was not moved.

@@ -118,7 +118,6 @@ class Change:
     """Changes arguments in one way.
 
     Args:
-        mode: of the perturbation.
         rounded: what autocast rounds inputs to; see `rounding`.
 
     Attributes:
@@ -188,9 +187,7 @@ def runs(seen: Seen, mode: str, results: Sequence[torch.Tensor], change: Change)
 
     Args:
         seen: the call.
-        mode: of the perturbation.
         results: all its tensors.
-        change: changes the arguments.
 
     Raises:
         Unperturbed: it cannot be made again, or gives something else.

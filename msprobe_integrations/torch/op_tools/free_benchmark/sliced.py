@@ -41,7 +41,6 @@ class Pieces(NamedTuple):
         dim: of the result and of what is cut.
         cut: for every tensor of the arguments, in order, whether it is cut.
         length: along `dim`.
-        size: of a piece.
     """
 
     dim: int
@@ -67,7 +66,6 @@ def pieces(api: str, args: Sequence[Any], kwargs: Mapping[str, Any], results: Se
     Args:
         api: name of the operator, as in records.
         args, kwargs: of the call.
-        results: its tensors.
     """
     tensors = tensors_of((tuple(args), dict(kwargs)))
     if not tensors or not results or max(t.numel() for t in (*tensors, *results)) < LARGE:

@@ -49,8 +49,6 @@ class Batch:
 
         Args:
             line: addresses of data and row, number of elements, and for a pair address of the second tensor, c0, c1, c2 and step.
-            rows: where the row lies.
-            kept: what the addresses are of.
         """
         if threading.get_ident() != self.thread or (stream != self._stream and self._kept):
             return False

@@ -151,7 +151,6 @@ class Launcher:
 
         Args:
             direct: of `find`.
-            data: addresses.
             numbers: the kernel's arguments behind `n`.
             stream: of `stream`.
         """

@@ -36,7 +36,6 @@ def by_kernel(
         key: what tells kernels on devices of this type apart.
         what: for the message, "statistics of torch.float32 tensors".
         check: runs known numbers at the first call; what is wrong, "" when nothing is, None when there is no kernel for it.
-        launch: starts the kernel.
         instead: for the message, what is done without the kernel.
     """
     name = (device.type, *key)

@@ -42,7 +42,6 @@ class PlainObserver(LoopObserver):
     """Steps by `StepBoundary`.
 
     Args:
-        settings: the probe's settings.
         sight: what tells it things.
         file: where the settings come from.
 

@@ -12,10 +12,6 @@ class StepBoundary:
     Who is waited for is learnt: optimizers that are called one after the other (Muon and AdamW), or each after passes of its own
     (the two of a GAN), make one step. When one comes round again and others have not updated meanwhile, these are waited for no
     longer: with five updates of the critic per update of the generator each of the critic's is a step.
-
-    Attributes:
-        expected: who is waited for.
-        updated: who has updated in this step.
     """
 
     def __init__(self) -> None:

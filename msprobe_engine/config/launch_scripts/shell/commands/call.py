@@ -21,11 +21,8 @@ class Call:
     """A command that the reader carries out.
 
     Attributes:
-        evaluator: the reading.
-        state: of the shell.
         fields: the words, the name first.
         assignments: arguments of ``export`` and its like that are written as assignments.
-        at: where.
     """
 
     evaluator: Evaluator

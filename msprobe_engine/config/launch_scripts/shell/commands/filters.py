@@ -18,11 +18,7 @@ _SED = re.compile(r"s([/|,#:])((?:(?!\1)[\w .,:=/@%-]|\\[/.])*)\1((?:(?!\1)[^&\\
 
 
 def filtered(words: list[str], text: str) -> str | None:
-    """The output of a filter for an input; None: it is no filter, or a form of it that is not known.
-
-    Args:
-        words: the command.
-    """
+    """The output of a filter for an input; None: it is no filter, or a form of it that is not known."""
     form = _TABLE.get(words[0])
     if form is None or len(text) > MAX_INPUT:
         return None

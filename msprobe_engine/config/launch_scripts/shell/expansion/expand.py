@@ -20,7 +20,6 @@ class Expander(Parameters):
     """Expands words in a state.
 
     Args:
-        context: of the reading.
         capture: what ``$(...)`` gives, where that is known without running anything.
     """
 

@@ -38,7 +38,6 @@ class Parameters:
     """What parameters stand for in a state. `expand.Expander` has the rest of what words are made of.
 
     Attributes:
-        context: of the reading.
         file: the script that is read.
     """
 

@@ -30,7 +30,6 @@ class RankNumbers(NamedTuple):
     """Numbers of one step on several ranks.
 
     Attributes:
-        step: the step they belong to.
         ranks: global ranks, [r].
         names: what the numbers are, [k].
         values: [r, k] float64; NaN where a rank has no such number.

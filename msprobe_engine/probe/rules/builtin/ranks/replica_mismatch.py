@@ -24,7 +24,6 @@ class Mismatch(NamedTuple):
     """One tensor that should be equal on the ranks of a group and is not.
 
     Attributes:
-        name: parameter name.
         kind: ``param`` or ``grad``.
         group: what the ranks are replicas of: ``dp``, ``tp``, ``expert_dp``, ``embedding``, ...
         ranks: global ranks that were compared.
@@ -95,7 +94,6 @@ class ReplicaMismatchRule(LastingRule[ReplicaMismatchArgs]):
         """Alerts for the result of one check.
 
         Args:
-            step, rank: where it is reported.
             mismatches: everything that differs in this check; empty when all is well.
             kinds: what this check looked at; what is running of other kinds stays.
             compared: what it compared, where that is a part of all; what is running of others stays.

@@ -31,7 +31,6 @@ def read_formulas(source: str, modules: Mapping[str, ModuleType]) -> dict[str, F
     """Formulas by the name of the operator that each checks.
 
     Args:
-        source: the file.
         modules: in which functions are looked up: by name of the file without ``.py``, or of the module.
 
     Raises:
