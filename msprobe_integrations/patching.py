@@ -110,11 +110,7 @@ class Patches:
         return bool(self._replacements)
 
     def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Put ``make(function)`` in place of ``owner.name``; nothing happens where there is no such name.
-
-        Args:
-            owner: module or class.
-        """
+        """Put ``make(function)`` in place of ``owner.name``; nothing happens where there is no such name."""
         original = getattr(owner, name, None)
         if original is not None:
             self._put(owner, name, original, make(original))

@@ -50,7 +50,6 @@ class HotMonitor:
     """Looks at the file, tells the other ranks, says when what was read begins to hold.
 
     Args:
-        path: the settings file.
         settings: what holds now.
         kind: as for `load_settings`.
         rank, world_size: place of this process.

@@ -43,7 +43,6 @@ class Pipeline:
         backend: where tensors are reduced.
         rules: alert rules, called at step boundaries.
         writer: receives every finished frame.
-        faults: isolation of failures.
         listeners: called with each finished frame and its alerts, on the training thread (ring, incidents).
 
     Attributes:

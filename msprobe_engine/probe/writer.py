@@ -118,7 +118,6 @@ class SinkQueue:
 
     @property
     def _works(self) -> bool:
-        """Has anything been queued in this process?"""
         return self._thread is not None and os.getpid() == self._process
 
     def _need_thread(self) -> None:

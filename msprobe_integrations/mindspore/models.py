@@ -13,7 +13,6 @@ from msprobe_integrations.mindspore import environment
 
 
 def is_cell(value: Any) -> bool:
-    """Is it a Cell of MindSpore?"""
     return isinstance(value, nn.Cell)
 
 

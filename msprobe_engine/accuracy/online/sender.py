@@ -182,7 +182,6 @@ class CallStore(TensorStore):
         text: makes the text of records.
         transport: where messages go.
         stacks: texts of the call stacks that entries refer to.
-        faults: isolation of failures.
         budget: bytes of host memory for copies that wait.
         count: told of what is lost.
         patience: see `TensorStore`.

@@ -8,7 +8,6 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A directory."""
     parser.add_argument("authority", metavar="DIRECTORY", type=Path, help="new directory of the authority; who can read it can sign")
     parser.add_argument("--name", default="msprobe", help="its name in certificates (default: %(default)s)")
     parser.add_argument("--days", type=int, default=3650, metavar="N", help="how long it is valid (default: %(default)s)")

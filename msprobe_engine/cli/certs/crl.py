@@ -7,7 +7,6 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Authority."""
     parser.add_argument("authority", metavar="AUTHORITY", type=Path, help="directory made with msprobe certs init")
     parser.add_argument("--days", type=int, default=3650, metavar="N", help="how long it is valid (default: %(default)s)")
     parser.epilog = "exit codes: 0 done, 2 wrong usage"

@@ -11,7 +11,6 @@ exit codes: 0 all of it works, 1 something is expired, revoked, ends within 30 d
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A path."""
     parser.add_argument("path", metavar="PATH", type=Path, help="a .crt file, a directory of tls_path, or the directory of an authority")
     parser.epilog = EPILOG
 

@@ -21,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(_: argparse.Namespace) -> int:
-    """Print it."""
     from msprobe_engine.core.settings.json_schema import json_schema
 
     print(json.dumps(json_schema(), indent=2))

@@ -51,8 +51,6 @@ class Rule:
 
 
 class EnvironmentRules:
-    """The table."""
-
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.rules: list[Rule] = []
         for row in data["rules"]:

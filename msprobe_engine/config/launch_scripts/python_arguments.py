@@ -293,7 +293,6 @@ def _dotted(node: ast.AST) -> str:
 
 
 def _source(node: ast.expr) -> str:
-    """The expression as text, shortened."""
     try:
         text = " ".join(ast.unparse(node).split())
     except (RecursionError, ValueError):

@@ -71,8 +71,6 @@ def key(name: str) -> str:
 
 
 class Terms:
-    """The table."""
-
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.terms: dict[str, Term] = {}
         self._aliases: dict[str, list[Alias]] = {}

@@ -97,7 +97,6 @@ class _Connection:
         return True
 
     def answer(self, head: bytes, body: bytes, now: float) -> None:
-        """Send these."""
         self.out = [memoryview(part) for part in (head, body) if part]
         self.phase, self.deadline = _ANSWER, now + ANSWER_SECONDS
         self.began = now

@@ -48,7 +48,6 @@ class DumpTable:
     Attributes:
         path: the dump.json (debug.json).
         header: the file's keys but its data.
-        ops: record names.
         tags: further keys of records (``tags``, ``is_recompute``, ...), by record index; only of those that have some.
         offsets: first row of each record, and the number of rows at the end; a record without rows has an empty range.
         op: index of the row's record.

@@ -69,8 +69,6 @@ def _bytes(array: npt.NDArray[Any]) -> memoryview:
 
 @dataclass(frozen=True)
 class LoggedFrame:
-    """What a frame log holds."""
-
     step: int
     rank: int
     head: bytes

@@ -29,7 +29,6 @@ class Listing:
         ranks: global ranks, each once.
         directories: how many there are; more than ranks after a restart.
         first, last: steps of the tables; None without tables.
-        files: how many files there are.
         nbytes: of all of them.
         alerts: lines of the files of alerts.
         lost: what the files say that the run has lost, in sentences.
@@ -111,7 +110,6 @@ def _steps(tables: list[os.DirEntry[str]], out: Listing) -> None:
 
 
 def _ends(entries: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
-    """The first and the last block."""
     order = sorted(entries, key=lambda entry: first_step(entry.name))
     return [*order[:1], *order[-1:]]
 

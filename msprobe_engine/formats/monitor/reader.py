@@ -280,7 +280,6 @@ def open_run(path: Path | str, *, since: str | None = None, until: str | None = 
 
 
 def _runs_below(root: Path) -> list[str]:
-    """Directories in `root` in which a monitor has written."""
     found: list[str] = []
     for entry in scan(root)[:_LOOKED_INTO]:
         with contextlib.suppress(UsageError):  # one that must not be listed

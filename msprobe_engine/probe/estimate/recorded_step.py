@@ -105,8 +105,6 @@ def _logged_rows(file: Path) -> list[int]:
 
 
 class _Tensors:
-    """Collects the tensors of a step."""
-
     def __init__(self, given: _Rows, absent: bool) -> None:
         self.found: list[DumpedTensor] = []
         self._given = given

@@ -42,8 +42,6 @@ _MOST = 1 << 24
 
 
 class LargeStore(Store, Protocol):
-    """A store of a large job."""
-
     def multi_set(self, keys: list[str], values: list[str]) -> Any: ...
 
 

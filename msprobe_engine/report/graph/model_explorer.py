@@ -34,9 +34,6 @@ _SHOWN_AS = {"dtype": "dtype", "shape": "tensor_shape"}
 class ModelExplorerWriter:
     """One file, written graph by graph.
 
-    Args:
-        plan: what is going to be written.
-
     Raises:
         SinkError: the file cannot be made.
     """

@@ -51,7 +51,6 @@ def compare_pair(
     """Compare one rank of one step.
 
     Args:
-        target, golden: both sides.
         matching: what belongs together, in the order of the table.
         found: what was found in this rank and step, for our verdicts; None: found here.
         tensors: of all rows, where tensors were measured for `found` (`measure_tensors`).

@@ -45,11 +45,7 @@ Info = TypeVar("Info", bound=ModuleInfo)
 
 
 class NamedModules(ABC, Generic[Info]):
-    """The modules of the models of a capture.
-
-    Args:
-        recorder: makes entries.
-    """
+    """The modules of the models of a capture."""
 
     def __init__(self, recorder: CallRecorder) -> None:
         self._calls = recorder

@@ -42,7 +42,6 @@ class CallRecorder(ABC):
     """Appends entries to the pipeline's current step.
 
     Args:
-        pipeline: where entries go.
         stacks: makes texts of call stacks; None: they are not recorded.
         data_mode: ``all`` or a subset of input, output, forward, backward, as the dump settings have it.
         kept: which records are kept; None keeps all.

@@ -76,7 +76,6 @@ class RunConfig:
         raise NotImplementedError
 
     def _rank(self) -> int:
-        """Of this process."""
         raise NotImplementedError
 
     def _start(self, rank: int, models: list[Any], optimizers: Any, frame: FrameType | None) -> Callable[[], dict[str, Any]]:
@@ -84,7 +83,6 @@ class RunConfig:
         raise NotImplementedError
 
     def _weights(self, models: list[Any]) -> dict[str, Any]:
-        """Digests of the weights."""
         raise NotImplementedError
 
     def close(self, left: float) -> None:

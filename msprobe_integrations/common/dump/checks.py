@@ -26,7 +26,6 @@ class ModelKind:
         self.text = text
 
     def is_model(self, value: Any) -> bool:
-        """Is `value` one model?"""
         return isinstance(value, self._kind)
 
     def check(self, model: Any) -> None:

@@ -29,8 +29,6 @@ class SavedVariables(ABC):
     gradient, and it is taken off at the end of the step.
 
     Args:
-        pipeline: where records go.
-        reduce: takes the statistics of a tensor.
         complete: told of each record when nothing more comes for it.
         broken: told of an error inside a hook.
     """

@@ -47,7 +47,6 @@ class DumpFiles:
 
     Args:
         backend: where tensors are reduced; it knows the rank.
-        faults: isolation of failures.
 
     Attributes:
         tally: what was written.

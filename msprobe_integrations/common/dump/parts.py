@@ -55,8 +55,6 @@ class Capture(Protocol):
 
 
 class TensorSaver(Protocol):
-    """What saves tensors."""
-
     store: TensorStore
 
     def begin_step(self, number: int) -> None: ...
@@ -78,8 +76,6 @@ class DumpParts(ABC):
     """Makes the parts. What is abstract every framework has; a method with a body is for what some have.
 
     Attributes:
-        faults: isolation of failures.
-        backend: what reduces tensors.
         files, pipeline: the way from records to files.
         capture, keeper, slices: the parts in use, None where the settings need none.
     """

@@ -331,7 +331,6 @@ class DumpRun(DumpParts):
         self.pipeline.end_step(self.step_number, stacks, complete)
 
     def _saved(self, entry: Entry) -> None:
-        """A record of `save` is complete."""
         if self.keeper is not None:
             self.keeper.hand_over(entry)
 
@@ -340,7 +339,6 @@ class DumpRun(DumpParts):
         self._take_off()
 
     def _take_off(self) -> None:
-        """Nothing of the probe stays in the training."""
         self.tokens.end()
         self._seeing = False
         if self.focus is not None:

@@ -34,7 +34,6 @@ class BaseTensorSaver(ABC):
 
     Args:
         store: makes files of the copies.
-        faults: isolation of failures.
         lose: counts what could not be saved.
     """
 

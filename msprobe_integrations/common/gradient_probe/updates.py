@@ -196,7 +196,6 @@ class GradientUpdates:
             self._take_off()
 
     def _take_off(self) -> None:
-        """No hook stays."""
         for undo in self._undo:
             undo()
         self._undo.clear()

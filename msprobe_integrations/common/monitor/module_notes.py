@@ -82,7 +82,6 @@ class ModuleNotes:
         raise NotImplementedError
 
     def _recording(self) -> bool:
-        """Are calls recorded for gradients?"""
         raise NotImplementedError
 
     def _edges(self, tensors: Sequence[Any]) -> tuple[list[Any], int]:

@@ -28,7 +28,6 @@ class OfFramework:
         raise NotImplementedError
 
     def _make_parameters(self) -> ParameterMonitor:
-        """The parameter side."""
         raise NotImplementedError
 
     def _make_membership(self) -> Any:

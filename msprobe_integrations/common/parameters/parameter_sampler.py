@@ -130,7 +130,6 @@ class ParameterSampler:
         return self.active or (self.replicas is not None and self.replicas.due(self))
 
     def guard(self, part: str) -> Guard:
-        """As `Probe.guard`."""
         return self._probe.guard(part)
 
     def micro_gradient(self, piece: Piece, gradient: Any, phase: str = LOCAL, micro_step: int = -1, part: bool = False) -> None:

@@ -178,7 +178,6 @@ class ReplicaCheck:
     # in a step
 
     def begin_step(self, step: int) -> None:
-        """A step begins."""
         if self._settings is None or not self._watches:
             return
         self.poll()
@@ -192,12 +191,10 @@ class ReplicaCheck:
         return watch in self._pending
 
     def before_update(self, watch: ParameterSampler) -> None:
-        """Entry of an update."""
         if watch in self._pending:
             self._reduce(watch, True)
 
     def after_update(self, watch: ParameterSampler) -> None:
-        """The update is done."""
         if watch in self._pending:
             self._reduce(watch, False)
             self._pending.discard(watch)

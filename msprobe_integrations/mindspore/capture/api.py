@@ -41,7 +41,6 @@ class ApiCapture:
     """Sees the calls of APIs while it is installed.
 
     Args:
-        recorder: makes entries.
         is_on: one cheap call that says whether the current moment is inside the capture window.
     """
 

@@ -28,7 +28,6 @@ class Api(NamedTuple):
     Attributes:
         owner: the module, or the class of tensors.
         name: attribute, and last part of the record name.
-        prefix: of the record name.
     """
 
     owner: Any

@@ -24,7 +24,6 @@ class Captures:
     """The captures of one dump, as one.
 
     Args:
-        pipeline: where records go.
         dump: level and selection.
         keeper: saves tensors, None: nothing does.
     """
@@ -45,7 +44,6 @@ class Captures:
 
     @property
     def recorder(self) -> Recorder:
-        """What makes the records."""
         return self._eager.recorder
 
     @property

@@ -57,7 +57,6 @@ class CellCapture(NamedModules[CellInfo]):
     """Sees the calls of the named Cells while it is installed.
 
     Args:
-        recorder: makes entries.
         is_on: one cheap call that says whether the current moment is inside the capture window.
         is_collecting: the same for gradients, which still come after the window was closed.
     """

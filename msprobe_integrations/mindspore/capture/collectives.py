@@ -49,7 +49,6 @@ class Waiting:
     """Operations that are on their way.
 
     Args:
-        recorder: makes entries.
         fail: told of an error of the probe.
     """
 

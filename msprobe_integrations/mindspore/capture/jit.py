@@ -32,11 +32,7 @@ _bytecode: Any = _module()
 
 
 class JitCapture:
-    """Sees calls of compiled functions while it is installed.
-
-    Args:
-        api: makes the records.
-    """
+    """Sees calls of compiled functions while it is installed."""
 
     def __init__(self, api: ApiCapture) -> None:
         self._api = api

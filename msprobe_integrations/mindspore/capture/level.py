@@ -25,7 +25,6 @@ class Capture:
     """Everything a dump of one level sees.
 
     Args:
-        pipeline: where entries go.
         level: ``L0`` Cells, ``L1`` APIs, ``mix`` both.
         stacks, data_mode, kept, keeper: see `Recorder`.
     """

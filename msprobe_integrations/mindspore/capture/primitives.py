@@ -16,11 +16,7 @@ from msprobe_integrations.patching import FunctionPatches
 
 
 class PrimitiveCapture:
-    """Sees calls of the primitives of some Cells while it is installed.
-
-    Args:
-        api: makes the records.
-    """
+    """Sees calls of the primitives of some Cells while it is installed."""
 
     def __init__(self, api: ApiCapture) -> None:
         self._api = api

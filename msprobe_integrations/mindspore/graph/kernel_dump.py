@@ -45,9 +45,6 @@ are of a type that nobody can read; to wait for files that grow."""
 class KernelCapture:
     """In the place of `Captures`, whose interface it has.
 
-    Args:
-        pipeline: where records go.
-
     Raises:
         UsageError: see `kernel_config.install`.
     """

@@ -134,7 +134,6 @@ class CellWatch:
             append(_new(Sample, ("actv", name, ref, "", micro_step, chunk, extra)))
 
     def _follow(self, tag: Any, edges: Sequence[Any], outputs: Sequence[Any], since: int) -> None:
-        """Wait for the gradients of a call."""
         if len(self._watches) >= MOST_OPEN:
             self._probe.pipeline.lose(_LOST)
             return

@@ -64,7 +64,6 @@ class ApiCapture(TorchFunctionMode):
     """The mode; `install` and `remove` put it on this thread's stack and take it off.
 
     Args:
-        recorder: makes entries.
         is_on: one cheap call that says whether the current moment is inside the capture window.
         origins: finds calls of optimizers and of gradient clipping; None when nobody asks for parents (level L1).
     """

@@ -36,7 +36,6 @@ class Capture:
     """Everything a dump of one level sees.
 
     Args:
-        pipeline: where entries go.
         level: ``L0`` modules, ``L1`` APIs, ``mix`` both.
         stacks, data_mode, kept, slices, keeper: see `Recorder`.
         record_collectives: make entries of collectives; None: at L1 and mix. They are watched at every level, because they change

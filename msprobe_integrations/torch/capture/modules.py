@@ -78,7 +78,6 @@ class ModuleCapture(NamedModules[ModuleInfo]):
     """Installs and removes the hooks.
 
     Args:
-        recorder: makes entries.
         is_on: one cheap call that says whether the current moment is inside the capture window.
         is_collecting: the same for gradients, which still come after the window was closed.
     """

@@ -223,7 +223,6 @@ class CollectiveObserver:
 
     @_kept
     def waited(self, key: Any) -> None:
-        """`key` has been waited for."""
         if not self._pending:
             return
         with self._lock:

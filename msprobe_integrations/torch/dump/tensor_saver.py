@@ -157,7 +157,6 @@ def _copy(data: torch.Tensor, target: torch.Tensor, *, whole: bool) -> None:
 
 
 def _tensor_of(payload: Payload) -> torch.Tensor:
-    """The memory of a payload as flat bytes."""
     slab = payload.slab
     assert slab is not None
     with torch.inference_mode(False):

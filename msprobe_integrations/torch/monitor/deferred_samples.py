@@ -16,11 +16,7 @@ _PENDING = ("pending", True)
 
 
 class DeferredSamples:
-    """Samples that wait for their tensor; empty nearly always.
-
-    Args:
-        reduce: takes the statistics.
-    """
+    """Samples that wait for their tensor; empty nearly always."""
 
     def __init__(self, reduce: Reduce) -> None:
         self._reduce = reduce

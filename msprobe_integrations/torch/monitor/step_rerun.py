@@ -28,7 +28,6 @@ def seen_so_far(probe: TorchProbe, extra: Sequence[Sample] = (), scalars: Mappin
 
     Args:
         extra: samples that are not the step's own.
-        scalars: numbers of the step.
     """
     pipeline = probe.pipeline
     numbers = {name: value for name, value in pipeline._scalars.items() if isinstance(value, float)}

@@ -198,7 +198,6 @@ class TensorWatch:
     def _follow(
         self, chunk: int, micro_step: int, names: list[str], edges: list[Edge | None], ends: list[str], found: Found, since: int
     ) -> None:
-        """Wait for the gradients of a call."""
         if len(self._watches) >= MOST_OPEN:
             self._probe.pipeline.lose(_LOST)
             return

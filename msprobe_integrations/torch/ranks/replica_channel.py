@@ -37,8 +37,6 @@ _BOUNDS, _WHO = 0, 1
 
 
 class _Check:
-    """One check in the line."""
-
     lane = _BOUNDS
 
     def __init__(self, step: int, contents: int, digests: Words, known: Mask, done: Done) -> None:

@@ -21,7 +21,6 @@ class Slices:
     the element has a ``size``, that length along it. Of two elements for one dimension the later one counts, as in 26.2.0.
 
     Args:
-        backend: takes the statistics.
         settings: the elements.
     """
 

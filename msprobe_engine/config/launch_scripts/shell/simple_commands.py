@@ -21,8 +21,6 @@ _REDIRECTED = re.compile(r"([0-9]*|\{[A-Za-z_]\w*\})(&>>|&>|<<<|<<-|<<|<>|<&|>>|
 
 
 class SimpleCommandReader(WordReader):
-    """Reads simple commands."""
-
     def _redirections(self) -> tuple[Redirection, ...]:
         found: list[Redirection] = []
         while True:
@@ -126,7 +124,6 @@ class SimpleCommandReader(WordReader):
             items.append((None, word))
 
     def _separators(self) -> None:
-        """Go over blanks and line ends."""
         self.blanks()
         while self.newline():
             self.blanks()

@@ -38,7 +38,6 @@ class StepText:
     """Makes the texts of steps. `prepare` may be called from several threads.
 
     Args:
-        options: what of an entry is written.
         level, task, framework, extra_info, selection, construct_micro_steps, single_file:
             see `msprobe_engine.probe.sinks.dump.dump_files.DumpSink`.
 

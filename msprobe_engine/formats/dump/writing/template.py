@@ -106,7 +106,6 @@ class LayoutCache:
     """Layouts seen lately. Not safe for concurrent use: the caller holds a lock.
 
     Args:
-        options: what of an entry is written.
         micro_steps: write construct.json as 26.2.0 does for Megatron, ``{node: [parent, micro step]}``.
         size: how many layouts are kept (training, validation, first and last micro batch, ...).
     """

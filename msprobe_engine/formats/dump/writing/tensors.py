@@ -53,7 +53,6 @@ class TensorStore(TensorWriter):
     Args:
         options: which sections and records have files, and their suffix.
         make: gives the template for one dtype and shape (format ``files``).
-        faults: isolation of failures.
         packed: format ``packed`` instead of ``files``.
         budget: bytes of host memory for copies that wait.
         quota: bytes of disk over the whole run, 0: no limit.

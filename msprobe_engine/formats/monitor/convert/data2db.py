@@ -40,7 +40,6 @@ class Imported:
     """What one conversion has done.
 
     Attributes:
-        path: the data base.
         units: pieces read (a family of a rank, a step of a rank).
         skipped: pieces that were there already.
         problems: what could not be read, to how often.

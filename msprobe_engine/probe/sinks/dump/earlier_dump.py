@@ -185,7 +185,6 @@ def _forward(name: str) -> str:
 
 
 def _base(name: str) -> str:
-    """What the records of one module have in common."""
     parsed = names.parse(name)
     if isinstance(parsed, (names.ModuleName, names.ParametersGradName)):
         return f"{parsed.kind}.{parsed.path}.{parsed.cls}"
@@ -221,8 +220,6 @@ class DifferenceSink(ChosenRecords):
 
     Args:
         sink, files, tensors: see `ChosenRecords`.
-        bench: the earlier dump.
-        rank: says the rank of this process.
     """
 
     def __init__(self, sink: Sink, files: DumpSink, bench: Bench, tensors: TensorStore | None, rank: Callable[[], int | None]) -> None:

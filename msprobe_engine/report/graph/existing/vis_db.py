@@ -57,9 +57,6 @@ _PAGE = 32768
 class VisDbWriter:
     """One file; graphs are in it as they come, and it has its name when all are.
 
-    Args:
-        plan: what is going to be written.
-
     Raises:
         SinkError: the file cannot be made.
     """

@@ -24,11 +24,7 @@ from msprobe_engine.report.graph.writer import Plan
 
 
 class VisJsonWriter:
-    """A file for each graph that comes, under its name when all are there.
-
-    Args:
-        plan: what is going to be written.
-    """
+    """A file for each graph that comes, under its name when all are there."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan

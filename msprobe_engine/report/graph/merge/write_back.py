@@ -55,7 +55,6 @@ class MergedDumpWriter:
             raise SinkError(f"{place}: cannot be written ({error.strerror or error}); name another directory with -o") from error
 
     def finish(self) -> list[Path]:
-        """The files."""
         return [place / name for place in self._made for name in (layout.DUMP, layout.CONSTRUCT, layout.STACK)]
 
     def abort(self) -> None:

@@ -173,7 +173,6 @@ class Comparison:
     """Two graphs of one rank and step. All of it can be pickled: ranks are compared in other processes.
 
     Attributes:
-        target, golden: both graphs.
         partners: target node -> golden node, -1 where it has none.
         golden_partners: golden node -> target node, -1.
         index: per target node 0 (pass), 0.5 (warning) or 1 (error) in the dialect of 26.2.0; None without a partner or record.

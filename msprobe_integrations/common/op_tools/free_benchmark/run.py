@@ -21,7 +21,6 @@ class FreeBenchmarkRun(DumpPlugin):
 
     Args:
         dump: settings with task free_benchmark.
-        faults: isolation of failures.
     """
 
     def __init__(self, dump: DumpSettings, root: Path, faults: Faults, table: FreeBenchmarkTable) -> None:

@@ -33,7 +33,6 @@ class Arguments(RecordedArguments):
         self._backend = MindSporeBackend()
 
     def is_tensor(self, value: Any) -> bool:
-        """True for tensors of MindSpore."""
         return isinstance(value, Tensor)
 
     def load(self, files: Files, name: str, item: Mapping[str, Any]) -> Any:

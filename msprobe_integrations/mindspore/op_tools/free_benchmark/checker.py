@@ -40,7 +40,6 @@ class Checker:
 
     Args:
         choice: which calls, and what becomes of them.
-        faults: isolation of failures.
         budget: bytes of inputs that are kept until the end of a step, for gradients.
     """
 

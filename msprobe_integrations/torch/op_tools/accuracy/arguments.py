@@ -30,7 +30,6 @@ class Arguments(RecordedArguments):
         return super().of(name, record)
 
     def is_tensor(self, value: Any) -> bool:
-        """True for torch tensors."""
         return isinstance(value, torch.Tensor)
 
     def load(self, files: Files, name: str, _item: Mapping[str, Any]) -> torch.Tensor | None:

@@ -32,7 +32,6 @@ class Taker:
         return name
 
     def end(self, name: str, result: Any) -> None:
-        """It has returned."""
         self._take(name, "fwd_output", "grad_output", pytree.tree_leaves(result))
 
     def _take(self, name: str, forward: str, backward: str, leaves: Sequence[Any]) -> None:

@@ -30,12 +30,7 @@ _REPLACEABLE: tuple[tuple[Any, str, frozenset[str]], ...] = (
 
 
 class ApiMode(ApiCapture):
-    """The capture of a checker; no records are made.
-
-    Args:
-        checker: looks at the calls.
-        faults: isolation of failures.
-    """
+    """The capture of a checker; no records are made."""
 
     _caller = 2
 

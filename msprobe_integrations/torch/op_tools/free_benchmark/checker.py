@@ -44,7 +44,6 @@ class Checker:
 
     Args:
         choice: which calls, and what becomes of the verdicts.
-        faults: isolation of failures.
         budget: bytes that copies of arguments may take, and what is kept for gradients.
         preheat: learns thresholds; None: they are those of the types.
     """

@@ -45,9 +45,7 @@ class Gradients:
     """The calls of a step whose gradients are looked at.
 
     Args:
-        choice: takes the verdicts.
         pending: takes results that are not judged yet.
-        faults: isolation of failures.
         budget: bytes of inputs that are kept for it, which the training might have given back. Weights do not count.
     """
 

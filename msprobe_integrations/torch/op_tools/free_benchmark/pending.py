@@ -42,7 +42,6 @@ class Pending:
     """Waits with the verdicts of a step.
 
     Args:
-        choice: takes the verdicts.
         preheat: knows the thresholds; None: they are those of the types.
     """
 

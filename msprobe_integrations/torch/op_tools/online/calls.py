@@ -48,7 +48,6 @@ class OnlineCalls(DumpPlugin):
 
     Args:
         dump: with a section ``online``.
-        faults: isolation of failures.
 
     Raises:
         SettingsError: nothing can be sent with these settings.

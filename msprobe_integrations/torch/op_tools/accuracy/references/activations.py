@@ -78,12 +78,10 @@ def _halves(x: Tensor, dim: int, activate_left: bool) -> tuple[Tensor, Tensor]:
 
 
 def mish(x: Tensor) -> Tensor:
-    """Mish."""
     return functional.mish(x)
 
 
 def silu(x: Tensor) -> Tensor:
-    """SiLU."""
     return functional.silu(x)
 
 

@@ -46,7 +46,6 @@ def matmul_backward(grad: Tensor, self: Tensor, other: Tensor, mask: Sequence[bo
 
 
 def _lengths(groups: Groups, kind: int | None) -> list[int]:
-    """How many rows each group has."""
     require(kind in (None, _ENDS, _COUNTS), f"group_list_type {kind} is not known to the formula")
     numbers = ends_of(groups)
     return numbers if kind == _COUNTS else [end - begin for begin, end in zip([0, *numbers], numbers)]

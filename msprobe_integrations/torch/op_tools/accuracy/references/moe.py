@@ -81,7 +81,6 @@ def moe_token_permute(
 
 
 def _choices(indices: Tensor) -> int:
-    """Experts of each token."""
     return 1 if indices.dim() == 1 else indices.shape[1]
 
 

@@ -94,7 +94,6 @@ def add_layer_norm(
 def layer_norm_eval(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """Layer norm."""
     return torch.nn.functional.layer_norm(input, list(normalized_shape), weight, bias, eps)
 
 
