@@ -187,11 +187,9 @@ class DeepSpeedSource:
             self._open.before(self._engine, "buffered_allreduce_fallback", lambda *_, **__: self._all_whole(watch))
 
     def shut(self) -> None:
-        """Take them off."""
         self._open.undo()
 
     def close(self) -> None:
-        """Take everything off."""
         self._open.undo()
         self._lasting.undo()
         self._watch = None

@@ -151,11 +151,9 @@ class MegatronSource:
             return []
 
     def shut(self) -> None:
-        """Take them off."""
         self._open.undo()
 
     def close(self) -> None:
-        """Take everything off."""
         self._open.undo()
         self._lasting.undo()
         self._watch = None

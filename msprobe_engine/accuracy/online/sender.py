@@ -94,7 +94,6 @@ class SentCalls:
             self._unnamed[payload.row] = payload
 
     def named(self, payload: Payload, name: str) -> None:
-        """One more name of a payload; the caller holds the lock of the step."""
         payload.key = payload.key or name
         payload.names.append(name)
 

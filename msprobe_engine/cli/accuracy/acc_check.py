@@ -24,7 +24,6 @@ exit codes:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of both versions of the existing tool, then our own."""
     add = parser.add_argument
     add("dump", metavar="DUMP", nargs="?", help="the same as -api_info: dump.json, or the directory of a rank")
     add("-api_info", "--api_info_file", metavar="FILE", help="dump.json of one rank, level L1 or mix")

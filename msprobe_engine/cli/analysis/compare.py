@@ -28,7 +28,6 @@ exit codes:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of both versions of the existing tool, then our own."""
     paths = parser.add_argument_group("what is compared")
     paths.add_argument("target", metavar="RUN", nargs="?", help="the same as -tp RUN -gp GOLDEN, as msprobe diagnose has it")
     paths.add_argument("golden", metavar="GOLDEN", nargs="?", help="the run that is right")

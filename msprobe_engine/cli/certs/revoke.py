@@ -15,7 +15,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; errors are raised as `ProbeError`."""
     from msprobe_engine.accuracy.online.certificates.authority import Authority
 
     count = Authority(args.authority).revoke(args.name)

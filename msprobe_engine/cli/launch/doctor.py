@@ -36,7 +36,6 @@ exit codes: 0 nothing is wrong (something may be slow, or skipped because this m
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define what the command takes."""
     parser.add_argument("--device", choices=("cuda", "npu", "cpu"), help="type of the device; default: the first of these that is there")
     parser.add_argument("--budget", type=float, default=600.0, metavar="SECONDS", help="time for all checks together (default: 600)")
     parser.add_argument("--only", action="append", default=[], metavar="KEYS", help="only these checks: A1,B2; A stands for A1, A2, ...")

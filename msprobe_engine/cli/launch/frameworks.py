@@ -38,7 +38,6 @@ exit codes: 0 everything is there, 1 something is not, 2 wrong usage"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define what the command takes."""
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these (torch, megatron, deepspeed, ...); default: all")
     parser.add_argument("--import", dest="imports", action="store_true", help="import each framework, too: a broken installation shows")
     parser.add_argument("--json", action="store_true", help="print everything that is relied on, as JSON")

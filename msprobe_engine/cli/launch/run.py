@@ -38,7 +38,6 @@ VARIABLES = ("MSPROBE_CONFIG", "MSPROBE_SET", OWNER, "MONITOR_OUTPUT_DIR", "PYTH
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define what the command takes."""
     parser.usage = (
         "msprobe run [--config FILE | --preset NAME] [--set KEY=VALUE ...] [--output-dir DIR] [--perturb HOW] [--dry-run] -- COMMAND ..."
     )

@@ -79,7 +79,6 @@ class ModelExplorerWriter:
         return [self._path]
 
     def abort(self) -> None:
-        """Leave nothing behind."""
         with suppress(OSError):
             self._file.close()
         self._whole.abort()

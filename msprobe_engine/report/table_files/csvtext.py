@@ -84,16 +84,13 @@ class CsvTable:
         self._file.write((",".join(map(cell_text, columns)) + "\n").encode())
 
     def write(self, block: Block) -> None:
-        """Append rows."""
         columns = [block[name] for name in self._columns if name != COLOUR]
         rows = len(columns[0]) if columns else 0
         if rows:
             self._file.write(block_bytes(columns, rows, self._words))
 
     def close(self) -> None:
-        """Finish the file."""
         self._file.close()
 
     def abort(self) -> None:
-        """Leave nothing behind."""
         self._file.abort()

@@ -84,7 +84,6 @@ class HtmlTable:
         return tiles((_cell(value), f"{self._verdicts[value]:,}", "" if _tone(value) == "good" else _tone(value)) for value in order)
 
     def abort(self) -> None:
-        """Leave nothing behind."""
         self._file.abort()
 
 

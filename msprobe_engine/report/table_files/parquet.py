@@ -39,7 +39,6 @@ class ParquetTable:
         self._writer = pyarrow.parquet.ParquetWriter(self._file.file, self._schema, compression="zstd")
 
     def write(self, block: Block) -> None:
-        """Append rows."""
         import pyarrow
 
         arrays: list[Any] = []
@@ -55,7 +54,6 @@ class ParquetTable:
             raise unwritable(self._file.path, error) from error
 
     def close(self) -> None:
-        """Finish the file."""
         try:
             self._writer.close()
         except OSError as error:
@@ -64,7 +62,6 @@ class ParquetTable:
         self._file.close()
 
     def abort(self) -> None:
-        """Leave nothing behind."""
         with contextlib.suppress(Exception):  # else its finalizer writes into the closed file
             self._writer.close()
         self._file.abort()

@@ -41,7 +41,6 @@ class XlsxTable:
         self._line(self._columns, None)
 
     def write(self, block: Block) -> None:
-        """Append rows."""
         columns = [_cells(block[name]) for name in self._columns]
         colours = block.get(COLOUR)
         try:
@@ -74,7 +73,6 @@ class XlsxTable:
             raise unwritable(self._path, error) from error
 
     def abort(self) -> None:
-        """Leave nothing behind."""
         for book in self._books:
             book.abort()
 

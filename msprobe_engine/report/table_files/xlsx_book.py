@@ -68,7 +68,6 @@ class Book:
         self._whole.commit()
 
     def abort(self) -> None:
-        """Leave nothing behind."""
         with contextlib.suppress(Exception):
             self.book.close()
         self._whole.abort()

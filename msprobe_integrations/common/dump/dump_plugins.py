@@ -81,7 +81,6 @@ class DumpPlugins:
             part.end_step(next_step)
 
     def close(self) -> None:
-        """Take everything off."""
         for part in self.parts:
             part.close()
 

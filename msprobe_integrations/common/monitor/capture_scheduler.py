@@ -162,7 +162,6 @@ class CaptureScheduler:
             self.current.open()
 
     def close(self) -> None:
-        """Take everything off."""
         for capture in (self._armed, self._dump, self._ring):
             if capture is not None:
                 capture.close()

@@ -134,7 +134,6 @@ class ParameterMonitor:
             self.replicas.close(_FAULT)
 
     def remove(self) -> None:
-        """Take everything off."""
         watches, self.watches, self.optimizers = self.watches, [], []
         for watch in watches:
             with self._probe.guard("closing"):

@@ -105,13 +105,11 @@ class DirectoryChannel:
 
     @property
     def under_way(self) -> int:
-        """Checks that have begun and have no result yet; none of a channel that has failed."""
         with self._lock:
             return 0 if self.failed else len(self._waiting) + len(self._results)
 
     @property
     def idle(self) -> bool:
-        """Nothing is under way."""
         return not self.under_way
 
     def submit(self, step: int, digests: Words, known: Mask, done: Done) -> None:
@@ -139,7 +137,6 @@ class DirectoryChannel:
                 self._results.popleft()
 
     def left_out(self) -> dict[str, int]:
-        """Checks that were not made since the last call because not all ranks had them, by the reason."""
         with self._lock:
             left, self._left_out = self._left_out, {}
         return left

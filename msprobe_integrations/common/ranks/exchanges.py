@@ -64,7 +64,6 @@ class Exchanges:
         return self._made[key]
 
     def hurry(self) -> None:
-        """The end of the run waits: ranks that have not come yet are waited for a little only."""
         for exchange in self._made.values():
             if exchange is not None:
                 exchange.hurry()

@@ -247,7 +247,6 @@ class ReplicaCheck:
                 self._say(ranks, channel.failed)
 
     def hurry(self) -> None:
-        """The end of the run waits: ranks that have not come yet are waited for a little only."""
         for channel in self._channels.values():
             channel.hurry()
 

@@ -133,11 +133,6 @@ class StepExchange(ExchangeThread):
             self._loop.call(self._turn)
 
     def close(self, why: str = CLOSED) -> None:
-        """Leave; does not wait for ranks that do not answer.
-
-        Args:
-            why: what the other ranks say of this one.
-        """
         self._why = self._why or why
         self._members.give_up_place()
         self.fail("closed")

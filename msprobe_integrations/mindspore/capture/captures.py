@@ -66,7 +66,6 @@ class Captures:
             self._graph.prepare(models)
 
     def open(self) -> None:
-        """Begin to see calls."""
         if self._graph is None and mindspore.get_context("mode") == mindspore.GRAPH_MODE:
             log.warn_once("L1 graph", "level L1 sees calls of Python, and in GRAPH_MODE the network makes none; use level L0 for its Cells")
         self._eager.open()
@@ -74,7 +73,6 @@ class Captures:
             self._graph.open()
 
     def pause(self) -> None:
-        """See no new calls; gradients of those that were seen still come."""
         try:
             if self._graph is not None:
                 self._graph.pause()  # which waits, and may be told of a failure of the training
@@ -88,13 +86,11 @@ class Captures:
         self._eager.close()
 
     def close(self) -> None:
-        """Take everything off."""
         if self._graph is not None:
             self._graph.close()
         self._eager.close()
 
     def end_step(self) -> list[list[str]]:
-        """Close the step's numbering; returns the texts of all stacks."""
         if self._graph is not None:
             self._graph.end_step()
         return self._eager.end_step()

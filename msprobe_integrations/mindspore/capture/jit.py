@@ -53,7 +53,6 @@ class JitCapture:
             self._patches.add(_bytecode.PIJitCaptureContext, "__exit__", self._exit)
 
     def remove(self) -> None:
-        """Stop seeing calls."""
         self._patches.close()
         self._open.clear()
 

@@ -38,7 +38,6 @@ class PrimitiveCapture:
             self._patches.add(entrance, "__call__", self._handler(entrance))
 
     def remove(self) -> None:
-        """Stop seeing calls."""
         self._patches.close()
         self._known = {}
 

@@ -44,7 +44,6 @@ class CellHooks:
         self._at.setdefault(id(named.hooked), []).append(place)
 
     def drop(self, owner: Any) -> None:
-        """Forget what belongs to `owner`."""
         self._places = [place for place in self._places if place.owner is not owner]
         self._at = {}
         for place in self._places:

@@ -143,7 +143,6 @@ class CellSource:
         self._handles.clear()
 
     def close(self) -> None:
-        """Take everything off."""
         self.shut()
         for handle in self._lasting:
             handle.remove()

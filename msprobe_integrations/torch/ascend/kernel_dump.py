@@ -122,7 +122,6 @@ class KernelDump:
             self._unsupported()  # no gradient came
 
     def close(self) -> None:
-        """Take everything off."""
         self.end_step()
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -52,7 +52,6 @@ class MethodHooks:
         self._undo.append(undo)
 
     def undo(self) -> None:
-        """Take everything off."""
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()

@@ -55,11 +55,9 @@ class ModuleHooks:
         self._boundaries: dict[int, CallBoundary] = {}
 
     def add(self, named: Named, pre: Pre | None, post: Post | None, owner: Any = None) -> None:
-        """Call `pre` before and `post` after every call of the module, until `drop(owner)`."""
         self._places.append(_Place(named.hooked, pre, post, [], owner))
 
     def drop(self, owner: Any) -> None:
-        """Forget what belongs to `owner`."""
         self._forget([p for p in self._places if p.owner is owner])
 
     def clear(self) -> None:
@@ -75,7 +73,6 @@ class ModuleHooks:
             graphed_modules.join(self)
 
     def remove(self) -> None:
-        """Take the hooks off; nothing is left behind."""
         if self._installed:
             self._installed = False
             graphed_modules.leave(self)

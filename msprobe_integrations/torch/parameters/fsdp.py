@@ -69,7 +69,6 @@ class UnshardedGradients:
             self._patches.add(owner, name, handler)
 
     def close(self) -> None:
-        """Take the patches off."""
         self._patches.close()
 
     def _reduce(

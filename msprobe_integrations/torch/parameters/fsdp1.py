@@ -214,7 +214,6 @@ class FlatSource(PlainSource):
                 self._flat_patches.add(_runtime_utils, name, self._reduce)
 
     def shut(self) -> None:
-        """Take the patches off."""
         super().shut()
         self._flat_patches.close()
 

@@ -200,14 +200,12 @@ class PlainSource:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(self._accumulated(watch, piece)))
 
     def shut(self) -> None:
-        """Take them off."""
         self._unsharded.close()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def close(self) -> None:
-        """Take everything off."""
         self.shut()
         self._lasting.undo()
         if self._patches is not None:

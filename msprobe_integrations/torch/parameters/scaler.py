@@ -69,7 +69,6 @@ class UpdatePatches:
                 self._patches.add(own, name, self._clip_norm)
 
     def close(self) -> None:
-        """Take the patches off."""
         self._patches.close()
 
     def _unscale(self, following: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:

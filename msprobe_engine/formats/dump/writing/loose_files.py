@@ -150,7 +150,6 @@ class LooseFiles:
             self.named(payload, other)
 
     def named(self, payload: Payload, name: str) -> None:
-        """One more name of a payload; the caller holds the lock of the step."""
         files = self._files
         payload.names.append(name)
         if payload.state != WRITTEN:

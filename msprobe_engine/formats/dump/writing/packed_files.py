@@ -198,7 +198,6 @@ class PackedFiles:
             self._release(payload)
 
     def named(self, payload: Payload, name: str) -> None:
-        """One more name of a payload; the caller holds the lock of the step."""
         if self._quota.limit:
             size = self._entry_bytes(payload, name)
             if not self._quota.take(size):

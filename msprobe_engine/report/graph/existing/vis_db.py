@@ -133,7 +133,6 @@ class VisDbWriter:
         return [self._path]
 
     def abort(self) -> None:
-        """Leave nothing behind."""
         with suppress(sqlite3.Error, AttributeError):
             self._connection.close()
         self._whole.abort()

@@ -59,7 +59,6 @@ class VisJsonWriter:
         return [whole.path for whole in self._made]
 
     def abort(self) -> None:
-        """Leave nothing behind."""
         for whole in self._made:
             whole.abort()
             with suppress(OSError):

@@ -114,7 +114,6 @@ class PageWriter:
         return [self.path]
 
     def abort(self) -> None:
-        """Leave nothing behind."""
         self._spool.close()
 
     def _failed(self, error: OSError) -> SinkError:

@@ -28,8 +28,6 @@ _FEATURE = KINDS.index("feature")
 
 @dataclass(frozen=True, kw_only=True)
 class DeadExpertArgs(LastingArgs):
-    """Arguments of the rule."""
-
     warmup: int = arg(20, "monitored steps in which the usual number of experts without tokens of a router is found", minimum=1)
     patience: int = arg(20, "monitored steps in a row before the rule fires", minimum=1)
 

@@ -20,8 +20,6 @@ _FAMILIES = ("grad_unreduced", "grad_reduced", "actv_grad")
 
 @dataclass(frozen=True, kw_only=True)
 class GradientUnderflowArgs(LastingArgs):
-    """Arguments of the rule."""
-
     threshold: float = arg(0.1, "share of the elements other than zero that would become zero in monitor.underflow_dtype", above=0.0)
     rise: float = arg(0.3, "how far the share of exact zeros may rise above its running mean", above=0.0)
     elements: int = arg(64, "gradients with fewer elements are not looked at", minimum=1)

@@ -52,8 +52,6 @@ def scale_of(frame: Frame) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class VanishingGradientArgs(LastingArgs):
-    """Arguments of the rule."""
-
     drop: float = arg(1e-3, "fires below this part of the layer's own running level", above=0.0)
     share: float = arg(1e-6, "fires below this part of the median layer, too", above=0.0)
     window: int = arg(200, "steps that the running level looks back", minimum=2)
@@ -113,8 +111,6 @@ class VanishingGradientRule(LastingRule[VanishingGradientArgs]):
 
 @dataclass(frozen=True, kw_only=True)
 class ExplodingGradientArgs(LastingArgs):
-    """Arguments of the rule."""
-
     threshold: float = arg(20.0, "fires above so many times the running level", above=1.0)
     scatter: float = arg(8.0, "and so many times the usual deviation (of the logarithm) away", minimum=0.0)
     share: float = arg(0.01, "only layers with at least this part of the global norm", minimum=0.0)

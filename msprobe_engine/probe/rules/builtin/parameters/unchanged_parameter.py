@@ -23,8 +23,6 @@ Words = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class UnchangedParameterArgs(LastingArgs):
-    """Arguments of the rule."""
-
     patience: int = arg(3, "monitored steps in a row before the rule fires", minimum=1)
     frozen: bool = arg(False, "also name parameters that have no gradient, or one of exact zeros")
 

@@ -22,8 +22,6 @@ _LONGER = 2
 
 @dataclass(frozen=True, kw_only=True)
 class UntrainedParameterArgs(CommonArgs):
-    """Arguments of the rule."""
-
     patience: int = arg(3, "monitored steps in a row without a gradient that was there before, until the rule fires", minimum=1)
     never: int = arg(20, "monitored steps without a gradient that never was there, until the rule fires", minimum=1)
 

@@ -24,8 +24,6 @@ GLOBAL = "update_norm"
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateNormArgs(LastingArgs):
-    """Arguments of the rule."""
-
     threshold: float = arg(2.0, "fires above so many times the running median", above=1.0)
     scatter: float = arg(6.0, "and so many times the usual deviation (of the logarithm) away", minimum=0.0)
     elements: int = arg(1024, "layers with fewer elements are not looked at", minimum=1)

@@ -15,8 +15,6 @@ from msprobe_engine.probe.rules.stateful_rule import LastingRule
 
 @dataclass(frozen=True, kw_only=True)
 class LossScaleArgs(LastingArgs):
-    """Arguments of the rule."""
-
     falls: int = arg(4, "fires when the scale fell so often within the window", minimum=2)
     window: int = arg(20, "steps that are looked back", minimum=2)
     floor: float = arg(1.0, "fires when the scale has come down to this", minimum=0.0)
@@ -59,8 +57,6 @@ class LossScaleRule(LastingRule[LossScaleArgs]):
 
 @dataclass(frozen=True, kw_only=True)
 class SkippedUpdatesArgs(LastingArgs):
-    """Arguments of the rule."""
-
     row: int = arg(4, "fires after so many skipped updates in a row", minimum=1)
     share: float = arg(0.2, "fires when more than this share of the window was skipped", above=0.0)
     window: int = arg(50, "steps that are looked back", minimum=2)

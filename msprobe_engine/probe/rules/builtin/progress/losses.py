@@ -51,8 +51,6 @@ class LossNotFiniteRule(LastingRule[LossNotFiniteArgs]):
 
 @dataclass(frozen=True, kw_only=True)
 class LossSpikeArgs(LastingArgs):
-    """Arguments of the rule."""
-
     threshold: float = arg(8.0, "fires so many standard deviations (by the median deviation) above the median of the window", above=0.0)
     rise: float = arg(0.2, "and so far above the median, as a part of it", minimum=0.0)
     share: float = arg(0.05, "and by at least this part of the median that the run began with", minimum=0.0)

@@ -27,8 +27,6 @@ _KNOWN, _KEPT, _EVEN = 3, 10, 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class NoProgressArgs(CommonArgs):
-    """Arguments of the rule."""
-
     patience: int = arg(10, "monitored steps in a row without a change before the rule fires, and between two alerts", minimum=1)
 
 

@@ -14,8 +14,6 @@ from msprobe_engine.probe.rules.stateful_rule import LastingRule
 
 @dataclass(frozen=True, kw_only=True)
 class RateJumpArgs(LastingArgs):
-    """Arguments of the rule."""
-
     times: float = arg(4.0, "fires when the learning rate is more than so many times the largest one before", above=1.0)
     warmup: int = arg(10, "steps at the beginning of the run in which it may rise by as much as it likes", minimum=1)
 

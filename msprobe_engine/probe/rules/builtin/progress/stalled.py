@@ -28,8 +28,6 @@ STACK_LINES = 30
 
 @dataclass(frozen=True, kw_only=True)
 class StalledArgs(LastingArgs):
-    """Arguments of the rule."""
-
     factor: float = arg(10.0, "fires after so many times the median time of a step", above=1.0)
     minimum: float = arg(60.0, "and at least so many seconds", above=0.0)
     warmup: int = arg(5, "steps seen before the rule may fire; the first ones compile and load", minimum=2)

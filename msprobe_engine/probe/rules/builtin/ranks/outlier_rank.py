@@ -43,8 +43,6 @@ class RankNumbers(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OutlierRankArgs(LastingArgs):
-    """Arguments of the rule."""
-
     threshold: float = arg(8.0, "fires so many standard deviations (by the median deviation over ranks) from the median", above=0.0)
     distance: float = arg(0.5, "and so far from the median, as a part of it", above=0.0)
     scalars: tuple[str, ...] = arg(("loss", "grad_norm_local", "step_seconds"), "numbers of the step that are exchanged")

@@ -49,8 +49,6 @@ class Mismatch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaMismatchArgs(LastingArgs):
-    """Arguments of the rule."""
-
     recovery: int = arg(1, "checks without it after which it counts as ended, which is said, too", minimum=1)
 
 

@@ -32,8 +32,6 @@ _LOOKS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionArgs:
-    """Arguments of the rule."""
-
     name: str = arg("", "what its alerts are called: small letters, digits and _")
     when: str = arg("", "the expression; it holds when something is wrong")
     window: int = arg(50, "past values that median, mean, min, max and ratio look at", minimum=1)

@@ -19,8 +19,6 @@ _OUTPUT = re.compile(r"\.output(?:_[0-9]+|\.[0-9.]+)?$")
 
 @dataclass(frozen=True, kw_only=True)
 class DeadActivationArgs(LastingArgs):
-    """Arguments of the rule."""
-
     threshold: float = arg(0.999, "share of exact zeros from which an output is dead", above=0.0)
     elements: int = arg(64, "outputs with fewer elements are not looked at", minimum=1)
     patience: int = arg(10, "monitored steps in a row before the rule fires", minimum=1)

@@ -23,8 +23,6 @@ MASK_FILL = -3.3e38
 
 @dataclass(frozen=True, kw_only=True)
 class ExtremeValueArgs(CommonArgs):
-    """Arguments of the rule."""
-
     threshold: float = arg(1e10, "largest allowed absolute value", above=0.0)
 
 

@@ -28,8 +28,6 @@ from msprobe_engine.probe.rules.tracked_series import Episode, Episodes, Mask, S
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedArgs(CommonArgs):
-    """Arguments of the rule."""
-
     file: str = arg("", "bands.json, made by msprobe monitor learn")
     patience: int = arg(0, "steps in a row outside of its band before a metric counts; 0: what the file says", minimum=0)
     recovery: int = arg(10, "steps inside after which it counts as ended, which is said, too", minimum=1)

@@ -23,8 +23,6 @@ from msprobe_engine.probe.rules.uninitialised import Computed
 
 @dataclass(frozen=True, kw_only=True)
 class NanInfArgs(CommonArgs):
-    """Arguments of the rule."""
-
     masks: bool = arg(True, "in activations, -Inf without NaN and +Inf is taken for an attention mask where it does no harm")
     overflow: bool = arg(True, "with a loss scale above 1, NaN and Inf in gradients are warnings: such a step is skipped")
 
