@@ -133,9 +133,11 @@ TESTS_integrations := tests/integrations
 TESTS_others = $(addprefix --ignore=,$(foreach group,$(filter-out others,$(GROUPS)),$(TESTS_$(group))))
 MINDSPORE_TESTS = if [ -x $(MINDSPORE_DIR)/bin/python ]; then $(MINDSPORE_DIR)/bin/python -m pytest $(TIER) tests/mindspore $(PYTEST_ARGS); \
   else echo "tests/mindspore skipped: no environment with $(MINDSPORE)"; fi
+# Tests make tens of thousands of small files: in memory where there is room for them, else where temporary files go.
+IN_MEMORY := $(shell [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 8388608 ] 2>/dev/null && ! grep -q '^[^ ]* /dev/shm .*noexec' /proc/mounts && echo /dev/shm)
 test: system-packages $(VENV)/.created
 	@$(MAKE) --no-print-directory -j2 --output-sync=target venv venv-mindspore venv-mcore19
-	@$(MAKE) --no-print-directory -j$(SHARES) --keep-going --output-sync=target lint tests-mindspore $(addprefix tests-,$(GROUPS))
+	@TMPDIR=$(or $(TMPDIR),$(IN_MEMORY),/tmp) $(MAKE) --no-print-directory -j$(SHARES) --keep-going --output-sync=target lint tests-mindspore $(addprefix tests-,$(GROUPS))
 
 .PHONY: tests-mindspore $(addprefix tests-,$(GROUPS))
 $(addprefix tests-,$(GROUPS)): tests-%: $(VENV)/.installed
