@@ -23,7 +23,7 @@ from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_steps, steps_on_one_side
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_engine.formats.dump.replicas import StepTables
+from msprobe_engine.formats.dump.replicas import KEPT, StepTables
 
 
 def diagnose(
@@ -33,6 +33,7 @@ def diagnose(
     calibration: Sequence[str | Path] = (),
     mappings: Mappings | None = None,
     exact: bool = False,
+    scheduler: str = "",
 ) -> Diagnosis:
     """Say what is wrong with a run.
 
@@ -44,10 +45,12 @@ def diagnose(
         calibration: further dumps of the golden training, moved by one rounding unit: differences are counted in what they show.
         mappings: what modules and functions of the target are called on the golden side.
         exact: round-off is a finding, too: the first number that is not the same on both sides; and so are calls that one run alone makes.
+        scheduler: address of a Dask scheduler (``tcp://host:8786``) whose workers read the dumps; "": they are read here.
 
     Raises:
+        MissingExtraError: Dask is not installed.
         UsageError: a mapping that cannot be read, a calibration or a mapping without a golden run, two things of different kinds, or
-            something else than those.
+            something else than those; no cluster answers at `scheduler`, or it is given with a mapping.
         DumpFormatError: there is nothing to read at a path.
         NothingCapturedError: the two runs have no step or rank in common.
     """
@@ -57,12 +60,15 @@ def diagnose(
         raise UsageError("a mapping says what names are on the golden side; give two runs: msprobe diagnose RUN GOLDEN -cm FILE")
     if exact and golden is None:
         raise UsageError("--exact compares two runs: msprobe diagnose RUN GOLDEN --exact")
+    if mappings and scheduler:
+        raise UsageError("--scheduler reads ranks that are the same once, and a mapping changes each of them; leave one of them out")
+    tables = StepTables(KEPT if golden is not None else 0, scheduler)  # one run alone is read once
     here, there = run_directory.parts(Path(target)), None if golden is None else run_directory.parts(Path(golden))
     further = [run_directory.parts(Path(path)).dump or Path(path) for path in calibration]
     if here.several or (there is not None and there.several):
-        found = run_directory.look_at_all(here, there, lambda mine, theirs: _one_kind(mine, theirs, further, mappings, exact))
+        found = run_directory.look_at_all(here, there, lambda mine, theirs: _one_kind(mine, theirs, further, mappings, exact, tables))
     else:
-        found = _one_kind(Path(target), None if golden is None else Path(golden), further, mappings, exact)
+        found = _one_kind(Path(target), None if golden is None else Path(golden), further, mappings, exact, tables)
     if found.finding not in (findings.CONFIG, findings.CHECKPOINT) and (there is None or there.config is not None):
         lines, problems, differences = config_and_checkpoint.started_otherwise(here.config, None if there is None else there.config)
         found.evidence += lines
@@ -79,7 +85,9 @@ def diagnose(
     return found
 
 
-def _one_kind(target: Path, golden: Path | None, calibration: Sequence[Path], mappings: Mappings | None, exact: bool) -> Diagnosis:
+def _one_kind(
+    target: Path, golden: Path | None, calibration: Sequence[Path], mappings: Mappings | None, exact: bool, tables: StepTables
+) -> Diagnosis:
     """One thing, or two of one kind."""
     kind = detect.common(target, golden)
     if kind == detect.MONITOR:
@@ -91,8 +99,8 @@ def _one_kind(target: Path, golden: Path | None, calibration: Sequence[Path], ma
     if golden is None:
         from msprobe_engine.find.single_run import diagnose_alone
 
-        return diagnose_alone(target)
-    finite, tables = set[Path](), StepTables()
+        return diagnose_alone(target, tables)
+    finite = set[Path]()
     found = _pair(target, golden, calibration, mappings, exact, finite, tables)
     add_nonfinite_of_one_side(found, target, golden, tables)
     add_later_nonfinite(found, target, golden, tables, finite)

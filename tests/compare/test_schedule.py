@@ -14,16 +14,22 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from driver_dumps import pair
 
 from msprobe_engine.align.sources import Task, pair_paths
-from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.core.process.jobs import run_jobs
+from msprobe_engine.formats.dump import read_far
+from msprobe_engine.formats.dump.read_far import Answer
+from msprobe_engine.formats.dump.replicas import ReplicaReader
+from msprobe_engine.formats.dump.shared_columns import SharedColumns
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.api import compare_dumps
-from msprobe_engine.report.table.rank_table import Result, compare_guarded
-from msprobe_engine.report.table.schedule import Manifest, absolute_options, absolute_task, run_tasks
+from msprobe_engine.report.table.manifest import Manifest, absolute_options, absolute_task
+from msprobe_engine.report.table.rank_table import Result, compare_guarded, failed
 
 
 def _work(tmp_path: Path) -> partial[Result]:
@@ -35,7 +41,7 @@ def _work(tmp_path: Path) -> partial[Result]:
 def test_every_way_gives_the_same_tables(tmp_path: Path, kind: str) -> None:
     """The bytes of the tables do not depend on where they were made."""
     tasks = pair_paths(*pair(tmp_path, 3, wrong=2)).tasks
-    found = {task.rank: result for task, result in run_tasks(tasks, _work(tmp_path), kind, 2, 2048)}
+    found = {task.rank: result for task, result in run_jobs(tasks, _work(tmp_path), failed, kind, 2, 2048)}
     assert sorted(found) == [0, 1, 2]
     assert all(not result.problems for result in found.values())
     serial = [compare_guarded(task, CompareOptions(), str(tmp_path / "serial"), "20260101000000", False) for task in tasks]
@@ -53,7 +59,7 @@ def test_a_task_that_kills_its_process_is_said_and_the_others_are_done(tmp_path:
     import killing_work  # type: ignore[import-not-found]
 
     tasks = [Task(tmp_path, tmp_path, 0, rank, stem=f"rank{rank}") for rank in range(4)]
-    found = {task.rank: result for task, result in run_tasks(tasks, killing_work.work, "processes", 2, 2048)}
+    found = {task.rank: result for task, result in run_jobs(tasks, killing_work.work, failed, "processes", 2, 2048)}
     assert sorted(found) == [0, 1, 2, 3]
     assert "was killed" in found[1].problems[0]
     assert not any(found[rank].problems for rank in (0, 2, 3))
@@ -82,7 +88,7 @@ def test_a_dask_cluster_of_two_workers_one_of_them_killed(tmp_path: Path) -> Non
     tasks = pair_paths(*pair(tmp_path, 12, calls=200)).tasks
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
         found = {}
-        for task, result in run_tasks(tasks, _work(tmp_path), "dask", 0, 2048, cluster.scheduler_address):
+        for task, result in run_jobs(tasks, _work(tmp_path), failed, "dask", 0, 2048, cluster.scheduler_address):
             if not found:
                 os.kill(cluster.workers[0].pid, signal.SIGKILL)
             found[task.rank] = result
@@ -91,7 +97,7 @@ def test_a_dask_cluster_of_two_workers_one_of_them_killed(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["compare", "graph"])
+@pytest.mark.parametrize("command", ["compare", "graph", "diagnose", "nan_analyze"])
 def test_three_workers_elsewhere_one_of_them_killed(tmp_path: Path, command: str) -> None:
     """The command with relative paths, on workers that run in directories of their own and lose one in the midst of its work, writes and
     says what it writes and says here, byte for byte but for the time in names."""
@@ -106,7 +112,7 @@ def test_three_workers_elsewhere_one_of_them_killed(tmp_path: Path, command: str
         assert busy
         workers[client.scheduler_info()["workers"][busy[0]]["name"]].kill()
         said, _ = far.communicate(timeout=120)
-    assert (near.returncode, far.returncode) == (1, 1)
+    assert near.returncode == far.returncode == (0 if command == "nan_analyze" else 1)
     assert _undated(said.encode()) == _undated(near.stdout.encode())
     assert _files(tmp_path / "far") == _files(tmp_path / "near")
 
@@ -141,7 +147,7 @@ def _cluster(place: Path) -> Iterator[tuple[str, dict[str, subprocess.Popen[byte
 
 
 def _words(command: str, out: str) -> list[str]:
-    sides = ["-tp", "target", "-gp", "golden"] if command == "compare" else ["target", "golden"]
+    sides = {"compare": ["-tp", "target", "-gp", "golden"], "nan_analyze": ["target"]}.get(command, ["target", "golden"])
     return [sys.executable, "-m", "msprobe_engine.cli.main", command, *sides, "-o", out]
 
 
@@ -188,7 +194,7 @@ def test_no_cluster_at_the_address() -> None:
     """Said with the address and what to give."""
     pytest.importorskip("distributed")
     with pytest.raises(UsageError, match="tcp://host:port"):
-        list(run_tasks([], lambda task: Result(task.key), "dask", 0, 64, "nonsense://x"))
+        list(run_jobs([], lambda task: Result(task.key), failed, "dask", 0, 64, "nonsense://x"))
 
 
 def test_an_interrupted_comparison_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,3 +271,41 @@ def test_two_comparisons_in_one_second(tmp_path: Path) -> None:
     for manifest in both:
         manifest.release()
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.slow
+def test_ranks_that_workers_read_are_those_that_are_read_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Equal ranks, ranks with saved tensors and a rank whose file is damaged: the same columns and the same error; a file that workers do
+    not see is read here, which is said."""
+    distributed = pytest.importorskip("distributed")
+    target, _ = pair(tmp_path, 6, wrong=2)
+    files = [target / f"step0/rank{rank}/dump.json" for rank in range(6)]
+    files[3].write_text(files[3].read_text().replace('"statistics"', '"tensor"'))
+    files[4].write_text(files[4].read_text()[:-40])
+    with distributed.LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster:
+        far, here = ReplicaReader(SharedColumns(), scheduler=cluster.scheduler_address), ReplicaReader(SharedColumns())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(read_far, "_look", partial(_look_but, hidden=files[5]))
+            far.expect(files)
+    assert [record.getMessage() for record in caplog.records if "1 of 6 files, the first is" in record.getMessage()]
+    for file in files:
+        told = [_columns(reader, file) for reader in (far, here)]
+        assert told[0] == told[1]
+        assert told[0][0]
+
+
+_look = read_far._look
+
+
+def _look_but(file: Any, hidden: Path) -> Answer:
+    return Answer(there=False) if file.path == hidden else _look(file)
+
+
+def _columns(reader: ReplicaReader, file: Path) -> tuple[str, dict[str, Any]]:
+    try:
+        table = reader.read(file)
+    except DumpFormatError as error:
+        return str(error), {}
+    return table.task, {name: list(getattr(table, name)) for name in ("ops", "name", "dtype", "shape", "numbers", "problems")} | {
+        "": table.path
+    }

@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for flag, name, what in (("-cm", "cell", "modules"), ("-am", "api", "functions"), ("-lm", "layer", "layers"), ("-dm", "data", "rows")):
         option: dict[str, Any] = {} if name == "data" else {"nargs": "?", "const": True}
         parser.add_argument(flag, f"--{name}_mapping", metavar="YAML", help=f"names of {what}, as msprobe compare takes them", **option)
+    parser.add_argument("--scheduler", default="", metavar="ADDRESS", help="a running Dask cluster (tcp://host:8786) reads the dumps")
     parser.epilog = EPILOG
 
 
@@ -63,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     refuse_page_name(args.output_path)
     same = warn_same_files(args.target, args.golden)
     mappings = Mappings(args.data_mapping, args.cell_mapping, args.api_mapping, args.layer_mapping)
-    found = diagnose(args.target, args.golden, calibration=args.calibration, mappings=mappings, exact=args.exact)
+    options: dict[str, Any] = {"mappings": mappings, "exact": args.exact, "scheduler": args.scheduler}
+    found = diagnose(args.target, args.golden, calibration=args.calibration, **options)
     if same:
         found.nothing = SAME_FILES
     print(say_steps(found.text(), args.target, args.golden))

@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where anomaly_analyze_<time>.json goes (default: RUN/analysis/nan_analyze-N of the output directory of a run, else ./output)",
     )
+    parser.add_argument("--scheduler", default="", metavar="ADDRESS", help="a running Dask cluster (tcp://host:8786) reads the dumps")
     parser.epilog = EPILOG
 
 
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
             if args.run_path
             else "give RUN: the output directory of a run, a dump, a step, or an incident directory"
         )
-    result = nan_analyze_run(args.run_path or args.input_path, None)
+    result = nan_analyze_run(args.run_path or args.input_path, None, args.scheduler)
     if result.problems and not result.findings:
         print(Diagnosis(nothing=NOTHING, problems=result.problems).headline())
     print(printable(result.text))

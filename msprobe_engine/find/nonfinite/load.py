@@ -35,9 +35,11 @@ def read_step(dump: DumpDirectory, step: int, problems: list[str], reader: Repli
     numbers. `reader`: of tables with columns that others may have, too, for who changes none."""
     sides: dict[int, DumpTable] = {}
     problems += missing_ranks(dump, step)
-    for rank, directory in numbered(dump, step):
+    files = {rank: at / (layout.DEBUG if (at / layout.DEBUG).exists() else layout.DUMP) for rank, at in numbered(dump, step)}
+    if reader is not None:
+        reader.expect(list(files.values()))
+    for rank, file in files.items():
         try:
-            file = directory / (layout.DUMP if not (directory / layout.DEBUG).exists() else layout.DEBUG)
             side = read_side(file) if reader is None else reader.read(file)
         except DumpFormatError as error:
             problems.append(str(error))
@@ -61,7 +63,9 @@ def load_step(
     traces: dict[int, Trace] = {}
     problems = missing_ranks(dump, step)
     replicas = ReplicaTraces(reader or ReplicaReader(SharedColumns()))
-    for rank, path in numbered(dump, step):
+    places = list(numbered(dump, step))
+    replicas.reader.expect([file for _, path in places if (file := path / layout.DUMP).exists()])
+    for rank, path in places:
         try:
             traces[rank] = load_rank(step, rank, path, problems, sides, replicas)
         except DumpFormatError as error:

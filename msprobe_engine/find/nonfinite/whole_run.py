@@ -17,6 +17,7 @@ from msprobe_engine.find import run_directory
 from msprobe_engine.find.monitor.not_finite import not_finite
 from msprobe_engine.find.nonfinite import report
 from msprobe_engine.find.nonfinite.nan_analyze import Result, nan_analyze
+from msprobe_engine.formats.dump.replicas import StepTables
 from msprobe_engine.formats.monitor.alert_order import in_order
 from msprobe_engine.formats.monitor.anomalies import Anomaly, load
 from msprobe_engine.formats.monitor.reader import open_run
@@ -37,21 +38,25 @@ class _Part:
         return first is None, first is not None and first["cause"] == "sample", 0 if first is None else first["step"]
 
 
-def nan_analyze_run(source: str | Path, output: str | Path | None = None) -> Result:
+def nan_analyze_run(source: str | Path, output: str | Path | None = None, scheduler: str = "") -> Result:
     """Find the first NaN/Inf in everything that lies at `source`.
 
     Args:
         source: output directory of a run, or what `nan_analyze` takes.
         output: as of `nan_analyze`.
+        scheduler: address of a Dask scheduler (``tcp://host:8786``) whose workers read the dumps; "": they are read here.
 
     Raises:
+        MissingExtraError: Dask is not installed.
+        UsageError: no cluster answers at `scheduler`.
         DumpFormatError: there is nothing that could be looked at.
         NothingCapturedError: there is, and nothing in it can be read.
     """
     root = Path(source)
     parts = run_directory.parts(root)
+    tables = StepTables(0, scheduler)  # each step is read once
     if not parts.incidents and parts.monitor is None:
-        return nan_analyze(root, output)
+        return nan_analyze(root, output, tables=tables)
     seen: list[_Part] = []
     errors: list[ProbeError] = []
 
@@ -62,9 +67,9 @@ def nan_analyze_run(source: str | Path, output: str | Path | None = None) -> Res
             errors.append(error)
 
     if parts.dump is not None:
-        look("dump", lambda: nan_analyze(root))
+        look("dump", lambda: nan_analyze(root, tables=tables))
     for place in parts.incidents[: run_directory.MOST_INCIDENTS]:
-        look(f"incident {place.name}", lambda place=place: nan_analyze(place))  # type: ignore[misc]
+        look(f"incident {place.name}", lambda place=place: nan_analyze(place, tables=tables))  # type: ignore[misc]
     if (monitor := parts.monitor) is not None:
         recorded = {step for part in seen for step in part.result.steps}
         look("monitor", lambda: _of_monitor(monitor, recorded))

@@ -39,7 +39,8 @@ NOT_FINITE = (b"NaN", b"Infinity")
 _PLAN = "collectives", "extra", "tags"
 _TABLE, _VIEW = 4, 1 << 13
 """Memory of a table, per byte of its file, and of a view."""
-_KEPT = 1 << 27
+KEPT = 1 << 27
+"""Bytes of what was read that are kept for a second look."""
 _CONSTRUCT = layout.COMPANIONS.index(layout.CONSTRUCT)
 _SHOWN = "values", "nonfloat_stats", "md5"
 
@@ -48,20 +49,29 @@ Plan = dict[Any, Any]
 """Key (or position in a list) -> number of the place, or the plan of what stands there."""
 
 
-class _Text(NamedTuple):
-    """What stands in a dump file. digest: of all but the ranks that it names; whole: what lies beside it is all there; construct: the
-    construct.json, empty where none lies beside it; places: where it names them in its body."""
+class Seen(NamedTuple):
+    """What tells a rank from others of its template. digest: of all but the ranks that it names; named: these, in the order of the file;
+    whole: what lies beside the file is all there; finite: no number of the header is NaN or an infinity; size: bytes of the records."""
 
-    head: bytes
-    body: bytes
+    digest: bytes
+    named: list[bytes]
     header: dict[str, Any]
     whole: bool
+    finite: bool
+    size: int
+
+
+class Text(NamedTuple):
+    """What stands in a dump file. construct: the construct.json, empty where none lies beside it; places: where ranks are named."""
+
+    seen: Seen
+    head: bytes
+    body: bytes
     construct: bytes
     places: list[tuple[int, int]]
-    digest: bytes
 
 
-def _read(path: Path) -> _Text | None:
+def read_text(path: Path) -> Text | None:
     """None of what has to be read for itself: saved tensors, a step that was cut off, a file that is damaged."""
     if (path.parent / layout.MARKER).exists():
         return None
@@ -84,11 +94,16 @@ def _read(path: Path) -> _Text | None:
     key = hashlib.sha256(b"".join([hashlib.sha256(text).digest() for text in beside]) + _program(header))
     for piece in _marked(body, places):
         key.update(piece)
-    return _Text(head, body, header, all(text.rstrip().endswith(b"}") for text in beside), beside[_CONSTRUCT], places, key.digest())
+    whole = all(text.rstrip().endswith(b"}") for text in beside)
+    finite = not any(word in head for word in NOT_FINITE)
+    seen = Seen(key.digest(), [body[start:stop] for start, stop in places], header, whole, finite, len(body))
+    return Text(seen, head, body, beside[_CONSTRUCT], places)
 
 
 @dataclass
-class _Template:
+class Template:
+    """The table of ranks that are the same but for the ranks that they name, with a mark in each place that names some."""
+
     table: DumpTable
     finite: bool
     nodes: dict[str, Plan] = field(default_factory=dict)
@@ -101,6 +116,7 @@ class ReplicaReader:
     Args:
         shared: columns of the tables that were read before.
         keep: what a file was found to be is kept for who looks at it again.
+        scheduler: address of a Dask scheduler whose workers read the files that `expect` names; "": they are read here.
 
     Attributes:
         finite: files in which no number is NaN or an infinity, as far as that was seen.
@@ -108,14 +124,40 @@ class ReplicaReader:
         held: bytes of memory of the templates and of the views that are kept, as an estimate.
     """
 
-    def __init__(self, shared: SharedColumns, keep: bool = False) -> None:
+    def __init__(self, shared: SharedColumns, keep: bool = False, scheduler: str = "") -> None:
         self.finite: set[Path] = set()
         self.held = 0
         self.shared = shared
-        self._templates: dict[bytes, _Template | None] = {}  # None: cannot stand for others
+        self._templates: dict[bytes, Template | None] = {}  # None: cannot stand for others
         self._words: dict[bytes, Any] = {}
         self._ranks: dict[tuple[int, ...], tuple[Any, ...]] = {}
         self._kept: dict[Path, DumpTable | None] | None = {} if keep else None
+        self._scheduler = scheduler
+        self._ahead: dict[Path, Seen | None] = {}
+        self._own: dict[Path, DumpTable] = {}
+
+    def expect(self, paths: Sequence[Path]) -> None:
+        """These are read next; the workers of a cluster read them now.
+
+        Raises:
+            MissingExtraError: Dask is not installed.
+            UsageError: no cluster answers.
+        """
+        if not self._scheduler:
+            return
+        from msprobe_engine.formats.dump import read_far
+
+        todo = [path for path in paths if path not in self._ahead and not (self._kept and path in self._kept)]
+        known = self._templates.keys()
+        for path, answer in read_far.look(todo, self._scheduler).items():
+            self._ahead[path] = answer.seen
+            if answer.table is not None:
+                self._own[path] = answer.table
+        missing = {seen.digest: path for path, seen in self._ahead.items() if seen is not None and seen.digest not in known}
+        for path, template in read_far.templates(list(missing.values()), self._scheduler).items():
+            seen = self._ahead[path]
+            assert seen is not None
+            self._add(seen, template)
 
     def read(self, path: Path) -> DumpTable:
         """As `read_side`.
@@ -124,7 +166,10 @@ class ReplicaReader:
             DumpFormatError: as there.
         """
         view = self._known(path)
-        return self.shared.share(read_side(path)) if view is None else view
+        if view is not None:
+            return view
+        own = self._own.pop(path, None)
+        return self.shared.share(read_side(path) if own is None else own)
 
     def template(self, path: Path) -> DumpTable | None:
         """One and the same for all files that differ only in the ranks that they name; None of a file that has to be read for itself."""
@@ -144,20 +189,30 @@ class ReplicaReader:
 
     def _view(self, path: Path) -> DumpTable | None:
         """None: the file has to be read for itself, and what is wrong with it is said then."""
-        text = _read(path)
-        if text is None:
+        text = None
+        if path in self._ahead:
+            seen = self._ahead.pop(path)
+        else:
+            text = read_text(path)
+            seen = None if text is None else text.seen
+        if seen is None:
             return None
-        head, body, header, whole, construct, places, digest = text
-        if digest not in self._templates:
-            self._templates[digest] = self._template(path, head, body, construct, places)
-            self.held += len(body) * _TABLE
-        template = self._templates[digest]
+        if seen.digest not in self._templates and (text := text or read_text(path)) is not None:
+            self._add(seen, make_template(path, text))
+        template = self._templates.get(seen.digest)
         if template is None:
             return None
-        if template.finite and not any(word in head for word in NOT_FINITE):
+        if template.finite and seen.finite:
             self.finite.add(path)
-        found = [self._word(body[start:stop]) for start, stop in places]
-        return self._made(template, path, header, whole, self._ranks.setdefault(tuple(map(id, found)), tuple(found)))
+        found = [self._word(text) for text in seen.named]
+        return self._made(template, path, seen.header, seen.whole, self._ranks.setdefault(tuple(map(id, found)), tuple(found)))
+
+    def _add(self, seen: Seen, template: Template | None) -> None:
+        if template is not None:
+            self.shared.share(template.table)
+            self.shared.share_construct(template.table)
+        self._templates[seen.digest] = template
+        self.held += seen.size * _TABLE
 
     def _word(self, text: bytes) -> Any:
         known = self._words.get(text)
@@ -165,37 +220,8 @@ class ReplicaReader:
             known = self._words[text] = parse_json(text, Path())
         return known
 
-    def _template(self, path: Path, head: bytes, body: bytes, construct: bytes, places: Sequence[tuple[int, int]]) -> _Template | None:
-        table = DumpTable(path)
-        try:
-            with guard_reading(path, "a dump"), collection_paused():
-                records = records_of(path, head, b"".join(_marked(body, places)))
-                keys = len(records.header)
-                damaged = fill(table, records).left_out or records.repeated or len(set(table.ops)) < len(table.ops)
-        except DumpFormatError:
-            return None
-        with contextlib.suppress(DumpFormatError):  # who reads it once more says what is wrong with it
-            if layout.holds_inside(table.header, layout.CONSTRUCT):
-                table.construct = object_inside(body, path, layout.CONSTRUCT)
-            elif construct:
-                table.construct = parse_object(construct, path)
-        self.shared.share(table)
-        self.shared.share_construct(table)
-        if damaged or len(records.header) > keys or table.problems or table.mode == TENSOR:
-            return None
-        made = _Template(table, not any(word in body for word in NOT_FINITE))
-        for name in _PLAN:
-            made.nodes[name] = _plan(getattr(table, name)) or {}
-        for name in _SHOWN:
-            column = getattr(table, name)
-            items = column.items() if isinstance(column, dict) else enumerate(column)
-            made.texts[name] = {row: _number(text) for row, value in items if _LIST in (text := _shown(value))}
-        if any(_LIST[1:] in text or _TEXT in text for text in (*table.name, *table.ops, *table.data_name)):
-            return None
-        return made
-
     @staticmethod
-    def _made(template: _Template, path: Path, header: dict[str, Any], whole: bool, ranks: tuple[Any, ...]) -> DumpTable:
+    def _made(template: Template, path: Path, header: dict[str, Any], whole: bool, ranks: tuple[Any, ...]) -> DumpTable:
         table = copy.copy(template.table)
         table.path, table.header, table.problems = path, header, []
         table.template, table.named_ranks = template.table, ranks
@@ -208,12 +234,46 @@ class ReplicaReader:
         return table
 
 
+def make_template(path: Path, text: Text) -> Template | None:
+    """None of a file that cannot stand for others."""
+    table = DumpTable(path)
+    try:
+        with guard_reading(path, "a dump"), collection_paused():
+            records = records_of(path, text.head, b"".join(_marked(text.body, text.places)))
+            keys = len(records.header)
+            damaged = fill(table, records).left_out or records.repeated or len(set(table.ops)) < len(table.ops)
+    except DumpFormatError:
+        return None
+    with contextlib.suppress(DumpFormatError):  # who reads it once more says what is wrong with it
+        if layout.holds_inside(table.header, layout.CONSTRUCT):
+            table.construct = object_inside(text.body, path, layout.CONSTRUCT)
+        elif text.construct:
+            table.construct = parse_object(text.construct, path)
+    if damaged or len(records.header) > keys or table.problems or table.mode == TENSOR:
+        return None
+    made = Template(table, not any(word in text.body for word in NOT_FINITE))
+    for name in _PLAN:
+        made.nodes[name] = _plan(getattr(table, name)) or {}
+    for name in _SHOWN:
+        column = getattr(table, name)
+        items = column.items() if isinstance(column, dict) else enumerate(column)
+        made.texts[name] = {row: _number(shown) for row, value in items if _LIST in (shown := _shown(value))}
+    if any(_LIST[1:] in word or _TEXT in word for word in (*table.name, *table.ops, *table.data_name)):
+        return None
+    return made
+
+
 class StepTables:
     """Readers of some steps for who goes through the steps twice: what was read at first is kept while it takes no more than `memory`
-    bytes, and is read again of the steps behind."""
+    bytes, and is read again of the steps behind.
 
-    def __init__(self, memory: int = _KEPT) -> None:
+    Args:
+        scheduler: as of `ReplicaReader`.
+    """
+
+    def __init__(self, memory: int = KEPT, scheduler: str = "") -> None:
         self._memory = memory
+        self._scheduler = scheduler
         self._kept: dict[int, ReplicaReader] = {}
         self._now: tuple[int, ReplicaReader] | None = None
 
@@ -223,7 +283,7 @@ class StepTables:
             return self._kept[step]
         if self._now is None or self._now[0] != step:
             free = sum(reader.held for reader in self._kept.values()) < self._memory
-            self._now = step, ReplicaReader(SharedColumns(), keep=free)
+            self._now = step, ReplicaReader(SharedColumns(), keep=free, scheduler=self._scheduler)
             if free:
                 self._kept[step] = self._now[1]
         return self._now[1]

@@ -15,6 +15,7 @@ from typing import IO
 from msprobe_engine.align.mapping.user_mapping import Mappings
 from msprobe_engine.core.errors import NothingCapturedError, SinkError
 from msprobe_engine.core.io.progress import bar
+from msprobe_engine.core.process.jobs import run_jobs
 from msprobe_engine.formats.dump.replicas import StepTables
 from msprobe_engine.report.graph import global_suspect, same_graphs
 from msprobe_engine.report.graph.global_suspect import Key
@@ -28,7 +29,6 @@ from msprobe_engine.report.graph.summary import Result
 from msprobe_engine.report.graph.work import Part, lost, make
 from msprobe_engine.report.graph.writer import MERGED_DUMP, Plan, Writer, open_writer
 from msprobe_engine.report.table import same_ranks
-from msprobe_engine.report.table.schedule import run_jobs
 from msprobe_engine.report.table_files import output_directory
 
 _BYTES_PER_BYTE = 12
@@ -65,7 +65,7 @@ def run(
         options = replace(options, merge="auto")
     directory = output_directory(output)
     result = Result(str(target), str(golden or ""), notes=sources.notes, problems=sources.lost)
-    tables = StepTables()
+    tables = StepTables(scheduler=options.scheduler)
     led = same_graphs.leaders(sources.jobs, options, tables)
     alone = [job for job in sources.jobs if job.key not in led]
     with reserve(directory) as stamp, _Store(directory, alone, options, stamp) as store:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from msprobe_engine.core.text.sentences import Sentence
@@ -47,13 +48,16 @@ def leaders(jobs: Sequence[Job], options: GraphOptions, tables: StepTables) -> d
     many = sum(len(job.ranks) for job in jobs) > same_ranks.MANY
     if not many or options.formats != (HTML,) or options.file_type == "json" or options.layouts:
         return {}
-    return same_ranks.leaders(((job.key, _files(job, tables)) for job in jobs), tables)
+    return same_ranks.leaders(jobs, lambda job: job.key, _files, partial(_places, tables=tables), tables)
 
 
-def _files(job: Job, tables: StepTables) -> same_ranks.Files:
+def _files(job: Job) -> same_ranks.Files:
+    return same_ranks.Files(job.step, tuple(path for _, path in (*job.ranks, *job.golden_ranks)))
+
+
+def _places(job: Job, tables: StepTables) -> str:
     """Of ranks that are put together each stands where that of the other copy of the model does."""
-    places = [sorted({**_coordinates(path, job.step, tables), "dp": 0}.items()) for _, path in (*job.members, *job.golden_members)]
-    return same_ranks.Files(str(places), job.step, tuple(path for _, path in (*job.ranks, *job.golden_ranks)))
+    return str([sorted({**_coordinates(path, job.step, tables), "dp": 0}.items()) for _, path in (*job.members, *job.golden_members)])
 
 
 def calls(parts: Mapping[Key, Part], followed: Sequence[Job], led: Mapping[Key, Key], tables: StepTables) -> Calls:

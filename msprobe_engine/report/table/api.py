@@ -14,6 +14,7 @@ from msprobe_engine.align.sources import Sources, Task, add_calibration, pair_pa
 from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError, UsageError
 from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.process.garbage_collection import collection_paused
+from msprobe_engine.core.process.jobs import run_jobs
 from msprobe_engine.find.difference.noise.calibration import Floats, movements
 from msprobe_engine.find.difference.rank_walk import RankWalk
 from msprobe_engine.find.findings import Diagnosis
@@ -21,8 +22,8 @@ from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.replicas import StepTables
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table import same_tables
-from msprobe_engine.report.table.rank_table import DiagnosedTask, Result, compare_guarded, places_of
-from msprobe_engine.report.table.schedule import Manifest, absolute_options, absolute_task, run_tasks
+from msprobe_engine.report.table.manifest import Manifest, absolute_options, absolute_task
+from msprobe_engine.report.table.rank_table import DiagnosedTask, Result, compare_guarded, failed, places_of
 from msprobe_engine.report.table.summary import Comparison
 from msprobe_engine.report.table_files import check_format, output_directory
 
@@ -94,7 +95,7 @@ def _compared(
 ) -> Comparison:
     size = sum(task.size for task in sources.tasks)
     keep = diagnose and len(sources.tasks) <= _MOST_KEPT and size * _KEPT < options.memory_mb << 20
-    tables = StepTables()
+    tables = StepTables(scheduler=scheduler)
     results = _results(sources, options, directory, manifest, keep, scheduler, tables)
     found.results = [results[task.key] for task in sources.tasks]
     if diagnose:
@@ -161,7 +162,7 @@ def _run(
     work = partial(compare_guarded, options=options, output=os.fspath(directory), stamp=manifest.stamp, keep=keep)
     kind = "dask" if scheduler else options.scheduler
     with bar(word, len(tasks)) as advance, collection_paused():
-        for task, result in run_tasks(tasks, work, kind, options.workers, options.memory_mb, scheduler):
+        for task, result in run_jobs(tasks, work, failed, kind, options.workers, options.memory_mb, scheduler):
             result.files = [os.fspath(here / os.path.relpath(file, directory)) for file in result.files]
             results[task.key] = result
             manifest.note(given[task.key], result)
@@ -248,7 +249,10 @@ def _sides(
     read = read_side if replicas is None else replicas.read
     target: dict[int, DumpTable] = {}
     golden: dict[int, DumpTable] = {}
-    for rank, task in _ranks(tasks, step):
+    ranks = _ranks(tasks, step)
+    if replicas is not None:
+        replicas.expect([path for _, task in ranks if results[task.key].begun is None for path in (task.target, task.golden)])
+    for rank, task in ranks:
         try:
             begun = results[task.key].begun
             both = begun.sides if begun is not None else (read(task.target), read(task.golden))

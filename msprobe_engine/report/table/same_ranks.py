@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -16,23 +17,31 @@ T = TypeVar("T")
 
 
 class Files(NamedTuple):
-    """What one step and rank is made of: its dump files, of one side or of two. Those with another `where` are never the same."""
+    """What one step and rank is made of: its dump files, of one side or of two."""
 
-    where: Hashable
     step: int
     paths: tuple[Path, ...]
 
 
-def leaders(files: Iterable[tuple[K, Files]], tables: StepTables) -> dict[K, K]:
-    """Key -> key of the one before it whose files differ from its own only in the ranks that they name."""
+def leaders(
+    items: Sequence[T], key: Callable[[T], K], files: Callable[[T], Files], where: Callable[[T], Hashable], tables: StepTables
+) -> dict[K, K]:
+    """Key -> key of the one before it whose files differ from its own only in the ranks that they name.
+
+    Args:
+        where: those for which it gives something else are never the same.
+    """
     first: dict[Hashable, K] = {}
     found: dict[K, K] = {}
-    for key, (where, step, paths) in files:
-        templates = [tables.of(step).template(path) for path in paths]
-        if None not in templates:
-            leader = first.setdefault((where, step, *map(id, templates)), key)
-            if leader != key:
-                found[key] = leader
+    for step, of_step in groupby(items, key=lambda item: files(item).step):
+        some = list(of_step)
+        tables.of(step).expect([path for item in some for path in files(item).paths])
+        for item in some:
+            templates = [tables.of(step).template(path) for path in files(item).paths]
+            if None not in templates:
+                leader = first.setdefault((where(item), step, *map(id, templates)), key(item))
+                if leader != key(item):
+                    found[key(item)] = leader
     return found
 
 

@@ -17,9 +17,12 @@ def leaders(tasks: Sequence[Task], options: CompareOptions, tables: StepTables) 
     """Key of a task -> key of the one before it whose two dumps differ from its own only in the ranks that they name."""
     if len(tasks) <= same_ranks.MANY or options.compat or options.consistent_check:
         return {}
-    alike = (task for task in tasks if not (task.whole or task.calibration or task.stack is not None))
-    files = ((task.key, same_ranks.Files(task.folder, task.step or 0, (task.target, task.golden))) for task in alike)
-    return same_ranks.leaders(files, tables)
+    alike = [task for task in tasks if not (task.whole or task.calibration or task.stack is not None)]
+
+    def files(task: Task) -> same_ranks.Files:
+        return same_ranks.Files(task.step or 0, (task.target, task.golden))
+
+    return same_ranks.leaders(alike, lambda task: task.key, files, lambda task: task.folder, tables)
 
 
 def follow(result: Result, key: str) -> Result:

@@ -1,0 +1,95 @@
+"""Dump files read by the workers of a Dask cluster. Over the network go what each rank says of itself and one table of each different
+rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.io.progress import bar
+from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.process.jobs import run_jobs
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.replicas import Seen, Template, make_template, read_text
+
+_log = get_logger()
+_NO_BOUND = 1 << 40
+"""MiB that may be in flight: the memory is that of the workers."""
+
+R = TypeVar("R")
+
+
+class Answer(NamedTuple):
+    """Of one file. seen: where it may be the same as others; table: where it has to be read for itself and nothing is wrong with it;
+    there: the worker has found it."""
+
+    seen: Seen | None = None
+    table: DumpTable | None = None
+    there: bool = True
+
+
+class _File(NamedTuple):
+    path: Path
+    """Absolute: workers run in directories of their own."""
+    place: int
+    size: int
+
+
+def look(paths: Sequence[Path], scheduler: str) -> dict[Path, Answer]:
+    """What the files are. A file with which something is wrong has no answer here: who reads it says so."""
+    found = _on_workers(paths, _look, scheduler, "read")
+    for path, answer in found.items():
+        if answer.table is not None:
+            answer.table.path = path
+    unseen = [path for path, answer in found.items() if not answer.there and path.exists()]
+    if unseen:
+        _log.warning(
+            "the workers of %s do not see %d of %d files, the first is %s; these are read here: give a path on a file system that the "
+            "workers share",
+            scheduler, len(unseen), len(paths), unseen[0],
+        )  # fmt: skip
+    return found
+
+
+def templates(paths: Sequence[Path], scheduler: str) -> dict[Path, Template | None]:
+    """A table of each file, for all ranks that are the same."""
+    found = _on_workers(paths, _template, scheduler, "tables")
+    for path, template in found.items():
+        if template is not None:
+            template.table.path = path
+    return found
+
+
+def _on_workers(paths: Sequence[Path], work: Callable[[_File], R], scheduler: str, word: str) -> dict[Path, R]:
+    files = [_File(Path(os.path.abspath(path)), place, 0) for place, path in enumerate(paths)]
+    found: dict[Path, R] = {}
+    if files:
+        with bar(word, len(files)) as advance:
+            for file, answer in run_jobs(files, work, _never, "dask", 0, _NO_BOUND, scheduler):
+                found[paths[file.place]] = answer
+                advance(str(paths[file.place]))
+    return {path: found[path] for path in paths}
+
+
+def _never(_file: _File, error: BaseException) -> Any:
+    """A cluster gives the work of a killed worker to another one."""
+    raise error
+
+
+def _look(file: _File) -> Answer:
+    text = read_text(file.path)
+    if text is not None:
+        return Answer(text.seen)
+    try:
+        table = read_side(file.path)
+    except DumpFormatError:
+        return Answer(there=file.path.exists())
+    return Answer(table=None if table.problems else table)
+
+
+def _template(file: _File) -> Template | None:
+    text = read_text(file.path)
+    return None if text is None else make_template(file.path, text)
