@@ -195,6 +195,11 @@ class Pipeline:
         self.advance()
         self.cost["seconds"] += time.monotonic() - now
 
+    @property
+    def waits(self) -> bool:
+        """Has a step ended whose frame is not yet with the writer?"""
+        return bool(self._waiting)
+
     def advance(self, wait: bool = False) -> None:
         """Finish the steps whose rows have arrived; with `wait`, all of them."""
         if self._advancing:

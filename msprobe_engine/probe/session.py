@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,6 +33,9 @@ from msprobe_engine.probe.sinks.memory import MemorySink
 from msprobe_engine.probe.sinks.run_files import ENDED
 from msprobe_engine.probe.writer import Writer
 
+TRACKER_PATIENCE_SECONDS = 2.0
+"""How long the end of a tracker's run may be held up by rows that are on their way, from the device or from ranks that have not ended their
+step."""
 _log = get_logger()
 
 
@@ -187,6 +191,20 @@ class Session:
         """What the memory sink has kept, oldest first; waits until the writer has handed everything on."""
         self.writer.flush()
         return [frame for sink in self.writer.sinks if isinstance(sink, MemorySink) for frame in sink.frames]
+
+    def hand_over_to_tracker(self) -> None:
+        """The program closes its tracker's run: the steps that have ended go there first. What other ranks still owe is not waited for
+        for long; such a step goes to the other sinks when it is whole."""
+        with self.faults.guard("sinks.tracker"):
+            until = time.monotonic() + TRACKER_PATIENCE_SECONDS
+            self.pipeline.advance()
+            while self.pipeline.waits and time.monotonic() < until:
+                time.sleep(0.005)
+                self.pipeline.advance()
+            self.writer.settle()
+            for sink in self.writer.sinks:
+                if sink.name == "tracker":
+                    sink.flush()
 
     def close(self, *, signalled: bool = False) -> None:
         """Finish all steps and close every sink. Safe to call twice.

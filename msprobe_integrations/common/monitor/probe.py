@@ -30,7 +30,7 @@ from msprobe_integrations.common.monitor.parts import OfFramework
 from msprobe_integrations.common.monitor.usage_warnings import UsageWarnings
 from msprobe_integrations.common.parameters.parameter_monitor import Attached, Find
 from msprobe_integrations.common.ranks.patience import Patience
-from msprobe_integrations.common.shutdown import at_exit, signal_shutdown
+from msprobe_integrations.common.shutdown import at_exit, signal_shutdown, trackers_end
 from msprobe_integrations.common.statistics.statistics_options import StatisticsOptions
 
 Self = TypeVar("Self", bound="Probe")
@@ -80,6 +80,8 @@ class Probe(OfFramework):
         self.scheduler = CaptureScheduler(self.session, self._make_capture, self._make_dump)
         self._watch = self._make_watch(m)
         signal_shutdown.at_signal(self.close, settings.exit_patience)
+        if settings.sinks.tracker.enabled:
+            trackers_end.register(self.session.hand_over_to_tracker)
         at_exit.register(self.close)  # last: where anything of this fails there is no probe, and nothing to be closed
         this = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _forked(this()))
@@ -229,6 +231,7 @@ class Probe(OfFramework):
             self._said = True
             self.session.say_what_is_on()
         self._membership.look()
+        trackers_end.look()
         if self._run_config is not None:
             with self.guard("config check"):
                 self._run_config.begin(self._models, self._optimizer, step, sys._getframe(1))
@@ -344,6 +347,7 @@ class Probe(OfFramework):
         self._closed = True
         with self.guard("closing"):
             at_exit.unregister(self.close)
+            trackers_end.unregister(self.session.hand_over_to_tracker)
         failed: Exception | None = None
         try:
             self._patience.limit()
@@ -391,6 +395,7 @@ def _forked(probe: Probe | None) -> None:
         probe._closed = True
         probe._due = False
         at_exit.unregister(probe.close)
+        trackers_end.unregister(probe.session.hand_over_to_tracker)
         if probe.scheduler.current is not None:
             probe.scheduler.current.on = False
         if probe._watch is not None:

@@ -17,7 +17,7 @@ from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.autoload import request
-from msprobe_integrations.common.shutdown import at_exit, signal_shutdown
+from msprobe_integrations.common.shutdown import at_exit, signal_shutdown, trackers_end
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 from msprobe_integrations.torch.training.gradients import LoopGradients
 
@@ -104,6 +104,8 @@ class LoopObserver:
                 if self._file is not None and self.settings.monitor is not None and self.settings.monitor.hot:
                     probe.follow_file(self._file)
                 at_exit.register(self.close)
+                if self.settings.sinks.tracker.enabled:
+                    trackers_end.register(self.end_finished_step)
                 signal_shutdown.at_signal(self.close, self.settings.exit_patience)
             self.models, self.optimizer = found, optimizer
             self.attach(probe)
@@ -207,6 +209,11 @@ class LoopObserver:
 
     # end
 
+    def end_finished_step(self) -> None:
+        """The program closes its tracker's run: a step that has been done ends here, not with a next one."""
+        if self._open and self.finished():
+            self.end()
+
     def close(self) -> None:
         """Take everything off and finish the files. A step that is open was cut off, unless `finished` says that it has all it needs."""
         probe = self.probe or self._failed
@@ -224,6 +231,7 @@ class LoopObserver:
                     end()
             with self.safely("closing"):
                 at_exit.unregister(self.close)
+                trackers_end.unregister(self.end_finished_step)
         finally:
             with self.safely("closing"):
                 signal_shutdown.forget(self.close)

@@ -109,7 +109,13 @@ def _mlflow(module: Any) -> Any:
     return module.active_run() if hasattr(module, "active_run") else None
 
 
-_TRACKERS = {"wandb": (_wandb, WandbRun), "swanlab": (_swanlab, SwanlabRun), "mlflow": (_mlflow, MlflowRun)}
+TRACKERS = {"wandb": (_wandb, WandbRun), "swanlab": (_swanlab, SwanlabRun), "mlflow": (_mlflow, MlflowRun)}
+
+
+def open_run(name: str) -> Any:
+    """The open run of one of `TRACKERS` as the tracker itself has it; None: there is none."""
+    module = sys.modules.get(name)
+    return TRACKERS[name][0](module) if module is not None else None
 
 
 class OpenRuns:
@@ -121,11 +127,9 @@ class OpenRuns:
     def find(self) -> list[OpenRun]:
         """Called on the training thread: MLflow keeps the open run by thread."""
         joined: dict[int, tuple[Any, OpenRun]] = {}
-        for name, (of, kind) in _TRACKERS.items():
-            module = sys.modules.get(name)
-            run = of(module) if module is not None else None
-            if run is not None:
+        for name, (_, kind) in TRACKERS.items():
+            if (run := open_run(name)) is not None:
                 known = self._joined.get(id(run))
-                joined[id(run)] = known if known is not None and known[0] is run else (run, kind(module, run))
+                joined[id(run)] = known if known is not None and known[0] is run else (run, kind(sys.modules[name], run))
         self._joined = joined
         return [one for _, one in joined.values()]

@@ -298,6 +298,11 @@ class PlainObserver(LoopObserver):
             if self.probe is not None:
                 self.probe.drain()
 
+    def end_finished_step(self) -> None:
+        if self.in_step and self.finished():
+            self._come_back()
+            self.end()
+
     def finished(self) -> bool:
         """A step ends when the next one begins; the last one has all it needs with its updates."""
         return bool(self._rule.updated)
