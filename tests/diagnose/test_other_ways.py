@@ -189,6 +189,8 @@ def train(rank: int, ranks: int, scratch: str, path: Path, way: str) -> None:
     debugger = PrecisionDebugger(dump_path=str(path), task="statistics", level="L0" if "L0" in way else "mix", step=[0, 1])
     for step in range(2):
         debugger.start(model=model)
+        if "read back" in way:
+            model.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()})
         torch.manual_seed(100 + 10 * step + rank)
         for last in (False, True) if "accumulated" in way else (True,):
             tokens, targets = torch.randint(0, 50, (2, 4, 16))
@@ -256,6 +258,7 @@ def made(dumps: Path, way: str, ranks: int = 1) -> Path:
         ("autocast gated scaled before", "autocast gated scaled", 1, ""),
         ("bf16 looking chosen", "bf16 looking", 1, ""),
         ("rate of one element", "plain", 1, ""),
+        ("plain read back", "plain", 1, ""),
         ("compiled L0", "plain L0", 1, ""),
         ("averaged many at once", "averaged one by one", 1, ""),
         ("halves of floats, large loss scale", "halves of floats, loss scale", 1, "The loss scale is 16 times"),

@@ -238,6 +238,18 @@ class Unsharder(PartialSumTracker):
         tables = [(first.shape[i], second.shape[j]) for i, j in behind if isinstance(first.shape[i], list) and len(first.shape[i]) > 1]
         return bool(tables) and self._shared_out == len(first.ops) and all(mine == theirs for mine, theirs in tables)
 
+    @cached_property
+    def _buffers(self) -> set[int]:
+        """Calls of no module that put gradients into flat buffers and take them out: what lies in a buffer, and after which micro batch,
+        each layout decides by itself."""
+        side, found = self._a.first, set[int]()
+        for op, (direction, *_, api) in enumerate(self._a.tree.kinds):
+            if direction == "forward" and len(self._a.tree.kinds[op]) == 3 and api in traits.MOVES:
+                shapes = [side.shape[row] for row in side.rows(op)]
+                if any(isinstance(shape, list) and len(shape) == 1 for shape in shapes):
+                    found.add(op)
+        return found
+
     def _shares_of_number(self, call: Call, i: int, j: int, pieces: Floats, others: Floats) -> tuple[int, int] | None:
         """A number of each piece (tokens counted, a loss over a part of the batch): how many of them make that of the whole, on each side.
         None: all pieces of a side say the same, and nothing that was cut goes in."""
@@ -362,6 +374,9 @@ class Unsharder(PartialSumTracker):
         if SHARE in first.extra.get(i, ()) or SHARE in second.extra.get(j, ()):
             self._skip(i, j, PART)
             return True
+        if call.backward and op in self._buffers:
+            self._skip(i, j, PART)
+            return False
         unlike = merge_statistics.whole_shape(first.shape[i], second.shape[j]) is None
         if self._experts or unlike:  # where only functions are recorded no name tells of experts
             if experts.LISTED in first.extra.get(i, ()) or experts.LISTED in second.extra.get(j, ()):
@@ -377,7 +392,11 @@ class Unsharder(PartialSumTracker):
             self._skip(i, j, TOKENS)
             return False
         if unlike:
-            if len(first.shape[i]) == len(second.shape[j]) == 1 and self._producers.get(i) is None and (call.buffer or not call.tensors):
+            flat, own = (
+                len(first.shape[i]) == len(second.shape[j]) == 1,
+                self._producers.get(i) is None and (call.buffer or not call.tensors),
+            )
+            if flat and (own or (call.backward and self._a.tree.kinds[op][0] == "forward")):
                 call.buffer = True
                 self._skip(i, j, UNCLEAR)  # a flat buffer of what lies on this rank
                 return False

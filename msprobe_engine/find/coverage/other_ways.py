@@ -53,15 +53,15 @@ def change_something(tree: Tree, records: Iterable[int], replaced: bool) -> bool
         tree, records: the calls of the side that has them.
         replaced: the other side has some alone as well.
     """
-    calls = [op for op in records if len(tree.kinds[op]) == 3 and not _hands_on_all(tree, op)]
+    calls = [op for op in records if len(tree.kinds[op]) == 3 and not _hands_on_all(tree, op) and not _leaves_all(tree, op)]
     products = not replaced and any(is_product(tree.kinds[op][-1]) for op in calls)
     return products or any(_speaks(tree.side.ops[op]) or _changes(tree.kinds[op][-1]) for op in calls)
 
 
 def _speaks(name: str) -> bool:
     """A collective that does more than fetch what other ranks hold: when, and how often, makes no other numbers (weights that are given up
-    between the passes, or kept)."""
-    return names.is_collective(name) and "all_gather" not in name and "allgather" not in name
+    between the passes, or kept; messages of another schedule of the pipeline)."""
+    return names.is_collective(name) and not any(word in name for word in ("all_gather", "allgather", "isend", "irecv"))
 
 
 def _hands_on_all(tree: Tree, op: int) -> bool:
@@ -72,6 +72,13 @@ def _hands_on_all(tree: Tree, op: int) -> bool:
     taken = [side.stats[row].tobytes() for row in tree.tensors_in(op)]
     given = [side.stats[row].tobytes() for row in side.rows(op) if side.role[row] == OUTPUT]
     return bool(given) and taken[: len(given)] == given
+
+
+def _leaves_all(tree: Tree, op: int) -> bool:
+    """A call in place behind which its tensor has the numbers that it had before: what is read back from a checkpoint."""
+    side, rows = tree.side, tree.side.rows(op)
+    taken, given = next(iter(tree.tensors_in(op)), -1), next((row for row in rows if side.role[row] == OUTPUT), -1)
+    return taken >= 0 <= given and _changes(tree.kinds[op][-1]) and side.stats[taken].tobytes() == side.stats[given].tobytes()
 
 
 def _changes(api: str) -> bool:
