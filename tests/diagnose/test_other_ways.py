@@ -252,6 +252,7 @@ def made(dumps: Path, way: str, ranks: int = 1) -> Path:
         pytest.param("inside", "plain", 1, "bear other names", marks=pytest.mark.slow),
         pytest.param("normed", "normed by torch", 1, "", marks=pytest.mark.slow),
         ("bf16 fused", "bf16 plain", 1, ""),
+        ("bf16 fused", "bf16 foreach", 1, "by calls of fused"),
         ("bf16 gated joined", "bf16 gated", 1, ""),
         pytest.param("bf16 gated halves", "bf16 gated", 1, "", marks=pytest.mark.slow),
         ("bf16 gated cast twice backwards", "bf16 gated", 1, "in another order"),

@@ -41,6 +41,8 @@ from msprobe_engine.core import operator_traits as traits
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import distances, roundoff
 
+_OF_BUFFERS = frozenset(("copy_", "narrow", "view", "view_as", "cat", *(f"{way}flatten_dense_tensors" for way in ("", "un", "_", "_un"))))
+
 
 class Unsharder(PartialSumTracker):
     """Makes a `GlobalTensors` of the pieces of both sides."""
@@ -244,9 +246,9 @@ class Unsharder(PartialSumTracker):
         each layout decides by itself."""
         side, found = self._a.first, set[int]()
         for op, (direction, *_, api) in enumerate(self._a.tree.kinds):
-            if direction == "forward" and len(self._a.tree.kinds[op]) == 3 and api in traits.MOVES:
-                shapes = [side.shape[row] for row in side.rows(op)]
-                if any(isinstance(shape, list) and len(shape) == 1 for shape in shapes):
+            if direction == "forward" and len(self._a.tree.kinds[op]) == 3 and api in _OF_BUFFERS:
+                rows = (row for row in side.rows(op) if roundoff.eps(side.dtype[row]))
+                if any(isinstance(side.shape[row], list) and len(side.shape[row] or ()) == 1 for row in rows):
                     found.add(op)
         return found
 

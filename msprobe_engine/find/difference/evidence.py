@@ -6,12 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.core.dtypes import plain_name
 from msprobe_engine.core.text.ranges import few_ranges, ranges_of
 from msprobe_engine.core.text.sentences import Sentence, joined
 from msprobe_engine.find.difference.divergence import Divergence
 from msprobe_engine.find.difference.walk import DifferenceWalk
+from msprobe_engine.measure import coarse_values, factorize
 from msprobe_engine.measure.distances import of_other_precision
 
+_WIDE = "float32"
 _BLIND = 0.25
 """Part of the modules of a step whose noise may be as large as they are, at which nothing is said of the step: what they are made of was
 not recorded."""
@@ -24,6 +28,7 @@ class Precision(NamedTuple):
         other, of: how many tensors have another type.
         target, golden: the types of the first.
         rank, at: the first, a pair of rows.
+        rounded: the tensors have one type, and the numbers in them two.
     """
 
     other: int
@@ -32,8 +37,13 @@ class Precision(NamedTuple):
     golden: str
     rank: int
     at: int
+    rounded: bool = False
 
     def sentence(self) -> Sentence:
+        if self.rounded:
+            template = "The runs are of different precision: {0} of {1} tensors in float32 hold numbers of {2} in one run alone."
+            short = next(kind for kind in (self.target, self.golden) if kind != _WIDE)
+            return Sentence(template, f"{self.other:,}", f"{self.of:,}", short)
         template = "The runs are of different precision: {0} of {1} tensors have another type, the first {2} against {3}."
         return Sentence(template, f"{self.other:,}", f"{self.of:,}", self.target, self.golden)
 
@@ -50,7 +60,39 @@ def precision(divergence: Divergence) -> Precision | None:
             row, partner = walker.rows[at]
             types = str(walker.side.dtype[row]), str(walker.golden.side.dtype[partner])
             found = Precision(other, int((~m.argument).sum()), *types, rank, at)
-    return found
+    return found or _rounded(divergence)
+
+
+def _rounded(divergence: Divergence) -> Precision | None:
+    """Of runs that make the same calls of the same batches: another layout, and other micro batches, sum up what one pass has rounded.
+    Of runs that make other calls only what an optimizer keeps from step to step, which other kernels do not round."""
+    for rank, walker in divergence.different().walkers.items():
+        side, golden = walker.side, walker.golden.side
+        if rank in divergence.wholes:
+            continue
+        every = side.ops == golden.ops
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for at, (row, other) in enumerate(walker.rows):
+            kind = walker.target.kinds[side.op[row]]
+            if _is_wide(side.dtype[row]) and _is_wide(golden.dtype[other]) and (every or _is_state(walker.target, row)):
+                groups.setdefault((kind[0], *(() if walker.target.gradients[side.op[row]] else kind[-1:])), []).append(at)
+        for group in groups.values():
+            left, right = (column[group] for column in factorize.columns(walker.rows))
+            told = coarse_values.rounded_on_one_side(side.stats[left, :2], golden.stats[right, :2])
+            if told is not None:
+                types = (told[0], _WIDE) if told[1] else (_WIDE, told[0])
+                return Precision(len(group), sum(map(len, groups.values())), *types, rank, group[0], rounded=True)
+    return None
+
+
+def _is_state(tree: Tree, row: int) -> bool:
+    """What a call of an update changes in place."""
+    op = tree.side.op[row]
+    return op > tree.last_backward and tree.kinds[op][-1].endswith("_") and ".input.0" in tree.side.name[row]
+
+
+def _is_wide(dtype: str | None) -> bool:
+    return plain_name(str(dtype)) == _WIDE
 
 
 def amount(distance: float) -> str:

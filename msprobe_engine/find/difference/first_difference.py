@@ -50,6 +50,23 @@ def behind_unseen_update(first: Suspect, found: Divergence) -> list[str]:
     return [Sentence(template, first.step)]
 
 
+def begin_otherwise(first: Suspect, found: Divergence) -> list[str]:
+    """That runs of one layout do not begin with the same weights: another rounding where they were loaded looks like weights that were
+    changed by as much, and all that follows is held to the difference that these make.
+
+    Args:
+        first: in the first step.
+        found: the last step.
+    """
+    if first.kind != PARAMETER or first.step or found.wholes:
+        return []
+    template = (
+        "the runs do not begin with the same weights: {0}, {1}; rounding that they had where they were loaded may be as large, so that"
+        " nothing smaller can be told from it; msprobe ckpt diff compares what was loaded"
+    )
+    return [Sentence(template, first.record, first.why)]
+
+
 def _of_rank(walker: DifferenceWalk) -> DifferenceOrigin | None:
     m = walker.measured
     differs = (m.distance > 0) & ~m.argument
@@ -65,7 +82,7 @@ def _of_rank(walker: DifferenceWalk) -> DifferenceOrigin | None:
     shown = span[taken] if taken.any() else span
     at = int(shown[np.argmax(m.distance[shown])])
     row, golden_row = walker.rows[at]
-    kind = RESULT if not taken.any() else PARAMETER if walker.side.role[row] == PARAMETERS else TAKEN
+    kind = RESULT if not taken.any() else PARAMETER if walker.side.role[row] == PARAMETERS or walker.is_parameter(row) else TAKEN
     found = DifferenceOrigin(op, other, kind, row, golden_row, float(m.distance[at]), 0.0, 0.0)
     walker.blame_unmatched(found)
     return found

@@ -27,8 +27,9 @@ from msprobe_engine.align.calls.call_tree import Tree, calls_function
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.align.parallel.parameter_owner import Mark, Owner, owners_and_tensors
 from msprobe_engine.core.operator_traits import UNINITIALISED
+from msprobe_engine.find.coverage import other_ways
 from msprobe_engine.find.difference import attribution, kept_tensors, lone_arguments
-from msprobe_engine.find.difference.harmless import bookkeeping, left_out, loss_scale, same_result
+from msprobe_engine.find.difference.harmless import bookkeeping, flat_buffers, left_out, loss_scale, same_result
 from msprobe_engine.find.difference.lone_arguments import LoneArgument
 from msprobe_engine.find.difference.noise.carried import CarriedNoise
 from msprobe_engine.find.difference.optimizer import cancelling_gradients
@@ -91,6 +92,7 @@ class DifferenceWalk:
     other_update = False
 
     def __init__(self, target: Tree, golden: Tree, structure: Structure, measured: Mapping[tuple[int, int], Figures] | None = None) -> None:
+        structure = flat_buffers.without_pieces(other_ways.without_updates(structure, target, golden), target, golden)
         self.target, self.golden, self.structure = target, golden, structure
         self.foreign: dict[int, float] = {}
         self.finished: set[int] = set()

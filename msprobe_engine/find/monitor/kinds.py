@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
+
+import numpy as np
 
 from msprobe_engine.core.dtypes import FLOATS, other_form
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.findings import Suspect
-from msprobe_engine.find.monitor.number_pairs import order_in_step
+from msprobe_engine.find.monitor.number_pairs import Number, order_in_step
 from msprobe_engine.formats.monitor.reader import Run
 from msprobe_engine.formats.monitor.series import Key
+from msprobe_engine.measure import coarse_values
 
 _FACTS = ("shape", "dtype")
+_WIDE = "float32"
+_STATES = ("exp_avg", "exp_avg_sq", "opt_state")
 
 
 def other_kinds(target: Run, golden: Run, cut: Set[tuple[int, str, Key]]) -> tuple[list[Suspect], list[str], list[Suspect]]:
@@ -48,6 +53,42 @@ def other_kinds(target: Run, golden: Run, cut: Set[tuple[int, str, Key]]) -> tup
     ]
     first = [suspect for _, suspect in sorted(computed, key=lambda one: one[0])[:1]]
     return [suspect for _, suspect in sorted(shapes, key=lambda one: one[0])], list(said), first
+
+
+def rounded_in_one_run(run: Run, other: Run, items: Iterable[Number]) -> Suspect | None:
+    """Numbers in float32 of a family that one run alone has rounded to a shorter type. Runs that see other activations cut the batch in
+    other ways or are compiled, and sum up what one pass has rounded: of these only what an optimizer keeps is looked at."""
+    same = all(_places(run, rank) == _places(other, rank) != set() for rank in run.ranks) and set(run.ranks) == set(other.ranks)
+    wide = {
+        (rank, family, key)
+        for rank in set(run.ranks) & set(other.ranks)
+        for family in set(run.families(rank)) & set(other.families(rank))
+        for key, kinds in run.kinds(rank, family).items()
+        if {kind.dtype for kind in (*kinds, *other.kinds(rank, family).get(key, ()))} == {_WIDE}
+    }
+    extremes: dict[str, dict[tuple[int, int, Key], dict[str, Number]]] = {}
+    for item in items:
+        if item.op in ("max", "min") and (item.rank, item.family, item.key) in wide and (same or item.family in _STATES):
+            extremes.setdefault(item.family, {}).setdefault((item.step, item.rank, item.key), {})[item.op] = item
+    found: list[tuple[tuple[int, ...], Suspect]] = []
+    for pairs in extremes.values():
+        both = [tuple(pair.values()) for pair in pairs.values() if len(pair) == 2]
+        mine, theirs = (np.array([[getattr(one, side) for one in pair] for pair in both]).reshape(-1, 2) for side in ("target", "golden"))
+        if told := coarse_values.rounded_on_one_side(mine, theirs):
+            types = (told[0], _WIDE) if told[1] else (_WIDE, told[0])
+            first = min((one for one, _ in both), key=lambda one: (one.step, *one.order, one.rank))
+            why = Sentence(
+                "its type is {0}, and all numbers of it and {1} others are those of {2} in one run alone", _WIDE, len(both) - 1, told[0]
+            )
+            row, cause = f"{first.family}/{first.key.name}", Sentence("{0}, golden {1}", *types)
+            module = first.key.name.rpartition(".")[0]
+            suspect = Suspect(row, module, first.rank, first.step, kind="precision", why=why, cause=cause, tensor=row)
+            found.append(((first.step, *first.order), suspect))
+    return min(found, key=lambda one: one[0])[1] if found else None
+
+
+def _places(run: Run, rank: int) -> set[Key]:
+    return set(run.kinds(rank, "actv")) if "actv" in run.families(rank) else set()
 
 
 def of_other_form(run: Run, other: Run) -> set[tuple[int, str, Key]]:

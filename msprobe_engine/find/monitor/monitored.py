@@ -18,7 +18,7 @@ from msprobe_engine.find.collectives.replicas import Odd, say_not_compared
 from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.launch_line import GOLDEN, UNKNOWN
 from msprobe_engine.find.monitor.growing_loss import name_loss
-from msprobe_engine.find.monitor.kinds import cut_otherwise, of_other_form, other_kinds
+from msprobe_engine.find.monitor.kinds import cut_otherwise, of_other_form, other_kinds, rounded_in_one_run
 from msprobe_engine.find.monitor.nearest import nearest_first
 from msprobe_engine.find.monitor.not_finite import not_finite
 from msprobe_engine.find.monitor.number_pairs import Number, every_series, paired_numbers
@@ -159,6 +159,8 @@ def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Di
     found.problems += [f"{what} ({count})" for run in (a, b) for what, count in run.problems.items()]
     if not found.suspects:
         found.evidence.append(_say_largest(largest))
+        if not computed and not cut.tensors and (rounded := rounded_in_one_run(a, b, items)) is not None:
+            computed = [rounded]
         if computed:  # numbers that agree within the round-off of another type are no all-clear
             found.finding, found.suspects = findings.STRUCTURE, computed
         found.problems += [] if alone_off is None else [alone_off.sentence()]

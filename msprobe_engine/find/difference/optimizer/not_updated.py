@@ -10,7 +10,7 @@ from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.parallel.parameter_owner import Owner, owners
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.coverage.other_ways import first_update, updates_at_once
+from msprobe_engine.find.coverage.other_ways import first_update, way_of_update
 from msprobe_engine.find.difference import explain
 from msprobe_engine.find.difference.origin import EXTRA, MISSING, DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk
@@ -26,7 +26,7 @@ def differing(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
     if not (walker.missing or walker.extra) or crossed(*sides) or dump_dialects.differ(*sides):
         return []
     mine, theirs = _first_calls(walker.target), _first_calls(walker.golden)
-    if not mine or not theirs or updates_at_once(walker.target) or updates_at_once(walker.golden):
+    if not mine or not theirs or way_of_update(walker.target) or way_of_update(walker.golden):
         return []
     of_target = set(_parameters(walker.target))
     found: list[Suspect] = []

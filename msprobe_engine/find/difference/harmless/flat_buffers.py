@@ -1,0 +1,63 @@
+"""Flat buffers of gradients that one run handles in other pieces than the other one: buckets of another size."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from msprobe_engine.align.calls.call_tree import Kind, Tree, calls_function
+from msprobe_engine.align.calls.structure import Structure
+from msprobe_engine.align.parallel import merge_statistics
+from msprobe_engine.align.parallel.outcome import AGREES
+from msprobe_engine.core.operator_traits import SCALINGS
+from msprobe_engine.measure import distances, roundoff
+
+
+def without_pieces(structure: Structure, target: Tree, golden: Tree) -> Structure:
+    """Calls that scale or sum up as many elements, of the same statistics together, in another number of pieces are no pairs, and none of
+    them is missing."""
+    if not (structure.only_target or structure.only_golden):
+        return structure
+    pieces = [dict[Kind, list[int]](), dict[Kind, list[int]]()]
+    for tree, found in zip((target, golden), pieces):
+        for op, row in _flat(tree):
+            found.setdefault(tree.kinds[op], []).append(row)
+    apart: tuple[set[int], set[int]] = set(), set()
+    for kind in pieces[0].keys() & pieces[1].keys():
+        rows = [found[kind] for found in pieces]
+        if len(rows[0]) == len(rows[1]):
+            continue
+        sides = [
+            (tree.side, some, [distances.elements(tree.side.shape[row]) for row in some]) for tree, some in zip((target, golden), rows)
+        ]
+        first, second = (_whole(side.stats[some], sizes) for side, some, sizes in sides)
+        if sum(sides[0][2]) == sum(sides[1][2]) and merge_statistics.close(first, second, AGREES):
+            for known, (side, some, _) in zip(apart, sides):
+                known.update(side.op[row] for row in some)
+    if not apart[0]:
+        return structure
+    return dataclasses.replace(
+        structure,
+        pairs=[(op, other) for op, other in structure.pairs if op not in apart[0] and other not in apart[1]],
+        only_target=[op for op in structure.only_target if op not in apart[0]],
+        only_golden=[op for op in structure.only_golden if op not in apart[1]],
+    )
+
+
+def _flat(tree: Tree) -> Iterator[tuple[int, int]]:
+    """(call, the vector that it takes in), of functions of no module, behind where the backward pass begins."""
+    side = tree.side
+    for op in range(min(tree.first_backward, len(tree.kinds)), len(tree.kinds)):
+        kind = tree.kinds[op]
+        if not calls_function(kind) or not (kind[-1] in SCALINGS or kind[1] == "Distributed"):
+            continue
+        row = next(iter(tree.tensors_in(op)), -1)
+        if row >= 0 and len(side.shape[row] or ()) == 1 and roundoff.eps(side.dtype[row]):
+            yield op, row
+
+
+def _whole(stats: merge_statistics.Floats, sizes: list[int]) -> merge_statistics.Floats:
+    """The statistics of pieces of some sizes together."""
+    found = merge_statistics.merged(stats)
+    found[2] = sum(mean * size for mean, size in zip(stats[:, 2], sizes)) / max(1, sum(sizes))
+    return found
