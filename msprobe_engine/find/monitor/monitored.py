@@ -17,6 +17,7 @@ from msprobe_engine.find import findings
 from msprobe_engine.find.collectives.replicas import Odd, say_not_compared
 from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.launch_line import GOLDEN, UNKNOWN
+from msprobe_engine.find.monitor.between_steps import changed_between
 from msprobe_engine.find.monitor.growing_loss import name_loss
 from msprobe_engine.find.monitor.kinds import cut_otherwise, of_other_form, other_kinds, rounded_in_one_run
 from msprobe_engine.find.monitor.nearest import nearest_first
@@ -151,6 +152,7 @@ def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Di
     shapes, types, computed = other_kinds(a, b, cut.tensors)
     shapes = [one for one in shapes if one.record.partition("/")[0] not in apart]
     _say_never_there(found, sorted([*never_there(a, b), *shapes], key=lambda one: one.step))
+    _say_changed(found, changed_between(a, b))
     found.evidence += types
     found.problems = [*missing_parts(a), *missing_parts(b), *steps_on_one_side(a, b), *said_apart, *cut.said]
     found.remarks = [*still_running(a), *still_running(b), *other_runs(a), *other_runs(b)]
@@ -276,6 +278,13 @@ def _say_never_there(found: Diagnosis, alone: Sequence[Suspect]) -> None:
     first = found.first_suspect
     if alone and (first is None or alone[0].step <= first.step):
         found.finding, found.suspects = findings.STRUCTURE, [*alone, *found.suspects][:MOST_SUSPECTS]
+
+
+def _say_changed(found: Diagnosis, changed: Sequence[Suspect]) -> None:
+    """What was changed before a step begins comes before all that differs in it."""
+    first = found.first_suspect
+    if changed and (first is None or changed[0].step <= first.step):
+        found.finding, found.suspects = findings.DIVERGENCE, [*changed, *found.suspects][:MOST_SUSPECTS]
 
 
 def _said_alone(path: Path, names: Sequence[str]) -> Sentence:

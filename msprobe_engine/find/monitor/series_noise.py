@@ -28,7 +28,7 @@ from typing import NamedTuple
 from msprobe_engine.core.dtypes import FLOATS
 from msprobe_engine.find.monitor.number_pairs import Number
 from msprobe_engine.formats.monitor.reader import Run
-from msprobe_engine.formats.monitor.series import Key
+from msprobe_engine.formats.monitor.series import Key, Kind
 
 GROWTH = 1.5
 """By how much more than the largest difference of its kind so far a number must differ."""
@@ -70,6 +70,10 @@ _OF_ITS_GRADIENT = 3.0
 """Times the difference of a parameter's own gradient that its moments and its update may differ: where a gradient comes to nothing, an
 optimizer moves the parameter at random."""
 
+_IN_COMMON, _OF_ELEMENTS = 0.25, 100.0
+"""Half units by which the norm of an activation may move: four times what healthy pairs show, of what its elements have in common, and of
+each element by itself."""
+
 _PARAMETERS = ("param_origin", "param_updated")
 _STATES = ("exp_avg", "opt_state")
 _RATES = ("learning_rate", "lr")
@@ -89,6 +93,9 @@ class SeriesNoise:
         self._first: int | None = None
         self._gradients: dict[tuple[int, str], float] = {}  # of each parameter, in this step and before
         self._sizes: dict[tuple[int, str, Key], float] = {}  # norms of gradients in this step
+        self._types = {(rank, key): kinds for one in (run, other) for rank in one.ranks for key, kinds in _activations(one, rank).items()}
+        self._elements = {place: _size(kinds) for place, kinds in self._types.items()}
+        self._wide: set[Number] = set()  # activations of the first step that nothing of 16 bits came before
         self._of_tokens = 2 * self._unit / math.sqrt(tokens) if (tokens := min(_tokens(one) for one in (run, other))) else 0.0
         self._moved: dict[tuple[int, str], float] | None = {} if _other_states(run, other) else None
 
@@ -107,13 +114,26 @@ class SeriesNoise:
         kind, few = self._kind(item), item.op in _OF_FEW
         floor = self._floors[_GRADIENT if few and kind not in (_NUMBER, _BIAS) else kind]
         steps = item.step - (self._first if self._first is not None else item.step)
-        allowed = max(floor.first, self._of_tokens if kind == _LOSS else 0.0) + floor.per_step * steps
+        first = max(floor.first, self._of_tokens if kind == _LOSS else 0.0)
+        if item.family == "actv":
+            first = self._of_activation(item, first, few)
+        allowed = first + floor.per_step * steps
         if self._moved is not None and kind == _PARAMETER:
             allowed = max(allowed, self._moved.get((item.rank, item.key.name), 0.0))
         allowed *= _FEW_ELEMENTS if few else 1.0
         if not self._unit:
             allowed = max(allowed, UNKNOWN)
         return allowed if kind == _NUMBER else max(allowed, GROWTH * self._largest.get((kind, few), 0.0))
+
+    def _of_activation(self, item: Number, most: float, few: bool) -> float:
+        """Of what no tensor of 16 bits came before in the first step it is that of float32; else a norm shows what its elements have in
+        common, and of the rest the less the more elements it has."""
+        if item in self._wide:
+            return _WIDE[_GRADIENT].first
+        size = self._elements.get((item.rank, item.key), 0)
+        if few or not size:
+            return most
+        return min(most, max(_IN_COMMON, _OF_ELEMENTS / math.sqrt(size)) * self._unit) if self._floors is _SHORT else most
 
     def _of_terms(self, item: Number) -> float:
         """What the terms of the gradient of a bias leave where they cancel."""
@@ -136,6 +156,7 @@ class SeriesNoise:
         items = list(items)
         self._sizes.clear()
         self._see_updates(items)
+        self._see_activations(items if self._first is None else ())
         for item in items:
             if item.family.startswith("grad") and item.distance < math.inf:
                 key = item.rank, item.key.name
@@ -156,6 +177,16 @@ class SeriesNoise:
             if one.family == "update" and one.op == "norm" and sizes.get(place) and one.rank in rates:
                 part = rates[one.rank] * max(one.target, one.golden) / sizes[place]
                 self._moved[place] = self._moved.get(place, 0.0) + part
+
+    def _see_activations(self, items: Iterable[Number]) -> None:
+        self._wide.clear()
+        short: set[int] = set()
+        for one in sorted((one for one in items if one.family == "actv"), key=lambda one: one.order):
+            types = {kind.dtype for kind in self._types.get((one.rank, one.key), ())}
+            if not types or any(FLOATS[name].eps > 2.0**-20 for name in types if name in FLOATS):
+                short.add(one.rank)
+            if one.rank not in short and "input" in one.key.name and types & FLOATS.keys():
+                self._wide.add(one)
 
     def accept(self, step: int, items: Iterable[Number]) -> None:
         """A step in which nothing was off."""
@@ -203,3 +234,12 @@ def _other_states(run: Run, other: Run) -> bool:
         for one in (run, other)
     ]
     return all(types) and types[0] != types[1]
+
+
+def _activations(run: Run, rank: int) -> Mapping[Key, frozenset[Kind]]:
+    return run.kinds(rank, "actv") if "actv" in run.families(rank) else {}
+
+
+def _size(kinds: Iterable[Kind]) -> int:
+    """Elements of the smallest shape; 0 where none is said."""
+    return min((math.prod(json.loads(kind.shape)) for kind in kinds if kind.shape), default=0)

@@ -1,0 +1,55 @@
+"""Parameters that are not what the update of the step before has left, where those of the golden run are: something changed them in
+between, as a checkpoint that was read back."""
+
+from __future__ import annotations
+
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.findings import Suspect
+from msprobe_engine.formats.monitor.reader import Run
+from msprobe_engine.formats.monitor.series import Key
+
+_BEFORE, _AFTER, _OP = "param_origin", "param_updated", "norm"
+_DIGITS = 1e-6
+"""Norms of the same numbers, summed in another order."""
+
+
+def changed_between(target: Run, golden: Run) -> list[Suspect]:
+    """The parameters of the first step in which some are, in the order of the model; none where parameters never are what was left: another
+    copy of them is written then."""
+    found: list[tuple[int, int, int, Suspect]] = []
+    for rank in sorted(set(target.ranks) & set(golden.ranks)):
+        mine, theirs = _pairs(target, rank), _pairs(golden, rank)
+        kept = {place for place, (left, there) in mine.items() if _same(left, there)}
+        for at, ((step, key), (left, there)) in enumerate(mine.items()):
+            if (step, key) in kept or (step, key) not in theirs or not _same(*theirs[step, key]):
+                continue
+            if not any(other_step == step or other == key for other_step, other in kept):
+                continue
+            template = "norm is {0} behind the update of step {1} and {2} when step {3} begins; in the golden run it is the same"
+            why = Sentence(template, f"{left:.9g}", step - 1, f"{there:.9g}", step)
+            row = f"{_BEFORE}/{key.name}"
+            suspect = Suspect(
+                row, key.name.rpartition(".")[0], rank, step, kind="series", why=why, tensor=row, distance=abs(left - there) / there
+            )
+            found.append((step, rank, at, suspect))
+    first = min((step for step, *_ in found), default=-1)
+    return [suspect for step, _, _, suspect in sorted(found, key=lambda one: one[:3]) if step == first]
+
+
+def _pairs(run: Run, rank: int) -> dict[tuple[int, Key], tuple[float, float]]:
+    """(step, parameter) -> its norm behind the update of the step before, and when the step begins."""
+    families = run.families(rank)
+    if not all(family in families and _OP in run.ops(rank, family) for family in (_BEFORE, _AFTER)):
+        return {}
+    begins, left = run.series(rank, _BEFORE, _OP), run.series(rank, _AFTER, _OP)
+    found: dict[tuple[int, Key], tuple[float, float]] = {}
+    for key, series in begins.items():
+        if key in left:
+            ends = dict(zip(left[key].steps.tolist(), left[key].values.tolist()))
+            steps = zip(series.steps.tolist(), series.values.tolist())
+            found.update({(step, key): (ends[step - 1], value) for step, value in steps if step - 1 in ends and value > 0})
+    return found
+
+
+def _same(left: float, there: float) -> bool:
+    return abs(left - there) <= _DIGITS * there
