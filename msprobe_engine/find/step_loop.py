@@ -59,6 +59,7 @@ class StepLoop:
         self._records = self._recorded = self._hidden = 0
         self._recomputed = ""
         self._ways: str | None = None
+        self._passes: str | None = None
         self._one_sided = False
         self._facts: list[Suspect] = []  # what records say beside numbers and is not the same
         self._ranks: set[int] = set()
@@ -126,6 +127,7 @@ class StepLoop:
         for walker in different.walkers.values():
             if walker.extra or walker.missing:
                 self._ways = self._ways or other_ways.said(walker.target, walker.golden)
+                self._passes = self._passes or other_ways.more_passes(walker.target, walker.golden)
             again = len(walker.target.recomputed), len(walker.golden.recomputed)
             if again[0] != again[1]:
                 template = "Calls that the backward pass makes again to save memory: {0} in this run, {1} in the golden run."
@@ -219,6 +221,9 @@ class StepLoop:
         dialects = any(dump_dialects.differ(walker.side, walker.golden.side) for walker in before.different().walkers.values())
         same = not self._largest.distance or dialects
         found.evidence += [note for note in (self._recomputed, self._ways) if note]
+        if self._passes is not None and not layouts.has_pieces(before):
+            found.finding = findings.STRUCTURE
+            found.evidence.append(self._passes)
         other_calls = self._other_calls or not other_ways.only_wrapped(found.renamed)
         if same and not found.aligned and not self._recomputed and other_calls:
             found.finding = findings.STRUCTURE  # with round-off between them, or in another framework, the calls are another way to them

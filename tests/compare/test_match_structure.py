@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.match import Matching, match
 from msprobe_engine.align.calls.structure import match_structure
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
@@ -169,3 +170,14 @@ def test_argument_by_name(tmp_path: Path) -> None:
     found = match(a, b, CompareOptions())
     assert names(a, b, found)[1] == ("Functional.f.0.forward.input.1", "Functional.f.0.forward.input.weight")
     assert "by name" in found.messages[1]
+
+
+def test_who_made_a_tensor(tmp_path: Path) -> None:
+    """It has the numbers and the dimensions of what was given out, turned or not: ``x.mT`` is no call. Another number is another tensor."""
+    taken = {"same": ((8, 4), 2.0), "turned": ((4, 8), 2.0), "other": ((4, 8), 3.0), "longer": ((32,), 2.0)}
+    records: dict[str, Any] = {"Torch.matmul.0.forward": {"input_args": [], "input_kwargs": {}, "output": [tensor(8, 4, value=2.0)]}}
+    for at, (shape, value) in enumerate(taken.values()):
+        records[f"Tensor.to.{at}.forward"] = {"input_args": [tensor(*shape, value=value)], "input_kwargs": {}, "output": []}
+    tree = Tree(side(tmp_path, records))
+    made = {name: tree.producers.get(tree.tensors_in(at + 1)[0]) for at, name in enumerate(taken)}
+    assert made == {"same": 0, "turned": 0, "other": None, "longer": None}

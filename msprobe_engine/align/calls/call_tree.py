@@ -226,7 +226,7 @@ class Tree:
 
     @cached_property
     def producers(self) -> Producers:
-        """Input row -> record that had a tensor with the same numbers and shape among its outputs last, before this record.
+        """Input row -> record that had a tensor with the same numbers and dimensions among its outputs last, before this record.
 
         The numbers of a tensor are its fingerprint: two tensors with equal extremes, mean and norm are taken for one. A module and the
         last call inside it have the same output; the call is taken, which came first.
@@ -267,7 +267,9 @@ class Tree:
         tensor = np.array([type(shape) is list for shape in shapes] or [False])[sizes] & ((role == INPUT) | (role == OUTPUT))
         for row in side.values:
             tensor[row] &= side.requires_grad[row] is not None
-        mark = sizes.astype(np.uint64)
+        turned: dict[Hashable, int] = {}  # ``x.mT`` is no call: a matrix and the transposed one have the same numbers
+        alike = [turned.setdefault(tuple(sorted(map(str, shape))) if type(shape) is list else at, at) for at, shape in enumerate(shapes)]
+        mark = np.array(alike or [0], np.uint64)[sizes]
         if any(side.md5):
             mark ^= np.fromiter(map(hash, side.md5), np.int64, len(side)).view(np.uint64)
         with np.errstate(over="ignore"):

@@ -4,6 +4,7 @@ updates all parameters in one call. Where the numbers agree they are no differen
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from msprobe_engine.align.calls.call_tree import Tree
@@ -87,6 +88,24 @@ def _changes(api: str) -> bool:
     if api.startswith("__"):
         return (api.startswith("__i") and api not in ("__invert__", "__index__", "__int__")) or api == "__setitem__"
     return (api.endswith("_") and api not in _WITHOUT_EFFECT) or any(word in api for word in _RANDOM)
+
+
+def more_passes(target: Tree, golden: Tree) -> str | None:
+    """That one run calls most modules more often than the other one, without the calls that the backward pass makes again: a pass more
+    through the model is no other way to the same numbers."""
+    calls = [
+        Counter(kind[2] for op, kind in enumerate(tree.kinds) if kind[0] == "forward" and len(kind) == 4 and op not in tree.recomputed)
+        for tree in (target, golden)
+    ]
+    shared = calls[0].keys() & calls[1].keys()
+    for mine, theirs in (calls, calls[::-1]):
+        if more := [path for path in shared if mine[path] > theirs[path]]:
+            if 2 * len(more) <= len(shared):
+                continue
+            path = min(more, key=lambda path: (path.count("."), path))
+            template = "{0} of {1} modules are called another number of times in a step: {2} {3} times, in the golden run {4} times"
+            return Sentence(template, len(more), len(shared), path, calls[0][path], calls[1][path])
+    return None
 
 
 def way_of_update(tree: Tree) -> str:
