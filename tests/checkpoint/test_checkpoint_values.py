@@ -125,7 +125,7 @@ def test_values_of_one_side_are_counted() -> None:
     a = _checkpoint("a", args__lr=0.1, args__old=1, trainer_state__x=1, trainer_state__y=2)
     found = compare_values(a, _checkpoint("b", args__lr=0.1, args__new=2))
     assert {(d.name, d.a, d.b, d.matters) for d in found.different} == {("args.old", 1, None, False), ("args.new", None, 2, False)}
-    assert found.notes == ["values that only A has were not compared: trainer_state (2)"]
+    assert found.notes == ["values that only the run has were not compared: trainer_state (2)"]
 
 
 def test_what_an_optimizer_holds_is_compared_whether_tensor_or_number(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_what_an_optimizer_holds_is_compared_whether_tensor_or_number(tmp_path: 
 
     late = diff(a, saved("late.pt", lambda tree: tree.pop("step")))
     assert [(v.name, v.a, v.b, v.matters) for v in late.values] == [("step", 2, None, False)]
-    assert any("only A has were not compared: step" in note for note in late.notes)
+    assert any("only the run has were not compared: step" in note for note in late.notes)
 
 
 def test_diagnose_leads_with_the_values_that_matter(tmp_path: Path) -> None:

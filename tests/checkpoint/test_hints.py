@@ -101,19 +101,19 @@ CASES: list[tuple[str, Change, str, str]] = [
     ("transposed", _set(PROJ, lambda x: x.T), PROJ, "equal when transposed"),
     ("transposed q", _transpose_q, QKV, "only q differs: equal when transposed"),
     ("k and v", _exchange_kv, QKV, "q, v, k"),
-    ("blocks", _blocks, QKV, "equal when B is read as blocks q, k, v and A by key/value head"),
+    ("blocks", _blocks, QKV, "equal when the golden run is read as blocks q, k, v and the run by key/value head"),
     ("rotary", _rotary_q, QKV, "only q differs: equal when rotary pairs of rows become halves of each head"),
     ("gate and up", _set(FC1, lambda x: np.concatenate([x[48:], x[:48]])), FC1, "equal with gate and up exchanged"),
     ("in turns", _set(FC1, lambda x: x.reshape(2, 48, 32).transpose(1, 0, 2).reshape(96, 32)), FC1, "its halves take turns row by row"),
     ("rows", _set(FC2, lambda x: np.roll(x, 5, 0)), FC2, "equal with its rows in another order: shifted by 5"),
     ("columns", _set(FC2, lambda x: x[:, ::-1]), FC2, "equal with its columns in another order"),
-    ("scaled", _set(FC2, lambda x: x * np.float32(0.5)), FC2, "B is A times 0.5"),
-    ("sign turned", _set(FC2, lambda x: -x), FC2, "B is A with the sign turned"),
-    ("one added", _set(NORM, lambda x: x + 1), NORM, "B is A plus 1 (a norm that is stored as what is added to 1?)"),
-    ("zeros", _set(FC2, np.zeros_like), FC2, "B is all zeros"),
-    ("rounded", _set(FC2, _to_bf16), FC2, "B holds what the other side holds rounded to bfloat16"),
+    ("scaled", _set(FC2, lambda x: x * np.float32(0.5)), FC2, "the golden run is the run times 0.5"),
+    ("sign turned", _set(FC2, lambda x: -x), FC2, "the golden run is the run with the sign turned"),
+    ("one added", _set(NORM, lambda x: x + 1), NORM, "the golden run is the run plus 1 (a norm that is stored as what is added to 1?)"),
+    ("zeros", _set(FC2, np.zeros_like), FC2, "the golden run is all zeros"),
+    ("rounded", _set(FC2, _to_bf16), FC2, "the golden run holds what the other side holds rounded to bfloat16"),
     ("half", _set(FC2, lambda x: x.astype(np.float16)), FC2, "the same, rounded to float16"),
-    ("not a number", _set(FC2, lambda x: np.where(x > 2, np.float32("nan"), x)), FC2, "NaN in 0 elements of A and"),
+    ("not a number", _set(FC2, lambda x: np.where(x > 2, np.float32("nan"), x)), FC2, "NaN in 0 elements of the run and"),
     ("noise", _set(FC2, lambda x: x * np.float32(1.001) + np.float32(0.01)), FC2, ""),
 ]
 
@@ -158,7 +158,7 @@ def test_layers_that_moved_on_are_one_sentence(tmp_path: Path) -> None:
     b = {f"decoder.layers.{n}.mlp.linear_fc2.weight": layers[n + 1] for n in range(6)}
     alignment = aligned(checkpoint_of(a, tmp_path / "a"), checkpoint_of(b, tmp_path / "b"))
     results, _ = compare(alignment.pairs, plan(256, 1))
-    assert explain(alignment, results) == ["layers 1 to 5 of A are layers 0 to 4 of B (5 tensors)"]
+    assert explain(alignment, results) == ["layers 1 to 5 of the run are layers 0 to 4 of the golden run (5 tensors)"]
 
 
 def test_one_file_that_holds_all_differences_is_named(tmp_path: Path) -> None:
@@ -192,6 +192,6 @@ def test_tensors_under_other_names_become_rules_of_a_mapping_file(tmp_path: Path
     sides = checkpoint_of(a, tmp_path / "a"), checkpoint_of(b, tmp_path / "b")
     (note,) = explain(aligned(*sides), [])
     words = '{a: "blk.{n}.w", b: "stage.{n}.unit.kernel"} (3 tensors), {a: "zeros", b: "other"}'
-    assert note == f"4 tensors only in A are tensors only in B under other names; rules for --map: {words}"
+    assert note == f"4 tensors only in the run are tensors only in the golden run under other names; rules for --map: {words}"
     rule = {"a": "blk.{n}.w", "b": "stage.{n}.unit.kernel"}
     assert len(aligned(*sides, mapping=mapping_of({"names": [rule]})).pairs) == 3

@@ -112,7 +112,7 @@ def test_a_rule_that_does_not_fit_the_shapes_is_an_error(tmp_path: Path) -> None
     b = checkpoint_of({"one": K, "two": V}, tmp_path / "b")
     with pytest.raises(DumpFormatError, match=r"fused -> one, two: fused has shape \[6, 4\]; the others together have 4"):
         aligned(a, b, mapping=mapping_of({"names": [{"a": "fused", "b": ["one", "two"]}]}))
-    with pytest.raises(DumpFormatError, match="checkpoint B has no tensor 'three'"):
+    with pytest.raises(DumpFormatError, match="the golden run has no tensor 'three'"):
         aligned(a, b, mapping=mapping_of({"names": [{"a": "fused", "b": ["one", "three"]}]}))
 
 

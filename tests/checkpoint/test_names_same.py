@@ -99,7 +99,7 @@ def test_rows_beyond_the_common_ones_are_a_difference_unless_they_only_fill_up(t
         padded = checkpoint_of({name: np.concatenate([words, filled])}, tmp_path / f"padded{number}")
         found = aligned(padded, whole)
         assert [pair.b.shape for pair in found.pairs] == [(64, 4)]
-        assert any(note.startswith(f"{name}: rows from 64 on fill up the vocabulary") and "16 of A" in note for note in found.notes)
+        assert any(note.startswith(f"{name}: rows from 64 on fill up the vocabulary") and "16 of the run" in note for note in found.notes)
 
 
 def test_rows_of_a_vocabulary_that_both_have_are_compared_whatever_the_tokenizer_has(tmp_path: Path) -> None:

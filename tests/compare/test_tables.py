@@ -155,6 +155,28 @@ def test_parquet_has_numbers_and_texts_apart(tmp_path: Path) -> None:
     assert read["Result"] == ["pass", "pass", "pass", "error"]
 
 
+@pytest.mark.parametrize(
+    ("rows", "headline"),
+    [
+        (
+            (("x.0", "N/A", "pass", ""), ("x.1", "x.1", "warning", "small"), ("N/A", "x.2", "error", "of another\nkernel")),
+            "x.2: of another<",
+        ),
+        ((("x.0", "x.0", "warning", ""),), "x.0: warning<"),
+        ((("x.0", "x.0", "pass", ""),), "No row is off<"),
+        ((), "<h1>title</h1>"),
+    ],
+)
+def test_an_html_table_says_first_which_row_is_off(tmp_path: Path, rows: tuple[tuple[str, ...], ...], headline: str) -> None:
+    """An error before a warning, else the first in table order, with its reason."""
+    columns = ["NPU Name", "Bench Name", "Result", "Err_message"]
+    table = HtmlTable(tmp_path / "t.html", columns, "title")
+    table.write({name: [row[i] for row in rows] for i, name in enumerate(columns)})
+    table.close()
+    top = (tmp_path / "t.html").read_text(encoding="utf-8").partition("<h1>")[2].partition("</h1>")[0]
+    assert headline in f"<h1>{top}</h1>"
+
+
 def test_html_is_bounded_and_shows_no_markup(tmp_path: Path) -> None:
     """Rows that are off are kept first, the page says how many there are, and no cell can end the script element."""
     table = HtmlTable(tmp_path / "t.html", ["NPU Name", "Result"], "</title><script>alert(1)</script>", most_rows=5)

@@ -232,12 +232,14 @@ def test_two_runs_and_their_difference(two: Path, opened: Callable[..., Any]) ->
     page = ready(opened(two))
     assert page.evaluate("[Trends.state.run, Trends.state.column]") == ["relative", 3]
     assert page.locator("[role=tab][aria-selected=true]").inner_text().startswith("NaN")
+    words = page.locator("option").all_text_contents()
+    assert {"run · a", "golden · b", "run and golden side by side", "run against golden, relative"} <= {*words}
     base = {"metric": 1, "statistic": 0, "map": "ts", "third": "min"}
     a, b = cells(page, **base, run="both")
     assert (a["value"][:6], b["value"][:6]) == ([1, 2, 3, 4, 5, 6], [1, 2, 3, 6, 7.5, 9])
-    assert cells(page, run="difference")["value"][:6] == [0, 0, 0, 2, 2.5, 3]
+    assert cells(page, run="difference")["value"][:6] == [0, 0, 0, -2, -2.5, -3]
     found = cells(page, run="relative")
-    assert found["value"][:4] == pytest.approx([0, 0, 0, 1 / 3])
+    assert found["value"][:4] == pytest.approx([0, 0, 0, -1 / 3])
     assert found["kind"][11] == 2
     page.locator("#t-tab-apart").click()
     assert "step 3" in page.locator(".t-item").first.inner_text()

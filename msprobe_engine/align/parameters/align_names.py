@@ -277,7 +277,7 @@ class _Aligning:
                 self._a.done.add(slot)
                 self._b.done.add(other)
         words = [f"begin with {prefix!r}" if prefix else "have nothing before them" for prefix in found]
-        self._note(f"names of A that {words[0]} were taken for names of B that {words[1]}")
+        self._note(f"names of the run that {words[0]} were taken for names of the golden run that {words[1]}")
 
     def _alone(self, side: _Side, other: _Side, only: list[StoredTensor]) -> None:
         """What has no counterpart: missing, or left out with a reason."""

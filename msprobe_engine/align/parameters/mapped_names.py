@@ -62,10 +62,10 @@ def _pairs(
     names: tuple[list[str], list[str]],
     path: str,
 ) -> Iterator[tuple[str, Mapped, Mapped]]:
-    for side, found, wanted in (("A", mine, names[0]), ("B", other, names[1])):
+    for side, found, wanted in (("the run", mine, names[0]), ("the golden run", other, names[1])):
         for tensor, name in zip(found, wanted):
             if tensor is None:
-                raise DumpFormatError(f"{path}: {rule}: checkpoint {side} has no tensor {name!r}")
+                raise DumpFormatError(f"{path}: {rule}: {side} has no tensor {name!r}")
     firsts = [Mapped(t, t) for t in mine if t is not None]
     seconds = [Mapped(t, turned(t) if rule.transposed else t) for t in other if t is not None]
     if len(firsts) < len(seconds):

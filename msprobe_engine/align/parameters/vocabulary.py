@@ -44,7 +44,7 @@ class Vocabulary:
         surplus = [t for t in (a, b) if t.shape[0] > used]
         if not known and not all(self._alike(t, used) for t in surplus):
             return a, b, ""
-        sides = " and ".join(f"{t.shape[0] - used} of {side}" for t, side in ((a, "A"), (b, "B")) if t.shape[0] > used)
+        sides = " and ".join(f"{t.shape[0] - used} of {side}" for t, side in ((a, "the run"), (b, "the golden run")) if t.shape[0] > used)
         why = "" if known else "; all of them are the same"
         try:
             return _first(a, used), _first(b, used), f"rows from {used} on fill up the vocabulary and were not compared ({sides}{why})"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 EPILOG = """\
 examples:
   msprobe trends runs/a                                  writes runs/a/analysis/trends-1/trends.html
-  msprobe trends runs/a runs/b -o ab.html                the second beside the first
+  msprobe trends RUN GOLDEN -o two.html                  two runs, and where they differ first
   msprobe trends runs/a --metric grad_reduced --target layers.3. --rank 0-7
   msprobe trends trend/monitor_data.trend.db
 
@@ -29,7 +29,7 @@ wrong usage; 3 nothing of that, but something is missing or could not be read, o
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The runs, the page, and what of them is wanted."""
     parser.add_argument("run_path", metavar="RUN", help="output directory of a run, what is in it, a dump, or a trend data base")
-    parser.add_argument("other_path", metavar="RUN2", nargs="?", help="a second run, compared with the first")
+    parser.add_argument("other_path", metavar="GOLDEN", nargs="?", help="the golden run, or any other one that RUN is compared with")
     parser.add_argument(
         "-o", "--output", default="", metavar="PATH", help="the page, or a directory for it (default: RUN/analysis/trends-N)"
     )
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", metavar="RANGE", help="only these steps: 10,12 or 100-200")
     parser.add_argument("--since", metavar="STAMP", help="of a monitor only directories from this time stamp on (MonDD_HH-MM-SS)")
     parser.add_argument("--until", metavar="STAMP", help="of a monitor only directories up to this time stamp")
-    parser.add_argument("--shift", type=int, default=0, metavar="N", help="add N to the steps of RUN2")
+    parser.add_argument("--shift", type=int, default=0, metavar="N", help="add N to the steps of GOLDEN")
     parser.add_argument("--micro_steps", action="store_true", help="micro batches as rows of their own (default: their extremes)")
     parser.add_argument("--size", type=float, default=48.0, metavar="MB", help="numbers that the page may hold, 4 bytes each (default: 48)")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")

@@ -17,7 +17,9 @@ from msprobe_engine.find.checkpoint.result import (  # fmt: skip
     BITS,
     DIFFERENT,
     EQUAL,
+    GOLDEN,
     INCOMPLETE,
+    RUN,
     SHAPE,
     UNREADABLE,
     VALUES,
@@ -289,7 +291,7 @@ def _result(state: _Comparing) -> TensorResult:
 
 
 def _missing(out: TensorResult) -> str:
-    sides = [f"{n} of {out.numel} elements in no file of {side}" for side, n in (("A", out.missing_a), ("B", out.missing_b)) if n]
+    sides = [f"{n} of {out.numel} elements in no file of {side}" for side, n in ((RUN, out.missing_a), (GOLDEN, out.missing_b)) if n]
     return " and ".join(sides)
 
 

@@ -23,7 +23,9 @@ from msprobe_engine.find.checkpoint.result import (
     DIFFERENT,
     DIGEST,
     EQUAL,
+    GOLDEN,
     ROUNDED,
+    RUN,
     SHAPE,
     UNREADABLE,
     LeftOut,
@@ -126,7 +128,7 @@ def diff(path_a: Path | str, path_b: Path | str, options: Options | None = None)
         values = compare_values(a.checkpoint, b.checkpoint)
     out.values, out.values_equal = values.different, values.equal
     out.notes += values.notes
-    for facts, which in ((out.a, "A"), (out.b, "B")):
+    for facts, which in ((out.a, RUN), (out.b, GOLDEN)):
         if names := values.lacking.get(which):
             more = f" and {len(names) - 8} more" if len(names) > 8 else ""
             facts.problems.append(f"{facts.path}: has no {', '.join(names[:8])}{more}, which the other one has; not compared")
@@ -247,9 +249,9 @@ def _by_digest(
 
 def _no_digest(a: OpenedCheckpoint, b: OpenedCheckpoint, pair: Pair) -> str:
     """Why the digests of a pair say nothing, "" when they do."""
-    for letter, side, tensor in (("A", a, pair.a), ("B", b, pair.b)):
+    for which, side, tensor in ((RUN, a, pair.a), (GOLDEN, b, pair.b)):
         if side.digests is not None and side.digest(tensor) is None:
-            return f"{letter} has one digest of the whole of {tensor.origin or tensor.key}; its parts cannot be compared with it"
+            return f"{which} has one digest of the whole of {tensor.origin or tensor.key}; its parts cannot be compared with it"
     if pair.a.dtype != pair.b.dtype:
         return f"digests of {pair.a.dtype} and {pair.b.dtype} cannot be compared"
     return ""

@@ -22,7 +22,7 @@ from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.checkpoint.hints_layouts import rearranged
 from msprobe_engine.find.checkpoint.hints_renamed import renamed
-from msprobe_engine.find.checkpoint.result import DIFFERENT, SHAPE, TensorResult
+from msprobe_engine.find.checkpoint.result import DIFFERENT, GOLDEN, RUN, SHAPE, TensorResult
 from msprobe_engine.formats.checkpoint.blocks import Block
 from msprobe_engine.formats.checkpoint.model import OPTIMIZER, StoredTensor
 from msprobe_engine.measure.stored.contents import Contents
@@ -87,7 +87,7 @@ class _Explaining:
         else:
             self._notes += [
                 Sentence("all differences lie in {0} of {1}: {2}", found[0], side, found[1])
-                for side, found in (("A", of_a), ("B", of_b))
+                for side, found in ((RUN, of_a), (GOLDEN, of_b))
                 if found
             ]
         self._optimizer_alone()
@@ -140,7 +140,11 @@ class _Explaining:
         a, b = (values.astype(np.float64) for values in (self._contents.sample(pair.a), self._contents.sample(pair.b)))
         if a.shape != b.shape or not np.allclose(b, ratio * a, rtol=2.0 * precision, atol=1e-30):
             return ""
-        return Sentence("B is A with the sign turned") if abs(ratio + 1.0) < 1e-6 else Sentence("B is A times {0}", f"{ratio:.6g}")
+        return (
+            Sentence("the golden run is the run with the sign turned")
+            if abs(ratio + 1.0) < 1e-6
+            else Sentence("the golden run is the run times {0}", f"{ratio:.6g}")
+        )
 
     def _shifted(self, pair: Pair, result: TensorResult) -> str:
         """One side is the other plus a constant: norms that hold what is to be added to 1."""
@@ -154,7 +158,11 @@ class _Explaining:
         if not np.allclose(b - a, by, rtol=0.0, atol=_WIDE[plain_name(pair.b.dtype)].eps * max(1.0, abs(by))):
             return ""
         why = Sentence(" (a norm that is stored as what is added to 1?)") if abs(abs(by) - 1.0) < 1e-3 and "norm" in result.name else ""
-        return Sentence("B is A plus {0}{1}", f"{by:.6g}", why) if by > 0 else Sentence("B is A minus {0}{1}", f"{-by:.6g}", why)
+        return (
+            Sentence("the golden run is the run plus {0}{1}", f"{by:.6g}", why)
+            if by > 0
+            else Sentence("the golden run is the run minus {0}{1}", f"{-by:.6g}", why)
+        )
 
     def _rounded_before(self, pair: Pair) -> str:
         """One side went through a narrower element type and back."""
@@ -164,7 +172,7 @@ class _Explaining:
         if a.shape != b.shape or not a.size or np.array_equal(a, b):
             return ""
         for name, narrow in (("bfloat16", _to_bfloat16), ("float16", _to_float16)):
-            for side, wide, other in (("B", a, b), ("A", b, a)):
+            for side, wide, other in ((GOLDEN, a, b), (RUN, b, a)):
                 rounded = narrow(wide)
                 if np.array_equal(rounded, other) and not np.array_equal(rounded, wide):
                     return Sentence(
@@ -192,7 +200,7 @@ class _Explaining:
         for i, j in moved.items():
             name = self._results[j].name
             self._results[i].hint = (
-                Sentence("exchanged with {0}", name) if moved.get(j) == i else Sentence("equal to what B holds as {0}", name)
+                Sentence("exchanged with {0}", name) if moved.get(j) == i else Sentence("equal to what the golden run holds as {0}", name)
             )
         self._exchanged_groups(moved)
 
@@ -214,7 +222,7 @@ class _Explaining:
                 if e < f:
                     found.append(Sentence("{0}experts {1} and {2} are exchanged ({3} tensors)", where, e, f, count + experts[where, f, e]))
             else:
-                found.append(Sentence("{0}expert {1} of A is expert {2} of B ({3} tensors)", where, e, f, count))
+                found.append(Sentence("{0}expert {1} of the run is expert {2} of the golden run ({3} tensors)", where, e, f, count))
         if len(found) > _SENTENCES:
             left = len(found) - _SENTENCES
             found[_SENTENCES:] = [Sentence("{0} more experts lie elsewhere ({1} tensors of experts in all)", left, sum(experts.values()))]
@@ -286,10 +294,17 @@ def _moved_layers(layers: Counter[tuple[int, int]]) -> list[str]:
             runs.append([m, m, n - m, count])
     for first, last, by, count in runs:
         if first == last:
-            found.append(Sentence("layer {0} of A is layer {1} of B ({2} tensors)", first, first + by, count))
+            found.append(Sentence("layer {0} of the run is layer {1} of the golden run ({2} tensors)", first, first + by, count))
         else:
             found.append(
-                Sentence("layers {0} to {1} of A are layers {2} to {3} of B ({4} tensors)", first, last, first + by, last + by, count)
+                Sentence(
+                    "layers {0} to {1} of the run are layers {2} to {3} of the golden run ({4} tensors)",
+                    first,
+                    last,
+                    first + by,
+                    last + by,
+                    count,
+                )
             )
     return found
 
@@ -298,11 +313,17 @@ def _by_numbers(result: TensorResult) -> str:
     """What the sums of the comparison alone say."""
     a, b = result.norm_a, result.norm_b
     if result.nan_a != result.nan_b or result.inf_a != result.inf_b:
-        return Sentence("NaN in {0} elements of A and {1} of B, Inf in {2} and {3}", result.nan_a, result.nan_b, result.inf_a, result.inf_b)
+        return Sentence(
+            "NaN in {0} elements of the run and {1} of the golden run, Inf in {2} and {3}",
+            result.nan_a,
+            result.nan_b,
+            result.inf_a,
+            result.inf_b,
+        )
     if a is None or b is None:
         return ""
     if (a == 0.0) != (b == 0.0):
-        return Sentence("{0} is all zeros", "A" if a == 0.0 else "B")
+        return Sentence("{0} is all zeros", RUN if a == 0.0 else GOLDEN)
     return ""
 
 

@@ -46,15 +46,21 @@ def _candidates(a: StoredTensor, b: StoredTensor, model: Model | None) -> Iterat
         size = model.head_dim(spot.layer)
         if size and size % 2 == 0 and b.shape[0] % size == 0:
             yield (
-                "equal when rotary pairs of rows become halves of each head: A has them apart, B side by side",
+                "equal when rotary pairs of rows become halves of each head: the run has them apart, the golden run side by side",
                 cuts.half_rotation(b, size),
             )
-            yield "equal when halves of each head become rotary pairs of rows: A has them side by side, B apart", _paired(b, size)
+            yield (
+                "equal when halves of each head become rotary pairs of rows: the run has them side by side, the golden run apart",
+                _paired(b, size),
+            )
     if b.shape[0] % 2 == 0 and not a.part:
         first, second = cuts.halves(b)
         gated = spot is not None and spot.rule.form in (rules.FC1, rules.HALVES)
         yield ("equal with gate and up exchanged" if gated else "equal with its two halves of rows exchanged"), joined([second, first])
-        yield "equal when its halves take turns row by row: A has two halves, B alternates", joined(cuts.halves(b, alternating=True))
+        yield (
+            "equal when its halves take turns row by row: the run has two halves, the golden run alternates",
+            joined(cuts.halves(b, alternating=True)),
+        )
 
 
 def _qkv_orders(b: StoredTensor, heads: Heads) -> Iterator[tuple[str, StoredTensor]]:
@@ -63,10 +69,10 @@ def _qkv_orders(b: StoredTensor, heads: Heads) -> Iterator[tuple[str, StoredTens
     for order in ("qkv", "qvk", "kqv", "kvq", "vqk", "vkq"):
         parts = {part.part.rpartition(" ")[2]: part for part in cuts.blocks(b, [sizes[x] for x in order], order)}
         words = ", ".join(order)
-        yield f"equal when B is read as blocks {words} and A by key/value head", _grouped(parts, heads)
+        yield f"equal when the golden run is read as blocks {words} and the run by key/value head", _grouped(parts, heads)
         if heads.groups > 1 and order != "qkv":
             per = {x: sizes[x] // heads.groups for x in "qkv"}
-            yield f"equal when the rows of each head group of B are {words}", joined(_reordered(b, order, per, heads.groups))
+            yield f"equal when the rows of each head group of the golden run are {words}", joined(_reordered(b, order, per, heads.groups))
 
 
 def _reordered(b: StoredTensor, order: str, per: dict[str, int], groups: int) -> list[StoredTensor]:

@@ -35,7 +35,7 @@ def renamed(only_a: Sequence[StoredTensor], only_b: Sequence[StoredTensor], cont
     rules = [f'{{a: "{a}", b: "{b}"}}' + (f" ({count} tensors)" if count > 1 else "") for (a, b), count in found.most_common(_MOST_RULES)]
     more = Sentence(" and {0} more", len(found) - _MOST_RULES) if len(found) > _MOST_RULES else ""
     return Sentence(
-        "{0} tensors only in A are tensors only in B under other names; rules for --map: {1}{2}",
+        "{0} tensors only in the run are tensors only in the golden run under other names; rules for --map: {1}{2}",
         sum(found.values()),
         ", ".join(rules),
         more,

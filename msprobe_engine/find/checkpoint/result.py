@@ -13,7 +13,7 @@ from msprobe_engine.core.text.sentences import Sentence, joined
 from msprobe_engine.formats.checkpoint.model import MODEL, OPTIMIZER, RANDOM
 
 _LONGEST_VALUE = 60
-_RUN, _GOLDEN = Sentence("the run"), Sentence("the golden run")
+RUN, GOLDEN = Sentence("the run"), Sentence("the golden run")
 
 EQUAL, WITHIN, DIFFERENT, SHAPE, INCOMPLETE, UNREADABLE = "equal", "within tolerance", "different", "shape", "incomplete", "unreadable"
 """How a pair of tensors came out. `INCOMPLETE`: what both sides have is the same, but a side has not all of it."""
@@ -288,14 +288,14 @@ class Result:
         if broken:  # whatever else differs, this is what the training fails of
             worst, *more_broken = broken
             kind = "NaN" if worst.nan_a != worst.nan_b else "Inf"
-            side = _RUN if worst.nan_a + worst.inf_a > worst.nan_b + worst.inf_b else _GOLDEN
+            side = RUN if worst.nan_a + worst.inf_a > worst.nan_b + worst.inf_b else GOLDEN
             parts.append(Sentence("{0} holds {1} in {2}", worst.name, kind, side))
             if more_broken:
                 parts.append(Sentence("{0} more with NaN or Inf", counted(len(more_broken), "tensor")))
         if self.different:
             told = len(self.different), counted(n, "tensor"), self._beyond_weights()
             parts.append(Sentence("{0} of {1} differs{2}", *told) if n == 1 else Sentence("{0} of {1} differ{2}", *told))
-        for side, names in ((_RUN, self.only_in_a), (_GOLDEN, self.only_in_b)):
+        for side, names in ((RUN, self.only_in_a), (GOLDEN, self.only_in_b)):
             if names:
                 parts.append(Sentence("{0} only in {1}", counted(len(names), "tensor"), side))
         if self.unknown:

@@ -16,7 +16,7 @@ from typing import Any
 from msprobe_engine.config.settings.aliases import known_terms
 from msprobe_engine.config.severity import CHANGES
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.checkpoint.result import ValueDifference
+from msprobe_engine.find.checkpoint.result import GOLDEN, RUN, ValueDifference
 from msprobe_engine.formats.checkpoint.model import OPTIMIZER, RANDOM, Checkpoint, value_group
 from msprobe_engine.formats.checkpoint.random_states import other_places
 
@@ -88,7 +88,7 @@ class ValuesCompared:
     equal: int = 0
     notes: list[str] = field(default_factory=list)
     lacking: dict[str, list[str]] = field(default_factory=dict)
-    """Side (``A``, ``B``) -> values at the top that only the other one has, of two checkpoints of one format."""
+    """Side (`RUN`, `GOLDEN`) -> values at the top that only the other one has, of two checkpoints of one format."""
 
 
 def compare_values(a: Checkpoint, b: Checkpoint) -> ValuesCompared:
@@ -121,7 +121,7 @@ def compare_values(a: Checkpoint, b: Checkpoint) -> ValuesCompared:
     alike = len({side.format.removeprefix("digests of ") for side in (a, b)}) == 1
     _one_sided(out, rest_a, rest_b, alike)
     if alike:
-        pairs = (("A", rest_b), ("B", rest_a))
+        pairs = ((RUN, rest_b), (GOLDEN, rest_a))
         out.lacking = {side: sorted(key for key, value in rest.items() if _is_comparable(key, value)) for side, rest in pairs}
     out.different.sort(key=lambda d: not d.matters)
     return out
@@ -231,14 +231,14 @@ def _one_sided(out: ValuesCompared, rest_a: Mapping[str, Any], rest_b: Mapping[s
     """Values that one side lacks: settings of a section that both have, and, of one format, what stands at the top (a step) are listed."""
     sections_a, sections_b = ({key.split(".", 1)[0] for key in rest} for rest in (rest_a, rest_b))
     both = sections_a & sections_b
-    for side, rest in (("A", rest_a), ("B", rest_b)):
+    for side, rest in ((RUN, rest_a), (GOLDEN, rest_b)):
         alone: Counter[str] = Counter()
         for key, value in rest.items():
             section = key.split(".", 1)[0]
             at_top = alike and section == key and isinstance(value, bool | int | float | str)
             setting = section in both and section in _SETTINGS
             if at_top or setting:
-                first, second = (_short(value), None) if side == "A" else (None, _short(value))
+                first, second = (_short(value), None) if side == RUN else (None, _short(value))
                 out.different.append(ValueDifference(key, first, second, value_group(key), False, Sentence("only {0} has it", side)))
             if not setting:
                 alone[section] += 1

@@ -42,7 +42,7 @@ def page(result: Result, only_different: bool = False, top: int | None = None) -
     parts += section(_t("values_expected", len(expected)), _folded(_values(expected)))
     parts += section(_t("unknown"), table(_head("tensor", "why"), [(t.name, t.note) for t in result.unknown], names={0}))
     for part in result.not_compared:
-        parts += section(_t("not_compared", part.side.upper(), part.reason, len(part.names)), _folded(_list(part.names)))
+        parts += section(_t(f"not_compared_{part.side}", part.reason, len(part.names)), _folded(_list(part.names)))
     parts += section(_t("nonfinite"), _nonfinite(result.tensors))
     parts += section(_t("problems"), bullets(result.problems))
     parts += section(_t("notes"), bullets([*result.a.notes, *result.b.notes, *result.notes]))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.ranges import ranges_of
-from msprobe_engine.find.checkpoint.result import Result, SideFacts, TensorResult, counted, ranked, short_value
+from msprobe_engine.find.checkpoint.result import GOLDEN, RUN, Result, SideFacts, TensorResult, counted, ranked, short_value
 
 TOP = 20
 _NAMES, _FEW = 10, 3
@@ -18,7 +18,7 @@ def text(result: Result, top: int = TOP) -> str:
     """The report, lines of at most about 160 characters; `top`: how many of the tensors that differ are listed."""
     lines = [result.verdict()]
     lines += [f"  hint: {one_line(hint)}" for hint in result.hints]
-    lines += [_side("A, the run", result.a), _side("B, the golden one", result.b)]
+    lines += [_side(RUN, result.a), _side(GOLDEN, result.b)]
     lines += _values(result)
     different = result.different
     if different:
@@ -27,22 +27,22 @@ def text(result: Result, top: int = TOP) -> str:
         lines += _table(("tensor", "type", "shape", "changed", "rel. norm", "max abs", "at", "cos"), [_row(t) for t in shown])
         lines += [f"  {one_line(t.name)}: {one_line(t.hint or t.note)}" for t in shown if t.hint or t.note]
         lines += _files(result)
-    lines += _names("only in A", result.only_in_a) + _names("only in B", result.only_in_b)
+    lines += _names(f"only in {RUN}", result.only_in_a) + _names(f"only in {GOLDEN}", result.only_in_b)
     if result.unknown:
         lines += ["", "not compared whole:"]
         lines += [f"  {one_line(t.name)}: {one_line(t.note)}" for t in result.unknown[:_NAMES]] + _more(len(result.unknown))
     for part in result.not_compared:
-        lines += ["", f"not compared, of {part.side.upper()} ({part.reason}): {_some(part.names, _FEW)}"]
+        lines += ["", f"not compared, of {RUN if part.side == 'a' else GOLDEN} ({part.reason}): {_some(part.names, _FEW)}"]
     lines += _summary(result)
     bad = [t for t in result.tensors if t.nan_a or t.nan_b or t.inf_a or t.inf_b]
     if bad:
         lines += ["", f"NaN or Inf in {counted(len(bad), 'tensor')}:"]
-        lines += [f"  {one_line(t.name)}: A {t.nan_a} NaN {t.inf_a} Inf, B {t.nan_b} NaN {t.inf_b} Inf" for t in bad[:_NAMES]]
+        lines += [f"  {one_line(t.name)}: {t.nan_a} NaN {t.inf_a} Inf, golden {t.nan_b} NaN {t.inf_b} Inf" for t in bad[:_NAMES]]
         lines += _more(len(bad))
     drifted = [t for t in result.tensors if t.drift_a or t.drift_b]
     if drifted:
         lines += ["", f"replicas on other ranks that are not the same ({counted(len(drifted), 'tensor')}):"]
-        lines += [f"  {one_line(t.name)}: A {t.drift_a}, B {t.drift_b} elements, {_some(t.drift_files)}" for t in drifted[:_NAMES]]
+        lines += [f"  {one_line(t.name)}: {t.drift_a} elements, golden {t.drift_b}, {_some(t.drift_files)}" for t in drifted[:_NAMES]]
         lines += _more(len(drifted))
     for title, items in (("problems", result.problems), ("notes", _notes(result))):
         if items:
@@ -110,13 +110,16 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def _files(result: Result) -> list[str]:
     """Where the changed elements lie, when few of many files hold them all."""
     lines = []
-    for letter, side in (("a", result.a), ("b", result.b)):
+    for which, side, files in (
+        (RUN, result.a, [t.files_a for t in result.different]),
+        (GOLDEN, result.b, [t.files_b for t in result.different]),
+    ):
         found: Counter[str] = Counter()
-        for t in result.different:
-            found.update(getattr(t, f"files_{letter}"))
+        for each_file in files:
+            found.update(each_file)
         if 1 < len(found) <= 3 and len(found) < side.files:  # a single one is a hint
             each = ", ".join(f"{one_line(file)} ({count})" for file, count in found.most_common())
-            lines.append(f"  all changed elements of {letter.upper()} lie in {each}")
+            lines.append(f"  all changed elements of {which} lie in {each}")
     return lines
 
 
@@ -163,10 +166,10 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(ranges_of(sorted(numbers))) or "-"
 
 
-def _side(letter: str, side: SideFacts) -> str:
+def _side(which: str, side: SideFacts) -> str:
     held = f"{counted(side.tensors, 'tensor')}, {size(side.nbytes)}, {counted(side.files, 'file')}"
-    return f"  {letter}: {one_line(side.path)}: {side.format}, {held}"
+    return f"  {which}: {one_line(side.path)}: {side.format}, {held}"
 
 
 def _notes(result: Result) -> list[str]:
-    return [*(f"A: {note}" for note in result.a.notes), *(f"B: {note}" for note in result.b.notes), *dict.fromkeys(result.notes)]
+    return [*(f"{RUN}: {note}" for note in result.a.notes), *(f"{GOLDEN}: {note}" for note in result.b.notes), *dict.fromkeys(result.notes)]

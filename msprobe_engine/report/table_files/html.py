@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.core.io.safe_cells import utf8
-from msprobe_engine.measure.columns import COLOUR
+from msprobe_engine.measure.columns import COLOUR, GOLDEN_NAME, MESSAGE, TARGET_NAME, UNMATCHED
 from msprobe_engine.report.table_files import Block
 from msprobe_engine.report.table_files.tablefile import TableFile
 from msprobe_engine.report.web.markup import Html, paragraph, tiles
@@ -39,6 +39,7 @@ class HtmlTable:
         self._verdict = next((i for i, name in enumerate(self._columns) if name in _VERDICTS), None)
         self._titles = [name if compat else _title(name) for name in self._columns]
         self._title = title
+        self._compat = compat
         self._most = most_rows
         self._file = TableFile(path)
         self._bad: list[tuple[int, list[Any]]] = []
@@ -72,11 +73,24 @@ class HtmlTable:
             scripts=("table.js",),
             sections=("table",),
             data=[("table", island)],
+            headline=self._headline(),
             verdict=min(map(_tone, self._verdicts), key=_TONES.index, default=None),
             wide=True,
         ):
             self._file.write(piece)
         self._file.close()
+
+    def _headline(self) -> Html | None:
+        """Which row is off first, and why; None: the table has no verdicts (or is one of the existing tool's)."""
+        if self._verdict is None or not self._rows or self._compat:
+            return None
+        if not self._bad:
+            return words("table", "none_off")
+        _, row = min(self._bad, key=lambda item: (_TONES.index(_tone(str(item[1][self._verdict or 0]))), item[0]))
+        cells = dict(zip(self._columns, row))
+        name = next((cells[side] for side in (TARGET_NAME, GOLDEN_NAME) if cells.get(side) not in (None, "", UNMATCHED)), "")
+        reason = str(cells.get(MESSAGE) or "").strip().partition("\n")[0]
+        return words("table", "first_off", name, reason or row[self._verdict])
 
     def _tiles(self) -> Html:
         """How many rows have which verdict, the worst first."""

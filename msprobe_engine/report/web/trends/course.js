@@ -47,7 +47,7 @@ const Course = (() => {
     for (const run of runs()) {
       const one = b.runs[run], f = one.facts, line = Kit.make("span", facts);
       if (runs().length > 1) Kit.make("i", line, null, run ? "dashed" : "").style.setProperty("--c", Kit.series(run));
-      Kit.make("b", line, (b.runs.length > 1 ? "AB"[run] + " · " : "") + Kit.name(one.name, 60));
+      Kit.make("b", line, (b.runs.length > 1 ? Trends.runWord(run) + " · " : "") + Kit.name(one.name, 60));
       const parts = [
         f.started ? Kit.name(f.started.replace("T", " ").replace(/(:\d\d)[+-]\d{4}$/, "$1"), 40) : "",
         f.hosts.length ? Kit.name(f.hosts[0], 40) + (f.hostCount > 1 ? " " + Kit.t("trends.and_hosts", f.hostCount - 1) : "") : "",
@@ -97,7 +97,7 @@ const Course = (() => {
     const { pen, width, height } = Kit.canvas(laneBox, Math.max(1, rows.length) * LANE, laneCanvas), g = place(width), most = Math.floor((g.left - 12) / 6.8);
     pen.clearRect(0, 0, width, height); pen.font = "11px " + Kit.colour("font"); pen.textBaseline = "middle"; pen.textAlign = "right";
     rows.forEach((lane, r) => {
-      const y = r * LANE + LANE / 2, critical = lane.severity === "critical", text = (Trends.book.runs.length > 1 ? "AB"[lane.run] + " · " : "") + Kit.name(lane.rule, 80);
+      const y = r * LANE + LANE / 2, critical = lane.severity === "critical", text = (Trends.book.runs.length > 1 ? Trends.runWord(lane.run) + " · " : "") + Kit.name(lane.rule, 80);
       pen.strokeStyle = Kit.colour("line"); pen.lineWidth = 1; pen.beginPath(); pen.moveTo(g.left, y + 0.5); pen.lineTo(g.left + g.wide, y + 0.5); pen.stroke();
       pen.fillStyle = Kit.colour("fg"); pen.fillText(text.length > most ? text.slice(0, Math.max(1, most - 1)) + "…" : text, g.left - 8, y);
       pen.fillStyle = Kit.colour(critical ? "bad" : "warn");
@@ -127,7 +127,7 @@ const Course = (() => {
     const r = canvas.getBoundingClientRect(), g = place(r.width), i = g.of(event.clientX - r.left);
     if (!drawn || i < 0 || i >= g.n) { at = -1; Kit.hush(); return; }
     if (S.from + i !== at) { at = S.from + i; draw(); }
-    Kit.tip(event, [Kit.t("trends.step_n", Trends.stepText(at)), ...drawn.lines.map((one) => [runs().length > 1 ? "AB"[one.run] : "", one.label].filter(Boolean).concat(Lines.valueText(one, i)).join(" "))].join("\n"));
+    Kit.tip(event, [Kit.t("trends.step_n", Trends.stepText(at)), ...drawn.lines.map((one) => [runs().length > 1 ? Trends.runWord(one.run) : "", one.label].filter(Boolean).concat(Lines.valueText(one, i)).join(" "))].join("\n"));
   }
   return { mount };
 })();

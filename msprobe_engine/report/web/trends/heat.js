@@ -131,7 +131,7 @@ const Heat = (() => {
     if (drag && drag.range) { pen.fillStyle = "rgba(120,150,220,.28)"; pen.fillRect(Math.min(drag.x, drag.now), g.top, Math.abs(drag.now - drag.x), g.high); }
   }
   const hasKind = () => shown.some((p) => p.kind.some((k) => k > 1));
-  const runName = (run) => (Trends.book.runs.length > 1 ? "AB"[run] + " · " : "") + Trends.book.runs[run].name;
+  const runName = (run) => (Trends.book.runs.length > 1 ? Trends.runWord(run) + " · " : "") + Trends.book.runs[run].name;
   const clip = (text, most) => text.length <= most ? text : "…" + text.slice(text.length - Math.max(1, Math.floor(most) - 1));
 
   function pixels(p, g) {

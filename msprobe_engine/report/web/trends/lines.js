@@ -28,7 +28,7 @@ const Lines = (() => {
   function choose(i) {
     if (S.along === "step") Trends.set({ column: drawn.columns[i] }, "pick"); else if (S.along === "rank") Trends.set({ rank: i }, "pick"); else Trends.set({ target: drawn.ids[i] }, "pick");
   }
-  const runName = (run) => Trends.book.runs.length > 1 ? "AB"[run] : "";
+  const runName = (run) => Trends.book.runs.length > 1 ? Trends.runWord(run) : "";
 
   async function refresh() {
     const mine = ++ask, b = Trends.book, f = b.plan.factor, R = Trends.ranks(), runs = S.run === "0" || S.run === "1" || b.runs.length < 2 ? [S.run === "1" ? 1 : 0] : [0, 1];
@@ -73,7 +73,7 @@ const Lines = (() => {
       for (let i = 0; i < n; i++) {
         line.kind[i] = Math.max(a.kind[i], b.kind[i]) > Trends.MISSING ? Math.max(a.kind[i], b.kind[i]) : a.kind[i] || b.kind[i];
         const p = a[plane][i], q = b[plane][i];
-        if (!line.kind[i]) line.high[i] = S.run === "difference" ? q - p : p === q ? 0 : (q - p) / Math.max(Math.abs(p), Math.abs(q));
+        if (!line.kind[i]) line.high[i] = S.run === "difference" ? p - q : p === q ? 0 : (p - q) / Math.max(Math.abs(p), Math.abs(q));
       }
       line.low = line.high; out.push(line);
     }

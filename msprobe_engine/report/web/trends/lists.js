@@ -62,8 +62,8 @@ const Lists = (() => {
     const b = Trends.book;
     if (!b.runs.some((run) => run.nonfiniteCount)) { note("trends.none_bad"); return; }
     b.runs.forEach((run, r) => {
-      if (!run.nonfiniteCount) { if (b.runs.length > 1) { Kit.make("h3", pane, "AB"[r] + " · " + Kit.name(run.name)); note("trends.none_bad"); } return; }
-      if (b.runs.length > 1) Kit.make("h3", pane, "AB"[r] + " · " + Kit.name(run.name));
+      if (!run.nonfiniteCount) { if (b.runs.length > 1) { Kit.make("h3", pane, Trends.runWord(r) + " · " + Kit.name(run.name)); note("trends.none_bad"); } return; }
+      if (b.runs.length > 1) Kit.make("h3", pane, Trends.runWord(r) + " · " + Kit.name(run.name));
       if (run.nonfiniteCount > run.nonfinite.length) note("trends.first_of", run.nonfinite.length, Kit.count(run.nonfiniteCount));
       const list = Kit.make("ol", pane, null, "t-list");
       for (const [step, rank, ranks, m, target, kind, statistics, last, steps] of run.nonfinite) {
@@ -95,7 +95,7 @@ const Lists = (() => {
     b.runs.forEach((run, r) => {
       const shown = run.alerts.filter((alert) => !only || (only.run === r && only.rule === alert.rule && (only.column === null || Trends.columnOf(step(alert, r)) === only.column)));
       if (!run.alerts.length || (only && only.run !== r)) return;
-      if (b.runs.length > 1) Kit.make("h3", pane, "AB"[r] + " · " + Kit.name(run.name));
+      if (b.runs.length > 1) Kit.make("h3", pane, Trends.runWord(r) + " · " + Kit.name(run.name));
       const facts = Kit.make("dl", pane, null, "t-facts named"), list = Kit.make("ol", pane, null, "t-list");
       for (const rule of new Set(run.lanes.map((lane) => lane.rule))) { // a rule leads to its alerts alone
         if (only && only.rule !== rule) continue;
@@ -126,12 +126,12 @@ const Lists = (() => {
     const b = Trends.book;
     if (!b.runs.some((run) => run.standOut.length)) { note("trends.none_out"); return; }
     note("trends.about_out");
-    b.runs.forEach((run, r) => { if (!run.standOut.length) return; if (b.runs.length > 1) Kit.make("h3", pane, "AB"[r] + " · " + Kit.name(run.name)); outliers(run.standOut, r); });
+    b.runs.forEach((run, r) => { if (!run.standOut.length) return; if (b.runs.length > 1) Kit.make("h3", pane, Trends.runWord(r) + " · " + Kit.name(run.name)); outliers(run.standOut, r); });
   }
   function about() {
     const b = Trends.book, p = b.plan;
     b.runs.forEach((run, r) => {
-      Kit.make("h3", pane, (b.runs.length > 1 ? "AB"[r] + " · " : "") + Kit.name(run.name));
+      Kit.make("h3", pane, (b.runs.length > 1 ? Trends.runWord(r) + " · " : "") + Kit.name(run.name));
       const list = Kit.make("dl", pane, null, "t-facts"), fact = (key, value) => { Kit.make("dt", list, Kit.t(key)); Kit.make("dd", list, value); };
       fact("trends.fact_path", Kit.name(run.path)); fact("trends.fact_read", run.kinds.join(", ") + ", " + Kit.t("trends.n_rows", Kit.count(run.rows)));
       fact("trends.ranks", Kit.count(run.ranks.length)); fact("trends.steps", Kit.t("trends.steps_range", Kit.count(run.steps[0]), run.steps[1], run.steps[2]));

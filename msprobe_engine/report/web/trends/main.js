@@ -77,7 +77,7 @@
     options(controls.rows, [["tensor", "trends.rows_tensor"], ["layer", "trends.rows_layer"], ["all", "trends.rows_all"]], S.rows);
     controls.rows.hidden = !b.metrics[S.metric].layers;
     controls.run.parentElement.hidden = b.runs.length < 2;
-    options(controls.run, [["0", null, "A · " + Kit.name(b.runs[0].name, 60)], ...(b.runs.length > 1 ? [["1", null, "B · " + Kit.name(b.runs[1].name, 60)], ["both", "trends.run_both"], ["difference", "trends.run_difference"], ["relative", "trends.run_relative"]] : [])], S.run);
+    options(controls.run, [["0", null, (b.runs.length > 1 ? Trends.runWord(0) + " · " : "") + Kit.name(b.runs[0].name, 60)], ...(b.runs.length > 1 ? [["1", null, Trends.runWord(1) + " · " + Kit.name(b.runs[1].name, 60)], ["both", "trends.run_both"], ["difference", "trends.run_difference"], ["relative", "trends.run_relative"]] : [])], S.run);
     options(controls.colour, [["auto", "trends.colour_auto"], ["log", "trends.colour_log"], ["linear", "trends.colour_linear"], ["median", "trends.colour_median"]], S.colour);
     if (document.activeElement !== controls.filter) controls.filter.value = S.filter;
     controls.bad.setAttribute("aria-pressed", String(S.badOnly)); controls.all.hidden = S.from === 0 && S.to === Trends.fine() - 1;

@@ -233,7 +233,7 @@ const Trends = (() => {
       const p = a.kind[i], q = b.kind[i], x = a.value[i], y = b.value[i];
       if (p === MISSING || q === MISSING) { out.kind[i] = p > MISSING ? p : q > MISSING ? q : MISSING; out.value[i] = NaN; } // not finite in the only run that has it: shown
       else if (p || q) { out.kind[i] = q || p; out.value[i] = NaN; }
-      else out.value[i] = state.run === "difference" ? y - x : x === y ? 0 : (y - x) / Math.max(Math.abs(x), Math.abs(y));
+      else out.value[i] = state.run === "difference" ? x - y : x === y ? 0 : (x - y) / Math.max(Math.abs(x), Math.abs(y));
     }
     return [out];
   }
@@ -246,6 +246,7 @@ const Trends = (() => {
   const word = (name) => ({ "numbers of the steps": "trends.scalars", "largest absolute value": "trends.absmax" })[name] ?? null;
   const named = (name) => word(name) ? Kit.t(word(name)) : Kit.name(name);
   const rankText = (r) => span(book.plan.ranks, r);
+  const runWord = (run) => Kit.t(run ? "trends.golden" : "trends.the_run"); // which of two
   const columnOf = (step) => { const first = book.plan.fine[0]; let a = 0, b = first.length - 1; while (a < b) { const m = (a + b + 1) >> 1; if (first[m] <= step) a = m; else b = m - 1; } return a; };
   const groupOf = (rank) => { const first = book.plan.ranks[0]; let i = first.length - 1; while (i > 0 && first[i] > rank) i--; return i; };
   /* Columns of the map are steps one by one (true) or the coarser ones of the cube. */
@@ -254,6 +255,6 @@ const Trends = (() => {
   function set(changes, event = "change") { Object.assign(state, changes); tell(event); }
   return {
     MISSING, NAN, INF, MINUS_INF, state, on, tell, set, setRows, setMap, targetsOf, rowsOf, rowOf, bound, open, cube, overview, pictures, shownTargets, metric, statistic, fine, coarse, ranks, runsShown, rankAt,
-    word, named, stepText, coarseText, rankText, columnOf, groupOf, fineColumns, side, kindOf, get book() { return book; },
+    word, named, stepText, coarseText, rankText, runWord, columnOf, groupOf, fineColumns, side, kindOf, get book() { return book; },
   };
 })();

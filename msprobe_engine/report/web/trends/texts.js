@@ -8,7 +8,7 @@ Kit.texts("trends", {
   third_max: ["largest", "最大"], third_min: ["smallest", "最小"], third_spread: ["spread", "离散度"], third_chosen_layer: ["the chosen layer", "选中的层"], third_chosen_step: ["the chosen step", "选中的步"],
   max_over: ["largest over the {0}", "各{0}中最大"], min_over: ["smallest over the {0}", "各{0}中最小"], spread_over: ["spread over the {0}: (largest − smallest) / larger size", "各{0}的离散度：(最大 − 最小) / 较大绝对值"],
   at_rank: ["rank {0}", "卡 {0}"], at_step: ["step {0}", "第 {0} 步"],
-  run: ["Run", "运行"], run_both: ["A and B side by side", "A 与 B 并排"], run_difference: ["B − A", "B − A"], run_relative: ["B against A, relative", "B 相对 A"],
+  run: ["Run", "运行"], the_run: ["run", "本次运行"], golden: ["golden", "标杆"], run_both: ["run and golden side by side", "本次运行与标杆并排"], run_difference: ["run − golden", "本次运行 − 标杆"], run_relative: ["run against golden, relative", "本次运行相对标杆"],
   colour: ["Colour", "颜色"], colour_auto: ["automatic", "自动"], colour_log: ["logarithmic", "对数"], colour_linear: ["linear", "线性"], colour_median: ["against the row's median", "相对该行中位数"],
   scale_log: ["logarithmic", "对数刻度"], scale_linear: ["linear", "线性刻度"], scale_median: ["times the row's own median", "为该行中位数的倍数"],
   filter: ["Filter layers", "筛选层"], filter_hint: ["words, -without   ( / )", "包含词，-排除   ( / )"], only_bad: ["Only NaN / Inf", "仅 NaN / Inf"], all_steps: ["All steps", "全部步"],
@@ -38,5 +38,5 @@ Kit.texts("trends", {
   kept_how: ["{0} numbers of {1}. More: make the page with a larger --size, or of fewer --target, --metric, --step, --rank.", "保留 {0} 个数值，共 {1} 个。要更细：用更大的 --size，或用 --target、--metric、--step、--rank 缩小范围重新生成。"],
   not_read: ["{0} notes on what was read", "读取说明 {0} 条"], failed: ["These numbers cannot be shown: {0}", "无法显示这些数值：{0}"],
   key_arrows: ["← → ↑ ↓|move the chosen cell, with Shift by ten", "← → ↑ ↓|移动选中格，按住 Shift 每次十格"], key_page: ["Page, Home, End|a page of rows, the first and the last step", "Page、Home、End|翻页、首步、末步"], key_n: ["n, N|the next, the previous cell with NaN or Inf", "n、N|下一个、上一个 NaN 或 Inf"], key_slash: ["/|filter the layers; Escape clears it", "/|筛选层；Esc 清除"],
-  key_m: ["m|the next map", "m|切换热力图"], key_b: ["b|run A, run B, both, their difference", "b|运行 A、运行 B、并排、差值"], key_plus: ["+, −, Ctrl + wheel|higher and lower rows", "+、−、Ctrl + 滚轮|调整行高"], key_drag: ["Drag across the map|these steps alone", "在图上横向拖动|只看这些步"], key_esc: ["Escape, double click|all steps again", "Esc、双击|恢复全部步"], key_q: ["?|this list", "?|本列表"],
+  key_m: ["m|the next map", "m|切换热力图"], key_b: ["b|run, golden, both, their difference", "b|本次运行、标杆、并排、差值"], key_plus: ["+, −, Ctrl + wheel|higher and lower rows", "+、−、Ctrl + 滚轮|调整行高"], key_drag: ["Drag across the map|these steps alone", "在图上横向拖动|只看这些步"], key_esc: ["Escape, double click|all steps again", "Esc、双击|恢复全部步"], key_q: ["?|this list", "?|本列表"],
 });
