@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.accuracy.result_forms import RESULT_COLUMNS
 from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING, TensorResult, worst
 from msprobe_engine.core.io.output_files import AppendFile, write_file
 from msprobe_engine.core.io.safe_cells import safe_cell, utf8
 
 Array = npt.NDArray[Any]
 
-RESULT_COLUMNS = ("API name", "Forward Test Success", "Backward Test Success", "Message")
 DETAIL_COLUMNS = (
     *("Npu Name", "Bench Dtype", "NPU Dtype", "Shape", "error_balance", "max_abs_diff", "max_abs_idx", "max_rel_diff", "max_rel_idx"),
     *("eb_thd", "error_thd", "Status", "Message"),

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from msprobe_engine.accuracy.moments import POOL, Floats, counting, definite, dominant, moments, symmetric
 from msprobe_engine.core.dtypes import plain_name
 from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.formats.dump.record_rows import WORDS_OF_NUMBERS
 
 Array = npt.NDArray[Any]
 PLAIN, SORTED, OFFSETS, UNIQUE, DISTINCT, CLASSES = "plain", "sorted", "offsets", "unique", "distinct", "classes"
@@ -33,7 +34,6 @@ LARGEST = 1 << 33
 _MOST_DIMENSIONS = 64
 _FAR = 8
 """Part of the range that a mean nobody knows is away from its middle, when that is zero."""
-_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf, "nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _COMPLEX = {"complex32": "complex64", "complex64": "complex64", "complex128": "complex128", "chalf": "complex64"}
 
 
@@ -156,7 +156,7 @@ def _kind(name: str) -> np.dtype[Any] | None:
 
 def _number(value: Any) -> float | int | None:
     if isinstance(value, str):
-        value = _WORDS.get(value)
+        value = WORDS_OF_NUMBERS.get(value)
     return value if isinstance(value, (int, float)) else None
 
 

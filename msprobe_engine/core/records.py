@@ -176,11 +176,16 @@ class Frame:
 _PLACE = {"input_args": "input", "input_kwargs": "kwargs"}
 
 
+def place_of(section: str) -> str:
+    """First part of the place of a section's tensors: ``input_args`` is ``input``, ``input_kwargs`` is ``kwargs``."""
+    return _PLACE.get(section, section)
+
+
 def leaves(entry: Entry) -> Iterator[tuple[str, TensorRef]]:
     """The tensors of an entry with their place, as tensor files are named: ``input.0``, ``kwargs.mask``, ``output.0.1``,
     ``parameters.weight``; in ``parameters_grad`` entries the parameter's name."""
     for section, structure in entry.sections.items():
-        yield from _walk(_PLACE.get(section, section), structure)
+        yield from _walk(place_of(section), structure)
 
 
 def _walk(place: str, node: Any) -> Iterator[tuple[str, TensorRef]]:

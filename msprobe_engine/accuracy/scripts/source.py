@@ -18,7 +18,7 @@ DIRECTIONS = {FORWARD: (FORWARD,), BACKWARD: (BACKWARD,), BOTH: (FORWARD, BACKWA
 _INSIDE = {FORWARD: "inside", BACKWARD: "inside_backward"}
 """Lists of standards.yaml: operators whose narrow kernels compute in float32."""
 _WIDTH = 120
-_INDEXED = frozenset(("__getitem__", "__setitem__"))
+INDEXED = frozenset(("__getitem__", "__setitem__"))
 
 
 class Function(Protocol):
@@ -152,7 +152,7 @@ def script(call: Recorded, dialect: Dialect, options: Options, stem: str, saved:
     if reason is not None:
         raise CannotWrite(reason)
     arguments = Arguments(dialect.dtype, dialect.raises, dialect.special, dialect.tuples)
-    index = frozenset((1,)) if call.name.api in _INDEXED else frozenset[int]()
+    index = frozenset((1,)) if call.name.api in INDEXED else frozenset[int]()
     positional = arguments.positional(call.forward.get("input_args") or [], index)
     keywords = arguments.keywords(call.forward.get("input_kwargs") or {})
     backward = call.backward if options.direction != FORWARD else None

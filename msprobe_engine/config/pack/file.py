@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from msprobe_engine.core.errors import ArchiveError, SinkError
 from msprobe_engine.core.io.archives import LOCAL_HEADER, MEMBER, MOST_ENTRIES, read_directory
+from msprobe_engine.core.io.claims import NO_LOCKS
 from msprobe_engine.core.io.regular_files import explain, open_regular
 from msprobe_engine.core.log import one_line
 
@@ -37,9 +38,6 @@ MOST_ENTRY_BYTES = 2**30
 """Of one entry; the existing tool's limit."""
 MOST_OF_HEAD = 1 << 24
 """Bytes of an entry that says who wrote the pack: ranks read it while they train."""
-OWN = ("env", "pip", "hyperparameters/", "dataset/", "weights/", "random/", "msprobe/")
-"""Names of the entries, or how they begin."""
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 _SIZES_FOLLOW = 0x8
 _UTF8 = 0x800
 
@@ -92,7 +90,7 @@ def _take(fd: int, path: Path) -> None:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except OSError as error:
-            if error.errno in _NO_LOCKS:
+            if error.errno in NO_LOCKS:
                 raise Refused(error.strerror or str(error)) from error
             if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
                 raise SinkError(f"cannot lock the pack {one_line(str(path))}: {error.strerror or error}; name another path") from error

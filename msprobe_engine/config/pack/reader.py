@@ -21,7 +21,7 @@ from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.log import one_line
 from msprobe_engine.formats.pack import entries
-from msprobe_engine.formats.pack.kind import NAME
+from msprobe_engine.formats.pack.kind import NAME, OWN
 
 
 class Pack:
@@ -54,7 +54,7 @@ class Pack:
         self._find_equal()
         self.names = sorted(self._found)
         self.ours = entries.META in self._found
-        if not any(name.startswith(pack_file.OWN) for name in self.names):
+        if not any(name.startswith(OWN) for name in self.names):
             raise DumpFormatError(
                 f"{one_line(str(path))} is no pack of a config check: none of its {len(self.names)} entries is env, pip, hyperparameters, "
                 "dataset, weights or random; packs are written by 'msprobe config_check -d' and by ConfigChecker"

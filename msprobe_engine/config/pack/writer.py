@@ -17,7 +17,7 @@ from typing import Any
 from msprobe_engine.config.collect import job
 from msprobe_engine.config.pack import equal_entries
 from msprobe_engine.config.pack import file as pack_file
-from msprobe_engine.config.pack.file import MOST_BYTES, MOST_ENTRY_BYTES, MOST_OF_HEAD, OWN
+from msprobe_engine.config.pack.file import MOST_BYTES, MOST_ENTRY_BYTES, MOST_OF_HEAD
 from msprobe_engine.config.secrets.masking import cleaned, masked_shapes, masked_tree
 from msprobe_engine.core.errors import ArchiveError, SinkError, UsageError
 from msprobe_engine.core.io.archives import read_member
@@ -26,6 +26,7 @@ from msprobe_engine.core.io.output_files import make_directory, write_file
 from msprobe_engine.core.io.regular_files import explain
 from msprobe_engine.core.log import info, one_line, warn_once, warning
 from msprobe_engine.formats.pack import entries
+from msprobe_engine.formats.pack.kind import OWN
 
 _MOST_IN_ONE = 64
 """Ranks that write one pack in turns; of a larger job each `_BLOCK` of ranks writes one."""

@@ -49,7 +49,7 @@ PARTS = frozenset(("anomaly_detected", "dump", "grad_probe", "incidents", "jsonl
 """Directories in an output directory that are claimed with it."""
 _LOCK = "lock"
 _LAUNCH = re.compile(r"([1-9][0-9]{0,5})-([0-9a-f]{12})", re.ASCII)
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Whoever writes there says so."""
 _MOST_TRIES = 1000
@@ -247,7 +247,7 @@ def _holder(fd: int) -> str:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in _NO_LOCKS:
+        if error.errno in NO_LOCKS:
             if process is None or runs is False:
                 return ""
             return where if runs else f"{where}; the file system has no locks, so whether it runs cannot be seen"
@@ -294,7 +294,7 @@ def _locked_by_us(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno in _NO_LOCKS
+        return error.errno in NO_LOCKS
     return True
 
 
@@ -330,7 +330,7 @@ def _lock(owners: Path, until: float) -> int:
             if os.fstat(fd).st_nlink:
                 return fd
         except OSError as error:
-            if error.errno in _NO_LOCKS:
+            if error.errno in NO_LOCKS:
                 os.close(fd)
                 name = hashlib.sha256(os.fsencode(owners)).hexdigest()[:16]
                 owners = Path(tempfile.gettempdir())  # at least the processes of this node take their turns

@@ -9,7 +9,8 @@ from msprobe_engine.core.errors import ArchiveError
 from msprobe_engine.core.io.archives import read_directory
 from msprobe_engine.core.io.input_files import open_input
 
-_OWN = ("env", "pip", "hyperparameters/", "dataset/", "weights/", "random/", "msprobe/")
+OWN = ("env", "pip", "hyperparameters/", "dataset/", "weights/", "random/", "msprobe/")
+"""Names of the entries of a pack, or how they begin."""
 
 
 NAME = "config_check_pack.zip"
@@ -31,4 +32,4 @@ def is_pack(path: str | Path) -> bool:
             names = [entry.filename for entry in read_directory(file)[0]]
     except (OSError, ArchiveError):
         return False
-    return bool(names) and all(name.startswith(_OWN) for name in names)
+    return bool(names) and all(name.startswith(OWN) for name in names)

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from msprobe_integrations.torch.hooks.functions import Rebinding, compiled_as
+from msprobe_integrations.torch.randomness.calls import RECURRENT
 
 _FUNCTIONS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
-_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _patches = Rebinding()
 
 
@@ -24,7 +24,7 @@ def remove() -> None:
     for name in _FUNCTIONS:
         _patches.wrap(functional, name, _passing)
     _patches.wrap(functional, "scaled_dot_product_attention", _attention)
-    for name in _RECURRENT:
+    for name in RECURRENT:
         _patches.wrap(torch._VF, name, _recurrent)
     _patches.early_imports()
 

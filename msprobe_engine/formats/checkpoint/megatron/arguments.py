@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_TABLES = ("word_embeddings.weight", "output_layer.weight", "word_embeddings_for_head.weight")
+TABLES_OF_TOKENS = ("word_embeddings.weight", "output_layer.weight", "word_embeddings_for_head.weight")
 
 
 def facts_of(args: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def vocabulary(args: Mapping[str, Any]) -> int | None:
 def padding(args: Mapping[str, Any], name: str, shape: Sequence[int]) -> int | None:
     """The row of a vocabulary's table from which on rows only fill it up; None: of another parameter, or not known to be so."""
     used = vocabulary(args)
-    return used if used is not None and name.endswith(_TABLES) and shape and used < shape[0] else None
+    return used if used is not None and name.endswith(TABLES_OF_TOKENS) and shape and used < shape[0] else None
 
 
 def number(args: Mapping[str, Any], name: str) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from msprobe_engine.formats.checkpoint.megatron.arguments import TABLES_OF_TOKENS
 from msprobe_engine.formats.checkpoint.megatron.cuts import is_expert
 from msprobe_engine.formats.checkpoint.model import Index
 
@@ -44,7 +45,6 @@ def _one_dimension(parameter: Parameter) -> bool:
 
 
 _WITHOUT_DECAY: tuple[Callable[[Parameter], bool], ...] = (_standard, _but_norms_of_queries, _one_dimension)
-_EMBEDDINGS = ("word_embeddings.weight", "output_layer.weight", "word_embeddings_for_head.weight")
 
 
 def members_of(
@@ -72,7 +72,7 @@ def members_of(
             found: dict[tuple[bool, bool, bool], list[Parameter]] = {key: [] for key in keys}
             for parameter in parameters:
                 expert = experts_apart and is_expert(parameter.name)
-                rate = any(own_rate) and parameter.name.endswith(_EMBEDDINGS)
+                rate = any(own_rate) and parameter.name.endswith(TABLES_OF_TOKENS)
                 found.setdefault((without_decay(parameter), expert, rate), []).append(parameter)
             if list(found) == keys and all(_fit(group, wanted) for group, wanted in zip(found.values(), shapes, strict=True)):
                 return list(found.values())

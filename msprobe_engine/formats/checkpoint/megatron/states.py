@@ -8,6 +8,7 @@ core/optimizer/distrib_optimizer.py of megatron-core 0.16.1.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -284,7 +285,7 @@ def _from_buffer(
         out.problems.append(f"{where} is of {kind}, but its parameters are of {dtype}; not compared")
         return
     flats = {str(key): value for key, value in held.items() if isinstance(value, FileTensor)}
-    numels = [_numel(parameter.shape) for parameter in members]
+    numels = [math.prod(parameter.shape) for parameter in members]
     for state, tensor in flats.items():
         width = item_size(tensor.dtype) or 0
         own = {i for i, parameter in enumerate(members) if parameter.key in alone}
@@ -301,13 +302,6 @@ def _from_buffer(
             out.tensors[parameter.key, name] = StoredTensor(
                 parameter.name, parameter.shape, tensor.dtype, boxes, state=name, group=OPTIMIZER
             )
-
-
-def _numel(shape: Index) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _dict(value: Any) -> dict[Any, Any]:

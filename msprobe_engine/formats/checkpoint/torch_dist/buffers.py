@@ -9,6 +9,7 @@ Source: ``sharded_param_state_dp_reshardable`` (megatron-core 0.16.1, core/optim
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -208,13 +209,13 @@ class Buckets:
         ep = place // self.sizes.etp if part == 1 else 0
         for candidate in self._candidates(part, kind, ends, at, ep):
             parameters = [Parameter((0, member), self._local_shape(name), kind) for member, name in candidate.members.items()]
-            missing = sum(buckets) - sum(_numel(parameter.shape) for parameter in parameters)
+            missing = sum(buckets) - sum(math.prod(parameter.shape) for parameter in parameters)
             if missing < 0:
                 break
             if missing > ALIGNMENT * len(parameters):
                 continue
             for order in orders(parameters):
-                numels = [_numel(parameter.shape) for parameter in order[::-1]]
+                numels = [math.prod(parameter.shape) for parameter in order[::-1]]
                 layout = fitted(numels, buckets)
                 if layout is not None and _on_borders(layout, numels, borders):
                     names = [candidate.members[parameter.name] for parameter in order[::-1]]
@@ -290,17 +291,10 @@ def _on_borders(layout: Layout, numels: Sequence[int], borders: Sequence[set[int
 
 def _boxes(shape: Index, start: int, boxes: Sequence[Box], starts: Sequence[int], width: int) -> Iterator[Box]:
     """The stretch of a flat tensor from `start`, as boxes of a tensor of `shape`."""
-    end = start + _numel(shape)
+    end = start + math.prod(shape)
     for box in boxes[max(0, bisect_right(starts, start) - 1) :]:
         low, high = max(start, box.offsets[0]), min(end, box.offsets[0] + box.sizes[0])
         if box.offsets[0] >= end:
             break
         if low < high:
             yield from flat(shape, low - start, high - low, box.file, box.start + (low - box.offsets[0]) * width, width)
-
-
-def _numel(shape: Index) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

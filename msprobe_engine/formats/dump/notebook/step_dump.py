@@ -11,7 +11,7 @@ from msprobe_engine.core import names
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.log import one_line, warning
 from msprobe_engine.core.process.garbage_collection import collection_paused
-from msprobe_engine.core.records import Opaque, TensorDescription
+from msprobe_engine.core.records import Opaque, TensorDescription, place_of
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import was_cut_off
 from msprobe_engine.formats.dump.dump_table import DumpTable
@@ -24,7 +24,6 @@ Value = float | int | bool | None
 _STATISTICS = ("Max", "Min", "Mean", "Norm")
 _KNOWN = frozenset((*_STATISTICS, "type", "dtype", "shape", "requires_grad", "nan_count", "inf_count", "digest", "md5", "data_name"))
 _SECTIONS = frozenset(("input_args", "input_kwargs", "output", "parameters", "input"))
-_PLACE = {"input_args": "input", "input_kwargs": "kwargs"}
 _MAX_DEPTH = 100
 
 
@@ -82,7 +81,7 @@ class DumpedEntry(NamedTuple):
         for section, node in self.sections.items():
             if gradients and isinstance(node, list) and len(node) == 1:
                 node = node[0]  # the format wraps each gradient in a list; its file has no index
-            yield from _walk(_PLACE.get(section, section), node)
+            yield from _walk(place_of(section), node)
 
 
 def _walk(place: str, node: Any) -> Iterator[tuple[str, DumpedTensor]]:

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core import names
-from msprobe_engine.core.records import Entry, Opaque, TensorRef
+from msprobe_engine.core.records import Entry, Opaque, TensorRef, place_of
 from msprobe_engine.formats.dump.writing import text as _text
-from msprobe_engine.formats.dump.writing.tensor_names import file_name, holds_gradients, place_of
+from msprobe_engine.formats.dump.writing.tensor_names import file_name, holds_gradients
 from msprobe_engine.formats.dump.writing.text import Float64, Int32, Template
 
 _log = logging.getLogger("msprobe.dump")

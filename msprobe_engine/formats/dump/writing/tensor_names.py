@@ -8,15 +8,9 @@ from collections.abc import Collection
 
 from msprobe_engine.core import names
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.core.records import Entry, TensorRef
+from msprobe_engine.core.records import Entry, TensorRef, place_of
 
-_PLACE = {"input_args": "input", "input_kwargs": "kwargs"}
 _COMMON = re.compile(r"\w[\w.]*", re.ASCII).fullmatch  # what needs no closer look
-
-
-def place_of(section: str) -> str:
-    """First part of the place of a section's tensors: ``input_args`` is ``input``, ``input_kwargs`` is ``kwargs``."""
-    return _PLACE.get(section, section)
 
 
 def file_name(entry: str, place: str, suffix: str, gradients: bool = False) -> str | None:

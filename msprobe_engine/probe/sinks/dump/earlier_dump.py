@@ -17,7 +17,7 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.errors import ProbeError
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.log import get_logger, one_line
-from msprobe_engine.core.records import Entry, Frame, Opaque, TensorRef, leaves
+from msprobe_engine.core.records import Entry, Frame, Opaque, TensorRef, leaves, place_of
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.core.statistics.rows import Rows
 from msprobe_engine.formats.dump import layout
@@ -25,7 +25,7 @@ from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.layout import DumpWriteError
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.formats.dump.stream import open_records
-from msprobe_engine.formats.dump.writing.tensor_names import holds_gradients, place_of
+from msprobe_engine.formats.dump.writing.tensor_names import holds_gradients
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.dump.dump_files import DumpSink

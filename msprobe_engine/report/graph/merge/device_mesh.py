@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.settings.rank_choice import AXES
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.report.graph.options import Layout
 
-AXES = ("tp", "cp", "ep", "dp", "pp")
 Place = Mapping[str, int]
 """Axis -> number along it."""
 _MOST_RANKS = 1_000_000

@@ -15,7 +15,7 @@ from msprobe_engine.report.graph.merge import device_mesh
 from msprobe_engine.report.graph.options import GraphOptions, Layout
 from msprobe_engine.report.graph.source import Job, Jobs
 
-_Members = tuple[tuple[int, Path], ...]
+Members = tuple[tuple[int, Path], ...]
 
 _BLOCKS = 8
 """Of a file, in which the first module is looked for."""
@@ -63,7 +63,7 @@ def _some(found: Jobs) -> Jobs:
     return found
 
 
-def _pairs(ours: _Members, theirs: _Members, step: int, golden_step: int, options: GraphOptions, found: Jobs) -> list[Job]:
+def _pairs(ours: Members, theirs: Members, step: int, golden_step: int, options: GraphOptions, found: Jobs) -> list[Job]:
     given = options.layouts or (None, None)
     groups = _models(ours, given[0], found), _models(theirs, given[-1], found)
     if not all(groups):
@@ -80,14 +80,14 @@ def _pairs(ours: _Members, theirs: _Members, step: int, golden_step: int, option
     return [Job(a[0][1], b[0][1], step, a[0][0], golden_step, b[0][0], a, b, across) for a, b in pairs]
 
 
-def _by_step(jobs: Jobs) -> dict[int, _Members]:
+def _by_step(jobs: Jobs) -> dict[int, Members]:
     found: dict[int, list[tuple[int, Path]]] = {}
     for job in jobs.jobs:
         found.setdefault(job.step, []).append((job.rank, job.target))
     return {step: tuple(sorted(members)) for step, members in sorted(found.items())}
 
 
-def _models(members: _Members, given: Layout | None, found: Jobs, alone: bool = False) -> list[_Members]:
+def _models(members: Members, given: Layout | None, found: Jobs, alone: bool = False) -> list[Members]:
     """The ranks of each copy of the model. `alone`: they are not compared with another run, whose shapes say more."""
     files = dict(members)
     if given is not None:
@@ -148,7 +148,7 @@ def _batch(name: str, record: Any) -> str:
     return ""
 
 
-def _cut(members: _Members, given: Layout | None) -> Any:
+def _cut(members: Members, given: Layout | None) -> Any:
     """What must be the same on both sides for a copy of the model to be compared with a copy of the model."""
     if given is not None:
         return replace(given, order="")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from msprobe_engine.align.parallel.join_stages_and_experts import together
 from msprobe_engine.align.parallel.merge_records import origin_of
@@ -15,14 +14,13 @@ from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.measure import distances
 from msprobe_engine.report.graph.compare_graphs import compare
 from msprobe_engine.report.graph.merge import device_mesh, existing
+from msprobe_engine.report.graph.merge.jobs import Members
 from msprobe_engine.report.graph.merge.whole import in_order, whole
 from msprobe_engine.report.graph.nodes.build import build
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph
 from msprobe_engine.report.graph.options import GraphOptions, Layout
 from msprobe_engine.report.graph.source import Job
 from msprobe_engine.report.table.layout_tables import of_groups
-
-_Members = tuple[tuple[int, Path], ...]
 
 
 def merged(job: Job, options: GraphOptions, problems: list[str], notes: list[str]) -> Graph | Comparison:
@@ -54,7 +52,7 @@ def merged(job: Job, options: GraphOptions, problems: list[str], notes: list[str
     return compare(_graph(target, job.step, options, notes), _graph(golden, job.golden_step, options, notes), fuzzy)
 
 
-def _sides(members: _Members, given: Layout | None, problems: list[str]) -> dict[int, DumpTable]:
+def _sides(members: Members, given: Layout | None, problems: list[str]) -> dict[int, DumpTable]:
     found: dict[int, DumpTable] = {}
     for rank, path in members:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,12 +14,12 @@ from msprobe_engine.accuracy.draw import draw
 from msprobe_engine.accuracy.results import UNREADABLE, CallResult
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.log import one_line
+from msprobe_engine.formats.dump.record_rows import WORDS_OF_NUMBERS
 from msprobe_integrations.common.op_tools.accuracy.purposes import Purpose, purpose
 
 Place = tuple[int | str, ...]
 """Where a value stands in the arguments: ``(0,)``, ``(1, 2)``, ``("out",)``."""
 
-_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf, "nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _NUMPY = re.compile(r"(?:float|int|uint)[0-9]{1,3}|bool_?")
 _DEEPEST = 20
 _SPECIAL = ("layout", "nnz", "quantized", "nested_size", "freed", "pending")
@@ -199,7 +198,7 @@ class RecordedArguments(ABC):
         if (kind.startswith("numpy.") or _NUMPY.fullmatch(kind)) and isinstance(value, (bool, int, float)):
             return value
         if kind in ("int", "float", "bool", "str", "NoneType"):
-            return _WORDS.get(value, value) if kind == "float" and isinstance(value, str) else value
+            return WORDS_OF_NUMBERS.get(value, value) if kind == "float" and isinstance(value, str) else value
         if kind == "complex":
             try:
                 return complex(str(value))

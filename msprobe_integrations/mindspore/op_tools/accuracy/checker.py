@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, CallResult, TensorResult, worst
+from msprobe_engine.accuracy.scripts.source import INDEXED
 from msprobe_engine.accuracy.verdict.judge import judge
 from msprobe_engine.accuracy.verdict.mindspore_form import existing_metrics, existing_status
 from msprobe_engine.core.dtypes import float_type
@@ -29,7 +30,6 @@ BENCHES: Mapping[str, Sequence[Mapping[str, str]]] = {"float64": (_WIDE, _RAISED
 _CHANGES = 2
 _KEPT = frozenset(("eps", "nan_to_num", "nextafter", "histc"))
 """Operators whose result is made for the type: the bench keeps it."""
-_INDEXED = frozenset(("__getitem__", "__setitem__"))
 
 
 class Checker:
@@ -123,7 +123,7 @@ class Checker:
         why = left_out(api, tuple(args), kwargs)
         if why in ("communication", "random"):
             raise CannotRun("communication: other ranks take part in it" if why == "communication" else "draws random numbers")
-        if api.name in _INDEXED and len(args) > 1 and isinstance(args[1], list):
+        if api.name in INDEXED and len(args) > 1 and isinstance(args[1], list):
             args[1] = tuple(args[1])
         args = [tuple(value) if isinstance(value, list) and all(type(n) is int for n in value) else value for value in args]
         wanted: tuple[Any, ...] = ()
