@@ -23,13 +23,13 @@ EVENT = Event("step5-nan_inf", 5, "nan_inf", 1, 7, "rank 1 is NaN")
 
 @pytest.mark.parametrize("ranks", [64, 256])
 def test_all_ranks_together_read_few_files(tmp_path: Path, frame: Any, alert: Any, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rank's file is read about three times in all, whoever merges, and what the last one has written is of all ranks."""
+    """Each rank's file is read about once, whoever merges, but for those of the first few, and what the last one has written is of all ranks."""
     read: Counter[str] = Counter()
     once = pieces.read_piece
     monkeypatch.setattr(pieces, "read_piece", lambda path: read.update([path.name]) or once(path))
     for rank in range(ranks):
         write_incident(tmp_path, [frame(5, rank, entries=False)], [alert(5, rank)], event=EVENT, rank=rank, world_size=ranks)
-    assert sum(read.values()) <= 16 * 17 / 2 + 3 * ranks
+    assert sum(read.values()) <= 16 * 17 / 2 + 1.5 * ranks
     merged = json.loads((tmp_path / "incident.json").read_text())
     assert merged["ranks_complete"] == list(range(ranks))
     assert [(one["rank"], one["ranks"]) for one in merged["alerts"]] == [(0, [f"0-{ranks - 1}"])], "what all say is written once"
@@ -49,7 +49,7 @@ def test_whoever_dies_the_merged_file_is_of_all_that_wrote(
     tmp_path: Path, store: Any, frame: Any, alert: Any, survivor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of forty ranks the last ones never finish, so nobody is called any more. Who looks after the incident merges in a later step."""
-    ranks, writing = 40, 37  # 32 is the last number that calls somebody
+    ranks, writing = 40, 37  # 16 is the last number that calls somebody
 
     def manager(rank: int) -> IncidentManager:
         return IncidentManager(
@@ -67,7 +67,7 @@ def test_whoever_dies_the_merged_file_is_of_all_that_wrote(
     for rank in (rank for rank in range(2, writing) if rank != survivor):
         write_incident(directory, [frame(5, rank)], [], event=event, rank=rank, world_size=ranks)
     merged = directory / "incident.json"
-    assert len(json.loads(merged.read_text())["ranks_complete"]) == 32
+    assert len(json.loads(merged.read_text())["ranks_complete"]) == 16
     for step in range(6, 40):
         kept.on_frame(frame(step, survivor), [])
     assert json.loads(merged.read_text())["ranks_complete"] == list(range(writing))

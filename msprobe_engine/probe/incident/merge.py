@@ -6,8 +6,9 @@ replace it therefore has seen all.
 
 Not every rank merges: in a job of thousands each of them would read the files of all. Who has finished its own file adds a line to the
 file ``finished``; its size tells how many have, and some of these numbers are called to merge (`finish`): the first few, so that there is
-something to read soon, each power of two, and the last one. All of that reads about three files for each rank. Ranks that die never make
-the number full: the rank that announced the incident looks after it in later steps, and others should it die (`merge_if_behind`).
+something to read soon, three on the way to a thousand, and the last one: little more than one file read for each rank. Ranks that die
+never make the number full: the rank that announced the incident looks after it in later steps, and others should it die
+(`merge_if_behind`).
 
 Schema of incident.json (version 1): ``version``; ``id``, ``step``, ``rule``, ``message``, ``announced_by``, ``capture_step`` (earliest
 announcement); ``world_size``; ``ranks_complete``, ``ranks_writing``, ``ranks_missing`` (lists of ranks); ``ranks_late``; ``steps`` (ring
@@ -41,7 +42,8 @@ FINISHED = "finished"
 """A line of `_LINE` bytes for each time that a rank has finished its file."""
 _LINE = 8
 _FIRST_ONES = 16
-"""So many ranks merge in any case."""
+_ON_THE_WAY = (64, 256, 1024)
+"""So many ranks merge in any case, and these."""
 
 
 def finish(directory: Path, rank: int, world_size: int) -> None:
@@ -62,7 +64,7 @@ def finish(directory: Path, rank: int, world_size: int) -> None:
 
 def is_called(number: int, world_size: int) -> bool:
     """Does the rank that finishes as the `number`-th merge? Ranks may finish more than once."""
-    return number <= _FIRST_ONES or number & (number - 1) == 0 or number % world_size == 0
+    return number <= _FIRST_ONES or number in _ON_THE_WAY or number % world_size == 0
 
 
 def merge_if_behind(directory: Path) -> None:
