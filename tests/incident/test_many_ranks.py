@@ -23,7 +23,7 @@ EVENT = Event("step5-nan_inf", 5, "nan_inf", 1, 7, "rank 1 is NaN")
 
 @pytest.mark.parametrize("ranks", [64, 256])
 def test_all_ranks_together_read_few_files(tmp_path: Path, frame: Any, alert: Any, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rank's file is read about once, whoever merges, but for those of the first few, and what the last one has written is of all ranks."""
+    """Each rank's file is read about once, those of the first few more often; what the last one has written is of all ranks."""
     read: Counter[str] = Counter()
     once = pieces.read_piece
     monkeypatch.setattr(pieces, "read_piece", lambda path: read.update([path.name]) or once(path))
