@@ -97,7 +97,7 @@ def test_a_dask_cluster_of_two_workers_one_of_them_killed(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["compare", "graph", "diagnose", "nan_analyze"])
+@pytest.mark.parametrize("command", ["compare", "graph", "diagnose", "nan_analyze", "trends"])
 def test_three_workers_elsewhere_one_of_them_killed(tmp_path: Path, command: str) -> None:
     """The command with relative paths, on workers that run in directories of their own and lose one in the midst of its work, writes and
     says what it writes and says here, byte for byte but for the time in names."""

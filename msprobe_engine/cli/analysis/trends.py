@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shift", type=int, default=0, metavar="N", help="add N to the steps of GOLDEN")
     parser.add_argument("--micro_steps", action="store_true", help="micro batches as rows of their own (default: their extremes)")
     parser.add_argument("--size", type=float, default=48.0, metavar="MB", help="numbers that the page may hold, 4 bytes each (default: 48)")
+    parser.add_argument("--scheduler", default="", metavar="ADDRESS", help="a running Dask cluster (tcp://host:8786) reads the dumps")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     parser.epilog = EPILOG
 
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     )
     paths = [args.run_path, *([args.other_path] if args.other_path else [])]
     warn_same_files(args.run_path, args.other_path)
-    sources = [open_source(path, wanted) for path in paths]
+    sources = [open_source(path, wanted, args.scheduler) for path in paths]
     page = place(args.run_path, args.output, "trends.html")
     code = write(sources, page, size=args.size, shift=args.shift)
     if args.open:

@@ -16,6 +16,8 @@ from msprobe_engine.find.nonfinite.load import load_step
 from msprobe_engine.formats.dump.completeness import missing_ranks, missing_steps
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.reader import DumpDirectory
+from msprobe_engine.formats.dump.replicas import ReplicaReader
+from msprobe_engine.formats.dump.shared_columns import SharedColumns
 from msprobe_engine.formats.monitor.convert.dump2db import ranks_of
 from msprobe_engine.formats.monitor.series import Ids
 from msprobe_engine.report.trends.findings import moment_of
@@ -25,6 +27,8 @@ from msprobe_engine.report.trends.sources.source import Part, Progress, Target, 
 
 KEPT_ROWS = 1_000_000
 """Rows of all ranks that stay in memory between the two passes over a run, about 100 MB; the files of further ranks are read twice."""
+_AHEAD = 64
+"""Ranks whose files a cluster reads at a time."""
 _NEVER = 1 << 62
 STATISTICS = ("norm", "max", "min", "mean")
 _BACKWARDS = ("backward", "parameters_grad")
@@ -34,12 +38,18 @@ _BACKWARDS = ("backward", "parameters_grad")
 class DumpSource:
     """The statistics of a dump; every step of a rank is one file, read when its rank is asked for.
 
+    Args:
+        scheduler: address of a Dask scheduler whose workers read the files, of some ranks at a time; "": they are read here.
+
     Attributes:
         unwrap: how many ``module.`` are taken off the names of modules; to be set before anything is read.
     """
 
-    def __init__(self, dump: DumpDirectory, wanted: Wanted, path: Path) -> None:
+    def __init__(self, dump: DumpDirectory, wanted: Wanted, path: Path, scheduler: str = "") -> None:
         self.path = path
+        self._scheduler = scheduler
+        self._reader: ReplicaReader | None = None
+        self._expected: list[int] = []
         self.kinds: tuple[str, ...] = ("dump",)
         self._wanted = wanted
         self._dump = dump
@@ -84,6 +94,7 @@ class DumpSource:
         yield from parts
 
     def _made(self, rank: int, progress: Progress) -> list[Part]:
+        self._expect(rank)
         rows: dict[str, _Rows] = {}
         for step, of, name in self._places:
             if of == rank:
@@ -94,9 +105,23 @@ class DumpSource:
         made = (found.part(rank, metric) for metric, found in rows.items())
         return [part for each in made if (part := self._wanted.cut(each)) is not None]
 
+    def _expect(self, rank: int) -> None:
+        """The workers of a cluster read the files of this rank and of some behind it."""
+        if not self._scheduler or rank in self._expected:
+            return
+        place = self.ranks.index(rank)
+        self._expected = self.ranks[place : place + _AHEAD]
+        self._reader = ReplicaReader(SharedColumns(), scheduler=self._scheduler)
+        files: list[Path] = []
+        for step, of, name in self._places:
+            with contextlib.suppress(DumpFormatError, UsageError):  # said when it is read
+                files += [self._dump.file(step, name)] if of in self._expected else []
+        self._reader.expect(files)
+
     def _read(self, step: int, rank: int, name: int | str, rows: dict[str, _Rows]) -> None:
         try:
-            table = read_side(self._dump.file(step, name))
+            file = self._dump.file(step, name)
+            table = read_side(file) if self._reader is None else self._reader.read(file)
         except (DumpFormatError, UsageError) as error:
             self._problems[f"step {step} rank {rank}: {error}"] = 1
             return
@@ -127,7 +152,7 @@ class DumpSource:
         """Rank -> the record in which the search for the first NaN sees the first that matters: infinities before it are those of masks.
         All ranks of the step are read for it, once; None: none can be read."""
         if step not in self._searched:
-            traces, _ = load_step(self._dump, step)
+            traces, _ = load_step(self._dump, step, reader=ReplicaReader(SharedColumns(), scheduler=self._scheduler))
             suspects = analyse(traces).suspects if traces else []
             self._searched[step] = {one.rank: one.call.name for one in reversed(suspects)} if traces else None
         return self._searched[step]

@@ -159,11 +159,12 @@ class Wanted:
         return replace(part, targets=[part.targets[i] for i in used.tolist()], ids=ids.astype(np.int64))
 
 
-def open_source(path: Path | str, wanted: Wanted | None = None) -> Source:
+def open_source(path: Path | str, wanted: Wanted | None = None, scheduler: str = "") -> Source:
     """What there is of a run: files of the monitor (all formats), trend data bases, dumps of one or more steps, or several of these.
 
     Args:
         path: output directory, its ``monitor`` or ``dump`` directory, a directory of one rank, a ``.jsonl`` or ``.db`` file, a dump.
+        scheduler: address of a Dask scheduler (``tcp://host:8786``) whose workers read dumps; "": they are read here.
 
     Raises:
         UsageError: there is nothing of the kind, or no rank of it is wanted.
@@ -178,7 +179,7 @@ def open_source(path: Path | str, wanted: Wanted | None = None) -> Source:
         reasons.append(str(error))
     if root.is_dir() or root.suffix == ".json":
         try:
-            found.append(_dump(root, wanted))
+            found.append(_dump(root, wanted, scheduler))
         except (DumpFormatError, UsageError) as error:
             reasons.append(str(error))
     if not found:
@@ -208,11 +209,11 @@ def open_monitor(path: Path | str, wanted: Wanted) -> Source:
     return MonitorSource(open_run(path, since=wanted.since, until=wanted.until), wanted)
 
 
-def _dump(root: Path, wanted: Wanted) -> Source:
+def _dump(root: Path, wanted: Wanted, scheduler: str) -> Source:
     from msprobe_engine.formats.dump.reader import open_dump
     from msprobe_engine.report.trends.sources.dumps import DumpSource
 
-    return DumpSource(open_dump(root), wanted, root)
+    return DumpSource(open_dump(root), wanted, root, scheduler)
 
 
 class Both:
