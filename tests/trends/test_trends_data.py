@@ -471,12 +471,12 @@ def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """The commands of docs/guide/trends.md run as they stand there, and every option it names is one."""
     text = (Path(__file__).parents[2] / "docs" / "guide" / "trends.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    for name, factor in (("a", 1.0), ("b", 1.5)):
-        run(tmp_path / "runs" / name, 0, {s: {"layers.0.w": [factor if s > 2 else 1.0]} for s in range(5)})
+    for name, factor in (("RUN", 1.0), ("GOLDEN", 1.5)):
+        run(tmp_path / name, 0, {s: {"layers.0.w": [factor if s > 2 else 1.0]} for s in range(5)})
     lines = [shlex.split(line, comments=True) for line in re.findall(r"^msprobe .*$", text, re.MULTILINE)]
     assert len(lines) == 4
     assert [main(words[1:]) for words in lines] == [0, 1, 1, 0]
-    assert Path("runs/a/analysis/trends-1/trends.html").exists()
+    assert Path("RUN/analysis/trends-1/trends.html").exists()
     assert main(["trends", "trend", "-o", "db.html"]) == 0
     out = capsys.readouterr().out
     assert "runs apart by more than 1e-06: 1, first:" in out
