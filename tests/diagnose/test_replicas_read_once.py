@@ -210,7 +210,8 @@ def test_a_file_is_read_once_though_it_is_looked_at_again(command: str, tmp_path
     once = look()
     dumps = [path for path in opened if path.name == "dump.json"]
     assert len(dumps) == len(set(dumps)) == 2 * RANKS
-    monkeypatch.setattr(replicas.StepTables.__init__, "__defaults__", (0,))
+    monkeypatch.setattr(replicas.StepTables.__init__, "__defaults__", (0, ""))
+    monkeypatch.setattr("msprobe_engine.find.run.KEPT", 0)
     opened.clear()
     assert look() == once
     assert len(opened) > 2 * 3 * RANKS

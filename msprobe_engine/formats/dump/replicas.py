@@ -24,7 +24,7 @@ from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.dump_table import TENSOR, DumpTable, fill, read_side, say_missing
 from msprobe_engine.formats.dump.reader import object_inside, parse_json, parse_object
-from msprobe_engine.formats.dump.shared_columns import SharedColumns
+from msprobe_engine.formats.dump.shared_columns import Plan, RankList, RankNodes, RankTexts, SharedColumns
 from msprobe_engine.formats.dump.stream import records_of, split_header
 
 MOST_BYTES = 1 << 28
@@ -45,8 +45,6 @@ _CONSTRUCT = layout.COMPANIONS.index(layout.CONSTRUCT)
 _SHOWN = "values", "nonfloat_stats", "md5"
 
 T = TypeVar("T")
-Plan = dict[Any, Any]
-"""Key (or position in a list) -> number of the place, or the plan of what stands there."""
 
 
 class Seen(NamedTuple):
@@ -226,10 +224,10 @@ class ReplicaReader:
         table.path, table.header, table.problems = path, header, []
         table.template, table.named_ranks = template.table, ranks
         for name, plan in template.nodes.items():
-            setattr(table, name, _Nodes(getattr(template.table, name), plan, ranks))
+            setattr(table, name, RankNodes(getattr(template.table, name), plan, ranks))
         for name, places in template.texts.items():
             column = getattr(template.table, name)
-            setattr(table, name, (_Texts if isinstance(column, dict) else _List)(column, places, ranks))
+            setattr(table, name, (RankTexts if isinstance(column, dict) else RankList)(column, places, ranks))
         say_missing(table, 0, whole)
         return table
 
@@ -348,13 +346,6 @@ def _plan(node: Any) -> Plan | None:
     return found or None
 
 
-def _filled(node: Any, plan: Plan, ranks: Sequence[Any]) -> Any:
-    made = node.copy()
-    for key, place in plan.items():
-        made[key] = ranks[place] if type(place) is int else _filled(node[key], place, ranks)
-    return made
-
-
 def _shown(value: Any) -> str:
     text = value[0] if type(value) is tuple else value
     return text if type(text) is str else ""
@@ -362,52 +353,3 @@ def _shown(value: Any) -> str:
 
 def _number(text: str) -> int:
     return -int(text.strip("[]")) - _FIRST
-
-
-class _Nodes(Mapping[int, Any]):
-    """Trees of a template by record or row, with the ranks of one rank."""
-
-    def __init__(self, nodes: Mapping[int, Any], plan: Plan, ranks: Sequence[Any]) -> None:
-        self._nodes, self._plan, self._rank_names = nodes, plan, ranks
-
-    def __getitem__(self, key: int) -> Any:
-        node = self._nodes[key]
-        plan = self._plan.get(key)
-        return node if plan is None else _filled(node, plan, self._rank_names)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._nodes
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._nodes)
-
-    def __len__(self) -> int:
-        return len(self._nodes)
-
-
-class _Texts(_Nodes):
-    """Values of a template by row, in which the text of a group is that of one rank; four times where it stands for statistics."""
-
-    def __getitem__(self, key: int) -> Any:
-        node = self._nodes[key]
-        place = self._plan.get(key)
-        if place is None:
-            return node
-        text = str(self._rank_names[place])
-        return (text,) * len(node) if type(node) is tuple else text
-
-
-class _List(Sequence[Any]):
-    """A column of a template, in which the text of a group is that of one rank."""
-
-    def __init__(self, column: Sequence[Any], places: Mapping[int, int], ranks: Sequence[Any]) -> None:
-        self._column, self._places, self._rank_names = column, places, ranks
-
-    def __getitem__(self, row: Any) -> Any:
-        if isinstance(row, slice):
-            return [self[one] for one in range(*row.indices(len(self)))]
-        place = self._places.get(row + len(self) if row < 0 else row)
-        return self._column[row] if place is None else str(self._rank_names[place])
-
-    def __len__(self) -> int:
-        return len(self._column)

@@ -11,7 +11,7 @@ import copy
 import hashlib
 import marshal
 from array import array
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msprobe_engine.formats.dump.dump_table import DumpTable
@@ -90,3 +90,63 @@ def own_columns(table: DumpTable) -> None:
     for name in ("offsets", "op", "numbers"):
         setattr(table, name, array(getattr(table, name).typecode, getattr(table, name)))
     table.role = bytearray(table.role)
+
+
+Plan = dict[Any, Any]
+"""Key (or position in a list) -> number of the place, or the plan of what stands there."""
+
+
+def _filled(node: Any, plan: Plan, ranks: Sequence[Any]) -> Any:
+    made = node.copy()
+    for key, place in plan.items():
+        made[key] = ranks[place] if type(place) is int else _filled(node[key], place, ranks)
+    return made
+
+
+class RankNodes(Mapping[int, Any]):
+    """Trees of a template by record or row, with the ranks of one rank."""
+
+    def __init__(self, nodes: Mapping[int, Any], plan: Plan, ranks: Sequence[Any]) -> None:
+        self._nodes, self._plan, self._rank_names = nodes, plan, ranks
+
+    def __getitem__(self, key: int) -> Any:
+        node = self._nodes[key]
+        plan = self._plan.get(key)
+        return node if plan is None else _filled(node, plan, self._rank_names)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._nodes
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+
+class RankTexts(RankNodes):
+    """Values of a template by row, in which the text of a group is that of one rank; four times where it stands for statistics."""
+
+    def __getitem__(self, key: int) -> Any:
+        node = self._nodes[key]
+        place = self._plan.get(key)
+        if place is None:
+            return node
+        text = str(self._rank_names[place])
+        return (text,) * len(node) if type(node) is tuple else text
+
+
+class RankList(Sequence[Any]):
+    """A column of a template, in which the text of a group is that of one rank."""
+
+    def __init__(self, column: Sequence[Any], places: Mapping[int, int], ranks: Sequence[Any]) -> None:
+        self._column, self._places, self._rank_names = column, places, ranks
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return [self[one] for one in range(*row.indices(len(self)))]
+        place = self._places.get(row + len(self) if row < 0 else row)
+        return self._column[row] if place is None else str(self._rank_names[place])
+
+    def __len__(self) -> int:
+        return len(self._column)
