@@ -57,6 +57,16 @@ def test_forward_and_backward_records_of_one_call_are_one_call_in_the_order_of_t
     assert "1 backward records have no forward record" in found.remarks[0]
 
 
+@pytest.mark.parametrize(("stacks", "said"), [('{"0": [["Torch.relu.0.forward"], ["File a.py"]]}', 0), ("{cut off", 1)])
+def test_calls_are_read_without_a_stack_that_is_damaged(stacks: str, said: int, tmp_path: Path) -> None:
+    """What stands beside dump.json names lines of code only: where it is damaged that is said, and every call is there."""
+    file = write(tmp_path, {"Torch.relu.0.forward": record(tensor([2]))})
+    (tmp_path / "stack.json").write_text(stacks)
+    found = read_calls(file)
+    assert [call.name for call in found.calls] == ["Torch.relu.0"]
+    assert [sum("stack.json" in sentence for sentence in found.missing), "Torch.relu.0.forward" in found.stacks] == [said, not said]
+
+
 def test_a_further_backward_pass_is_checked_with_the_forward_record_of_its_call(tmp_path: Path) -> None:
     """Its number is that of the call plus a million for each pass before."""
     back = {"input": [tensor([2])], "output": [tensor([2])]}

@@ -25,14 +25,13 @@ from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump import frame_log, layout
 from msprobe_engine.formats.dump.completeness import cut_off_companion, missing_companions, missing_records
-from msprobe_engine.formats.dump.reader import object_inside, parse_object, read_bytes
+from msprobe_engine.formats.dump.reader import object_inside, parse_object, read_bytes, stack_lines
 from msprobe_engine.formats.dump.record_rows import DEBUG as DEBUG
 from msprobe_engine.formats.dump.record_rows import INPUT as INPUT
 from msprobe_engine.formats.dump.record_rows import OUTPUT as OUTPUT
 from msprobe_engine.formats.dump.record_rows import PARAMETERS as PARAMETERS
 from msprobe_engine.formats.dump.record_rows import PARAMETERS_GRAD as PARAMETERS_GRAD
 from msprobe_engine.formats.dump.record_rows import RowReader, Value, is_number
-from msprobe_engine.formats.dump.stacks import stack_lines
 from msprobe_engine.formats.dump.stream import Records, open_records
 from msprobe_engine.formats.tensors.reader import TensorFiles
 

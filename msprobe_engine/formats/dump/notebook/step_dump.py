@@ -15,8 +15,8 @@ from msprobe_engine.core.records import Opaque, TensorDescription, place_of
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import was_cut_off
 from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.reader import stack_lines
 from msprobe_engine.formats.dump.record_rows import WORDS_OF_NUMBERS
-from msprobe_engine.formats.dump.stacks import stack_lines
 from msprobe_engine.formats.dump.stream import open_records
 from msprobe_engine.formats.tensors.reader import TensorFiles
 
