@@ -11,6 +11,7 @@ import torch
 
 from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_engine.find.run import diagnose
+from msprobe_integrations.common.parameters.optimizer_numbers import update_numbers
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
@@ -66,3 +67,19 @@ def test_a_setting_of_one_group_is_said(golden: Path, tmp_path: Path) -> None:
 
 def test_equal_settings_are_no_finding(golden: Path, tmp_path: Path) -> None:
     assert diagnose(train(tmp_path / "run"), golden).finding == "none"
+
+
+@pytest.mark.parametrize(
+    ("decays", "said"),
+    [
+        ([0.1, 0.0], {1: 0.0}),
+        ([0.1] * 20 + [0.0] * 20, {20: 0.0}),
+        ([0.1, 0.0] * 20, dict.fromkeys(range(1, 16, 2), 0.0)),
+        ([at / 100 for at in range(40)], {at: at / 100 for at in range(1, 17)}),
+    ],
+    ids=["two groups", "a value behind the sixteenth", "that others have", "one of each"],
+)
+def test_settings_of_many_groups(decays: list[float], said: dict[int, float]) -> None:
+    """Behind the sixteenth group a value is said that no group before has, of at most sixteen values."""
+    found = update_numbers([{"lr": 1e-3, "weight_decay": decay} for decay in decays])
+    assert found == {"learning_rate": 1e-3, "weight_decay": decays[0], **{f"weight_decay_group_{at}": value for at, value in said.items()}}
