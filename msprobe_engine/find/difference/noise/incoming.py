@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -102,7 +103,10 @@ class IncomingNoise(NoiseNotes):
         walker = self._walker
         other = walker.rows[pair][1]
         value, distance = walker.golden.side.values.get(other), float(walker.measured.distance[pair])
-        if not isinstance(value, float) or distance > _OF_NORMS * max(self._shown, default=0.0):
+        known = max(self._shown, default=0.0)
+        if not walker.one_layout:  # of other ranks' gradients, and of those that are parts of sums, no record shows it
+            known = max(known, self._of_backward / math.sqrt(roundoff.MANY))
+        if not isinstance(value, float) or distance > _OF_NORMS * known:
             return None
         self.explained.add(pair)
         return Operand(Noise(distance, distance, 0.0), abs(value), abs(value), 1.0, 1, 1, 0.0)
