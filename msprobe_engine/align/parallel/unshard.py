@@ -201,6 +201,8 @@ class Unsharder(PartialSumTracker):
         update = single or call.update or (expected_differences.long(first.shape[i]) and op not in self._owned)
         update &= not (self._holds_all or (made.need == made.other == 1 and not expected_differences.long(first.shape[i])))
         update |= single and call.update  # made of what is not compared
+        gives = op in self._owned and first.role[i] == OUTPUT and not single  # what a parameter's own update gives out is judged
+        update &= not gives
         near = AGREES if not single else 0.0 if call.update else self._near
         if self._last_backward < op and update and merge_statistics.distance(value, golden) > near:
             self._numbers.add(self._mark(i, pieces))
@@ -213,7 +215,7 @@ class Unsharder(PartialSumTracker):
         if share and merge_statistics.distance(value, golden) > AGREES and self._is_share(i, j, shape, golden):
             self._skip(i, j, PART)
             return True
-        if op > self._shared_out and merge_statistics.distance(value, golden) > AGREES:
+        if op > self._shared_out and not gives and merge_statistics.distance(value, golden) > AGREES:
             self._skip(i, j, UPDATE)
             return True
         loss = self._is_forward(op) and distances.elements(first.shape[i]) == 1  # divided by the number of micro batches
