@@ -3,14 +3,13 @@ between, as a checkpoint that was read back."""
 
 from __future__ import annotations
 
+from msprobe_engine.align.parallel.merge_statistics import SAME
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.formats.monitor.reader import Run
 from msprobe_engine.formats.monitor.series import Key
 
 _BEFORE, _AFTER, _OP = "param_origin", "param_updated", "norm"
-_DIGITS = 1e-6
-"""Norms of the same numbers, summed in another order."""
 
 
 def changed_between(target: Run, golden: Run) -> list[Suspect]:
@@ -52,4 +51,4 @@ def _pairs(run: Run, rank: int) -> dict[tuple[int, Key], tuple[float, float]]:
 
 
 def _same(left: float, there: float) -> bool:
-    return abs(left - there) <= _DIGITS * there
+    return abs(left - there) <= SAME * there
