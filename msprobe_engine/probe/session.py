@@ -22,7 +22,7 @@ from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
 from msprobe_engine.core.statistics.rows import empty
 from msprobe_engine.core.text.ranges import ranges_of
 from msprobe_engine.probe.closing_words import ClosingWords
-from msprobe_engine.probe.earlier_run import find_earlier_run
+from msprobe_engine.probe.earlier_run import find_earlier_run, set_aside
 from msprobe_engine.probe.how_it_ended import describe_end
 from msprobe_engine.probe.incident.manager import CaptureRequest, IncidentManager
 from msprobe_engine.probe.incident.notify import Notifier, SilentNotifier
@@ -129,6 +129,15 @@ class Session:
                     sink.watch_remark("masks", rule.passed_over)
             sink.watch_losses(self.writer.lost)
             sink.watch_cost(self.pipeline.cost)
+
+    def begin(self, step: int) -> None:
+        """The first step begins."""
+        moved = ""
+        with self.faults.guard("earlier run"):
+            moved = set_aside(self.settings, self.backend.rank() or 0, self.backend.world_size(), step)
+        self.say_what_is_on()
+        if moved and not self.backend.rank():
+            _log.warning("%s", moved)
 
     def say_what_is_on(self) -> None:
         """One line on rank 0: that the probe is there, what it watches and where it writes; a second where another run has written."""

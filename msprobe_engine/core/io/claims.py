@@ -43,6 +43,9 @@ OWNERS = ".owners"
 PLACE = "run-{}"
 """Directory of a launch that is not the first in its output directory."""
 FURTHER_RUN = re.compile(PLACE.format(r"\d+"), re.ASCII)
+EARLIER = "earlier-{}"
+"""Directory for what an earlier run has left in an output directory."""
+EARLIER_RUN = re.compile(EARLIER.format(r"(\d{1,6})"), re.ASCII)
 PATIENCE = 10.0
 """Seconds to wait for another process that looks for its place, which takes milliseconds."""
 PARTS = frozenset(("anomaly_detected", "dump", "grad_probe", "incidents", "jsonl", "monitor", "prometheus", "tensorboard", "trend"))

@@ -17,7 +17,7 @@ Found = dict[int | None, dict[str, Path | None]]
 directory does not say."""
 IN_RUN = "dump"
 """The directory of the dump in the output directory of a run."""
-_INCIDENTS = "incidents"
+INCIDENTS = "incidents"
 _LOOKED_INTO = 64
 """Directories looked into where there is no dump, to say which of them has one."""
 
@@ -91,7 +91,7 @@ def find_ranks(path: Path) -> Found:
 def _below(children: Sequence[Path]) -> str:
     """For the message of a directory without a dump: which of those in it, or output directories in it, have one."""
     found: list[str] = []
-    inside = [child for one in children if one.name == _INCIDENTS for child in sorted(_children(one))]
+    inside = [child for one in children if one.name == INCIDENTS for child in sorted(_children(one))]
     for child in [*children, *inside][:_LOOKED_INTO]:
         with contextlib.suppress(DumpFormatError):  # one that must not be listed
             found += [str(dump[0]) for dump in [find_dump(child)] if dump is not None]

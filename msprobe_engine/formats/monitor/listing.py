@@ -12,9 +12,10 @@ from typing import Any, BinaryIO
 from msprobe_engine.core.errors import TextError
 from msprobe_engine.core.io.csv_text import parse_row
 from msprobe_engine.core.log import one_line
+from msprobe_engine.formats.monitor.launches import launch_of, of_other_runs
 from msprobe_engine.formats.monitor.losses import FILE, lost_in
 from msprobe_engine.formats.monitor.reader_csv import ALERTS_FILE, families_of, first_step
-from msprobe_engine.formats.monitor.run_layout import open_file, rank_directories
+from msprobe_engine.formats.monitor.run_layout import RankDirectory, open_file, rank_directories
 
 SCALARS = "scalars"
 _SPAN = 4096
@@ -33,6 +34,7 @@ class Listing:
         alerts: lines of the files of alerts.
         lost: what the files say that the run has lost, in sentences.
         ended: how many directories say which way the run ended.
+        others: directories of other runs, which are counted in nothing else.
     """
 
     ranks: tuple[int, ...] = ()
@@ -45,6 +47,7 @@ class Listing:
     alerts: int = 0
     lost: list[str] = field(default_factory=list)
     ended: Counter[str] = field(default_factory=Counter)
+    others: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -58,6 +61,7 @@ class Listing:
             "alerts": self.alerts,
             "lost": self.lost,
             "ended": dict(self.ended),
+            "others": self.others,
         }
 
 
@@ -67,10 +71,14 @@ def list_monitor(root: Path) -> Listing | None:
     Raises:
         UsageError: `root` cannot be listed.
     """
-    found = rank_directories(root)
-    if not found:
+    everything = rank_directories(root)
+    if not everything:
         return None
-    out = Listing(tuple(sorted({directory.rank for directory in found})), len(found))
+    by_rank: dict[int, list[RankDirectory]] = {}
+    for directory in sorted(everything, key=lambda each: (each.began, each.path.name)):
+        by_rank.setdefault(directory.rank, []).append(directory)
+    found = [directory for mine in by_rank.values() for directory in mine[len(of_other_runs(launch_of(each.info) for each in mine)) :]]
+    out = Listing(tuple(sorted({directory.rank for directory in found})), len(found), others=len(everything) - len(found))
     families: dict[str, None] = {}
     for directory in found:
         if end := _end_of(directory.info.get("ended")):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.errors import NothingCapturedError, UsageError
-from msprobe_engine.core.io.claims import FURTHER_RUN
+from msprobe_engine.core.io.claims import EARLIER_RUN, FURTHER_RUN
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.log import one_line
@@ -94,6 +94,8 @@ class Overview:
 
     runs: list[str] = field(default_factory=list)
     """Directories of further runs (``run-2``): two that were here at the same time, or a process that a training had started."""
+    earlier: list[str] = field(default_factory=list)
+    """Directories with what earlier runs had left here (``earlier-1``); not looked into."""
 
     latest: str = ""
     """Which of the directories the link ``latest`` leads to; "": there is no such link."""
@@ -105,6 +107,8 @@ class Overview:
         lines = [str(self.root)]
         if self.latest:
             lines.append(f"latest: {self.latest}")
+        if self.earlier:
+            lines.append(f"earlier runs, not looked at: {', '.join(sorted(self.earlier))}")
         if self.runs:
             lines.append(f"further runs: {', '.join(sorted(self.runs))} (what each has written is listed below, by its directory)")
         for place, steps in sorted(self.dumps.items()):
@@ -138,6 +142,7 @@ class Overview:
             "others": [{"kind": kind, "path": place, "files": n, "bytes": b} for (kind, place), (n, b) in sorted(self.others.items())],
             "events": sorted(self.events),
             "runs": sorted(self.runs),
+            "earlier": sorted(self.earlier),
             "lost": self.lost,
         }
 
@@ -157,6 +162,8 @@ def look(root: Path) -> Overview:
         here = Path(at)
         place = here.relative_to(root).as_posix()
         directories.sort()
+        out.earlier += [(here / name).relative_to(root).as_posix() for name in directories if EARLIER_RUN.fullmatch(name)]
+        directories[:] = [name for name in directories if not EARLIER_RUN.fullmatch(name)]
         out.runs += [(here / name).relative_to(root).as_posix() for name in directories if FURTHER_RUN.fullmatch(name)]
         if len(here.relative_to(root).parts) >= _MAX_DEPTH:
             directories.clear()
@@ -179,7 +186,7 @@ def look(root: Path) -> Overview:
         if any(name.startswith("events.out.tfevents") for name in files):
             runs = _above_ranks(place)
             out.events += [runs] if runs not in out.events else []
-    if not any((out.dumps, out.incidents, out.tables, out.events, out.monitors, out.others, out.runs)):
+    if not any((out.dumps, out.incidents, out.tables, out.events, out.monitors, out.others, out.runs, out.earlier)):
         raise NothingCapturedError(f"{root}: nothing that msprobe writes is here; give the output_dir of a run")
     return out
 
@@ -296,11 +303,11 @@ def _monitor_text(found: Listing) -> str:
     steps = (
         "" if found.first is None else f", step {found.first}" if found.first == found.last else f", steps {found.first} to {found.last}"
     )
+    others = f"; {found.others} director{'y' if found.others == 1 else 'ies'} of other runs not looked at" * bool(found.others)
     alerts = f"; {_count(found.alerts, 'alert')}" * bool(found.alerts)
     ended = "".join(f"; {end}" + (f" on {n} ranks" if n > 1 else "") for end, n in found.ended.items())
-    return (
-        f"{ranks}{steps}: {', '.join(found.families) or 'no tables'} ({_count(found.files, 'file')}, {size(found.nbytes)}){alerts}{ended}"
-    )
+    files = f"{_count(found.files, 'file')}, {size(found.nbytes)}"
+    return f"{ranks}{steps}: {', '.join(found.families) or 'no tables'} ({files}){alerts}{ended}{others}"
 
 
 def _rank_json(rank: RankDump) -> dict[str, Any]:

@@ -229,7 +229,7 @@ class Probe(OfFramework):
     def _begin(self, step: int) -> None:
         if not self._said:
             self._said = True
-            self.session.say_what_is_on()
+            self.session.begin(step)
         self._membership.look()
         trackers_end.look()
         if self._run_config is not None:
