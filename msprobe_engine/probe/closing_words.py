@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import os
 import shlex
@@ -12,10 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.io.claims import EARLIER_RUN
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.process.variables import LAUNCH_LINE
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import ProbeSettings
+from msprobe_engine.formats.dump.find_dumps import IN_RUN
 from msprobe_engine.formats.dump.summary import size
 from msprobe_engine.formats.monitor.alert_order import in_order
 from msprobe_engine.formats.monitor.anomalies import from_alert
@@ -31,6 +35,8 @@ _LITTLE = 0.02
 _LONGEST_INTERVAL = 1000
 _NONFINITE = ("nan_inf", "loss_not_finite")
 _LONGEST_MESSAGE = 200
+_MOST_BESIDE = 1000
+"""Names in the directory above this run's that are looked at."""
 
 
 class ClosingWords:
@@ -95,7 +101,7 @@ class ClosingWords:
                 else f"none in {root}; where some were wanted, an error above says why",
             ),
             ("slow-down", self._slow_down()),
-            *zip(("next", ""), self._next(root) if total else []),
+            *((("next", "")[number > 0], command) for number, command in enumerate(self._next(root) if total else [])),
         ]
         return "msprobe: the run is over\n" + "\n".join(f"  {name:12}{said}" for name, said in parts if said)
 
@@ -134,14 +140,34 @@ class ClosingWords:
         return f"; next time --set monitor.interval={wanted}{also}: {1 + (ratio - 1) / wanted:.3f}"
 
     def _next(self, root: str) -> list[str]:
-        """Commands; the second begins the training again where a NaN was seen and no operators were kept."""
+        """Commands: what was wrong; the training once more where a NaN was seen and no operators were kept; and this run against the one
+        before it, where there is one."""
+        earlier = _run_before(self._settings)
         root = shlex.quote(root)
+        two = [f"msprobe diagnose {root} {shlex.quote(earlier)}  # where this run differs from the one before it"] if earlier else []
         if self._began:
             unknown = not self._settings.incident.level and any(alert.rule in _NONFINITE for alert in self._began)
-            return [f"msprobe diagnose {root}", *(_again("--preset nan") if unknown else [])]
+            return [f"msprobe diagnose {root}", *(_again("--preset nan") if unknown else []), *two]
         if self._settings.monitor is not None:
-            return [f"msprobe monitor report {root}"]
-        return [f"msprobe diagnose {root} GOLDEN"] if self._settings.dump is not None else []
+            return [f"msprobe monitor report {root}", *two]
+        return (two or [f"msprobe diagnose {root} GOLDEN"]) if self._settings.dump is not None else []
+
+
+def _run_before(settings: ProbeSettings) -> str:
+    """The newest other run beside this one that has what this one has, or what this one has set aside; empty where there is none."""
+    part = IN_RUN if settings.dump is not None else "monitor"
+    here = os.path.abspath(settings.output_dir)
+    found: list[tuple[float, str]] = []
+    for above, own in ((os.path.dirname(here), False), (here, True)):
+        with contextlib.suppress(OSError), os.scandir(above) as entries:
+            for entry in itertools.islice(entries, _MOST_BESIDE):
+                other = EARLIER_RUN.fullmatch(entry.name) if own else entry.path != here
+                if other and not entry.is_symlink() and os.path.isdir(f"{entry.path}/{part}"):
+                    found.append((os.stat(f"{entry.path}/{part}").st_mtime, entry.path))
+    if not found:
+        return ""
+    path = os.path.relpath(max(found)[1])
+    return one_line(path if not path.startswith("..") else max(found)[1])
 
 
 def _again(options: str) -> list[str]:

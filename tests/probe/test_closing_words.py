@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -99,11 +100,38 @@ def test_the_first_alert_is_the_first_in_the_order_of_execution(tmp_path: Path) 
 
 def test_a_dump_is_for_a_comparison(tmp_path: Path) -> None:
     """Nothing is said of alerts where no rule has looked."""
-    closing = words(tmp_path, dump=True)
+    (tmp_path / "run").mkdir()
+    closing = words(tmp_path / "run", dump=True)
     closing.on_frame(frame(0), [])
     lines = said(closing.text([], {}))
     assert "alerts" not in lines
     assert lines["next"].endswith(" GOLDEN")
+
+
+@pytest.mark.parametrize(
+    ("sections", "part", "place", "commands"),
+    [
+        ({"dump": True}, "dump", "out/a run", ["msprobe diagnose out/now 'out/a run'"]),
+        ({"monitor": True}, "monitor", "out/a run", ["msprobe monitor report out/now", "msprobe diagnose out/now 'out/a run'"]),
+        ({"dump": True}, "dump", "out/now/earlier-1", ["msprobe diagnose out/now out/now/earlier-1"]),
+        ({"monitor": True}, "dump", "out/a run", ["msprobe monitor report out/now"]),
+    ],
+)
+def test_the_run_before_it_is_offered_for_a_comparison(
+    sections: dict[str, object], part: str, place: str, commands: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exact line, where the last run beside this one, or the one that was set aside, has what this one has."""
+    monkeypatch.chdir(tmp_path)
+    for directory in ("out/now", f"{place}/{part}", f"out/older/{part}"):
+        Path(directory).mkdir(parents=True)
+    os.utime(f"out/older/{part}", (1, 1))
+    Path("out/latest").symlink_to("now")
+    closing = words(Path("out/now"), **sections)
+    Path("out/now/written").write_text("by a sink")
+    closing.on_frame(frame(0), [])
+    text = closing.text([], {})
+    block = text[text.index("  next") :].splitlines()
+    assert [line[14:].partition("  #")[0] for line in block] == commands
 
 
 def test_slow_down_is_measured_against_the_steps_that_nobody_looked_at(tmp_path: Path) -> None:
