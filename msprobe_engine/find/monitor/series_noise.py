@@ -97,6 +97,7 @@ class SeriesNoise:
         self._elements = {place: _size(kinds) for place, kinds in self._types.items()}
         self._wide: set[Number] = set()  # activations of the first step that nothing of 16 bits came before
         self._of_tokens = 2 * self._unit / math.sqrt(tokens) if (tokens := min(_tokens(one) for one in (run, other))) else 0.0
+        self._moved_before: dict[tuple[int, str], float] = {}  # when the step begins
         self._moved: dict[tuple[int, str], float] | None = {} if _other_states(run, other) else None
 
     @property
@@ -119,7 +120,8 @@ class SeriesNoise:
             first = self._of_activation(item, first, few)
         allowed = first + floor.per_step * steps
         if self._moved is not None and kind == _PARAMETER:
-            allowed = max(allowed, self._moved.get((item.rank, item.key.name), 0.0))
+            moved = self._moved_before if item.family == _PARAMETERS[0] else self._moved
+            allowed = max(allowed, moved.get((item.rank, item.key.name), 0.0))
         allowed *= _FEW_ELEMENTS if few else 1.0
         if not self._unit:
             allowed = max(allowed, UNKNOWN)
@@ -168,6 +170,7 @@ class SeriesNoise:
         """By how much of itself each parameter was moved so far."""
         if self._moved is None:
             return
+        self._moved_before = dict(self._moved)
         rates = {one.rank: max(one.target, one.golden) for one in items if one.key.name in _RATES}
         sizes = {
             (one.rank, one.key.name): min(one.target, one.golden) for one in items if one.family == _PARAMETERS[0] and one.op == "norm"
