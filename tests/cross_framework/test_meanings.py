@@ -54,6 +54,7 @@ def test_no_name_has_two_meanings() -> None:
 
 
 @pytest.mark.skipif("MINDSPORE_ENVIRONMENT" not in os.environ, reason="MINDSPORE_ENVIRONMENT names no environment with mindspore")
+@pytest.mark.slow
 def test_all_of_mint(tmp_path: Path) -> None:
     """Every function of mindspore.mint and mint.nn.functional, and most of mindspore.ops, mean something that PyTorch has."""
     python = str(Path(os.environ["MINDSPORE_ENVIRONMENT"]) / "bin" / "python")

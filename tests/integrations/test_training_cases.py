@@ -84,11 +84,7 @@ def name_row(value: Any) -> str:
 
 
 @pytest.mark.parametrize(("case", "ops", "levels"), CASES, ids=name_row)
-@pytest.mark.fast_cells(
-    "deepspeed_engine dp2 zero2 accumulation--",
-    "torch_loop dp2 accumulation clipping--",
-    "transformers_trainer accumulation clipping evaluation checkpoint--",
-)
+@pytest.mark.fast_cells("deepspeed_engine dp2 zero2 accumulation--")
 def test_case(case: TrainingCase, ops: tuple[str, ...], levels: tuple[str, ...], tmp_path: Path) -> None:
     """Outputs and their gradients in dumps are those that a spy saw without the probe; gradients, parameters and moments
     those of a float64 training by hand; collectives are what the ranks gave; a drift of one rank and a NaN are named; bits are the same;

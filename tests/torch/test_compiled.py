@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow  # tests/monitor_modules/test_compiled.py is fast
 HERE = Path(__file__).parent
-FAST = ("mix-in-one_layer", "L0-out-wrapped_layer", "L0-in-whole", "L1-out-whole", "mix-in-function")
-SLOW = (
+SOME = ("mix-in-one_layer", "L0-out-wrapped_layer", "L0-in-whole", "L1-out-whole", "mix-in-function")
+OTHERS = (
     *(f"mix-{first}-{name}" for name in ("inside_only", "in_pieces") for first in ("in", "out")),
     *("mix-out-one_layer", "mix-out-function", "L1-in-wrapped_layer", "L0-in-inside_only"),
 )
@@ -32,8 +33,7 @@ def run(cases: tuple[str, ...]) -> dict[str, Any]:
     return {"log": done.stderr, **dict(zip(cases, lines, strict=True))}
 
 
-@pytest.mark.parametrize("cases", [FAST, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["some", "others"])
-@pytest.mark.slow
+@pytest.mark.parametrize("cases", [SOME, OTHERS], ids=["some", "others"])
 def test_the_probe_compiles_nothing_and_changes_nothing(cases: tuple[str, ...]) -> None:
     """Two steps in a window and two outside, alternating: as many frames, graphs and graph breaks after every step as without the
     probe, and the same losses. A hook or a mode that got into compiled code would show as one more."""
@@ -45,7 +45,7 @@ def test_the_probe_compiles_nothing_and_changes_nothing(cases: tuple[str, ...]) 
 
 def test_what_is_recorded() -> None:
     """The compiled module under the name it has without compilation, nothing from its inside but parameter gradients."""
-    ran = run(FAST)
+    ran = run(SOME)
     for case in ("mix-in-one_layer", "L0-out-wrapped_layer"):
         names = ran[case]["names"]
         assert "Module.layers.1.Block.forward.0" in names
@@ -69,5 +69,5 @@ def test_what_is_recorded() -> None:
 
 def test_one_notice() -> None:
     """Every capture says once that the inside of compiled code is not seen."""
-    said = [line for line in run(FAST)["log"].splitlines() if "compiled code runs while it is dumped" in line]
-    assert len(said) == 2 * len(FAST)
+    said = [line for line in run(SOME)["log"].splitlines() if "compiled code runs while it is dumped" in line]
+    assert len(said) == 2 * len(SOME)

@@ -11,7 +11,7 @@ from msprobe_engine.find.difference.origin import PARAMETER, RESULT, TAKEN, Diff
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS, PARAMETERS_GRAD
-from msprobe_engine.measure import factorize
+from msprobe_engine.measure import factorize, roundoff
 from msprobe_engine.measure.segments import SegmentReduce
 
 
@@ -52,13 +52,14 @@ def behind_unseen_update(first: Suspect, found: Divergence) -> list[str]:
 
 def begin_otherwise(first: Suspect, found: Divergence) -> list[str]:
     """That runs of one layout do not begin with the same weights: another rounding where they were loaded looks like weights that were
-    changed by as much, and all that follows is held to the difference that these make.
+    changed by as much, and all that follows is held to the difference that these make. Statistics that differ by no
+    more than their sums may do not tell of other weights.
 
     Args:
         first: in the first step.
         found: the last step.
     """
-    if first.kind != PARAMETER or first.step or found.wholes:
+    if first.kind != PARAMETER or first.step or found.wholes or (first.distance is not None and first.distance <= roundoff.FLOOR):
         return []
     template = (
         "the runs do not begin with the same weights: {0}, {1}; rounding that they had where they were loaded may be as large, so that"
