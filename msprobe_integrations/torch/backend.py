@@ -62,6 +62,12 @@ def _span(tensor: torch.Tensor) -> int:
     return (steps + 1) * tensor.element_size() if tensor.numel() else 0
 
 
+def _has_version(tensor: torch.Tensor, data: torch.Tensor) -> bool:
+    """Does a tensor get another version whenever it is written to? One that only holds others (a DTensor) does not: ``_foreach_mul_`` of a
+    list of them, with which gradients are clipped, leaves it as it is."""
+    return not tensor.is_inference() and (data is tensor or type(tensor) in _describe._PLAIN)
+
+
 def _memory_of(tensor: torch.Tensor, data: torch.Tensor) -> tuple[int, int, int]:
     """Address, bytes and sample of a tensor that is its own data and lies on the host; zeros for any other: its version has to do."""
     if data is not tensor or data.device.type != "cpu" or getattr(type(data), "probe_device", False):
@@ -231,7 +237,7 @@ class TorchBackend(DeviceReduce, PairRows, StepBackend, TensorBytes, Job, Offlin
                 row = next(step.numbers)
                 self._launch(step, data, row)
                 made = TensorRef(row, description)
-                if not tensor.is_inference():
+                if _has_version(tensor, data):
                     step.seen[~id(tensor)] = (weak(tensor), tensor._version, made, *_memory_of(tensor, data))
                 return made
         except Exception as error:
@@ -259,7 +265,7 @@ class TorchBackend(DeviceReduce, PairRows, StepBackend, TensorBytes, Job, Offlin
                 made = TensorRef(row, description)
                 if type(tensor) in _describe._PLAIN and data is tensor:
                     self._learn(tensor, description)
-                if not tensor.is_inference():
+                if _has_version(tensor, data):
                     step.seen[id(tensor)] = (weak(tensor), tensor._version, made, *_memory_of(tensor, data))
                 return made
         except Exception as error:

@@ -219,6 +219,23 @@ def test_dtensor(backend: TorchBackend) -> None:
     assert (backend.rank(), backend.world_size()) == (0, 1)
 
 
+@pytest.mark.usefixtures("group")
+def test_a_dtensor_that_is_written_to(backend: TorchBackend) -> None:
+    """Its new numbers are seen, though lists that torch writes to in one call (gradients that are clipped) keep their version."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    gradient = distribute_tensor(torch.full((4,), 3.0), init_device_mesh("cpu", (1,)), [Shard(0)])
+    refs = [backend.reduce(gradient)]
+    torch._foreach_mul_([gradient], 0.5)
+    refs.append(backend.reduce(gradient))
+    with torch.no_grad():
+        gradient.mul_(2)
+    refs.append(backend.reduce(gradient))
+    found = backend.finish_step().rows()
+    assert [rows.read(found[ref.row]).max for ref in refs] == [3.0, 1.5, 3.0]
+
+
 def test_rank_from_environment(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a process group the launcher's variables count; without those there is no rank."""
     if dist.is_initialized():
