@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import os
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.claims import EARLIER, EARLIER_RUN
+from msprobe_engine.core.io.regular_files import DIRECTORY_MODE
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.process.launch import is_restart
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.find_dumps import IN_RUN, INCIDENTS
 from msprobe_engine.formats.monitor.run_layout import rank_directories, read_info
+
+_MARK = ".set_aside"
+"""In a directory of what was set aside: its time says when the first rank came."""
+_IS_THERE = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
 def find_earlier_run(settings: ProbeSettings, rank: int) -> str:
@@ -60,17 +68,15 @@ def set_aside(settings: ProbeSettings, rank: int, world_size: int, step: int) ->
     if is_restart() or (settings.dump is not None and settings.dump.dump_path):
         return ""
     dumps = list(_dumps_of(root / IN_RUN, rank, world_size))
-    own = [found for found, directory in dumps if layout.rank_of(directory.name) == rank]
-    begun = [*own, *_first_steps(root / "monitor", rank)]
-    if not begun or step > min(begun):
-        return ""
     moved = [directory for _, directory in dumps]
-    if not rank and not settings.incident.path and (root / INCIDENTS).is_dir():
+    if not rank and not settings.incident.path and _is_own_directory(root / INCIDENTS):
         moved.append(root / INCIDENTS)
     if not moved:
         return ""
-    taken = [int(m[1]) for name in os.listdir(root) if (m := EARLIER_RUN.fullmatch(name)) and _holds(root / name, moved)]
-    place = root / EARLIER.format(1 + max(taken, default=0))
+    begun = [*(found for found, _ in dumps), *_first_steps(root / "monitor", rank)]
+    if not begun or step > min(begun):
+        return ""
+    place = _find_place(root, moved)
     for directory in moved:
         target = place / directory.relative_to(root)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -84,34 +90,75 @@ def set_aside(settings: ProbeSettings, rank: int, world_size: int, step: int) ->
 
 
 def _dumps_of(root: Path, rank: int, world_size: int) -> Iterator[tuple[int, Path]]:
-    """Steps and directories of this rank's dumps; of rank 0 also of ranks beyond the last one."""
-    if not root.is_dir() or root.is_symlink():
+    """Steps and directories of this rank's dumps; of rank 0 also of ranks beyond the last one. Links are left where they are: they lead to
+    files of somebody else, or would lead elsewhere from another place."""
+    if not _is_own_directory(root):
         return
     for step in list(root.iterdir()):
         number = layout.step_of(step.name)
-        directories: list[Path] = []
-        if number is None or step.is_symlink():
+        if number is None or not _is_own_directory(step):
             continue
-        with contextlib.suppress(FileNotFoundError):  # another rank has moved the last of it
-            directories = list(step.iterdir())
-        for directory in directories:
-            of = layout.rank_of(directory.name)
-            if of == rank or (not rank and world_size and of is not None and of >= world_size):
-                yield number, directory
+        directories = [step / layout.rank_directory(rank)]
+        if not rank and world_size:  # rank 0 alone lists what all have: ten thousand ranks would cost one another much
+            with contextlib.suppress(FileNotFoundError):  # another rank has moved the last of it
+                directories += [each for each in step.iterdir() if (layout.rank_of(each.name) or 0) >= world_size]
+        yield from ((number, directory) for directory in directories if _is_own_directory(directory))
+
+
+def _is_own_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _first_steps(monitor: Path, rank: int) -> list[int]:
     if not monitor.is_dir():
         return []
-    firsts = [read_info(each.path).get("first_step") for each in rank_directories(monitor) if each.rank == rank]
+    firsts = [read_info(each.path).get("first_step") for each in rank_directories(monitor, rank)]
     return [first for first in firsts if isinstance(first, int)]
 
 
-def _holds(place: Path, moved: list[Path]) -> bool:
-    """Does a directory of an earlier run have a dump of one of these ranks, or incidents, already? Ranks look on their own, and come to
-    the same number."""
-    names = {directory.name for directory in moved}
-    return any((place / name).exists() or any((place / IN_RUN).glob(f"step*/{name}")) for name in names)
+def _find_place(root: Path, moved: Sequence[Path]) -> Path:
+    """The same directory for all ranks, which look on their own: one that was made since the last of it was written; of several the
+    oldest. Who finds none makes one. Other names are left alone, whoever has put them there."""
+    last = max(directory.stat().st_mtime_ns for directory in moved)
+    while True:
+        names = set(os.listdir(root))
+        places = [root / name for name in names if EARLIER_RUN.fullmatch(name)]
+        since = [(made, place) for place in places if (made := _made(place)) >= last and not _holds(place, root, moved)]
+        if since:
+            return min(since)[1]
+        place = root / next(name for number in itertools.count(1) if (name := EARLIER.format(number)) not in names)
+        if _make(place):
+            return place
+
+
+def _made(place: Path) -> int:
+    """When; 0 of what no rank has made."""
+    if not _is_own_directory(place) or (place / IN_RUN).is_symlink():
+        return 0
+    try:
+        return (place / _MARK).lstat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _make(place: Path) -> bool:
+    """With its mark from the first moment on; False: another rank was faster."""
+    draft = place.with_name(f".{uuid.uuid4().hex}")
+    draft.mkdir(DIRECTORY_MODE)
+    (draft / _MARK).touch()
+    try:
+        os.rename(draft, place)
+    except OSError as error:
+        (draft / _MARK).unlink()
+        draft.rmdir()
+        if error.errno not in _IS_THERE:
+            raise
+        return False
+    return True
+
+
+def _holds(place: Path, root: Path, moved: Sequence[Path]) -> bool:
+    return any(os.path.lexists(place / directory.relative_to(root)) for directory in moved)
 
 
 def _sentence(where: Path, started: str) -> str:
@@ -127,7 +174,7 @@ def _last_started(directory: Path, rank: int) -> str:
     if not directory.is_dir():
         return ""
     try:
-        mine = [each for each in rank_directories(directory) if each.rank == rank]
+        mine = rank_directories(directory, rank)
     except UsageError:  # a directory that cannot be listed is said by who writes there
         return ""
     return str(read_info(mine[-1].path).get("started") or mine[-1].stamp or "at an unknown time") if mine else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,20 @@ def dumps(root: Path) -> list[str]:
     return sorted(str(path.parent.relative_to(root)) for path in root.rglob("dump.json"))
 
 
-def begin(root: Path, step: int, *, ranks: int = 1, more: str = "") -> None:
+def begin_again(root: Path, step: int, *, ranks: int = 1, order: tuple[int, ...] = ()) -> None:
+    """An hour goes by before the next launch."""
+    for path in (root, *root.rglob("*")):
+        if not path.is_symlink():
+            time = path.stat().st_mtime - 3600
+            os.utime(path, (time, time))
+    begin(root, step, ranks=ranks, order=order)
+
+
+def begin(root: Path, step: int, *, ranks: int = 1, more: str = "", order: tuple[int, ...] = ()) -> None:
     settings = load_settings(
         {"output_dir": str(root), "dump": {"step": [0], **({"dump_path": str(root / "dump")} if more == "path" else {})}}
     )
-    for rank in range(ranks):
+    for rank in order or range(ranks):
         set_aside(settings, rank, ranks, step)
 
 
@@ -61,3 +71,73 @@ def test_ranks_come_to_one_directory_and_runs_to_several(tmp_path: Path) -> None
     first = [f"earlier-1/dump/step{step}/rank{rank}" for step in (0, 1) for rank in range(3)]
     assert dumps(tmp_path) == [*first, "earlier-2/dump/step0/rank0", "earlier-2/dump/step0/rank1"]
     assert not list((tmp_path / "dump").iterdir())
+
+
+def test_runs_of_other_ranks_are_not_mixed(tmp_path: Path) -> None:
+    """Whoever comes first, and although rank 1 has nothing in the first directory."""
+    for first, second in ((0, 1), (1, 0)):
+        root = tmp_path / str(first)
+        dump(root, 1, 0)
+        begin_again(root, 0, ranks=2)
+        dump(root, 2, 0)
+        begin_again(root, 0, ranks=2, order=(first, second))
+        assert dumps(root) == [f"earlier-{place}/dump/step0/rank{rank}" for place, rank in ((1, 0), (2, 0), (2, 1))]
+
+
+def test_a_launch_that_was_killed_in_the_midst(tmp_path: Path) -> None:
+    """The next one puts the rest where the first part is."""
+    dump(tmp_path, 2, 0, 1)
+    begin_again(tmp_path, 0, ranks=2, order=(0,))
+    begin_again(tmp_path, 0, ranks=2)
+    assert dumps(tmp_path) == [f"earlier-1/dump/step{step}/rank{rank}" for step in (0, 1) for rank in range(2)]
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "link", "link inside", "high number"])
+def test_names_that_are_taken(tmp_path: Path, kind: str) -> None:
+    """They are left alone; what leads out of the directory is not followed."""
+    root, outside = tmp_path / "run", tmp_path / "outside"
+    dump(root, 1, 0)
+    outside.mkdir()
+    taken = root / ("earlier-999999" if kind == "high number" else "earlier-1")
+    if kind == "file":
+        taken.write_text("mine")
+    elif kind == "link":
+        taken.symlink_to(outside)
+    else:
+        taken.mkdir()
+        (taken / "mine").write_text("")
+        if kind == "link inside":
+            (taken / "dump").symlink_to(outside)
+    begin(root, 0)
+    begin_again(root, 0)
+    assert dumps(root) == [f"earlier-{1 if kind == 'high number' else 2}/dump/step0/rank0"]
+    assert not list(outside.iterdir())
+
+
+def test_links_are_left_alone(tmp_path: Path) -> None:
+    """What they lead to is somebody else's, and a link that is moved may lead nowhere."""
+    root, outside = tmp_path / "run", tmp_path / "outside"
+    dump(root, 1, 0)
+    text = f'{{"dump_data_dir": "{root}/dump/step1/rank0/dump_tensor_data"}}'
+    (outside / "dump_tensor_data").mkdir(parents=True)
+    (outside / "dump.json").write_text(text)
+    (root / "dump" / "step1").mkdir()
+    (root / "dump" / "step2").symlink_to(outside)
+    links = [root / "dump" / "step1" / "rank0", root / "dump" / "step2", root / "incidents"]
+    links[0].symlink_to(outside)
+    links[2].symlink_to("../outside")
+    (root / "dump" / "step3").write_text("no directory")
+    begin(root, 0)
+    assert dumps(root) == ["earlier-1/dump/step0/rank0"]
+    assert all(link.is_symlink() and link.exists() for link in links)
+    assert (outside / "dump.json").read_text() == text
+
+
+def test_dumps_of_ranks_that_there_are_no_longer(tmp_path: Path) -> None:
+    """Rank 0 has dumped nothing itself."""
+    (tmp_path / "dump" / "step4" / "rank3").mkdir(parents=True)
+    (tmp_path / "dump" / "step4" / "rank3" / "dump.json").write_text("{}")
+    begin(tmp_path, 5, ranks=2)
+    assert dumps(tmp_path) == ["dump/step4/rank3"]
+    begin(tmp_path, 0, ranks=2)
+    assert dumps(tmp_path) == ["earlier-1/dump/step4/rank3"]

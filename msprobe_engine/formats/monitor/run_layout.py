@@ -98,17 +98,28 @@ def rank_directory(path: Path) -> RankDirectory | None:
     return RankDirectory(path, rank, made, float(began), info)
 
 
-def rank_directories(root: Path) -> list[RankDirectory]:
+def rank_directories(root: Path, rank: int | None = None) -> list[RankDirectory]:
     """Directories of ranks below `root`, by rank, the oldest first.
+
+    Args:
+        rank: only its own; nothing of the others is read.
 
     Raises:
         UsageError: `root` cannot be listed.
     """
     found = []
     for entry in scan(root):
+        if rank is not None and not _may_be_of(entry.name, rank):
+            continue
         if entry.is_dir(follow_symlinks=False) and (directory := rank_directory(Path(entry.path))) is not None:
             found.append(directory)
     return sorted(found, key=lambda d: (d.rank, d.began, d.path.name))
+
+
+def _may_be_of(name: str, rank: int) -> bool:
+    match = _RANK_DIRECTORY.fullmatch(name)
+    number = match[2] if match is not None else match[1] if (match := _V2_DIRECTORY.fullmatch(name)) is not None else ""
+    return bool(number) and int(number) == rank
 
 
 def scan(directory: Path) -> list[os.DirEntry[str]]:

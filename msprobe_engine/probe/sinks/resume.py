@@ -37,7 +37,7 @@ def find_directory(root: Path, rank: int, stamps: Sequence[str]) -> Path:
     except UsageError as error:
         raise SettingsError(str(error)) from None
     try:
-        mine = [d for d in rank_directories(root) if d.rank == rank and d.stamp is not None]
+        mine = [d for d in rank_directories(root, rank) if d.stamp is not None]
     except UsageError as error:
         raise SinkError(f"csv sink: append_output: {error}") from None
     fitting = [d for d in mine if d.stamp is not None and between(d.stamp, first, last)]
