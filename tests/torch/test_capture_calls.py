@@ -455,3 +455,16 @@ def test_arguments(call: Callable[[], Any], args: list[Any], kwargs: dict[str, A
     entry = next(e for e in reversed(frame.entries) if e.name.endswith(".forward"))
     assert shown(entry.sections["input_args"]) == args
     assert shown(entry.sections["input_kwargs"]) == kwargs
+
+
+def test_copies_whose_arguments_have_keywords() -> None:
+    """They are looked at for copies to host memory, and are the program's calls as any other."""
+    target, source = torch.zeros(2), torch.ones(2)
+
+    def work() -> None:
+        torch._foreach_copy_(self=[target], src=[source], non_blocking=True)
+        target.copy_(other=source * 2, non_blocking=True)
+        torch.relu(target)
+
+    (frame,) = capture(None, work, "L1")
+    assert stat(frame, entries(frame)["Torch.relu.0.forward"].sections["input_args"][0]).max == 2

@@ -17,6 +17,8 @@ from msprobe_integrations.torch.tensors.dtensors import local
 
 CALLS = frozenset(("to", "copy_", "_to_copy", "_foreach_copy_"))
 """Names of calls that may start such a copy."""
+_KEYWORDS = ("self", "input", "src", "other")
+"""Of what they copy to, and from where, in the order of arguments without a keyword."""
 
 
 class _Copy(NamedTuple):
@@ -111,7 +113,7 @@ def _has_arrived(copy: _Copy) -> bool:
 
 def _pairs(api: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Iterable[tuple[Any, Any]]:
     """Where a call copies to, and from where."""
+    given = [*args, *(kwargs[name] for name in _KEYWORDS if name in kwargs)]
     if api not in ("copy_", "_foreach_copy_"):
-        return [(result, args[0])]
-    source = args[1] if len(args) > 1 else kwargs["src"]
-    return zip(args[0], source) if api == "_foreach_copy_" else [(args[0], source)]
+        return [(result, given[0])]
+    return zip(given[0], given[1]) if api == "_foreach_copy_" else [(given[0], given[1])]
