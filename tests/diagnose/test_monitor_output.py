@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,46 @@ def test_another_loss_scale(scales: tuple[float, ...], gradient: float, finding:
     found = diagnose(*roots)
     assert found.finding == finding, found.text()
     assert any("that was taken out" in line for line in found.evidence) == (scales[0] == 64.0)
+
+
+@pytest.mark.parametrize(("family", "finding"), [("grad_reduced", "none"), ("unscaled_grad", "divergence"), ("clipped_grad", "divergence")])
+def test_a_loss_scale_that_was_not_taken_off(family: str, finding: str, tmp_path: Path) -> None:
+    """Another loss scale explains the gradients up to where it is taken off, and none behind."""
+    roots = _at_loss_scales(tmp_path, ("2048", "1024"), family, dict.fromkeys(PARAMETERS, (2.0, 1.0)))
+    assert diagnose(*roots).finding == finding
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [("nan", "1024"), ("1024", "nan"), ("inf", "1024"), ("inf", "inf"), ("-1024", "1024")])
+def test_a_loss_scale_that_is_no_number(mine: str, theirs: str, tmp_path: Path) -> None:
+    """It explains nothing."""
+    roots = _at_loss_scales(tmp_path, (mine, theirs), "grad_reduced", dict.fromkeys(PARAMETERS, (2.0, 1.0)))
+    found = diagnose(*roots)
+    assert found.finding != "none"
+    assert not any("taken out" in line for line in found.evidence)
+
+
+def test_gradients_of_which_both_runs_have_no_number(tmp_path: Path) -> None:
+    """NaN in most gradients of both runs is no factor: the others stay what they are."""
+    norms = {"head.output": math.nan, "layers.0.output": 1.0, "layers.1.output": math.nan, "layers.2.output": 1.0}
+    roots = _at_loss_scales(tmp_path, ("1", "1"), "actv_grad", {name: (norm, norm) for name, norm in norms.items()})
+    for root in roots:
+        next((root / "monitor").glob("*/scalars*")).unlink()
+    found = diagnose(*roots)
+    assert found.finding == "none", found.text()
+    assert not any("taken out" in line for line in found.evidence)
+
+
+def _at_loss_scales(tmp_path: Path, scales: tuple[str, str], family: str, norms: Mapping[str, tuple[float, float]]) -> list[Path]:
+    """A run and a golden run with these loss scales, and the norms of a family of gradients."""
+    roots = [Monitor(tmp_path / name, ranks=1).write() for name in ("run", "golden")]
+    for at, root in enumerate(roots):
+        (place,) = (root / "monitor").iterdir()
+        (place / "scalars_0-9.csv").write_text("step,name,value\n" + "".join(f"{step},loss_scale,{scales[at]}\n" for step in range(3)))
+        is_backward = family == "actv_grad"
+        sizes = {name: f"{norm[at]:g},{-norm[at]:g},{norm[at]:g}" for name, norm in norms.items()}
+        rows = [f"0,{name},{step},{size}" + ",0" * is_backward for step in range(3) for name, size in sizes.items()]
+        (place / f"{family}_0-9.csv").write_text("\n".join([HEAD + ",micro_step" * is_backward, *rows]) + "\n")
+    return roots
 
 
 @pytest.mark.parametrize(

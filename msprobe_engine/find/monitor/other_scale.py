@@ -64,7 +64,8 @@ def without_scale(items: Iterable[Number], floor: float) -> tuple[list[Number], 
 def _factor(numbers: Iterable[Number], floor: float) -> float:
     """How many times the golden run's norms those of the target are, all of them; 1 where they are about the same, 0 where there are
     not two norms and where they have no factor in common."""
-    ratios = [one.target / one.golden for one in numbers if one.op == "norm" and one.target and one.golden and one.distance < math.inf]
+    norms = [(one.target, one.golden) for one in numbers if one.op == "norm" and one.target and one.golden]
+    ratios = [target / golden for target, golden in norms if math.isfinite(target) and math.isfinite(golden)]
     if len(ratios) < 2:
         return 0.0
     middle = median(ratios)
@@ -104,13 +105,13 @@ def _without_loss_scale(items: list[Number]) -> tuple[list[Number], list[str]]:
     if not scales:
         return items, []
     first = scales[min(scales, key=lambda place: (place[1], place[0]))]
-    if first == 1.0 or first <= 0 or abs(math.log2(first) - round(math.log2(first))) > _EXACT:
+    if first == 1.0 or not 0 < first < math.inf or abs(math.log2(first) - round(math.log2(first))) > _EXACT:
         return items, []
     found = []
     for one in items:
         scale = scales.get((one.rank, one.step), 1.0)
         if one.key.name.endswith(_NAME) and scale == first:
             continue
-        scaled = one._replace(target=one.target / scale) if "grad" in one.family else one
+        scaled = one._replace(target=one.target / scale) if "grad" in one.family and one.order[2] < Moment.UNSCALED else one
         found.append(scaled if scaled.distance < one.distance else one)
     return found, [Sentence("The loss scale is {0} times the golden run's; that was taken out.", f"{first:g}")]
