@@ -294,6 +294,23 @@ def test_ranks_that_workers_read_are_those_that_are_read_here(tmp_path: Path, ca
         assert told[0][0]
 
 
+@pytest.mark.slow
+def test_a_file_that_changes_while_workers_read(tmp_path: Path) -> None:
+    """The others keep their own numbers; of the file itself what it has now is read."""
+    distributed = pytest.importorskip("distributed")
+    target, _ = pair(tmp_path, 3)
+    files = [target / f"step0/rank{rank}/dump.json" for rank in range(3)]
+    changed = files[2].read_text().replace('"Max": ', '"Max": 1')
+    with distributed.LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster:
+        far, here = ReplicaReader(SharedColumns(), scheduler=cluster.scheduler_address), ReplicaReader(SharedColumns())
+        with pytest.MonkeyPatch.context() as patch:
+            templates = read_far.templates
+            patch.setattr(read_far, "templates", lambda *rest: (files[2].write_text(changed), templates(*rest))[1])
+            far.expect(files)
+    for file in files:
+        assert _columns(far, file) == _columns(here, file)
+
+
 _look = read_far._look
 
 

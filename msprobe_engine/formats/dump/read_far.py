@@ -4,7 +4,7 @@ rank."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -54,13 +54,16 @@ def look(paths: Sequence[Path], scheduler: str) -> dict[Path, Answer]:
     return found
 
 
-def templates(paths: Sequence[Path], scheduler: str) -> dict[Path, Template | None]:
-    """A table of each file, for all ranks that are the same."""
-    found = _on_workers(paths, _template, scheduler, "tables")
-    for path, template in found.items():
+def templates(files: Mapping[bytes, Path], scheduler: str) -> dict[bytes, Template | None]:
+    """A table for all ranks that are the same, of one file of each digest; None of a file that has another one by now."""
+    found = _on_workers(list(files.values()), _template, scheduler, "tables")
+    told: dict[bytes, Template | None] = {}
+    for digest, path in files.items():
+        now, template = found[path]
+        told[digest] = template if now == digest else None
         if template is not None:
             template.table.path = path
-    return found
+    return told
 
 
 def _on_workers(paths: Sequence[Path], work: Callable[[_File], R], scheduler: str, word: str) -> dict[Path, R]:
@@ -90,6 +93,6 @@ def _look(file: _File) -> Answer:
     return Answer(table=None if table.problems else table)
 
 
-def _template(file: _File) -> Template | None:
+def _template(file: _File) -> tuple[bytes, Template | None]:
     text = read_text(file.path)
-    return None if text is None else make_template(file.path, text)
+    return (b"", None) if text is None else (text.seen.digest, make_template(file.path, text))

@@ -152,8 +152,8 @@ class ReplicaReader:
             if answer.table is not None:
                 self._own[path] = answer.table
         missing = {seen.digest: path for path, seen in self._ahead.items() if seen is not None and seen.digest not in known}
-        for path, template in read_far.templates(list(missing.values()), self._scheduler).items():
-            seen = self._ahead[path]
+        for digest, template in read_far.templates(missing, self._scheduler).items():
+            seen = self._ahead[missing[digest]]
             assert seen is not None
             self._add(seen, template)
 
