@@ -197,11 +197,11 @@ def test_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_launch_argument_counts_more_than_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which file, and who asked for it, for messages; changes come from where the argument gives none."""
+    """Which file, and who asked for it, for messages; its changes are those that it is given."""
     monkeypatch.setenv(request.CONFIG, "environment.yaml")
     monkeypatch.setenv(request.CHANGES, "dump.step=[1]\n\nstrict=true")
     try:
-        asked = request.ask("argument.yaml", by="--msprobe-config")
+        asked = request.ask("argument.yaml", request.environment_changes(), by="--msprobe-config")
         assert request.current() is asked
         assert Path(asked.config).name == "argument.yaml"
         assert asked.changes == ("dump.step=[1]", "strict=true")

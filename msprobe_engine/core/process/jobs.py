@@ -14,7 +14,10 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from msprobe_engine.core.errors import MissingExtraError, UsageError
+from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.process.cores import usable_cores
+
+_log = get_logger()
 
 
 class Job(Protocol):
@@ -160,4 +163,6 @@ def _cluster(address: str) -> Iterator[Executor]:
     except (OSError, ValueError) as error:
         raise UsageError(f"--scheduler {address!r}: no Dask scheduler answers there ({error}); give tcp://host:port") from None
     with client:
+        if not client.scheduler_info()["workers"]:
+            _log.warning("the Dask scheduler at %s has no worker; the work waits until one joins", address)
         yield client.get_executor(retries=_RETRIES, pure=False)

@@ -21,7 +21,8 @@ from msprobe_engine.formats.monitor.alert_order import Moment
 
 _NAME = "loss_scale"
 _EXACT = 1e-6
-_OF_PARAMETERS = frozenset((Moment.ACCUMULATED, Moment.REDUCED, Moment.UNSCALED, Moment.CLIPPED))
+_UNCLIPPED = frozenset((Moment.ACCUMULATED, Moment.REDUCED, Moment.UNSCALED))
+_OF_PARAMETERS = _UNCLIPPED | {Moment.CLIPPED}
 _NORM = "grad_norm"
 _MOMENT, _DECAY = "exp_avg", "beta1"
 
@@ -46,8 +47,8 @@ def without_scale(items: Iterable[Number], floor: float) -> tuple[list[Number], 
     for numbers in by_step.values():
         of_parameters = _factor((one for one in numbers if one.order[2] in _OF_PARAMETERS), floor)
         if clipped and of_parameters and of_parameters != 1.0 and _factor(_first_moments(numbers), floor) == 1.0:
-            numbers = [_scaled(one, of_parameters, one.order[2] in _OF_PARAMETERS or one.key.name == _NORM) for one in numbers]
-            of_parameters = 1.0
+            numbers = [_scaled(one, of_parameters, one.order[2] in _OF_PARAMETERS or _is_norm(one, of_parameters)) for one in numbers]
+        of_parameters = _factor((one for one in numbers if one.order[2] in _UNCLIPPED), floor)  # clipping takes any factor off
         of_activations = _factor((one for one in numbers if one.order[2] == Moment.BACKWARD), floor)
         if not declared and of_activations and of_activations != 1.0 == of_parameters:
             numbers = [_scaled(one, of_activations, one.order[2] == Moment.BACKWARD) for one in numbers]
@@ -76,6 +77,11 @@ def _factor(numbers: Iterable[Number], floor: float) -> float:
 
 def _scaled(one: Number, factor: float, is_scaled: bool) -> Number:
     return one._replace(target=one.target / factor) if is_scaled and one.distance < math.inf else one
+
+
+def _is_norm(one: Number, factor: float) -> bool:
+    """A norm of all gradients with the factor; frameworks give the one before clipping or the one behind it."""
+    return one.key.name == _NORM and one.distance > 0 and _scaled(one, factor, is_scaled=True).distance < one.distance
 
 
 def _first_moments(numbers: Iterable[Number]) -> list[Number]:
