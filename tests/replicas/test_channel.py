@@ -136,6 +136,7 @@ def test_a_rank_that_does_not_answer() -> None:
 def crowd() -> str:
     channel = Channel([0, 1], ["a"])
     wait_for_group(channel)
+    dist.barrier()  # the other one has seen it, too, before this one gives up
     if dist.get_rank() == 0:
         for step in range(replica_channel.LIMIT + 2):
             channel.submit(step, np.array([1]), np.array([True]), lambda _: None)
