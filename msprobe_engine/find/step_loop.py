@@ -245,9 +245,8 @@ class StepLoop:
             found.evidence.append(first_difference.said(self._first))
             if found.finding == findings.NONE:
                 later = self._first.step > self.looked[0]
-                found.problems += (first_difference.behind_unseen_update if later else first_difference.begin_otherwise)(
-                    self._first, before
-                )
+                why = first_difference.behind_unseen_update if later else first_difference.begin_otherwise
+                found.problems += why(self._first, before)
         if self._exact and found.finding == findings.NONE:
             self._count_every_bit()
         equal = SAME_IN_COMMON if self._one_sided else SAME_BESIDE_NAN if self._hidden else SAME

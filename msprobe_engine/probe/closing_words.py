@@ -101,7 +101,7 @@ class ClosingWords:
                 else f"none in {root}; where some were wanted, an error above says why",
             ),
             ("slow-down", self._slow_down()),
-            *((("next", "")[number > 0], command) for number, command in enumerate(self._next(root) if total else [])),
+            *zip(itertools.chain(("next",), itertools.repeat("")), self._next(root) if total else []),
         ]
         return "msprobe: the run is over\n" + "\n".join(f"  {name:12}{said}" for name, said in parts if said)
 

@@ -396,10 +396,8 @@ class Unsharder(PartialSumTracker):
             self._skip(i, j, TOKENS)
             return False
         if unlike:
-            flat, own = (
-                len(first.shape[i]) == len(second.shape[j]) == 1,
-                self._producers.get(i) is None and (call.buffer or not call.tensors),
-            )
+            flat = len(first.shape[i]) == len(second.shape[j]) == 1
+            own = self._producers.get(i) is None and (call.buffer or not call.tensors)
             if flat and (own or (call.backward and self._a.tree.kinds[op][0] == "forward")):
                 call.buffer = True
                 self._skip(i, j, UNCLEAR)  # a flat buffer of what lies on this rank

@@ -64,8 +64,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_page_name(args.output_path)
     same = warn_same_files(args.target, args.golden)
     mappings = Mappings(args.data_mapping, args.cell_mapping, args.api_mapping, args.layer_mapping)
-    options: dict[str, Any] = {"mappings": mappings, "exact": args.exact, "scheduler": args.scheduler}
-    found = diagnose(args.target, args.golden, calibration=args.calibration, **options)
+    found = diagnose(args.target, args.golden, calibration=args.calibration, mappings=mappings, exact=args.exact, scheduler=args.scheduler)
     if same:
         found.nothing = SAME_FILES
     print(say_steps(found.text(), args.target, args.golden))

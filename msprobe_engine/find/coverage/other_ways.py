@@ -99,9 +99,8 @@ def more_passes(target: Tree, golden: Tree) -> str | None:
     ]
     shared = calls[0].keys() & calls[1].keys()
     for mine, theirs in (calls, calls[::-1]):
-        if more := [path for path in shared if mine[path] > theirs[path]]:
-            if 2 * len(more) <= len(shared):
-                continue
+        more = [path for path in shared if mine[path] > theirs[path]]
+        if 2 * len(more) > len(shared):
             path = min(more, key=lambda path: (path.count("."), path))
             template = "{0} of {1} modules are called another number of times in a step: {2} {3} times, in the golden run {4} times"
             return Sentence(template, len(more), len(shared), path, calls[0][path], calls[1][path])

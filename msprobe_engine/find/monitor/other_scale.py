@@ -47,7 +47,7 @@ def without_scale(items: Iterable[Number], floor: float) -> tuple[list[Number], 
     for numbers in by_step.values():
         of_parameters = _factor((one for one in numbers if one.order[2] in _OF_PARAMETERS), floor)
         if clipped and of_parameters and of_parameters != 1.0 and _factor(_first_moments(numbers), floor) == 1.0:
-            numbers = [_scaled(one, of_parameters, one.order[2] in _OF_PARAMETERS or _is_norm(one, of_parameters)) for one in numbers]
+            numbers = [_without_clipping(one, of_parameters) for one in numbers]
         of_parameters = _factor((one for one in numbers if one.order[2] in _UNCLIPPED), floor)  # clipping takes any factor off
         of_activations = _factor((one for one in numbers if one.order[2] == Moment.BACKWARD), floor)
         if not declared and of_activations and of_activations != 1.0 == of_parameters:
@@ -79,9 +79,17 @@ def _scaled(one: Number, factor: float, is_scaled: bool) -> Number:
     return one._replace(target=one.target / factor) if is_scaled and one.distance < math.inf else one
 
 
-def _is_norm(one: Number, factor: float) -> bool:
-    """A norm of all gradients with the factor; frameworks give the one before clipping or the one behind it."""
-    return one.key.name == _NORM and one.distance > 0 and _scaled(one, factor, is_scaled=True).distance < one.distance
+def _without_clipping(one: Number, factor: float) -> Number:
+    """A norm of all gradients is the one before clipping, or the one behind it, as the framework has it."""
+    if one.key.name == _NORM and one.order[2] not in _OF_PARAMETERS:
+        return _nearer(one, factor)
+    return _scaled(one, factor, one.order[2] in _OF_PARAMETERS)
+
+
+def _nearer(one: Number, factor: float) -> Number:
+    """Without the factor, where that is nearer to the golden run's."""
+    scaled = one._replace(target=one.target / factor)
+    return scaled if scaled.distance < one.distance else one
 
 
 def _first_moments(numbers: Iterable[Number]) -> list[Number]:
@@ -118,6 +126,5 @@ def _without_loss_scale(items: list[Number]) -> tuple[list[Number], list[str]]:
         scale = scales.get((one.rank, one.step), 1.0)
         if one.key.name.endswith(_NAME) and scale == first:
             continue
-        scaled = one._replace(target=one.target / scale) if "grad" in one.family and one.order[2] < Moment.UNSCALED else one
-        found.append(scaled if scaled.distance < one.distance else one)
+        found.append(_nearer(one, scale) if "grad" in one.family and one.order[2] < Moment.UNSCALED else one)
     return found, [Sentence("The loss scale is {0} times the golden run's; that was taken out.", f"{first:g}")]

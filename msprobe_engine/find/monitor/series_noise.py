@@ -20,7 +20,6 @@ parameter are lost in one of them: what a parameter was moved by so far tells no
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -225,8 +224,7 @@ def _unit(run: Run) -> float:
 def _tokens(run: Run) -> int:
     """How many tokens a pass of a run sees at least; 0 where no activation of integers says it."""
     ranks = (run.kinds(rank, "actv").values() for rank in run.ranks if "actv" in run.families(rank))
-    shapes = (kind.shape for kinds in ranks for some in kinds for kind in some if "int" in kind.dtype and kind.shape)
-    return max((math.prod(json.loads(shape)) for shape in shapes), default=0)
+    return max((kind.elements for kinds in ranks for some in kinds for kind in some if "int" in kind.dtype), default=0)
 
 
 def _other_states(run: Run, other: Run) -> bool:
@@ -245,4 +243,4 @@ def _activations(run: Run, rank: int) -> Mapping[Key, frozenset[Kind]]:
 
 def _size(kinds: Iterable[Kind]) -> int:
     """Elements of the smallest shape; 0 where none is said."""
-    return min((math.prod(json.loads(kind.shape)) for kind in kinds if kind.shape), default=0)
+    return min((kind.elements for kind in kinds if kind.shape), default=0)

@@ -16,8 +16,6 @@ from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.replicas import Seen, Template, make_template, read_text
 
 _log = get_logger()
-_NO_BOUND = 1 << 40
-"""MiB that may be in flight: the memory is that of the workers."""
 
 R = TypeVar("R")
 
@@ -35,7 +33,8 @@ class _File(NamedTuple):
     path: Path
     """Absolute: workers run in directories of their own."""
     place: int
-    size: int
+    size: int = 0
+    """What is read takes no memory of this machine, so that any number of files may be in flight."""
 
 
 def look(paths: Sequence[Path], scheduler: str) -> dict[Path, Answer]:
@@ -67,11 +66,11 @@ def templates(files: Mapping[bytes, Path], scheduler: str) -> dict[bytes, Templa
 
 
 def _on_workers(paths: Sequence[Path], work: Callable[[_File], R], scheduler: str, word: str) -> dict[Path, R]:
-    files = [_File(Path(os.path.abspath(path)), place, 0) for place, path in enumerate(paths)]
+    files = [_File(Path(os.path.abspath(path)), place) for place, path in enumerate(paths)]
     found: dict[Path, R] = {}
     if files:
         with bar(word, len(files)) as advance:
-            for file, answer in run_jobs(files, work, _never, "dask", 0, _NO_BOUND, scheduler):
+            for file, answer in run_jobs(files, work, _never, "dask", 0, 0, scheduler):
                 found[paths[file.place]] = answer
                 advance(str(paths[file.place]))
     return {path: found[path] for path in paths}

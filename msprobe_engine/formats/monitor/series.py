@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -98,6 +100,11 @@ class Kind(NamedTuple):
 
     shape: str
     dtype: str
+
+    @property
+    def elements(self) -> int:
+        """0 where nobody says the shape."""
+        return math.prod(json.loads(self.shape)) if self.shape else 0
 
 
 _MOST_KINDS = 64

@@ -302,8 +302,9 @@ class Probe(OfFramework):
     def wanted(self, part: str) -> bool:
         """Is ``monitor.<switch>`` on and due in this step? (``monitor.gradients``, ``monitor.parameters``, ...)"""
         section, _, switch = part.partition(".")
-        due = section == "monitor" and self._due and not self._paused
-        return due and bool(getattr(self.monitor, switch)) and self.faults.enabled(part)
+        if section != "monitor" or not self._due or self._paused:
+            return False
+        return bool(getattr(self.monitor, switch)) and self.faults.enabled(part)
 
     def guard(self, part: str) -> Guard:
         """Context manager: an exception inside switches `part` off with one message; strict settings re-raise."""
@@ -377,7 +378,9 @@ class Probe(OfFramework):
         yield from self._further_ends()
         if self._run_config is not None:
             yield lambda: self._run_config.close(signal_shutdown.left() / 4)
-        yield from (self.parameters.hurry, self.drain, lambda: self.parameters.finish(self._patience.left()))
+        yield self.parameters.hurry
+        yield self.drain
+        yield lambda: self.parameters.finish(self._patience.left())
         yield partial(self.session.close, signalled=signal_shutdown.left() < math.inf)
         yield from (self._membership.close, self.parameters.close, self.outputs.release)
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from msprobe_engine.core.records import TensorRef
+from msprobe_integrations.torch.tensors.unversioned_mutations import version_of
 
 Reduce = Callable[[torch.Tensor], TensorRef]
 Place = tuple[Any, Any, weakref.ref[torch.Tensor], Reduce]
@@ -50,7 +51,7 @@ class DeferredStatistics:
     def __init__(self, is_there: Callable[[torch.Tensor], bool]) -> None:
         self._is_there = is_there
         self.seen: list[torch.Tensor] = []
-        self.waiting: list[tuple[Place, int]] = []
+        self.waiting: list[tuple[Place, int | None]] = []
 
     def met(self, tensor: torch.Tensor, ref: TensorRef) -> None:
         """The reduction of `tensor` has given a reference without a row."""
@@ -61,7 +62,8 @@ class DeferredStatistics:
         """The references of what was seen are in this structure, in the same order."""
         seen, self.seen = self.seen, []
         for place in find_places(structure, PENDING, iter(seen), reduce):
-            self.waiting.append((place, _version(place[2]())))
+            tensor = place[2]()
+            self.waiting.append((place, None if tensor is None else version_of(tensor)))
 
     def settle(self) -> None:
         """The values of some tensors may have arrived. What has been written to meanwhile has lost those that it was to show."""
@@ -69,7 +71,7 @@ class DeferredStatistics:
         for place, version in waiting:
             structure, key, reference, reduce = place
             tensor = reference()
-            if tensor is None or _version(tensor) != version:
+            if tensor is None or version_of(tensor) != version:
                 continue
             if self._is_there(tensor):
                 structure[key] = reduce(tensor)
@@ -81,8 +83,3 @@ class DeferredStatistics:
         self.settle()
         self.waiting.clear()
         self.seen.clear()
-
-
-def _version(tensor: torch.Tensor | None) -> int:
-    """-1 of a tensor that has none (inference mode) or is gone."""
-    return -1 if tensor is None or tensor.is_inference() else tensor._version

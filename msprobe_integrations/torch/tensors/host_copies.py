@@ -14,6 +14,7 @@ import torch
 from msprobe_integrations.torch.statistics.streams import record_event
 from msprobe_integrations.torch.tensors.devices import is_capturing
 from msprobe_integrations.torch.tensors.dtensors import local
+from msprobe_integrations.torch.tensors.unversioned_mutations import version_of
 
 CALLS = frozenset(("to", "copy_", "_to_copy", "_foreach_copy_"))
 """Names of calls that may start such a copy."""
@@ -61,7 +62,7 @@ class HostCopies:
             storage = _memory(target)
             if storage is not None:
                 event = record_event(source.device)
-                versions = (_version(target), _version(source))
+                versions = (version_of(target), version_of(source))
                 self.known[storage._cdata] = _Copy(event, source.device.type, storage, weakref.ref(target), weakref.ref(source), versions)
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -78,7 +79,7 @@ class HostCopies:
         source = copy.source()
         if source is None or (source.dtype, source.shape) != (tensor.dtype, tensor.shape):
             return None
-        versions = (_version(tensor), _version(source))
+        versions = (version_of(tensor), version_of(source))
         return source if None not in versions and versions == copy.versions else None
 
     def drop_arrived(self) -> None:
@@ -100,11 +101,6 @@ def _memory(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return tensor.untyped_storage()
     except (RuntimeError, NotImplementedError):
         return None
-
-
-def _version(tensor: torch.Tensor) -> int | None:
-    """How often it was written; None of one made in inference mode, which does not count."""
-    return None if tensor.is_inference() else tensor._version
 
 
 def _has_arrived(copy: _Copy) -> bool:

@@ -24,6 +24,11 @@ NAMES = (*_FUSED, *_STATISTICS, *_ALL)
 """Only calls of these, or with names that begin like this, can have written silently; for a first look."""
 
 
+def version_of(tensor: torch.Tensor) -> int | None:
+    """How often it was written to; None of one made in inference mode, which does not count."""
+    return None if tensor.is_inference() else tensor._version
+
+
 def written_silently(func: Any, api: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor | None]:
     """Tensors that a call of `func`, named `api`, may have written to without a new version. None stands for any tensor there is:
     of gradients and parameters others may hold views."""

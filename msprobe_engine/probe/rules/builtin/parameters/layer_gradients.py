@@ -50,6 +50,14 @@ def scale_of(frame: Frame) -> float:
     return scale if 0.0 < scale < math.inf else 1.0
 
 
+def alert_of_layer(
+    rule: LastingRule[Any], frame: Frame, view: View, watch: Watch, slot: int, rms: float, expected: str, beside: str
+) -> Alert:
+    """Of the gradient of a layer; `beside`: what it is held against."""
+    seen, order = f"gradient with rms {number(rms)}, {beside}", int(view.table.layout.order[watch.first[slot]])
+    return scalar_alert(frame, watch.names[slot], "grad", rule=rule, value=rms, expected=expected, seen=seen, order=order)
+
+
 @dataclass(frozen=True, kw_only=True)
 class VanishingGradientArgs(LastingArgs):
     drop: float = arg(1e-3, "fires below this part of the layer's own running level", above=0.0)
@@ -94,17 +102,9 @@ class VanishingGradientRule(LastingRule[VanishingGradientArgs]):
             value = float(rms[np.searchsorted(view.seen, episode.slot)])
             level = self._level.value(episode.slot)
             against = value < self.args.drop * level
-            return scalar_alert(
-                frame,
-                self._watch.names[episode.slot],
-                "grad",
-                rule=self,
-                value=value,
-                expected=f"at least {number(self.args.drop * level if against else self.args.share * others)}",
-                seen=f"gradient with rms {number(value)}, "
-                + (f"its running level is {number(level)}" if against else f"the median layer has {number(others)}"),
-                order=int(view.table.layout.order[self._watch.first[episode.slot]]),
-            )
+            expected = f"at least {number(self.args.drop * level if against else self.args.share * others)}"
+            beside = f"its running level is {number(level)}" if against else f"the median layer has {number(others)}"
+            return alert_of_layer(self, frame, view, self._watch, episode.slot, value, expected, beside)
 
         return self.say(frame, found, self._watch.names.__getitem__, describe)
 
@@ -155,15 +155,8 @@ class ExplodingGradientRule(LastingRule[ExplodingGradientArgs]):
         def describe(episode: Episode) -> Alert:
             value = float(rms[np.searchsorted(view.seen, episode.slot)])
             level = self._level.value(episode.slot)
-            return scalar_alert(
-                frame,
-                self._watch.names[episode.slot],
-                "grad",
-                rule=self,
-                value=value,
-                expected=f"at most {number(self.args.threshold * level)}",
-                seen=f"gradient with rms {number(value)}, {number(value / level)} times its running level {number(level)}",
-                order=int(view.table.layout.order[self._watch.first[episode.slot]]),
-            )
+            expected = f"at most {number(self.args.threshold * level)}"
+            beside = f"{number(value / level)} times its running level {number(level)}"
+            return alert_of_layer(self, frame, view, self._watch, episode.slot, value, expected, beside)
 
         return self.say(frame, found, self._watch.names.__getitem__, describe)
