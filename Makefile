@@ -122,7 +122,7 @@ lint-js:
 # wraps functions of torch for good, and tests inside MindSpore's environment. What no group names is in the group `others`.
 SHARES ?= 3
 TIER ?= -m "not slow and not existing_tool"
-GROUPS := torch shimmed files others runs tables calls integrations
+GROUPS := others torch calls tables runs files shimmed integrations
 TESTS_torch := tests/torch tests/probe tests/dump tests/training
 TESTS_shimmed := tests/megatron tests/monitor_faults
 TESTS_files := tests/checkpoint tests/config_check
