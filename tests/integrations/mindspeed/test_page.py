@@ -1,4 +1,4 @@
-"""docs/frameworks/mindspeed.md and examples/mindspeed say what works."""
+"""docs/frameworks/mindspeed.md, the arguments of docs/frameworks/megatron.md that it leads to, and examples/mindspeed say what works."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msprobe_engine.core.settings.load import load_settings
 from msprobe_integrations.megatron import flags
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "frameworks" / "mindspeed.md").read_text(encoding="utf-8")
+PAGE, MEGATRON = ((ROOT / "docs" / "frameworks" / name).read_text(encoding="utf-8") for name in ("mindspeed.md", "megatron.md"))
 EXAMPLES = ROOT / "examples" / "mindspeed"
 
 
@@ -37,9 +37,9 @@ def test_settings(tmp_path: Path) -> None:
 
 
 def test_arguments() -> None:
-    """The page has the arguments that the parsers know, all of them."""
+    """The page of Megatron has the arguments that the parsers know, all of them."""
     import argparse
 
     parser = flags.add(argparse.ArgumentParser(add_help=False))
     known = {option for action in parser._actions for option in action.option_strings}
-    assert set(re.findall(r"^\| `(--msprobe-[a-z-]+)", PAGE, re.MULTILINE)) == known
+    assert set(re.findall(r"^\| `(--msprobe-[a-z-]+)", MEGATRON, re.MULTILINE)) == known
