@@ -21,7 +21,7 @@ from driver_dumps import pair
 
 from msprobe_engine.align.sources import Task, pair_paths
 from msprobe_engine.core.errors import DumpFormatError, UsageError
-from msprobe_engine.core.process.jobs import run_jobs
+from msprobe_engine.core.process.jobs import cluster, run_jobs
 from msprobe_engine.formats.dump import read_far
 from msprobe_engine.formats.dump.read_far import Answer
 from msprobe_engine.formats.dump.replicas import ReplicaReader
@@ -162,15 +162,18 @@ def _files(directory: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_a_cluster_whose_workers_run_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative paths of dumps, output and mappings are those of whoever asks, not of the workers; the tables are those of this machine."""
+    """Relative paths of dumps, output and mappings are those of whoever asks, not of the workers; the tables are those of this machine.
+    All that is asked for inside of one connection goes over it, and what this machine's memory allows bounds nothing there."""
     distributed = pytest.importorskip("distributed")
     target, golden = pair(tmp_path, 2, wrong=1)
     (tmp_path / "names.yaml").write_text("{}\n")
-    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as workers:
         monkeypatch.chdir(tmp_path)
         here, there = target.relative_to(tmp_path), golden.relative_to(tmp_path)
-        options = CompareOptions(cell_mapping="names.yaml")
-        far = compare_dumps(here, there, "far", options, scheduler=cluster.scheduler_address)
+        options = CompareOptions(cell_mapping="names.yaml", memory_mb=0)
+        with cluster(workers.scheduler_address):
+            far = compare_dumps(here, there, "far", options, scheduler=workers.scheduler_address)
+            assert [event["action"] for _, event in workers.scheduler.get_events("all")].count("add-client") == 1
     near = compare_dumps(here, there, "near", options)
     assert not far.all_problems
     assert [Path(a.files[0]).read_bytes() for a in far.results] == [Path(b.files[0]).read_bytes() for b in near.results]
@@ -314,8 +317,8 @@ def test_a_file_that_changes_while_workers_read(tmp_path: Path) -> None:
 _look = read_far._look
 
 
-def _look_but(file: Any, hidden: Path) -> Answer:
-    return Answer(there=False) if file.path == hidden else _look(file)
+def _look_but(file: Path, hidden: Path) -> Answer:
+    return Answer(there=False) if file == hidden else _look(file)
 
 
 def _columns(reader: ReplicaReader, file: Path) -> tuple[str, dict[str, Any]]:

@@ -23,6 +23,9 @@ Kind = tuple[str, ...]
 _FULLY_SHARDED = "FSDP"
 """What `fully_shard` puts before the name of a module's class."""
 
+FOREACH, FUSED = "_foreach_", "_fused_"
+_OF_UPDATES = ("addcdiv_", "addcmul_", "lerp_", "add_", "sub_")
+"""Calls that optimizers make, of each parameter or (``_foreach_add_``) of several, and that do not clip gradients."""
 _DIRECTIONS = ("forward", "backward")
 _MIX, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
 
@@ -183,6 +186,21 @@ class Tree:
     def first_backward(self) -> int:
         """The first record of a backward pass; the number of records when there is none."""
         return next((op for op, kind in enumerate(self.kinds) if kind[0] == "backward"), len(self.kinds))
+
+    @cached_property
+    def first_update(self) -> int:
+        """The first call of an optimizer behind the backward pass; -1 without one."""
+        for op, kind in enumerate(self.kinds[self.last_backward + 1 :], self.last_backward + 1):
+            if kind[-1].startswith(FUSED) or kind[-1].removeprefix(FOREACH) in _OF_UPDATES:
+                return op
+        return -1
+
+    @cached_property
+    def way_of_update(self) -> str:
+        """How the optimizer makes its calls: ``_foreach_`` or ``_fused_`` of several parameters, or of each by itself ("")."""
+        if any(kind[-1].startswith(FUSED) for kind in self.kinds[self.last_backward + 1 :]):
+            return FUSED  # it counts its steps by a call of the other kind
+        return FOREACH if self.first_update >= 0 and self.kinds[self.first_update][-1].startswith(FOREACH) else ""
 
     def relative(self, op: int, parent: int) -> Kind:
         """`kinds`, with a module's path below that of the enclosing record, so that renaming a model renames nothing inside it."""

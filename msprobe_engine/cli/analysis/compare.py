@@ -107,12 +107,16 @@ def run(args: argparse.Namespace) -> int:
     if args.diff_analyze:
         return _first_difference(target, golden, args.output_path)
     from msprobe_engine.core.log import printable
+    from msprobe_engine.core.process.jobs import cluster
     from msprobe_engine.find.findings import SAME_FILES
     from msprobe_engine.report.table.api import compare_dumps
 
     options = _options(args, log, stack is not None, given)
     show = stack if args.stack_mode else None
-    found = compare_dumps(target, golden, args.output_path, options, stack=show, scheduler=args.scheduler, diagnose=not args.no_diagnose)
+    with cluster(args.scheduler):
+        found = compare_dumps(
+            target, golden, args.output_path, options, stack=show, scheduler=args.scheduler, diagnose=not args.no_diagnose
+        )
     if same and found.diagnosis is not None:
         found.diagnosis.nothing = SAME_FILES
     print(say_steps(found.text(), target, golden))

@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.cli.options.outputs import refuse_page_name, results_directory
     from msprobe_engine.core.errors import SinkError
     from msprobe_engine.core.log import printable
+    from msprobe_engine.core.process.jobs import cluster
     from msprobe_engine.find.coverage import renames, two_frameworks
     from msprobe_engine.find.findings import NONE, SAME_FILES
     from msprobe_engine.find.run import diagnose
@@ -64,7 +65,10 @@ def run(args: argparse.Namespace) -> int:
     refuse_page_name(args.output_path)
     same = warn_same_files(args.target, args.golden)
     mappings = Mappings(args.data_mapping, args.cell_mapping, args.api_mapping, args.layer_mapping)
-    found = diagnose(args.target, args.golden, calibration=args.calibration, mappings=mappings, exact=args.exact, scheduler=args.scheduler)
+    with cluster(args.scheduler):
+        found = diagnose(
+            args.target, args.golden, calibration=args.calibration, mappings=mappings, exact=args.exact, scheduler=args.scheduler
+        )
     if same:
         found.nothing = SAME_FILES
     print(say_steps(found.text(), args.target, args.golden))

@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.cli.options.outputs import results_directory
     from msprobe_engine.core.errors import UsageError
     from msprobe_engine.core.log import printable
+    from msprobe_engine.core.process.jobs import cluster
     from msprobe_engine.find.findings import NOTHING, Diagnosis
     from msprobe_engine.find.nonfinite.report import write_json
     from msprobe_engine.find.nonfinite.whole_run import nan_analyze_run
@@ -47,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
             if args.run_path
             else "give RUN: the output directory of a run, a dump, a step, or an incident directory"
         )
-    result = nan_analyze_run(args.run_path or args.input_path, None, args.scheduler)
+    with cluster(args.scheduler):
+        result = nan_analyze_run(args.run_path or args.input_path, None, args.scheduler)
     if result.problems and not result.findings:
         print(Diagnosis(nothing=NOTHING, problems=result.problems).headline())
     print(printable(result.text))

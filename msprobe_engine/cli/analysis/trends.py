@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.align.sources import numbers
     from msprobe_engine.cli.options.inputs import warn_same_files
     from msprobe_engine.core.errors import UsageError
+    from msprobe_engine.core.process.jobs import cluster
     from msprobe_engine.report.trends.sources.source import Wanted, open_source
 
     if not 0 < args.size < 4096:
@@ -73,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
     warn_same_files(args.run_path, args.other_path)
     sources = [open_source(path, wanted, args.scheduler) for path in paths]
     page = place(args.run_path, args.output, "trends.html")
-    code = write(sources, page, size=args.size, shift=args.shift)
+    with cluster(args.scheduler):
+        code = write(sources, page, size=args.size, shift=args.shift)
     if args.open:
         import webbrowser
 

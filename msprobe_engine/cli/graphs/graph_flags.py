@@ -108,6 +108,7 @@ def draw(args: argparse.Namespace, target: str, golden: str | None, **settings: 
     from msprobe_engine.cli.options.inputs import warn_same_files
     from msprobe_engine.cli.options.outputs import refuse_page_name
     from msprobe_engine.core.errors import UsageError
+    from msprobe_engine.core.process.jobs import cluster
     from msprobe_engine.report.graph.options import GraphOptions
     from msprobe_engine.report.graph.run import run
 
@@ -136,7 +137,8 @@ def draw(args: argparse.Namespace, target: str, golden: str | None, **settings: 
     )
     if args.file_type == "json" and (golden or not options.merge):
         raise UsageError("--file_type json writes the merged dump of one run; give one path, and --merge auto or --rank_size")
-    found = run(target, golden, args.output_path, options, _said if options.progress_log else None)
+    with cluster(args.scheduler):
+        found = run(target, golden, args.output_path, options, _said if options.progress_log else None)
     _say(found, args.open, target, golden)
     return found.exit_code
 

@@ -1,4 +1,5 @@
-"""Runs pieces of work: in this process, in others, or on a Dask cluster; at most so many at a time as memory allows.
+"""Runs pieces of work: in this process or in others, at most so many at a time as memory allows; or on a Dask cluster, whose workers have
+their own memory.
 
 A piece that breaks its worker (killed for memory) is done again, alone; on a cluster another worker does it.
 """
@@ -8,10 +9,10 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from msprobe_engine.core.errors import MissingExtraError, UsageError
 from msprobe_engine.core.log import get_logger
@@ -29,6 +30,7 @@ class Job(Protocol):
 
 
 J = TypeVar("J", bound=Job)
+T = TypeVar("T")
 R = TypeVar("R")
 
 SMALL = 8 << 20
@@ -56,8 +58,8 @@ def run_jobs(
         work: does one task; for processes and clusters it must be one that pickle can name.
         lost: the result of a task whose process was killed twice.
         kind: ``auto``, ``serial``, ``threads``, ``processes`` or ``dask``.
-        workers: how many at a time; 0: one per core.
-        memory_mb: MiB that all tasks in flight may take together; a single one is always done.
+        workers: how many at a time on this machine; 0: one per core.
+        memory_mb: MiB that all tasks in flight on this machine may take together; a single one is always done.
         address: of a Dask scheduler (``tcp://host:8786``), for the kind ``dask``, whose workers may run in other directories.
 
     Raises:
@@ -65,6 +67,9 @@ def run_jobs(
         ProbeError: of `work`; the tasks that were not begun are not done.
         UsageError: no cluster answers at the address.
     """
+    if kind == "dask":
+        yield from on_cluster(tasks, work, address)
+        return
     workers = workers or usable_cores()
     kind = _kind(tasks, kind, workers)
     if kind == "serial":
@@ -72,11 +77,10 @@ def run_jobs(
             yield task, work(task)
         return
     broken: list[J] = []
-    with _executor(kind, min(workers, len(tasks)), address) as executor:
-        most = len(tasks) if kind == "dask" else workers
-        yield from _in_flight(executor, tasks, work, most, memory_mb << 20, broken)
+    with _executor(kind, min(workers, len(tasks))) as executor:
+        yield from _in_flight(executor, tasks, work, workers, memory_mb << 20, broken)
     for task in broken:  # alone: what killed the worker may have been the others
-        with _executor("processes", 1, "") as executor:
+        with _executor("processes", 1) as executor:
             try:
                 yield task, _submit(executor, work, task).result()
             except BrokenProcessPool:
@@ -137,10 +141,8 @@ def _main_hidden() -> Iterator[None]:
 
 
 @contextmanager
-def _executor(kind: str, workers: int, address: str) -> Iterator[Executor]:
-    if kind == "dask":
-        yield from _cluster(address)
-    elif kind == "threads":
+def _executor(kind: str, workers: int) -> Iterator[Executor]:
+    if kind == "threads":
         with ThreadPoolExecutor(workers) as executor:
             yield executor
     else:
@@ -153,7 +155,33 @@ def _executor(kind: str, workers: int, address: str) -> Iterator[Executor]:
             pool.shutdown(cancel_futures=True)
 
 
-def _cluster(address: str) -> Iterator[Executor]:
+def on_cluster(tasks: Sequence[T], work: Callable[[T], R], address: str) -> Iterator[tuple[T, R]]:
+    """As `run_jobs` on a Dask cluster, of tasks of any type. Work of a worker that is killed is given to another one.
+
+    Raises:
+        as there.
+    """
+    with cluster(address) as client:
+        executor = client.get_executor(retries=_RETRIES, pure=False)
+        flying = {_submit(executor, work, task): task for task in tasks}
+        for future in as_completed(flying):
+            yield flying[future], future.result()
+
+
+_clients: dict[str, Any] = {}
+
+
+@contextmanager
+def cluster(address: str) -> Iterator[Any]:
+    """A connection to the scheduler of a Dask cluster, one for all that is done inside; none for an empty address.
+
+    Raises:
+        MissingExtraError: Dask is not installed.
+        UsageError: no scheduler answers at the address.
+    """
+    if address in _clients or not address:
+        yield _clients.get(address)
+        return
     try:
         from distributed import Client
     except ImportError:
@@ -165,4 +193,8 @@ def _cluster(address: str) -> Iterator[Executor]:
     with client:
         if not client.scheduler_info()["workers"]:
             _log.warning("the Dask scheduler at %s has no worker; the work waits until one joins", address)
-        yield client.get_executor(retries=_RETRIES, pure=False)
+        _clients[address] = client
+        try:
+            yield client
+        finally:
+            del _clients[address]

@@ -7,7 +7,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.calls.call_tree import FOREACH, FUSED, Tree
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.align.parameters.prefixes import bare, unwrapped
 from msprobe_engine.core import names
@@ -18,9 +18,6 @@ from msprobe_engine.formats.dump.dump_table import OUTPUT
 _WITHOUT_EFFECT = frozenset(("zero_", "detach_", "requires_grad_", "record_stream_"))
 """Calls in place that change no number that a training goes on with: gradients are set to zero in place of being given up."""
 _RANDOM = ("drop", "rand", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_", "seed")
-_FOREACH, _FUSED = "_foreach_", "_fused_"
-_OF_UPDATES = ("addcdiv_", "addcmul_", "lerp_", "add_", "sub_")
-"""Calls that optimizers make, of each parameter or (``_foreach_add_``) of several, and that do not clip gradients."""
 
 
 def counted(tree: Tree, other: Tree, records: Iterable[int]) -> list[int]:
@@ -107,28 +104,20 @@ def more_passes(target: Tree, golden: Tree) -> str | None:
     return None
 
 
-def way_of_update(tree: Tree) -> str:
-    """How the optimizer makes its calls: ``_foreach_`` or ``_fused_`` of several parameters, or of each by itself ("")."""
-    update = first_update(tree)
-    if any(kind[-1].startswith(_FUSED) for kind in tree.kinds[tree.last_backward + 1 :]):
-        return _FUSED  # it counts its steps by a call of the other kind
-    return _FOREACH if update >= 0 and tree.kinds[update][-1].startswith(_FOREACH) else ""
-
-
 def update_in_other_ways(tree: Tree, other: Tree) -> bool:
     """Both optimizers are there, and make other calls."""
-    return min(first_update(tree), first_update(other)) >= 0 and way_of_update(tree) != way_of_update(other)
+    return min(tree.first_update, other.first_update) >= 0 and tree.way_of_update != other.way_of_update
 
 
 def without_updates(structure: Structure, target: Tree, golden: Tree) -> Structure:
     """Calls of several parameters, of two optimizers with other calls, are no pairs: each uses the same functions for other things."""
     if not update_in_other_ways(target, golden):
         return structure
-    behind = first_update(target), first_update(golden)
+    behind = target.first_update, golden.first_update
     apart = {
         (op, other)
         for op, other in structure.pairs
-        if op >= behind[0] and other >= behind[1] and target.kinds[op][-1].startswith((_FOREACH, _FUSED))
+        if op >= behind[0] and other >= behind[1] and target.kinds[op][-1].startswith((FOREACH, FUSED))
     }
     return dataclasses.replace(
         structure,
@@ -136,14 +125,6 @@ def without_updates(structure: Structure, target: Tree, golden: Tree) -> Structu
         only_target=sorted([*structure.only_target, *(op for op, _ in apart)]),
         only_golden=sorted([*structure.only_golden, *(other for _, other in apart)]),
     )
-
-
-def first_update(tree: Tree) -> int:
-    """The first call of an optimizer behind the backward pass; -1 without one."""
-    for op, kind in enumerate(tree.kinds[tree.last_backward + 1 :], tree.last_backward + 1):
-        if kind[-1].startswith(_FUSED) or kind[-1].removeprefix(_FOREACH) in _OF_UPDATES:
-            return op
-    return -1
 
 
 def only_wrapped(renamed: Mapping[str, str]) -> bool:
@@ -158,7 +139,7 @@ def said(target: Tree, golden: Tree) -> str | None:
     """That the optimizers update in other ways."""
     if not update_in_other_ways(target, golden):
         return None
-    mine, theirs = way_of_update(target), way_of_update(golden)
+    mine, theirs = target.way_of_update, golden.way_of_update
     if mine and theirs:
         template = "The optimizer of this run updates by calls of {0}, that of the golden run by calls of {1}."
         return Sentence(template, f"{mine.strip('_')}", f"{theirs.strip('_')}")

@@ -6,12 +6,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.log import get_logger
-from msprobe_engine.core.process.jobs import run_jobs
+from msprobe_engine.core.process.jobs import on_cluster
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.replicas import Seen, Template, make_template, read_text
 
@@ -27,14 +27,6 @@ class Answer(NamedTuple):
     seen: Seen | None = None
     table: DumpTable | None = None
     there: bool = True
-
-
-class _File(NamedTuple):
-    path: Path
-    """Absolute: workers run in directories of their own."""
-    place: int
-    size: int = 0
-    """What is read takes no memory of this machine, so that any number of files may be in flight."""
 
 
 def look(paths: Sequence[Path], scheduler: str) -> dict[Path, Answer]:
@@ -65,33 +57,28 @@ def templates(files: Mapping[bytes, Path], scheduler: str) -> dict[bytes, Templa
     return told
 
 
-def _on_workers(paths: Sequence[Path], work: Callable[[_File], R], scheduler: str, word: str) -> dict[Path, R]:
-    files = [_File(Path(os.path.abspath(path)), place) for place, path in enumerate(paths)]
+def _on_workers(paths: Sequence[Path], work: Callable[[Path], R], scheduler: str, word: str) -> dict[Path, R]:
+    files = {Path(os.path.abspath(path)): path for path in paths}  # workers run in directories of their own
     found: dict[Path, R] = {}
     if files:
         with bar(word, len(files)) as advance:
-            for file, answer in run_jobs(files, work, _never, "dask", 0, 0, scheduler):
-                found[paths[file.place]] = answer
-                advance(str(paths[file.place]))
+            for file, answer in on_cluster(list(files), work, scheduler):
+                found[files[file]] = answer
+                advance(str(files[file]))
     return {path: found[path] for path in paths}
 
 
-def _never(_file: _File, error: BaseException) -> Any:
-    """A cluster gives the work of a killed worker to another one."""
-    raise error
-
-
-def _look(file: _File) -> Answer:
-    text = read_text(file.path)
+def _look(file: Path) -> Answer:
+    text = read_text(file)
     if text is not None:
         return Answer(text.seen)
     try:
-        table = read_side(file.path)
+        table = read_side(file)
     except DumpFormatError:
-        return Answer(there=file.path.exists())
+        return Answer(there=file.exists())
     return Answer(table=None if table.problems else table)
 
 
-def _template(file: _File) -> tuple[bytes, Template | None]:
-    text = read_text(file.path)
-    return (b"", None) if text is None else (text.seen.digest, make_template(file.path, text))
+def _template(file: Path) -> tuple[bytes, Template | None]:
+    text = read_text(file)
+    return (b"", None) if text is None else (text.seen.digest, make_template(file, text))

@@ -10,7 +10,6 @@ from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.parallel.parameter_owner import Owner, owners
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.coverage.other_ways import first_update, way_of_update
 from msprobe_engine.find.difference import explain
 from msprobe_engine.find.difference.origin import EXTRA, MISSING, DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk
@@ -26,7 +25,7 @@ def differing(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
     if not (walker.missing or walker.extra) or crossed(*sides) or dump_dialects.differ(*sides):
         return []
     mine, theirs = _first_calls(walker.target), _first_calls(walker.golden)
-    if not mine or not theirs or way_of_update(walker.target) or way_of_update(walker.golden):
+    if not mine or not theirs or walker.target.way_of_update or walker.golden.way_of_update:
         return []
     of_target = set(_parameters(walker.target))
     found: list[Suspect] = []
@@ -53,7 +52,7 @@ def no_update(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
     cut_off = any(walker.structure.behind_cut)
     if cut_off or crossed(*sides) or dump_dialects.differ(*sides) or any(tree.last_backward >= len(tree.kinds) for tree in trees):
         return []
-    firsts = [first_update(tree) for tree in trees]
+    firsts = [tree.first_update for tree in trees]
     if (firsts[0] < 0) == (firsts[1] < 0) or not all(any(len(kind) == 3 for kind in tree.kinds) for tree in trees):
         return []
     if firsts[0] < 0:
