@@ -21,6 +21,12 @@ from msprobe_engine.formats.dump.find_dumps import IN_RUN, holds_dump
 from msprobe_engine.formats.pack.kind import NAME as PACK
 
 MOST_INCIDENTS = 8
+_WORDS = {
+    detect.DUMP: Sentence("dump"),
+    detect.MONITOR: Sentence("monitor output"),
+    detect.INCIDENT: Sentence("incident"),
+    detect.CONFIG: Sentence("pack of configurations"),
+}
 _INCIDENT = re.compile(r"step(\d{1,18})-.+", re.DOTALL)
 
 Look = Callable[[Path, Path | None], Diagnosis]
@@ -178,8 +184,8 @@ def _together(seen: list[_Seen], left: list[str], errors: list[str]) -> Diagnosi
 
 
 def _sentence(seen: _Seen) -> str:
-    said = seen.found.headline().removesuffix(".")
-    return f"{seen.what} {seen.path.name}: {said[:1].lower()}{said[1:]}."
+    place = seen.path.name if seen.path.name == seen.what else Sentence("{0} {1}", _WORDS[seen.what], seen.path.name)
+    return Sentence("{0}: {1}", place, seen.found.headline())
 
 
 def _looked_at(lead: _Seen, others: list[_Seen], left: list[str]) -> dict[str, object]:

@@ -299,7 +299,7 @@ def _say(found: Diagnosis, step: int, divergence: Divergence) -> None:
     found.finding = explain.finding_of(divergence, rank, origin)
     if found.finding != findings.STRUCTURE:
         found.differences = sum(walk.differing for walk in divergence.walks.values())
-    found.evidence += evidence.of_step(divergence)
+    found.evidence += evidence.of_step(step, divergence)
 
 
 def _since(found: Diagnosis, called: Mapping[tuple[int, str], int]) -> None:

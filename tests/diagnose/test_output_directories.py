@@ -72,8 +72,8 @@ def test_a_dump_beside_a_monitor_is_compared(tmp_path: Path, rank_dump: Any) -> 
     assert found.first_suspect == alone
     assert (alone.record, alone.source) == (BORN, LINE)
     told = "\n".join(found.evidence)
-    assert "monitor output bad: first difference: step 0, rank 1, module layers.1, actv/layers.1.output" in told
-    assert "incident step2-nan_inf: first NaN or Inf: model.py:7 forward: logarithm of a negative number" in told
+    assert "monitor output bad: First difference: step 0, rank 1, module layers.1, actv/layers.1.output" in told
+    assert "incident step2-nan_inf: First NaN or Inf: model.py:7 forward: logarithm of a negative number" in told
     assert f"(step 2, rank 0, {BORN})" in told
     assert found.looked_at["dump"] == str(tmp_path / "bad" / "dump")
     assert found.looked_at["monitor output"] == str(tmp_path / "bad")
@@ -89,7 +89,7 @@ def test_an_incident_names_the_record(tmp_path: Path, rank_dump: Any, capsys: py
     first = found.first_suspect
     assert first is not None
     assert (found.finding, first.record, first.source, first.module) == ("nonfinite", BORN, LINE, "")
-    assert f"monitor output run: first seen NaN or Inf: step 3, rank 0, actv/{BORN}." in found.evidence
+    assert f"monitor output run: First seen NaN or Inf: step 3, rank 0, actv/{BORN}" in found.evidence
     paths = [Path(word) for command in found.next for word in shlex.split(command) if "/" in word]
     assert place in paths
     assert all(path.exists() for path in paths if path.parts[0] != "again")  # what the next run would write
@@ -129,7 +129,7 @@ def test_what_is_left_is_said(tmp_path: Path, rank_dump: Any) -> None:
     found = diagnose(tmp_path / "bad", tmp_path / "good")
     assert found.finding == "none"
     assert found.headline() == "No difference beyond round-off."
-    assert "dump dump: nothing found: no NaN or Inf that matters." in found.evidence
+    assert "dump: Nothing found: no NaN or Inf that matters." in found.evidence
     assert "dump of the golden run, which has none: this one's was looked at alone" in found.looked_at["not looked at"]
     assert "step3-nan_inf (the golden run has it too)" in found.looked_at["not looked at"]
     _dump(rank_dump, tmp_path / "good" / "dump", 5)

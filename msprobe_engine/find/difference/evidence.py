@@ -152,15 +152,19 @@ def _where(walker: DifferenceWalk, at: int, step: int, rank: int) -> str:
     return Sentence(template, step, rank, walker.side.name[row], _STATISTICS[most], f"{mine[most]:.7g}", f"{theirs[most]:.7g}")
 
 
-def of_step(divergence: Divergence) -> list[str]:
+def of_step(step: int, divergence: Divergence) -> list[str]:
     compared = sum(walk.compared for walk in divergence.walks.values())
     differing = sum(walk.differing for walk in divergence.walks.values())
     template = "{0} of {1} records differ by more than round-off; those after the first may follow from it."
     lines: list[str] = []
     if differing:  # else it came in and went no further
         lines.append(Sentence(template, f"{differing:,}", f"{compared:,}"))
-        largest = max((walk.largest for walk in divergence.walks.values()), default=0.0)
-        lines.append(Sentence("All others are within what round-off explains, at most {0}.", amount(largest)))
+        rank, walk = max(divergence.walks.items(), key=lambda one: one[1].largest)
+        if walk.largest_at >= 0:
+            where = _where(divergence.walkers[rank], walk.largest_at, step, rank)
+            lines.append(Sentence("All others are within what round-off explains, at most {0}: {1}.", amount(walk.largest), where))
+        else:
+            lines.append(Sentence("All others are within what round-off explains, at most {0}.", amount(walk.largest)))
     if len(divergence.walks) > 1:
         counts: dict[int, list[int]] = {}
         for rank, walk in sorted(divergence.walks.items()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from html import escape
 
@@ -109,7 +110,7 @@ def table(
 def _class(i: int, numbers: Collection[int], names: Collection[int], cell: object = None) -> str:
     found = ["number"] if i in numbers else ["name"] if i in names else []
     if isinstance(cell, Html):
-        whole = cell.startswith("<span")  # one word or badge
+        whole = cell.startswith("<span") and len(re.sub("<[^>]*>", "", cell)) <= _SHORT  # a word or a badge, not a sentence
     else:
         whole = cell is not None and len(str(cell)) <= (_SHORT_NAME if i in names else _SHORT)
     return f' class="{" ".join([*found, *(["short"] if whole else [])])}"' if found or whole else ""
