@@ -124,7 +124,7 @@ def _memory(task: Job) -> int:
     return task.size * BYTES_PER_BYTE
 
 
-def _submit(executor: Executor, work: Callable[[J], R], task: J) -> Future[R]:
+def _submit(executor: Executor, work: Callable[[T], R], task: T) -> Future[R]:
     with _main_hidden():
         return executor.submit(work, task)
 
