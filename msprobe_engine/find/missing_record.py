@@ -12,7 +12,7 @@ from msprobe_engine.core import names
 from msprobe_engine.core.errors import ProbeError
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.ranges import few_ranges, ranges_of, steps_text
-from msprobe_engine.formats.dump.completeness import was_cut_off
+from msprobe_engine.formats.dump.completeness import of_earlier_runs, was_cut_off
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.reader import Rank, open_dump
 
@@ -87,7 +87,9 @@ def explain_absence(path: Path, name: str) -> Absence:
     answer = Absence(name)
     known: dict[str, None] = {}
     reasons: dict[str, None] = {}
+    answer.unreadable += of_earlier_runs(dump)
     for step in dump.steps:
+        answer.unreadable += of_earlier_runs(dump, step)
         for rank in dump.ranks(step):
             try:
                 table = read_side(dump.file(step, rank))

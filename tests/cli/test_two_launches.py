@@ -1,4 +1,4 @@
-"""Two launches have written into one output directory: every command that reads it answers of the last one alone."""
+"""Two launches have written into one output directory, or below one dump_path: every command answers of the last one alone."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ dump: {{step: [0, 1, 2], level: mix}}
 sinks: {{csv: {{enabled: true}}}}
 rules: recommended
 """
+BELOW_DUMP_PATH = """\
+output_dir: {place}_else
+dump: {{step: [0, 1, 2], level: mix, dump_path: {place}}}
+"""
 FIRST, LAST = "layer_of_the_first", "layer_of_the_last"
 COMMANDS = {
     "show": ["show", "{run}"],
@@ -46,10 +50,10 @@ COMMANDS = {
 PACKED = re.compile(r">([A-Za-z0-9+/]{40,}={0,2})<")
 
 
-def launch(place: Path, name: str, steps: int, bad: int) -> None:
+def launch(place: Path, name: str, steps: int, bad: int, text: str = SETTINGS) -> None:
     """A training whose only layer has this name; its input is NaN in step `bad`."""
     settings = place.parent / f"{name}.yaml"
-    settings.write_text(SETTINGS.format(place=place))
+    settings.write_text(text.format(place=place))
     torch.manual_seed(0)
     model = torch.nn.ModuleDict({name: torch.nn.Linear(4, 4)})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -71,6 +75,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     launch(root / "run", FIRST, 3, 1)
     launch(root / "run", LAST, 2, -1)
     launch(root / "golden", LAST, 2, -1)
+    yield root
+    shutil.rmtree(root)
+
+
+@pytest.fixture(scope="module")
+def dump_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """As `place`, below a dump_path: the first launch was of 3 ranks, of which the last one had NaN, the other one is of one rank."""
+    root = tmp_path_factory.mktemp("dump_path")
+    with pytest.MonkeyPatch.context() as patch:
+        for run, name, steps, bad, rank, world in (("run", FIRST, 3, 1, 2, 3), ("run", LAST, 2, -1, 0, 1), ("golden", LAST, 2, -1, 0, 1)):
+            patch.setenv("RANK", str(rank))
+            patch.setenv("WORLD_SIZE", str(world))
+            launch(root / run, name, steps, bad, BELOW_DUMP_PATH)
     yield root
     shutil.rmtree(root)
 
@@ -109,3 +126,22 @@ def test_the_earlier_launch_is_a_run_of_its_own(place: Path, tmp_path: Path, cap
     """What it dumped is kept, and is read where it was moved to."""
     assert main(["diagnose", str(place / "run" / "earlier-1"), "-o", str(tmp_path)]) == 1
     assert "8 NaN already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name", ["show", "show --why", "diagnose", "diagnose two", "nan_analyze", "trends", "trends two", "compare", "graph", "data2db"]
+)
+def test_below_a_dump_path_the_last_launch_alone_is_read(
+    name: str, dump_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The files of the first one stay where the existing tool's users expect them; that they are not read is said, with exit code 3."""
+    monkeypatch.chdir(tmp_path)
+    run, golden = dump_path / "run", dump_path / "golden"
+    words = COMMANDS.get(name, ["show", "{run}", "--why", LAST])
+    code = main([word.format(run=run, golden=golden) for word in words])
+    printed = capsys.readouterr()
+    answer = printed.out + printed.err + written(tmp_path)
+    assert code == 3, answer[:4000]
+    assert FIRST not in answer
+    assert f"{run}: of an earlier run in this directory, and not read: steps 2" in answer
+    assert f"{run}, step 0: of an earlier run in this directory, and not read: rank2" in answer

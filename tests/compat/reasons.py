@@ -38,7 +38,8 @@ def api_base(name: str) -> str:
 
 
 def header(d: Difference, _: Context) -> bool:
-    more = ("nonfinite_counts", "rank", "world_size", "dumped_ranks", "micro_steps", "summary_mode", "selection", "lost", "written_with")
+    facts = ("rank", "world_size", "dumped_ranks", "run_began", "step_ended")
+    more = (*facts, "nonfinite_counts", "micro_steps", "summary_mode", "selection", "lost", "written_with")
     return d.kind == "header" and d.place in more and d.theirs is None
 
 

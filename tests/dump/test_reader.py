@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from msprobe_engine.core.errors import DumpFormatError, ProbeError, UsageError
 from msprobe_engine.core.records import Opaque
 from msprobe_engine.formats.dump import frame_log
+from msprobe_engine.formats.dump.completeness import missing_ranks, missing_steps
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.writing.text import Template
 from msprobe_engine.probe.estimate.recorded_step import elements
@@ -265,3 +266,56 @@ def test_root_that_is_called_as_a_step(tmp_path: Path) -> None:
     rank_directory(tmp_path / "step1", '{"task": "statistics", "level": "L1", "data": {"Torch.f.0.forward": {"output": []}}}')
     dump = open_dump(tmp_path / "step1")
     assert (dump.steps, dump.ranks(0)) == ([0], [0])
+
+
+def written_by(root: Path, began: float, ended: float, *places: str) -> None:
+    for place in places:
+        (root / place).mkdir(parents=True, exist_ok=True)
+        times = f'"run_began": {began}, "step_ended": {ended}, ' if ended else ""
+        (root / place / "dump.json").write_text(f'{{"task": "statistics", {times}"data": {{}}}}')
+
+
+def read_places(root: Path) -> list[str]:
+    dump = open_dump(root)
+    return [str(dump.path(step, rank).relative_to(root)) for step in dump.steps for rank in dump.ranks(step)]
+
+
+def test_what_an_earlier_run_has_left_is_not_read(tmp_path: Path) -> None:
+    """Ranks and steps that the later run has not replaced; a step of it can be read by its directory."""
+    written_by(tmp_path, 100, 110, *(f"step{step}/rank{rank}" for step in range(4) for rank in range(3)))
+    written_by(tmp_path, 200, 210.5, *(f"step{step}/rank{rank}" for step in range(2) for rank in range(2)))
+    assert read_places(tmp_path) == [f"step{step}/rank{rank}" for step in range(2) for rank in range(2)]
+    dump = open_dump(tmp_path)
+    assert missing_steps(dump) == [f"{tmp_path}: of an earlier run in this directory, and not read: steps 2, 3"]
+    assert missing_steps(dump, [0]) == []
+    assert missing_ranks(dump, 1) == [f"{tmp_path}, step 1: of an earlier run in this directory, and not read: rank2"]
+    with pytest.raises(UsageError, match="step 2 is of an earlier run; give its directory to read it alone; there are steps 0, 1"):
+        dump.ranks(2)
+    assert open_dump(tmp_path / "step2").ranks(2) == [0, 1, 2]
+
+
+def test_a_killed_process_of_an_earlier_run(tmp_path: Path) -> None:
+    """Its frame log tells, too."""
+    DumpSink(tmp_path, level="mix", rank=1, began=100.0).write_log(frames.big_frame(0, 2))
+    written_by(tmp_path, 1e11, 2e11, "step0/rank0")
+    assert read_places(tmp_path) == ["step0/rank0"]
+
+
+def test_processes_without_ranks_of_two_runs(tmp_path: Path) -> None:
+    written_by(tmp_path, 100, 110, "step0/proc7", "step1/proc7")
+    written_by(tmp_path, 200, 210, "step0/proc33")
+    assert read_places(tmp_path) == ["step0/proc33"]
+
+
+@pytest.mark.parametrize(
+    ("began", "ended", "place"),
+    [
+        (109.9, 120.0, "step0/rank1"),  # it began before the other one had ended the step
+        (200.0, 210.0, "step1/rank0"),  # a run that goes on
+        (0.0, 0.0, "step0/rank1"),  # the existing tool's
+    ],
+)
+def test_what_may_be_of_one_run_is_read(tmp_path: Path, began: float, ended: float, place: str) -> None:
+    written_by(tmp_path, 100, 110, "step0/rank0")
+    written_by(tmp_path, began, ended, place)
+    assert read_places(tmp_path) == ["step0/rank0", place]

@@ -18,7 +18,7 @@ from msprobe_engine.core.names import of_first_pass
 from msprobe_engine.core.operator_traits import UNINITIALISED
 from msprobe_engine.core.settings.tree import nearest
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.completeness import missing_records
+from msprobe_engine.formats.dump.completeness import missing_records, warn_of_earlier_runs
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.reader import framework_of, open_dump
 from msprobe_engine.formats.dump.stream import open_records
@@ -89,6 +89,7 @@ def find_dump(path: str | Path) -> Path:
     if given.is_file() or (given.suffix == ".json" and not given.is_dir()):
         return given
     dump = open_dump(given)
+    warn_of_earlier_runs(dump)
     places = [dump.path(step, rank) for step in dump.steps for rank in dump.ranks(step)]
     if len(places) > 1:
         some = ", ".join(str(place) for place in places[:4]) + (", ..." if len(places) > 4 else "")

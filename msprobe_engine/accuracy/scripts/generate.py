@@ -16,6 +16,7 @@ from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.log import one_line
 from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.completeness import warn_of_earlier_runs
 from msprobe_engine.formats.dump.find_dumps import nearby
 from msprobe_engine.formats.dump.reader import open_dump, parse_json, read_bytes
 from msprobe_engine.formats.tensors.reader import Loader, TensorFiles
@@ -63,6 +64,7 @@ def read_source(path: str | Path, step: int | None = None, rank: int | None = No
     file = Path(path)
     if file.is_dir():
         dump = open_dump(file)
+        warn_of_earlier_runs(dump)
         if step is None and len(dump.steps) > 1:
             raise UsageError(f"{file}: has steps {', '.join(map(str, dump.steps[:12]))}; choose one with --step")
         file = dump.path(dump.steps[0] if step is None else step, rank) / layout.DUMP

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.io.regular_files import open_regular
+from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.reader import DumpDirectory
 from msprobe_engine.formats.dump.step_mark import why_unfinished
 from msprobe_engine.formats.dump.world import expected_ranks
 
+_log = get_logger()
 _MOST = 8
 _END = 64
 """Bytes of the end of a file that are looked at."""
@@ -121,7 +123,8 @@ def _has_companion(directory: Path) -> bool:
 
 def missing_ranks(dump: DumpDirectory, step: int, ranks: Collection[int] = ()) -> list[str]:
     """Sentences about the directories of ranks of a step that hold no dump, or are of a rank that another one is of, and about ranks that
-    other steps have, or that the dump itself says there are. Of the directory of one rank nothing is said.
+    other steps have, or that the dump itself says there are, and about ranks of an earlier run. Of the directory of one rank nothing is
+    said.
 
     Args:
         ranks: those that were asked for; empty: all.
@@ -130,6 +133,7 @@ def missing_ranks(dump: DumpDirectory, step: int, ranks: Collection[int] = ()) -
     if repeated := dump.repeated_ranks(step):
         template = "{0}, step {1}: several directories are of one rank, and one of them is read: {2}"
         found.append(Sentence(template, dump.root, step, ", ".join(repeated[:_MOST])))
+    found += of_earlier_runs(dump, step)
     names = dump.empty_ranks(step)
     known, told = _absent_ranks(dump, step, names)
     if listed := _listed(known, ranks):
@@ -139,9 +143,24 @@ def missing_ranks(dump: DumpDirectory, step: int, ranks: Collection[int] = ()) -
         found.append(Sentence(template, dump.root, step, listed))
     if not names:
         return found
-    more = f" and {len(names) - _MOST:,} more" if len(names) > _MOST else ""
     template = "{0}, step {1}: no dump.json in {2}; were they killed before they wrote it, or is it a copy of a part?"
-    return [*found, Sentence(template, dump.root, step, f"{', '.join(names[:_MOST])}{more}")]
+    return [*found, Sentence(template, dump.root, step, _some(names))]
+
+
+def of_earlier_runs(dump: DumpDirectory, step: int | None = None) -> list[str]:
+    """Sentences about ranks of a step that an earlier run has left in the directory, or about its steps."""
+    if step is None:
+        template = "{0}: of an earlier run in this directory, and not read: steps {1}"
+        return [Sentence(template, dump.root, _some(dump.earlier_steps))] if dump.earlier_steps else []
+    template = "{0}, step {1}: of an earlier run in this directory, and not read: {2}"
+    return [Sentence(template, dump.root, step, _some(names))] if (names := dump.earlier_ranks(step)) else []
+
+
+def warn_of_earlier_runs(dump: DumpDirectory) -> None:
+    """For a reader whose answer has no place for it."""
+    for step in (None, *dump.steps):
+        for sentence in of_earlier_runs(dump, step):
+            _log.warning("%s", sentence)
 
 
 def _absent_ranks(dump: DumpDirectory, step: int, empty: Collection[str]) -> tuple[list[int], list[int]]:
@@ -151,24 +170,27 @@ def _absent_ranks(dump: DumpDirectory, step: int, empty: Collection[str]) -> tup
     if any(isinstance(rank, str) for rank in here) or layout.is_rank_directory(dump.root.resolve().name):
         return [], []
     absent = {layout.rank_of(name) for name in empty}.union(rank for rank in here if isinstance(rank, int))
-    known = dump.known_ranks - absent
-    return sorted(known), sorted(expected_ranks(dump.path(step, here[0])) - absent - known)
+    told = expected_ranks(dump.path(step, here[0]))
+    earlier = {layout.rank_of(name) for name in dump.earlier_ranks(step)}
+    known = {rank for rank in dump.known_ranks - absent - earlier if not told or rank in told}
+    return sorted(known), sorted(told - absent - known)
 
 
 def _listed(absent: Sequence[int], wanted: Collection[int]) -> str:
     """Those of some ranks that are wanted, of many the first ones; "" without one."""
-    left = [rank for rank in absent if not wanted or rank in wanted]
-    more = f" and {len(left) - _MOST:,} more" if len(left) > _MOST else ""
-    return f"{', '.join(map(str, left[:_MOST]))}{more}"
+    return _some([rank for rank in absent if not wanted or rank in wanted])
 
 
 def missing_steps(dump: DumpDirectory, steps: Collection[int] = ()) -> list[str]:
-    """A sentence about the steps of which there are directories and no dump; of all steps, or of those that are asked for."""
+    """Sentences about the steps of which there are directories and no dump, and about those of an earlier run; of all steps, or of those
+    that are asked for."""
     empty = [step for step in dump.empty_steps if not steps or step in steps]
-    if not empty:
-        return []
-    more = f" and {len(empty) - _MOST:,} more" if len(empty) > _MOST else ""
-    return [Sentence("{0}: no dump.json in the directories of steps {1}", dump.root, f"{', '.join(map(str, empty[:_MOST]))}{more}")]
+    found = [Sentence("{0}: no dump.json in the directories of steps {1}", dump.root, _some(empty))] if empty else []
+    return found + (of_earlier_runs(dump) if not steps or not set(steps).isdisjoint(dump.earlier_steps) else [])
+
+
+def _some(found: Sequence[object]) -> str:
+    return ", ".join(map(str, found[:_MOST])) + (f" and {len(found) - _MOST:,} more" if len(found) > _MOST else "")
 
 
 def steps_on_one_side(target: DumpDirectory, golden: DumpDirectory) -> list[str]:
@@ -179,11 +201,10 @@ def steps_on_one_side(target: DumpDirectory, golden: DumpDirectory) -> list[str]
     for dump, other in ((target, golden), (golden, target)):
         only = [step for step in dump.steps if step not in other.steps]
         if only:
-            more = f" and {len(only) - _MOST:,} more" if len(only) > _MOST else ""
             template = "{0}: steps {1} are not in {2} and were not compared"
             if len(only) == 1:
                 template = "{0}: step {1} is not in {2} and was not compared"
-            found.append(Sentence(template, dump.root, f"{', '.join(map(str, only[:_MOST]))}{more}", other.root))
+            found.append(Sentence(template, dump.root, _some(only), other.root))
     return found
 
 

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from msprobe_engine.core.io.json_text import parse_json as parse_text
 from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.find_dumps import describe_content, find_dump, nearby
+from msprobe_engine.formats.dump.world import times_of
 
 if TYPE_CHECKING:
     from msprobe_engine.formats.dump.notebook.step_dump import StepDump
@@ -29,6 +31,8 @@ Rank = int | str
 
 MOST_BYTES = 16 << 30
 """Of a file that is read at once; what is larger is in the layout that `formats.dump.stream` reads in blocks."""
+_MOST_ASKED = 64
+"""Ranks of a step that are asked when it was made."""
 _DATA_DIRECTORY = re.compile(rb'"dump_data_dir": *"[^"]*?(proc[0-9]+)/')
 
 
@@ -69,6 +73,10 @@ class DumpDirectory:
 
     26.2.0 leaves later steps in ``proc{pid}`` when the dump began before the process group, and renames the first one to
     ``rank{R}``: where the header of the renamed one still names the process, the other steps get their rank too.
+
+    Where two runs have written into one directory, steps and ranks of the earlier one that the later one has not replaced are none of the
+    dump: `earlier_steps`, `earlier_ranks`. Files tell when their run began and when the step ended (`msprobe_engine.formats.dump.world`);
+    what does not tell it is of the last run.
     """
 
     def __init__(self, root: Path, ranks_found: Mapping[int | None, Mapping[str, Path | None]]) -> None:
@@ -79,6 +87,7 @@ class DumpDirectory:
         process_ranks = _process_ranks(found)
         self._found: dict[int | None, dict[Rank, Path]] = {}
         self._repeated: dict[int | None, list[str]] = {}
+        self._current: dict[int | None, dict[Rank, Path]] = {}
         for step, ranks in found.items():
             places = self._found[step] = {}
             for name, path in sorted(ranks.items()):
@@ -92,7 +101,23 @@ class DumpDirectory:
     @property
     def steps(self) -> list[int]:
         """Steps, ascending. A rank directory outside a step directory counts as step 0."""
-        return sorted(step or 0 for step in self._found)
+        return sorted({step or 0 for step in self._found}.difference(self.earlier_steps))
+
+    @cached_property
+    def earlier_steps(self) -> list[int]:
+        """Steps that had ended before the run of a step below them began: a run that goes on has written all above its first."""
+        latest, old = 0.0, list[int]()
+        for step in sorted(self._found, key=lambda step: step or 0) if len(self._found) > 1 else ():
+            times = [found for place in islice(self._found[step].values(), _MOST_ASKED) if (found := times_of(place)) is not None]
+            if times and max(found.ended for found in times) < latest:
+                old.append(step or 0)
+            latest = max([latest, *(found.began for found in times)])
+        return old
+
+    def earlier_ranks(self, step: int) -> list[str]:
+        """Names of directories whose rank had ended the step before another one began to run: ranks of one run wait for one another."""
+        current = set(self._ranks(step).values())
+        return [place.name for place in self._found[self._key(step)].values() if place not in current]
 
     def ranks(self, step: int) -> list[Rank]:
         """Ranks of a step, ascending; directories that do not say their rank come last, by name.
@@ -104,8 +129,9 @@ class DumpDirectory:
 
     @cached_property
     def known_ranks(self) -> frozenset[int]:
-        """Ranks of any step."""
-        return frozenset(rank for ranks in self._found.values() for rank in ranks if isinstance(rank, int))
+        """Ranks of any step; it may be that one of an earlier run is among them."""
+        found = [ranks for step, ranks in self._found.items() if (step or 0) not in self.earlier_steps]
+        return frozenset(rank for ranks in found for rank in ranks if isinstance(rank, int))
 
     @property
     def empty_steps(self) -> list[int]:
@@ -118,14 +144,19 @@ class DumpDirectory:
 
     def repeated_ranks(self, step: int) -> list[str]:
         """Names of directories that are of one rank of a step (``rank0 and rank00``), the one that is read first."""
-        return self._repeated.get(None if step == 0 and None in self._found else step, [])
+        return self._repeated.get(self._key(step), [])
+
+    def _key(self, step: int) -> int | None:
+        return None if step == 0 and step not in self._found else step
 
     def _ranks(self, step: int) -> dict[Rank, Path]:
-        if step in self._found:
-            return self._found[step]
-        if step == 0 and None in self._found:
-            return self._found[None]
-        raise UsageError(f"{self.root}: step {step} was not dumped; there are steps {_some(self.steps)}")
+        key = self._key(step)
+        if key not in self._found or step in self.earlier_steps:
+            why = "is of an earlier run; give its directory to read it alone" if key in self._found else "was not dumped"
+            raise UsageError(f"{self.root}: step {step} {why}; there are steps {_some(self.steps)}")
+        if key not in self._current:
+            self._current[key] = _of_last_run(self._found[key])
+        return self._current[key]
 
     def path(self, step: int, rank: Rank | None = None) -> Path:
         """The rank directory. `rank` None: the only one.
@@ -159,6 +190,12 @@ class DumpDirectory:
         """The dump.json of a rank, which `dump_table.read_side` reads, or its debug.json. `rank` None: the only one."""
         path = self.path(step, rank)
         return path / (layout.DEBUG if (path / layout.DEBUG).exists() and not (path / layout.DUMP).exists() else layout.DUMP)
+
+
+def _of_last_run(places: dict[Rank, Path]) -> dict[Rank, Path]:
+    times = {rank: times_of(place) for rank, place in places.items()} if len(places) > 1 else {}
+    last = max((found.began for found in times.values() if found is not None), default=0.0)
+    return {rank: place for rank, place in places.items() if (found := times.get(rank)) is None or found.ended >= last}
 
 
 def _some(values: list[Any]) -> str:

@@ -1,12 +1,14 @@
-"""Which ranks a run has, in the header of every dump.json: without it a dump from which a rank is missing looks like a whole one of fewer
-ranks. Keys that readers of the existing format ignore:
+"""Of which run a dump.json is and which ranks that has, in its header: without it a dump from which a rank is missing looks like a whole
+one of fewer ranks, and what two runs have written into one directory like one run. Keys that readers of the existing format ignore:
 
 * ``rank``: that of the process;
 * ``world_size``: number of ranks of the job;
-* ``dumped_ranks``: those that the settings have chosen; absent: all.
+* ``dumped_ranks``: those that the settings have chosen; absent: all;
+* ``run_began``: when the process began to be watched, in seconds since 1970;
+* ``step_ended``: when it ended the step.
 
-A process without a rank, or with one that was given to it by hand, writes none of them, nor does a dump that keeps only what is found (a
-rank without a finding has no file there).
+A process without a rank writes the times alone, one whose rank was given to it by hand none of them. A dump that keeps only what is found
+does not say which ranks there are (a rank without a finding has no file there).
 """
 
 from __future__ import annotations
@@ -14,20 +16,31 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from msprobe_engine.core.errors import TextError
-from msprobe_engine.core.io.input_files import open_input
+from msprobe_engine.core.errors import DumpFormatError, TextError
+from msprobe_engine.core.io.input_files import open_input, read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.frame_log import decode
 
 _HEAD_BYTES = 1 << 14
 """Of a file, in which these keys stand when it has them: in front of them are paths at most."""
 _MOST = 1 << 20
 """Ranks of a job; a larger number is damage."""
+_LARGEST_LOG = 1 << 30
 _WORLD = re.compile(rb'"world_size": *([0-9]{1,7})\b')
 _CHOSEN = re.compile(rb'"dumped_ranks": *\[([0-9, \n]*)\]')
 _LOST = re.compile(rb'"lost": *(\{[^{}]{0,8192}\})')
 _DATA = re.compile(rb'"data": *\{')
+_TIMES = re.compile(rb'"run_began": *([0-9]{1,12}(?:\.[0-9]{1,9})?),\s*"step_ended": *([0-9]{1,12}(?:\.[0-9]{1,9})?)\b')
+
+
+class Times(NamedTuple):
+    """When a process began to be watched, and when it ended a step; in seconds since 1970."""
+
+    began: float
+    ended: float
 
 
 def of_process(rank: int | None, world_size: int, chosen: Sequence[int]) -> Mapping[str, object]:
@@ -49,6 +62,12 @@ def expected_ranks(directory: Path) -> frozenset[int]:
     return frozenset(rank for rank in range(int(world[1])) if named is None or rank in named)
 
 
+def times_of(directory: Path) -> Times | None:
+    """What the file of a rank directory says; None where it does not say it."""
+    found = _TIMES.search(_head(directory / layout.DUMP) or _head(directory / layout.DEBUG) or _logged_head(directory / layout.FRAME_LOG))
+    return None if found is None else Times(float(found[1]), float(found[2]))
+
+
 def lost_parts(directory: Path) -> Mapping[str, object]:
     """What the file of a rank directory says that the run could not keep, reason to count."""
     head = _head(directory / layout.DUMP) or _head(directory / layout.DEBUG)
@@ -60,6 +79,14 @@ def lost_parts(directory: Path) -> Mapping[str, object]:
     except TextError:
         document = None
     return document if isinstance(document, dict) else {"what stands there cannot be read": 1}
+
+
+def _logged_head(file: Path) -> bytes:
+    """What a killed process has left in place of dump.json, empty where it cannot be read."""
+    try:
+        return decode(read_input(file, _LARGEST_LOG), str(file)).head
+    except (OSError, DumpFormatError):
+        return b""
 
 
 def _head(file: Path) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -10,14 +11,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.core.errors import NothingCapturedError, UsageError
+from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError, UsageError
 from msprobe_engine.core.io.claims import EARLIER_RUN, FURTHER_RUN
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.completeness import counts_of
+from msprobe_engine.formats.dump.completeness import counts_of, of_earlier_runs
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.summary import size
 from msprobe_engine.formats.dump.world import lost_parts
 from msprobe_engine.formats.dump.writing import packed_files
@@ -186,6 +188,10 @@ def look(root: Path) -> Overview:
         if any(name.startswith("events.out.tfevents") for name in files):
             runs = _above_ranks(place)
             out.events += [runs] if runs not in out.events else []
+    for place in out.dumps:
+        with contextlib.suppress(DumpFormatError):  # its directories are empty, as the list says
+            dump = open_dump(root / place)
+            out.lost += [sentence for step in (None, *dump.steps) for sentence in of_earlier_runs(dump, step)]
     if not any((out.dumps, out.incidents, out.tables, out.events, out.monitors, out.others, out.runs, out.earlier)):
         raise NothingCapturedError(f"{root}: nothing that msprobe writes is here; give the output_dir of a run")
     return out

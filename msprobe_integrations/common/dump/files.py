@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,11 +36,11 @@ _log = get_logger()
 Front = Callable[[Sink, DumpSink, "TensorStore | None", Callable[[], "int | None"]], Sink]
 
 
-def sink_of(dump: DumpSettings, root: Path, framework: str, rank: int | None, tensors: TensorStore | None) -> DumpSink:
-    """What writes the files that a dump asks for."""
+def sink_of(dump: DumpSettings, root: Path, framework: str, rank: int | None, tensors: TensorStore | None, began: float) -> DumpSink:
+    """What writes the files that a dump asks for; `began`: as of `DumpSink`."""
     options = {key: getattr(dump, key) for key in ("task", "level", "extra_info", "data_mode", "summary_mode")}
-    in_run = not dump.dump_path
-    return DumpSink(root, framework=framework, rank=rank, selection=selection(dump), tensors=tensors, in_run_directory=in_run, **options)
+    options |= {"selection": selection(dump), "in_run_directory": not dump.dump_path}
+    return DumpSink(root, framework=framework, rank=rank, tensors=tensors, began=began, **options)
 
 
 class DumpFiles:
@@ -70,6 +71,7 @@ class DumpFiles:
         self._rank: int | None = None
         self._front: Front | None = None
         self._said_ranks = False
+        self._began = time.time()
         self.before_rename: Callable[[], None] = lambda: None
         self.wrote_in: Callable[[Path], None] = lambda _directory: None
 
@@ -99,7 +101,7 @@ class DumpFiles:
         if rank is not None:
             set_rank(rank)
         self.root = self.claim(self.dump, self._given)
-        self.sink = sink_of(self.dump, self.root, self.backend.framework, rank, self.tensors)
+        self.sink = sink_of(self.dump, self.root, self.backend.framework, rank, self.tensors, self._began)
         self._rank = rank
         sink: Sink = ReportedSink(self.sink, self._wrote)
         if self._front is not None:
@@ -135,7 +137,9 @@ class DumpFiles:
             self._tell_world(self.sink)
 
     def _tell_world(self, sink: DumpSink) -> None:
-        if written_by_each(self.dump) and self.backend.assigned_rank is None:
+        if self.backend.assigned_rank is not None:
+            sink.tell_no_time()
+        elif written_by_each(self.dump):
             sink.tell_world(world.of_process(self._rank, self.backend.world_size(), self.dump.rank))
 
     def say_missing_ranks(self) -> None:

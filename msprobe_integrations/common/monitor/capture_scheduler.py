@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,8 @@ class CaptureScheduler:
             rank = 0  # an incident directory has ranks, also in a run of one process
         framework = self._session.backend.framework
         if dump is not None:
-            sink = sink_of(dump, root, framework, rank, self._keeper.store if self._keeper is not None else None)
+            store = self._keeper.store if self._keeper is not None else None
+            sink = sink_of(dump, root, framework, rank, store, time.time())
         else:
             sink = DumpSink(root, level=level, framework=framework, rank=rank, single_file=True)
         if dump is not None and written_by_each(dump):

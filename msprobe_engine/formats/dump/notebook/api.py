@@ -24,6 +24,7 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.settings.tree import nearest
 from msprobe_engine.core.text import notebook
 from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.completeness import warn_of_earlier_runs
 from msprobe_engine.formats.dump.notebook.record import KINDS, Record, Tensor, kind_of
 from msprobe_engine.formats.dump.notebook.shapes import with_shapes
 from msprobe_engine.formats.dump.notebook.step_dump import DumpedEntry, StepDump
@@ -49,7 +50,9 @@ class NoSuchRecord(UsageError, KeyError):
 
 def read(path: Path | str) -> Dump:
     """Open a dump by any of its paths (see `msprobe_engine.formats.dump.reader.open_dump`)."""
-    return Dump(open_dump(path))
+    dump = open_dump(path)
+    warn_of_earlier_runs(dump)
+    return Dump(dump)
 
 
 class Dump:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -43,6 +44,7 @@ class StepText:
 
     Attributes:
         world: keys of the header of steps that are prepared from now on, see `msprobe_engine.formats.dump.world`.
+        began: when this process began to be watched, in seconds since 1970; 0: the header does not say it.
         lost: what the run has lost of steps before, reason to count.
     """
 
@@ -69,6 +71,7 @@ class StepText:
         self._lock = threading.Lock()
         self._parallel_text: tuple[Mapping[str, Any], str] | None = None
         self.world: Mapping[str, object] = MappingProxyType({})
+        self.began = 0.0
         self.lost: dict[str, int] = {}
 
     def prepare(self, frame: Frame, saved: Saved | None, where: Mapping[str, object]) -> Prepared:
@@ -84,6 +87,8 @@ class StepText:
         if self._has_companions(level):
             header[layout.INSIDE if self._single_file else layout.WRITTEN_WITH] = list(layout.COMPANIONS)
         header |= self.world
+        if self.began:
+            header |= {"run_began": round(self.began, 3), "step_ended": round(time.time(), 3)}
         if self.options.summary_mode != "statistics":
             header["summary_mode"] = self.options.summary_mode
         if self._selection:

@@ -61,6 +61,7 @@ class DumpSink(Sink):
         single_file: a step is its dump.json, which holds stack.json and construct.json, without marker and frame log: one create and no
             rename. `write_log` writes it; for steps without saved tensors.
         tensors: where tensors of the step are saved; dump.json is written after their files. None: none are saved.
+        began: when this process began to be watched (`time.time`); 0: files do not say it.
 
     Raises:
         UsageError: an argument has a value that is not allowed.
@@ -84,6 +85,7 @@ class DumpSink(Sink):
         tensors: TensorStore | None = None,
         single_file: bool = False,
         in_run_directory: bool = False,
+        began: float = 0.0,
     ) -> None:
         for value, allowed, what in (
             (level, ("L0", "L1", "mix", "L2", "debug"), "level"),
@@ -124,12 +126,17 @@ class DumpSink(Sink):
         self._packed: tuple[Layout, str, frame_log.PackedLayout] | None = None
         self._said_replaced = False
         self._looked_for_others = rank is not None or in_run_directory
+        self._text.began = began
         self._made = time.time()
 
     def tell_world(self, world: Mapping[str, object]) -> None:
         """Which ranks the run has (`msprobe_engine.formats.dump.world`), as far as is known now; of steps whose files are still to be
         made."""
         self._text.world = world
+
+    def tell_no_time(self) -> None:
+        """The rank was given by hand: one process after another may be one rank of a run after another."""
+        self._text.began = 0.0
 
     def directory(self, step: int) -> Path:
         """Where the files of a step are (created by `begin_step`)."""
@@ -230,7 +237,10 @@ class DumpSink(Sink):
             removed = True
         if removed and not known and not self._said_replaced:
             self._said_replaced = True
-            _log.warning("%s holds a dump of an earlier run; the steps that this run writes replace it, other steps stay", path)
+            _log.warning(
+                "%s holds a dump of an earlier run; what this run writes replaces it, other steps and ranks stay: give this run a "
+                "dump_path of its own to keep them apart", path
+            )  # fmt: skip
 
     def write_log(self, frame: Frame) -> None:
         """Save the frame in raw form by one write, at once; `write` makes the files of it later. Cheap enough for the training

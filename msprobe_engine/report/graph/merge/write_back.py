@@ -18,7 +18,7 @@ from msprobe_engine.report.graph.nodes.model import ROOT, Comparison, Graph
 from msprobe_engine.report.graph.writer import Plan
 
 _STATISTICS = ("Max", "Min", "Mean", "Norm")
-_GONE = ("dump_data_dir", "parallel", "rank", "world_size", "dumped_ranks")
+_GONE = ("dump_data_dir", "parallel", "rank", "world_size", "dumped_ranks", "run_began", "step_ended")
 """Keys of the header that say something of one rank."""
 
 
