@@ -54,7 +54,7 @@ What costs how much (step time over no probe, one CPU core; [benchmarks](../evid
 | `monitor.gradients`, with unreduced ones | 1.01 of a step of 365 ms |
 | + `monitor.parameters`, `optimizer_states` | 1.05 |
 | everything the monitor has, every step | 1.15; a step that is not due (`interval`): nothing that can be measured |
-| `dump.level: L0`, `L1`, `mix` in a dumped step | 1.42, 1.54, 1.76 (many small calls); 1.05, 1.05, 1.07 (large ones) |
+| `dump.level: L0`, `L1`, `mix` in a dumped step | 1.43, 1.57, 1.83 (many small calls); 1.03, 1.09, 1.06 (large ones) |
 | `dump.summary_mode: digest` or `md5` | within 10 % of `statistics` |
 | `dump.task: tensor` | 2.4 to 4.1 (70 to 110 MB a step); `tensor_format: packed` 1.8 to 2.8 |
 | `incident.level: mix` | a dump of every step, kept in memory |
