@@ -124,9 +124,9 @@ class CallResult:
         return self.forward == SKIP and self.backward in (SKIP, NOT_RUN)
 
 
-def skipped(name: str, reason: str, seconds: float = 0.0) -> CallResult:
+def skipped(name: str, reason: str) -> CallResult:
     """Result of a call that is not checked, with the reason that the files give."""
-    return CallResult(name, SKIP, NOT_RUN, reason, (), seconds)
+    return CallResult(name, SKIP, NOT_RUN, reason, ())
 
 
 def not_judged(name: str, error: Exception) -> CallResult:

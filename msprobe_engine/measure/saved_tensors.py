@@ -13,12 +13,13 @@ from dataclasses import replace
 import numpy as np
 
 from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.core.process.cores import usable_cores
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump.dump_table import TENSOR, DumpTable
 from msprobe_engine.formats.tensors.blocks import check_dumped, open_elements
 from msprobe_engine.measure import distances, roundoff
 from msprobe_engine.measure.distances import Distances
-from msprobe_engine.measure.tensors.metrics import Figures, TensorDiff, threads
+from msprobe_engine.measure.tensors.metrics import Figures, TensorDiff
 
 _BATCH = 4096
 _SLACK = 1e-3
@@ -31,7 +32,6 @@ def refine(
     golden: DumpTable,
     rows: Sequence[tuple[int, int]],
     measured: Mapping[tuple[int, int], Figures] | None = None,
-    workers: int = 0,
 ) -> int:
     """Put the distance of the elements in place of that of the statistics, for pairs whose tensors are saved and of equal shape.
 
@@ -41,7 +41,6 @@ def refine(
     Args:
         found: as `distances.distances` made it of `rows`; changed.
         measured: pair of rows -> what was measured of its tensors; None: they are read here.
-        workers: threads; 0 means one per core.
 
     Returns:
         Number of pairs that were measured so.
@@ -54,7 +53,7 @@ def refine(
     done = unread = 0
     first = ""
     contradicting: list[int] = []
-    with ThreadPoolExecutor(threads(workers)) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         for part in _batches(at):
             read = pool.map(lambda k: _figures(target, golden, *rows[k]), part)
             for k, figures in zip(part, read if measured is None else [measured.get(rows[k]) for k in part]):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +17,7 @@ from msprobe_engine.core import redaction
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.backend import Backend
 from msprobe_engine.core.guard import Faults
-from msprobe_engine.core.log import get_logger, set_rank
+from msprobe_engine.core.log import get_logger, one_line, set_rank
 from msprobe_engine.core.process.launch import is_restart
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
@@ -23,7 +25,6 @@ from msprobe_engine.core.statistics.rows import empty
 from msprobe_engine.core.text.ranges import ranges_of
 from msprobe_engine.probe.closing_words import ClosingWords
 from msprobe_engine.probe.earlier_run import find_earlier_run, set_aside
-from msprobe_engine.probe.how_it_ended import describe_end
 from msprobe_engine.probe.incident.manager import CaptureRequest, IncidentManager
 from msprobe_engine.probe.incident.notify import Notifier, SilentNotifier
 from msprobe_engine.probe.incident.on_alert import STOPPED, StopTraining
@@ -222,7 +223,7 @@ class Session:
             signalled: a signal ends the process.
         """
         with self.faults.guard("closing"):
-            self._ended.update(self._ended or describe_end(signalled=signalled, redact=bool(self.settings.redact)))
+            self._ended.update(self._ended or _describe_end(signalled=signalled, redact=bool(self.settings.redact)))
         for rule in self.pipeline.rules:
             with self.faults.guard(f"rule {rule.name}"):
                 rule.close()
@@ -269,3 +270,25 @@ class Session:
 
     def _submit(self, job: Any, what: str) -> None:
         self.writer.call_dump(job, what)  # frames of an incident are written as dumps
+
+
+# What ended a training, as far as the process that it ran in can see when the probe is closed.
+_LONGEST = 300
+
+
+def _describe_end(*, signalled: bool, redact: bool) -> dict[str, Any]:
+    """JSON-ready: ``how`` is ``closed``, ``exception`` or ``signal``; of an exception also its type, message and where it was raised.
+
+    Args:
+        signalled: a signal ends the process.
+        redact: texts of the training must not be written: the message is left out.
+    """
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    if error is None or (isinstance(error, SystemExit) and not error.code):
+        return {"how": "signal" if signalled else "closed"}
+    found: dict[str, Any] = {"how": "signal" if signalled else "exception", "error": type(error).__name__}
+    if not redact and (message := one_line(str(error))):
+        found["message"] = message[:_LONGEST]
+    if frames := traceback.extract_tb(error.__traceback__, limit=-1):
+        found["where"] = f"{frames[-1].filename}:{frames[-1].lineno} {frames[-1].name}"
+    return found

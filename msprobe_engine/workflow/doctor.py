@@ -23,7 +23,6 @@ from msprobe_engine.core.log import one_line, printable
 from msprobe_engine.workflow.check_process import READY, CheckCommand, CheckEnded, TimeUp, answers
 
 Verdict = Literal["ok", "WRONG", "slow", "skipped"]
-Say = Callable[[str], None]
 _MACHINE_SECONDS = 120.0
 """Longest time to import torch, to look for a device and to build the C modules."""
 _LEAST = 5.0

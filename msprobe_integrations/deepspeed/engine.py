@@ -46,15 +46,9 @@ class EngineObserver(LoopObserver):
         micro: backward passes that the step in progress has had.
     """
 
-    def __init__(
-        self,
-        settings: ProbeSettings,
-        make_probe: Callable[[ProbeSettings], TorchProbe] | None = None,
-        *,
-        file: str | Path | None = None,
-    ) -> None:
+    def __init__(self, settings: ProbeSettings, *, file: str | Path | None = None) -> None:
         self.sink = MonitorSink() if settings.sinks.deepspeed.enabled else None
-        super().__init__(settings, make_probe or self._probe_with_sink, file=file)
+        super().__init__(settings, self._probe_with_sink, file=file)
         self.engine: Any = None
         self.micro = 0
         self._others: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -3,9 +3,12 @@ computes rightly."""
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import torch
@@ -17,7 +20,6 @@ from msprobe_engine.workflow.doctor import Line, Verdict
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.model import Job
 from msprobe_integrations.doctor.modes import dump_files, probing
-from msprobe_integrations.doctor.source_tree import registered
 
 _GOAL = 60.0
 """Seconds."""
@@ -26,7 +28,7 @@ _GOAL = 60.0
 def run(device: Device) -> Iterator[Line]:
     """One line per type."""
     for dtype in (torch.float32, torch.bfloat16) if device.full else (torch.float32,):
-        with tempfile.TemporaryDirectory() as folder, registered(Path(folder)):
+        with tempfile.TemporaryDirectory() as folder, _registered(Path(folder)):
             job = Job("tiny", str(device.device), dtype)
             with probing(job, "tensor", Path(folder) / "dump", level="L1") as step:
                 step()
@@ -45,3 +47,27 @@ def run(device: Device) -> Iterator[Line]:
             verdict: Verdict = "WRONG" if wrong or broken or not tally.checked else "ok" if seconds <= _GOAL else "slow"
             figure = f"{tally.checked} of {total} calls checked, {len(wrong)} errors, {seconds:.0f} s"
             yield Line(f"pre-check, {str(dtype).removeprefix('torch.')}", verdict, figure, f"0 errors, {_GOAL:.0f} s", why)
+
+
+# What an installed package tells Python and a source tree does not: where the backend of torch is.
+_POINTS = """\
+[msprobe.backends]
+torch = msprobe_integrations.torch.backend:TorchBackend
+"""
+
+
+@contextmanager
+def _registered(folder: Path) -> Iterator[None]:
+    """Inside, and in processes that get the path of this one, a folder on the path says it."""
+    if any(point.name == "torch" for point in entry_points(group="msprobe.backends")):
+        yield
+        return
+    place = folder / "msprobe_source_tree-0.dist-info"
+    place.mkdir()
+    (place / "METADATA").write_text("Metadata-Version: 2.1\nName: msprobe-source-tree\nVersion: 0\n")
+    (place / "entry_points.txt").write_text(_POINTS)
+    sys.path.append(str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))

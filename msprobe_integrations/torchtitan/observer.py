@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -12,7 +13,6 @@ from msprobe_integrations.patching import replace
 from msprobe_integrations.requirements import MissingNameError, need, optional
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 from msprobe_integrations.torch.training.trainer_loop import TrainerObserver, excluded, number, quietly
-from msprobe_integrations.torchtitan.parallel_layout import places, sharing
 from msprobe_integrations.torchtitan.reliance import NAME, PACKAGE, TABLE
 
 _METRICS = ("global_avg_loss", "global_max_loss", "grad_norm")
@@ -46,7 +46,7 @@ class TitanObserver(TrainerObserver):
     def attach(self, probe: TorchProbe) -> None:
         """Names the model parts and the optimizers, and looks through the Trainer's methods."""
         trainer = self._trainer
-        probe.pipeline.rank_info.update(places(trainer.parallel_dims))
+        probe.pipeline.rank_info.update(_places(trainer.parallel_dims))
         super().attach(probe)
         with suppress(MissingNameError):
             self._pipeline = bool(need(trainer.parallel_dims, "pp_enabled", for_=_PASSES))
@@ -67,7 +67,7 @@ class TitanObserver(TrainerObserver):
         found = dict(self._update)
         if self.loss is not None:
             with suppress(MissingNameError):
-                found["loss"] = self.loss * sharing(self._trainer.parallel_dims)
+                found["loss"] = self.loss * _sharing(self._trainer.parallel_dims)
         return {name: value for name, value in found.items() if value is not None}
 
     def begin(self, step: int | None = None) -> None:
@@ -99,3 +99,24 @@ class TitanObserver(TrainerObserver):
         told = {name: value for name, value in {**dict(zip(_METRICS, args[1:])), **kwargs}.items() if name in known}
         quietly(self, "logged metrics", "note", told)
         return original(*args, **kwargs)
+
+
+# What torchtitan's `ParallelDims` say of this rank.
+_MESHES = {"dp": "batch", "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep"}
+"""Our name of a kind of parallelism, and torchtitan's of its mesh."""
+
+
+def _sharing(dims: Any) -> int:
+    """Ranks that share the batch.
+
+    Raises:
+        MissingNameError: this version does not say.
+    """
+    return math.prod(int(need(dims, name, for_="the loss of this rank")) for name in ("dp_replicate", "dp_shard", "cp"))
+
+
+def _places(dims: Any) -> dict[str, int]:
+    """This rank's place: ``dp``, ``tp``, ``pp``, ``cp``, ``ep`` where there is more than one rank."""
+    get = optional(dims, "get_optional_mesh", because="ranks of older versions are told by their groups alone")
+    meshes = {} if get is None else {ours: get(theirs) for ours, theirs in _MESHES.items()}
+    return {name: int(mesh.get_local_rank()) for name, mesh in meshes.items() if mesh is not None and mesh.size() > 1}

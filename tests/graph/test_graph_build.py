@@ -10,7 +10,7 @@ import pytest
 from existing_graph import VERSIONS, cases, outcome, unpack
 
 from msprobe_engine.formats.dump.dump_table import read_side
-from msprobe_engine.report.graph.existing.stack_line import stack_line
+from msprobe_engine.report.graph.existing.vis_json import stack_line
 from msprobe_engine.report.graph.nodes.build import backward_of, build, forward_of
 from msprobe_engine.report.graph.nodes.model import API, API_COLLECTION, MODULE, ROOT, Graph
 from msprobe_engine.report.graph.options import GraphOptions

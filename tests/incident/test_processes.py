@@ -151,14 +151,16 @@ def test_rank_killed_while_it_writes(tmp_path: Path, frame: Any, alert: Any) -> 
 
     def body(rank: int, manager: IncidentManager, dist: Any, frame: Any, alert: Any) -> None:  # noqa: ARG001
         if rank == 1:
-            from msprobe_engine.probe.incident.writer import dump_sink
+            from msprobe_engine.probe.incident import writer
+
+            dump_sink = writer.dump_sink
 
             def dies_at_second_step(directory: Path, one: Any) -> Any:
                 if one.step == 1:
                     die()
                 return dump_sink(directory, one)
 
-            manager._sink_factory = dies_at_second_step
+            writer.dump_sink = dies_at_second_step  # type: ignore[assignment]
         for step in range(3):
             manager.on_frame(frame(step, rank, bad=step == 0), [alert(step, rank)] if step == 2 else [])
         if rank == 0:  # a rank that writes later sees the other's state

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from msprobe_engine.align.calls.call_tree import Tree
-from msprobe_engine.align.calls.cut_off import ends, leave_out_behind_cut
-from msprobe_engine.align.calls.structure import Aligned, Matcher
+from msprobe_engine.align.calls.structure import Aligned, Matcher, Structure
 from msprobe_engine.align.parallel import parameter_owner
 from msprobe_engine.align.parallel.micro_batches import subset
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.formats.dump.completeness import was_cut_off
 from msprobe_engine.formats.dump.dump_table import DumpTable
 
 
@@ -28,11 +29,44 @@ def align_sides(target: DumpTable, golden: DumpTable) -> Aligned:
 def align_trees(target: Tree, golden: Tree) -> Aligned:
     """Which record belongs to which, of one framework; of a side that is whole beside one that was cut off, those that can have a
     partner."""
-    found = ends(target, golden)
+    found = _ends(target, golden)
     parts = [
         tree if end == len(tree.names) else Tree(subset(tree.side, range(end)), tree.names[:end])
         for tree, end in zip((target, golden), found)
     ]
     structure = parameter_owner.in_other_order(Matcher(parts[0], parts[1]).run(), parts[0], parts[1])
-    leave_out_behind_cut(structure, target.side, golden.side, found)
+    _leave_out_behind_cut(structure, target.side, golden.side, found)
     return Aligned(target, golden, structure)
+
+
+# A side whose run ended in the midst of a step: what the other side did after that place has no partner, and is no difference.
+_ONE_PROGRAM = 0.9
+"""Share of the records of what was cut off that the other side has under the same names: they are one program."""
+
+
+def _ends(target: Tree, golden: Tree) -> tuple[int, int]:
+    """How many records of both sides, from the first one, can have a partner: all, or where the other side was cut off those up to its last
+    one. Records of one program have the same names, in the order in which the calls end."""
+    return _end(target, golden), _end(golden, target)
+
+
+def _end(tree: Tree, other: Tree) -> int:
+    whole, side = len(tree.names), other.side
+    if not other.names or not was_cut_off(side.path, side.header, side.recovered):
+        return whole
+    known = [tree.known_as[name] for name in other.names if name in tree.known_as]
+    return max(known) + 1 if len(known) >= _ONE_PROGRAM * len(other.names) else whole
+
+
+def _leave_out_behind_cut(structure: Structure, target: DumpTable, golden: DumpTable, found: tuple[int, int]) -> None:
+    """Note in `structure` which records lie behind the place where the other side was cut off, and let that side say how many they are.
+
+    Args:
+        found: how many records of both sides were matched, see `_ends`.
+    """
+    behind = tuple(frozenset(range(end, len(side.ops))) for side, end in zip((target, golden), found))
+    structure.behind_cut = behind[0], behind[1]
+    for cut, other, records in ((golden, target, behind[0]), (target, golden, behind[1])):
+        if records:
+            template = "{0}: {1} records of {2} lie behind the place where it was cut off, and are not compared"
+            cut.say(Sentence(template, cut.path, f"{len(records):,}", other.path))

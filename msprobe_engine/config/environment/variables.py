@@ -22,6 +22,7 @@ from msprobe_engine.core.process.user_key import KEY
 
 LONGEST = 32768
 """Characters of one value; longer ones are cut, with a note of their length."""
+_MOST_NAMES = 10
 _NOISE = frozenset(("_", "LS_COLORS", "LESSOPEN", "LESSCLOSE", "PS1", "PS2", "PROMPT_COMMAND", "TERMCAP", KEY))
 
 NOT_KNOWN = "no library of the training is known to read it"
@@ -66,13 +67,13 @@ class Environment:
         variables = {name: {"why": one.why, "digest": one.digest} for name, one in self.withheld.items()}
         return {"key_id": self.key, "values": len(self.values), "names": len(variables), "variables": variables}
 
-    def notes(self, most: int = 10) -> list[str]:
-        """What is not written, by name and with the reason, for people; `most` names each."""
+    def notes(self) -> list[str]:
+        """What is not written, by name and with the reason, for people; `_MOST_NAMES` each."""
         said = []
         for why in REASONS:
             names = self.names(why)
             if names:
-                shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+                shown = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
                 what = "masked" if why == BY_VALUE else "recorded by name only"
                 kept = f", with a digest by your key ({self.key})" if self.key else ""
                 plural = "s" if len(names) > 1 else ""

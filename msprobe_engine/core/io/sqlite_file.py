@@ -85,11 +85,11 @@ def require_plain_tables(db: sqlite3.Connection) -> None:
         raise ValueError(f"{str(odd[1])[:120]!r} is a {kind}, and such a data base has plain tables alone")
 
 
-def explain_database(error: sqlite3.Error, path: AnyPath, elsewhere: str = "name another place") -> str:
+def explain_database(error: sqlite3.Error, path: AnyPath) -> str:
     """What went wrong while a data base was written, and what to do; as `regular_files.explain`, since SQLite keeps the system's error
     to itself. To be asked before the data base is closed: the files beside it tell whether one of them has come to the limit of size."""
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # before Python 3.11 the text alone
-    text = str(error)
+    text, elsewhere = str(error), "name another place"
     if code == _FULL or text == "database or disk is full":
         return explain(OSError(errno.ENOSPC, text), elsewhere, path=path)
     if code == _IO_ERROR or text == "disk I/O error":

@@ -29,6 +29,8 @@ from msprobe_engine.measure.stored.contents import Contents
 
 _MOST = 2000
 """Differing tensors that are looked at one by one."""
+_READ_AGAIN = 4 << 30
+"""Bytes."""
 _FILES = 4
 """Of so many at most is said that all differences lie in them."""
 _SENTENCES = 8
@@ -40,26 +42,25 @@ _EXPERT = re.compile(r"experts?[. ](?P<e>[0-9]+)|\.(?:weight|bias)(?P<g>[0-9]+)$
 _LAYER = re.compile(r"(?:layers|h|blocks)\.(?P<n>[0-9]+)\.")
 
 
-def explain(alignment: Alignment, results: Sequence[TensorResult], budget: int = 4 << 30) -> list[str]:
+def explain(alignment: Alignment, results: Sequence[TensorResult]) -> list[str]:
     """Write hints to results that differ.
 
     Args:
         alignment: whose pairs were compared.
         results: one for each pair, in their order; `hint` is written.
-        budget: bytes that may be read again.
 
     Returns:
         hints that are of several tensors.
     """
-    return _Explaining(alignment, results, budget).run()
+    return _Explaining(alignment, results).run()
 
 
 class _Explaining:
-    def __init__(self, alignment: Alignment, results: Sequence[TensorResult], budget: int) -> None:
+    def __init__(self, alignment: Alignment, results: Sequence[TensorResult]) -> None:
         self._alignment, self._pairs = alignment, alignment.pairs
         self._model: Model | None = alignment.models[0] if alignment.models is not None else None
         self._results = results
-        self._contents = Contents(budget)
+        self._contents = Contents(_READ_AGAIN)
         self._differing = [i for i, r in enumerate(results) if r.status in (DIFFERENT, SHAPE)]
         self._notes: list[str] = []
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 from msprobe_engine.find.collectives import links
 from msprobe_engine.find.collectives.links import Links
 from msprobe_engine.find.difference.origin import DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.formats.dump.dump_table import INPUT, DumpTable
-
-T = TypeVar("T")
 
 
 def linked(sides: Mapping[int, DumpTable]) -> Links:

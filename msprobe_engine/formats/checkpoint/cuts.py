@@ -163,13 +163,13 @@ def _gates_behind_heads(piece: StoredTensor, size: int, width: int) -> list[Stor
     return [rows(piece, at + i * size, size, width) for i in range(half // size) for at in (0, half)]
 
 
-def unstacked(tensor: StoredTensor, name: str = "expert") -> list[StoredTensor]:
-    """The slices of dimension 0, without that dimension."""
+def unstacked(tensor: StoredTensor) -> list[StoredTensor]:
+    """The slices of dimension 0 (experts), without that dimension."""
     width, found = width_of(tensor), []
     for i in range(tensor.shape[0]):
         row = rows(tensor, i, 1, width)
         row = replace(row, shape=row.shape[1:], boxes=dropped(row.boxes, 0), copies=dropped(row.copies, 0))
-        found.append(named(row, f"{name} {i}"))
+        found.append(named(row, f"expert {i}"))
     return found
 
 

@@ -28,8 +28,6 @@ _SECTIONS = {"input_args": INPUT, "input_kwargs": INPUT, "input": INPUT, "parame
 _ORDER = ("input_args", "input_kwargs", "input", "parameters", "output")
 _PLACES = {"input_args": ".input", "input_kwargs": ".input", "input": ".input", "parameters": ".parameters", "output": ".output"}
 _RANKS = frozenset(("src", "dst", "group_src", "group_dst"))
-_FLOAT, _INT = float, int
-"""What the names of collectives begin with."""
 
 _DEEPEST = 100
 _LONGEST_SHAPE = 1000
@@ -157,7 +155,7 @@ class RowReader:
             known = self._texts[tuple(shape)]
         except (KeyError, TypeError):
             return False
-        if not (type(a) is type(b) is type(c) is type(d) is _FLOAT and type(kind) is type(dtype) is str and dtype and type(shape) is list):
+        if not (type(a) is type(b) is type(c) is type(d) is float and type(kind) is type(dtype) is str and dtype and type(shape) is list):
             return False
         if kind in _NO_TENSORS:
             return False
@@ -241,7 +239,7 @@ class RowReader:
             known = str(shape)[:_LONGEST_SHAPE]
         side.shape.append(known)
         a, b, c, d = four
-        if type(a) is _FLOAT and type(b) is _FLOAT and type(c) is _FLOAT and type(d) is _FLOAT:
+        if type(a) is float and type(b) is float and type(c) is float and type(d) is float:
             side.numbers.extend(four)  # type: ignore[arg-type]
         else:
             side.numbers.extend((_number(a), _number(b), _number(c), _number(d)))
@@ -285,7 +283,7 @@ WORDS_OF_NUMBERS: Mapping[str, float] = {
 
 
 def _number(value: Any) -> float:
-    if type(value) is _FLOAT:
+    if type(value) is float:
         return value
     if isinstance(value, (int, bool)):
         try:

@@ -20,7 +20,6 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-LEVELS = ("L0", "L1", "L2")
 SUMMARY = re.compile(r"grad_summary_([0-9]{1,10})\.csv")
 RANK = re.compile(r"rank([0-9]{1,10})")
 STEP = re.compile(r"step([0-9]{1,10})")

@@ -19,12 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.core.process.cores import usable_cores
 from msprobe_engine.formats.tensors.blocks import Readable
 from msprobe_engine.measure.options import NEW, OLD
 
 Array = npt.NDArray[Any]
-Mask = npt.NDArray[np.bool_]
 
 BLOCK = 9984
 """Elements looked at together. More than 10,000 would make OpenBLAS start threads of its own for every sum."""
@@ -208,11 +206,6 @@ class TensorDiff:
                 f.rest += float(b.dot(b))
                 np.subtract(a, b, out=a)
                 f.rest_difference += float(a.dot(a))
-
-
-def threads(workers: int = 0) -> int:
-    """Number of threads: as asked, else one per core that this process may use."""
-    return workers or usable_cores()
 
 
 def relative_error(x: Array, y: Array, rule: str | None) -> Array:

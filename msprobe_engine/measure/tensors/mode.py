@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.log import get_logger, one_line
+from msprobe_engine.core.process.cores import usable_cores
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.tensors.blocks import InMemoryTensor, Readable, check_dumped, join, open_elements, whole
 from msprobe_engine.formats.tensors.reader import TensorFiles
@@ -27,7 +28,7 @@ from msprobe_engine.measure.columns import MESSAGE, METRICS
 from msprobe_engine.measure.options import NEW, OLD, CompareOptions
 from msprobe_engine.measure.tensors import metric_cells, plugins
 from msprobe_engine.measure.tensors.metric_cells import Cell
-from msprobe_engine.measure.tensors.metrics import Figures, TensorDiff, threads
+from msprobe_engine.measure.tensors.metrics import Figures, TensorDiff
 from msprobe_engine.measure.tensors.plugins import Metric, load_metrics
 from msprobe_engine.measure.tensors.postprocess import Postprocess
 
@@ -116,7 +117,7 @@ class TensorMode:
         Args:
             workers: threads; 0 means one per core.
         """
-        count = threads(workers)
+        count = workers or usable_cores()
         if count == 1:
             yield from map(self.measure, pairs)
             return

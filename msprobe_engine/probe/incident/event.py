@@ -61,18 +61,15 @@ class Event:
         return cls(name, numbers["step"], rule[:80], numbers["rank"], numbers["capture_step"], message[:500])
 
     @classmethod
-    def of(cls, alert: Alert, *, now: int, lead: int, run_id: str = "") -> Event:
+    def of(cls, alert: Alert, *, now: int, lead: int) -> Event:
         """The event that an alert starts.
 
         Args:
             now: last step that has ended on this rank; equal to the alert's step or, when rows arrive late, after it.
             lead: steps until all ranks know of it (`notify.Notifier`).
-            run_id: distinguishes runs that share an output directory; must be equal on all ranks.
         """
-        prefix = re.sub(r"[^A-Za-z0-9_-]+", "_", run_id)
         rule = re.sub(r"[^A-Za-z0-9_-]+", "_", alert.rule)
-        name = f"{prefix}-step{alert.step}-{rule}" if prefix else f"step{alert.step}-{rule}"
-        return cls(name[:120], alert.step, alert.rule, alert.rank, max(now, alert.step) + lead, alert.message[:500])
+        return cls(f"step{alert.step}-{rule}"[:120], alert.step, alert.rule, alert.rank, max(now, alert.step) + lead, alert.message[:500])
 
 
 def plain(value: Any) -> Any:

@@ -22,7 +22,7 @@ from msprobe_engine.probe.incident.merge import merge_if_behind
 from msprobe_engine.probe.incident.notify import Notifier
 from msprobe_engine.probe.incident.on_alert import act_once
 from msprobe_engine.probe.incident.ring import Ring
-from msprobe_engine.probe.incident.writer import Capture, SinkFactory, write_incident
+from msprobe_engine.probe.incident.writer import Capture, write_incident
 
 _log = logging.getLogger("msprobe")
 
@@ -89,8 +89,6 @@ class IncidentManager:
         output_dir: root of the run's output; used when ``incident.path`` is empty.
         notifier: carries events between ranks; closed by `close`.
         submit: where the writing is done; default: at once, on the calling thread.
-        sink_factory: makes the dump sink for one frame's directory; default: the project's `DumpSink`.
-        run_id: equal on all ranks; keeps runs apart that share an output directory.
         rank_info: where the rank is (``pp``, ``tp``, ``dp``, ...), as far as is known by the time something is written.
         on_alert: what is done when an incident begins.
     """
@@ -104,8 +102,6 @@ class IncidentManager:
         world_size: int,
         notifier: Notifier,
         submit: Submit | None = None,
-        sink_factory: SinkFactory | None = None,
-        run_id: str = "",
         rank_info: Mapping[str, Any] | None = None,
         on_alert: OnAlertSettings | None = None,
     ) -> None:
@@ -122,8 +118,6 @@ class IncidentManager:
         self.suppressed = 0
         self.lost = 0
         self._submit = submit or (lambda job, _what: job())
-        self._sink_factory = sink_factory
-        self._run_id = run_id
         self._full = False
         self._grave = 0
         self._waiting: list[tuple[Event, Capture | None]] = []
@@ -162,7 +156,7 @@ class IncidentManager:
         starting = [alert for alert in alerts if self.starts(alert)]
         if starting:
             first = min(starting, key=lambda alert: (alert.severity != "critical", alert.order < 0, alert.order))
-            event = self._fresh(Event.of(first, now=now, lead=self.notifier.lead_steps, run_id=self._run_id))
+            event = self._fresh(Event.of(first, now=now, lead=self.notifier.lead_steps))
             if event.id not in self.incidents and not self._cooling(event) and self._room():
                 # The announcement comes before anything that takes time, see `notify`.
                 self.notifier.announce(event.to_json())
@@ -293,7 +287,6 @@ class IncidentManager:
             rank=self.rank,
             world_size=self.world_size,
             capture=capture,
-            sink_factory=self._sink_factory,
             rank_info=self._rank_info,
             last=last,
             steps=self._writes_steps(alerts),

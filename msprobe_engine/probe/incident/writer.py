@@ -17,7 +17,7 @@ thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from msprobe_engine.probe.incident.merge import finish
 from msprobe_engine.probe.rules.builtin.values.nan_inf import NanInfRule
 from msprobe_engine.probe.sinks.base import Sink
 
-SinkFactory = Callable[[Path, Frame], Sink]
 """(incident directory, frame) -> the sink that writes the frame's dump files below it."""
 WORST = 10
 
@@ -58,7 +57,6 @@ def write_incident(
     rank: int,
     world_size: int,
     capture: Capture | None = None,
-    sink_factory: SinkFactory | None = None,
     rank_info: Mapping[str, Any] | None = None,
     last: bool = True,
     steps: bool = True,
@@ -96,7 +94,7 @@ def write_incident(
         append_lines(rank_file(directory, rank), [piece])
     for frame in written:
         if frame.entries:
-            sink = (sink_factory or dump_sink)(directory, frame)
+            sink = dump_sink(directory, frame)
             try:
                 sink.write(frame, [alert for alert in alerts if alert.step == frame.step])
                 sink.flush()

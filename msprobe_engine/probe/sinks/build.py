@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,6 @@ def build_sinks(
     local_world_size: int = 1,
     world_size: int = 0,
     monitor: MonitorSettings | None = None,
-    info: Mapping[str, str] | None = None,
 ) -> tuple[list[Sink], list[ProbeError]]:
     """The sinks that `settings.sinks` asks for, and the errors of those that could not start.
 
@@ -40,7 +39,6 @@ def build_sinks(
         output_dir: root of everything that is written.
         rank, local_rank, local_world_size, world_size: where this process is; world_size 0: unknown.
         monitor: what is watched; decides the columns of the CSV files.
-        info: further labels of this rank for Prometheus (tp, pp, dp, ...).
 
     Raises:
         ProbeError: with ``settings.strict``, the first sink that cannot start.
@@ -62,7 +60,7 @@ def build_sinks(
     if sinks.parquet.enabled:
         wanted.append(lambda: _parquet(settings, monitor, output_dir, rank, world_size))
     if sinks.prometheus.enabled:
-        wanted.append(lambda: _prometheus(settings, output_dir, rank, local_rank, local_world_size, info))
+        wanted.append(lambda: _prometheus(settings, output_dir, rank, local_rank, local_world_size))
     if sinks.tracker.enabled:
         wanted.append(lambda: _tracker(settings, rank))
     for name in sinks.plugins:
@@ -140,11 +138,9 @@ def _parquet(settings: ProbeSettings, monitor: MonitorSettings | None, output_di
     return ParquetSink(settings.sinks.parquet, monitor, output_dir=output_dir, rank=rank, world_size=world_size)
 
 
-def _prometheus(
-    settings: ProbeSettings, output_dir: Path, rank: int, local_rank: int, local_world_size: int, info: Mapping[str, str] | None
-) -> Sink:
+def _prometheus(settings: ProbeSettings, output_dir: Path, rank: int, local_rank: int, local_world_size: int) -> Sink:
     from msprobe_engine.probe.sinks.prometheus.sink import PrometheusSink
 
     return PrometheusSink(
-        settings.sinks.prometheus, output_dir=output_dir, rank=rank, local_rank=local_rank, local_world_size=local_world_size, info=info
+        settings.sinks.prometheus, output_dir=output_dir, rank=rank, local_rank=local_rank, local_world_size=local_world_size
     )

@@ -12,12 +12,13 @@ from msprobe_engine.core import redaction
 from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.records import Entry, TensorRef
 from msprobe_engine.core.settings.schema import DumpSettings
-from msprobe_engine.formats.dump.writing.loose_files import Template
+from msprobe_engine.formats.dump.writing.loose_files import Maker, Template
 from msprobe_engine.formats.dump.writing.step_files import StepFiles
+from msprobe_engine.formats.dump.writing.template import Options
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
 from msprobe_engine.probe.pipeline import Pipeline
+from msprobe_engine.probe.selection.patterns import NamePatterns
 from msprobe_engine.probe.writer import Writer
-from msprobe_integrations.common.dump.tensor_files import build_store
 
 NO_DIRECTORY = "tensors of a step whose directory cannot be made"
 _GIL_BYTES = 64 << 10  # a smaller copy takes less time than another thread that is let in
@@ -54,10 +55,10 @@ class BaseTensorSaver(ABC):
         """What saves tensors as `dump` asks for; None when it does not.
 
         Args:
-            before: what the same run used until now, see `build_store`.
+            before: what the same run used until now, see `_build_store`.
             more: of the framework's keeper.
         """
-        store = build_store(dump, cls.template, faults, writer.lose, None if before is None else before.store, suffix=cls.suffix)
+        store = _build_store(dump, cls.template, faults, writer.lose, None if before is None else before.store, suffix=cls.suffix)
         make: Any = cls
         keeper: K | None = None if store is None else make(backend, store, faults, pipeline.lose, **more)
         return keeper
@@ -125,3 +126,45 @@ class BaseTensorSaver(ABC):
     def rest(self) -> None:
         """The next step is not dumped."""
         self.store.rest()
+
+
+# From dump settings to what makes files of tensors.
+def _build_store(
+    dump: DumpSettings,
+    make: Maker,
+    faults: Faults,
+    count: Callable[..., None],
+    before: TensorStore | None = None,
+    *,
+    suffix: str = ".pt",
+) -> TensorStore | None:
+    """What makes files of tensors as `dump` asks for; None when it asks for none.
+
+    Args:
+        make: templates of files, see `TensorStore`.
+        count: told of what is lost.
+        before: what the same run used until now, under other settings: the disk it took counts on.
+    """
+    saves = _saves(dump)
+    if saves is None:
+        return None
+    store = TensorStore(
+        Options(dump.data_mode, saves, suffix),
+        make,
+        faults,
+        packed=dump.tensor_format == "packed",
+        budget=dump.memory_budget_mb << 20,
+        quota=int(dump.max_disk_gb * 1e9),
+        count=count,
+    )
+    if before is not None:
+        store.quota.used = before.quota.used
+    return store
+
+
+def _saves(dump: DumpSettings) -> Callable[[str], bool] | None:
+    if dump.task in ("tensor", "overflow_check"):
+        return lambda _: True
+    if dump.task == "statistics" and dump.tensor_list and dump.level != "debug":
+        return NamePatterns(dump.tensor_list)
+    return None

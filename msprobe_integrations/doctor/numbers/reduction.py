@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,6 @@ _MAIN = ("bfloat16", "float32", "int64")
 _LIMIT = 1.25
 _WIDTH = 1 << 15
 _TAIL = 5
-Layout = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 @dataclass

@@ -19,7 +19,7 @@ from msprobe_integrations.torch.hooks.backward import is_stand_in
 from msprobe_integrations.torch.hooks.compiled import ORIGINAL, CallBoundary, class_name, has_call_boundary, is_wrapper, shown_path
 from msprobe_integrations.torch.hooks.modules import OwnHook
 
-_PRE, _POST = 4, 1  # frames between recorder.begin and the user's call of the module: hook, _call_impl, ...
+_PRE = 4  # frames between recorder.begin and the user's call of the module: hook, _call_impl, ...
 Hook = Callable[..., None]
 _SKIPPED_CLASSES = ("FullyShardedDataParallel",)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import weakref
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -14,19 +15,28 @@ from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_integrations.common.capture.calls import Call
 from msprobe_integrations.common.capture.descriptions import intern
 from msprobe_integrations.common.capture.filters import RecordFilter
+from msprobe_integrations.common.capture.gradient_layout import finders
 from msprobe_integrations.common.capture.recorder import CallRecorder, Parameters, Reduce
 from msprobe_integrations.common.capture.stacks import Stacks
 from msprobe_integrations.torch.capture.deferred_statistics import PENDING, UNINITIALISED, DeferredStatistics, find_places
-from msprobe_integrations.torch.capture.gradient_layout import differentiable, edges_of
 from msprobe_integrations.torch.dump.tensor_saver import TensorSaver
 from msprobe_integrations.torch.hooks import frames
-from msprobe_integrations.torch.hooks.backward import GradientWatch, sequence_number
+from msprobe_integrations.torch.hooks.backward import GradientWatch, edge, sequence_number
 from msprobe_integrations.torch.hooks.graph_tasks import current_graph_task
 from msprobe_integrations.torch.tensors.containers import tensors_in
 from msprobe_integrations.torch.tensors.host_copies import HostCopies
 from msprobe_integrations.torch.tensors.slices import Slices
 from msprobe_integrations.torch.tensors.structure import convert
 from msprobe_integrations.torch.tensors.uninitialized_memory import UninitializedMemory, leaves_unread, share_memory, writes_in_place
+
+
+# Which gradients a backward record has a place for, see `msprobe_integrations.common.capture.gradient_layout`.
+def _can(tensor: torch.Tensor) -> bool:
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
+
+
+edges_of, differentiable = finders(torch.Tensor, tensors_in, edge, attrgetter("requires_grad"), _can)
+
 
 no_torch_function = torch._C.DisableTorchFunction
 _modes = torch._C._len_torch_function_stack

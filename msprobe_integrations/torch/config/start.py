@@ -74,7 +74,7 @@ class Start:
         self._environment = environment
         self._system = config_system.collect()
 
-    def entries(self, *, packages_too: bool = True) -> dict[str, Any]:
+    def entries(self) -> dict[str, Any]:
         """For the pack: of every rank its own; of rank 0 those of the existing tool as well."""
         about = {**system.collect(), **self._system}
         found: dict[str, Any] = {
@@ -85,8 +85,7 @@ class Start:
         }
         if self.rank == 0:
             found[entries.ENV] = self._environment.values
-            if packages_too:
-                found[entries.PIP] = packages.text()
+            found[entries.PIP] = packages.text()
         return found
 
     def of_settings(self) -> dict[str, Any]:

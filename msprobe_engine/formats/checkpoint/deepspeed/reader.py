@@ -7,18 +7,20 @@ optimizer moves are the state ``master``. Stage 3 saves no other weights, so the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.formats.checkpoint.deepspeed.completeness import left_over, missing, other_steps, shown, without_weights
 from msprobe_engine.formats.checkpoint.deepspeed.files import Listing, Reading, listing
-from msprobe_engine.formats.checkpoint.deepspeed.layers import layer_weights
 from msprobe_engine.formats.checkpoint.deepspeed.model import ModelFile, extras, trained_in
 from msprobe_engine.formats.checkpoint.deepspeed.parallel import cuts_of
 from msprobe_engine.formats.checkpoint.deepspeed.parts import Part, over_ranks, parts_of, tensor_parallel_size
 from msprobe_engine.formats.checkpoint.deepspeed.zero_states import counters, disagreements
-from msprobe_engine.formats.checkpoint.model import Checkpoint
+from msprobe_engine.formats.checkpoint.files.trainer_files import stored
+from msprobe_engine.formats.checkpoint.model import MODEL, Checkpoint, StoredTensor
+from msprobe_engine.formats.tensors.torch_file import plain
 
 _MOST_RANKS = 1 << 20
 
@@ -56,7 +58,7 @@ def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
     pipeline = bool(files.layers) and not head.weights
     tp_size = tensor_parallel_size(files, head, mp_size, pipeline)
     optimized = {name: numel for part in readable.values() for name, numel in part.optimized().items()}
-    layers = layer_weights(files, optimized, path, reading) if pipeline else {}
+    layers = _layer_weights(files, optimized, path, reading) if pipeline else {}
     for mp, part in readable.items():
         mine = [pieces[mp % tp_size][0] for pieces in layers.values() if mp % tp_size in pieces]
         part.fill(files, stage, dp_size, mine, reading)
@@ -97,3 +99,36 @@ def _dp_size(files: Listing, parts: Mapping[int, Part], head: ModelFile) -> int:
     if files.optimizer or head.shapes:
         return head.number("dp_world_size") or max((dp for _, dp in files.optimizer), default=0) + 1
     return 1
+
+
+# Layers of a DeepSpeed pipeline: a file per layer and tensor parallel rank (``deepspeed/runtime/pipe/module.py``).
+#
+# The names in such a file lack the number of the layer, which the names of the module's parameters begin with; a layer that is tied to
+# another is called after its key there (``tied_modules.embed.weight``).
+def _layer_weights(files: Listing, known: Mapping[str, int], path: Path, reading: Reading) -> dict[str, dict[int, list[StoredTensor]]]:
+    """Name of a parameter -> tensor parallel rank -> its tensors: one, or one of each of the layers that are tied.
+
+    Args:
+        known: elements of the parameters that the optimizer has, by name; empty without ZeRO.
+        path: the directory, for messages.
+    """
+    found: dict[str, dict[int, list[StoredTensor]]] = {}
+    for (layer, tp), file in files.layers.items():
+        tree = reading.tree(file)
+        for inner, tensor in plain(tree)[0].items() if tree is not None else ():
+            name = _name(layer, inner, tensor.numel, known)
+            found.setdefault(name, {}).setdefault(tp, []).append(stored(name, tensor, MODEL, origin=inner))
+    there = {layer for layer, _ in files.layers}
+    gone = sorted({int(match[1]) for name in known if (match := re.match(r"(\d{1,6})\.", name))} - there)
+    if gone:
+        shown = ", ".join(f"layer_{layer:02d}-*model_states.pt" for layer in gone[:4])
+        reading.problems.append(f"{path}: {shown}{' ...' if len(gone) > 4 else ''} missing; the optimizer has parameters of these layers")
+    return found
+
+
+def _name(layer: int, inner: str, numel: int, known: Mapping[str, int]) -> str:
+    name = f"{layer}.{inner}"
+    if name in known:
+        return name
+    tied = [other for other in known if re.fullmatch(rf"tied_modules\.[^.]+\.{re.escape(inner)}", other) and known[other] == numel]
+    return tied[0] if len(tied) == 1 else name

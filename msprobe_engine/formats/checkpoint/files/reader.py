@@ -24,7 +24,6 @@ from msprobe_engine.formats.tensors.opaque_objects import Inert, attributes
 from msprobe_engine.formats.tensors.safetensors_file import read_safetensors
 from msprobe_engine.formats.tensors.torch_file import FileTensor, plain, read_torch
 
-_INDEX = ".index.json"
 _WEIGHTS = (
     r"model\.safetensors",
     r"model\.[\w-]+\.safetensors",

@@ -69,18 +69,17 @@ def laid_out(numels: Sequence[int], alone: Collection[int] = (), bucket_size: in
     return Layout(places, sizes)
 
 
-def fitted(numels: Sequence[int], sizes: Sequence[int], alignment: int = ALIGNMENT) -> Layout | None:
+def fitted(numels: Sequence[int], sizes: Sequence[int]) -> Layout | None:
     """The layout of parameters in buckets whose sizes are known; None: they do not fit.
 
     Args:
         numels: elements of each parameter, in the buffer's order.
         sizes: of the buckets, without what fills them up.
-        alignment: of the first element of a parameter.
     """
     places: list[Place] = []
     bucket = at = 0
     for numel in numels:
-        at = _aligned(at, alignment)
+        at = _aligned(at, ALIGNMENT)
         if bucket < len(sizes) and at == sizes[bucket] and at:  # closed before this parameter, which has a bucket of its own
             bucket, at = bucket + 1, 0
         if bucket == len(sizes) or at + numel > sizes[bucket]:

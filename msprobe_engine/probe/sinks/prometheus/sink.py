@@ -39,7 +39,6 @@ class PrometheusSink(Sink):
     Args:
         settings: section ``sinks.prometheus``.
         output_dir: root of the run's output; ranks of a node exchange their numbers in ``prometheus/`` below it.
-        info: further labels of ``msprobe_rank_info`` (tp, pp, dp, ...).
 
     Raises:
         MissingExtraError: the package prometheus_client is not installed.
@@ -56,11 +55,10 @@ class PrometheusSink(Sink):
         rank: int,
         local_rank: int = 0,
         local_world_size: int = 1,
-        info: Mapping[str, str] | None = None,
     ) -> None:
         self._exposition = Exposition(self.families, "prometheus sink: the metrics endpoint")
         self._rank = rank
-        labels = {"local_rank": str(local_rank), **(info or {})}
+        labels = {"local_rank": str(local_rank)}
         self._metrics = RankMetrics(rank, max_series=settings.max_series, layers=settings.layers, info=labels, clock=time.time)
         self._server: MetricsServer | None = None
         self._pusher: Pusher | None = None

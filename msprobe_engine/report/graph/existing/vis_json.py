@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core import names
 from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.output_files import WholeFile
 from msprobe_engine.core.io.regular_files import explain
 from msprobe_engine.report.graph.existing import vis_texts
 from msprobe_engine.report.graph.existing.items import items, saved_tensors
-from msprobe_engine.report.graph.existing.stack_line import stack_line
 from msprobe_engine.report.graph.existing.vis_db import GOLDEN, TARGET, linked, outwards, partner_path
 from msprobe_engine.report.graph.nodes.model import ROOT, ROOT_NAME, Comparison, Graph
 from msprobe_engine.report.graph.writer import Plan
@@ -141,3 +141,28 @@ def _node(source: str, graph: Graph, node: int, made: Graph | Comparison, comple
     if links:
         found["matched_distributed"] = links if len(links) > 1 else links[0]
     return found
+
+
+# The one line of a call stack that 8.1.1 keeps of each node.
+_RECORDER = ("api_template(", "api_registry.py")
+"""In the line with which a dump of that version begins, where its own recorder calls the function."""
+
+
+def stack_line(name: str, stack: Sequence[str]) -> tuple[str, ...]:
+    """Of a module the innermost line that calls it (``self.fc1(x)``), of a function the line that calls it.
+
+    Args:
+        stack: its whole stack, innermost line first.
+
+    Returns:
+        One line; all lines when none of them says it, none of a node without a stack.
+    """
+    parsed = names.parse(name)
+    if isinstance(parsed, names.ModuleName):
+        call = f"{parsed.path.rpartition('.')[2]}("
+        return next(((line,) for line in stack if call in line), tuple(stack))
+    if isinstance(parsed, names.ApiName):
+        for at, line in enumerate(stack[:-1]):
+            if any(word in line for word in _RECORDER):
+                return (stack[at + 1],)
+    return tuple(stack)

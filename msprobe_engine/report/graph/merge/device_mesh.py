@@ -12,8 +12,6 @@ from msprobe_engine.core.settings.rank_choice import AXES
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.report.graph.options import Layout
 
-Place = Mapping[str, int]
-"""Axis -> number along it."""
 _MOST_RANKS = 1_000_000
 
 

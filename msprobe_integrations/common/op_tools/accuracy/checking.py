@@ -23,10 +23,6 @@ _LONGEST = 200
 """Characters of a file name that come from a dump; file systems take 255 bytes."""
 
 
-FileOf = Callable[[Any], "tuple[str, bytes] | None"]
-"""Ending and content of the file of a value."""
-
-
 class Checked(NamedTuple):
     """What came of a call.
 
