@@ -7,7 +7,7 @@ import errno
 import itertools
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from msprobe_engine.core.errors import UsageError
@@ -22,6 +22,14 @@ from msprobe_engine.formats.monitor.run_layout import rank_directories, read_inf
 
 _MARK = ".set_aside"
 """In a directory of what was set aside: its time says when the first rank came."""
+_STAYS_LINKED = (
+    "what another run has left in {0} stays beside what this one writes, because links are not moved: lead them elsewhere, or name "
+    "another output_dir"
+)
+_STAYS_UNKNOWN = (
+    "{0} holds incidents, or dumps of further ranks, and without a process group or WORLD_SIZE it cannot be seen whether they are of "
+    "another process of this job: they stay; if they are of another run, name another output_dir"
+)
 _IS_THERE = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
@@ -48,34 +56,47 @@ def find_earlier_run(settings: ProbeSettings, rank: int) -> str:
     return ""
 
 
-def set_aside(settings: ProbeSettings, rank: int, world_size: int, step: int) -> str:
+def set_aside(settings: ProbeSettings, rank: int, world_size: int, step: int) -> list[str]:
     """Move what another run has left in the output directory into ``earlier-N`` beside it, where it is read as a run of its own: a dump
     or an incident does not say which launch it is of, so beside those of this launch it would be taken for one of them. A run that
     was started again, or goes on at a later step, keeps all. Directories that `settings` name themselves are as the existing tool has them,
     and stay.
 
-    Each rank moves its own dumps; rank 0 also those of ranks that there are no longer, and the incidents. Nothing of this launch is there
-    yet: it has not ended a step.
+    Each rank moves its own dumps; rank 0 also those of ranks that there are no longer, and the incidents, unless they may be of a process
+    of this job that it does not know of. Nothing else of this launch is there yet: it has not ended a step.
 
     Args:
         world_size: 0: not known.
         step: the first one of this launch.
 
     Returns:
-        A sentence for the log; empty where nothing was moved.
+        Sentences for the log: what was moved, and what had to stay.
     """
     root = Path(settings.output_dir)
     if is_restart() or (settings.dump is not None and settings.dump.dump_path):
-        return ""
-    dumps = list(_dumps_of(root / IN_RUN, rank, world_size))
-    moved = [directory for _, directory in dumps]
-    if not rank and not settings.incident.path and _is_own_directory(root / INCIDENTS):
+        return []
+    mine, others = _dumps_of(root / IN_RUN, rank, world_size)
+    held = [root / IN_RUN] if mine or others else []
+    if not rank and not settings.incident.path and _holds_anything(root / INCIDENTS):
+        held.append(root / INCIDENTS)
+    begun = [*(found for found, _ in (*mine, *others)), *_first_steps(root / "monitor", rank)]
+    if not held or not begun or step > min(begun):
+        return []
+    links = [place for place in held if place.is_symlink()]
+    said = [_STAYS_LINKED.format(one_line(" and ".join(map(str, links))))] if links else []
+    moved = [directory for _, directory in mine if root / IN_RUN not in links]
+    unknown = not world_size and (others or root / INCIDENTS in held)
+    if root / INCIDENTS in held and root / INCIDENTS not in links and not unknown:
         moved.append(root / INCIDENTS)
-    if not moved:
-        return ""
-    begun = [*(found for found, _ in dumps), *_first_steps(root / "monitor", rank)]
-    if not begun or step > min(begun):
-        return ""
+    if unknown:
+        said.append(_STAYS_UNKNOWN.format(one_line(str(root))))
+    if moved:
+        place = _move(root, moved)
+        said.append(f"{one_line(str(root))} holds dumps or incidents of another run; they are in {one_line(str(place))} now")
+    return said
+
+
+def _move(root: Path, moved: Sequence[Path]) -> Path:
     place = _find_place(root, moved)
     for directory in moved:
         target = place / directory.relative_to(root)
@@ -86,27 +107,35 @@ def set_aside(settings: ProbeSettings, rank: int, world_size: int, step: int) ->
                 layout.correct_data_dir(str(directory), str(target))
             with contextlib.suppress(OSError):  # other ranks have theirs in the step
                 directory.parent.rmdir()
-    return f"{one_line(str(root))} holds dumps or incidents of another run; they are in {one_line(str(place))} now"
+    return place
 
 
-def _dumps_of(root: Path, rank: int, world_size: int) -> Iterator[tuple[int, Path]]:
-    """Steps and directories of this rank's dumps; of rank 0 also of ranks beyond the last one. Links are left where they are: they lead to
-    files of somebody else, or would lead elsewhere from another place."""
-    if not _is_own_directory(root):
-        return
-    for step in list(root.iterdir()):
+def _dumps_of(root: Path, rank: int, world_size: int) -> tuple[list[tuple[int, Path]], list[tuple[int, Path]]]:
+    """Steps and directories: of this rank's dumps, where it is rank 0 also of ranks beyond the last one; and of other ranks, where nobody
+    knows how many there are. Links below `root` are left where they are: they lead to files of somebody else, or would lead elsewhere from
+    another place."""
+    mine: list[tuple[int, Path]] = []
+    others: list[tuple[int, Path]] = []
+    for step in list(root.iterdir()) if root.is_dir() else ():
         number = layout.step_of(step.name)
         if number is None or not _is_own_directory(step):
             continue
         directories = [step / layout.rank_directory(rank)]
-        if not rank and world_size:  # rank 0 alone lists what all have: ten thousand ranks would cost one another much
+        if not rank:  # rank 0 alone lists what all have: ten thousand ranks would cost one another much
             with contextlib.suppress(FileNotFoundError):  # another rank has moved the last of it
-                directories += [each for each in step.iterdir() if (layout.rank_of(each.name) or 0) >= world_size]
-        yield from ((number, directory) for directory in directories if _is_own_directory(directory))
+                beyond = [each for each in step.iterdir() if (layout.rank_of(each.name) or 0) >= (world_size or 1)]
+                directories += beyond if world_size else []
+                others += [] if world_size else [(number, each) for each in beyond if _is_own_directory(each)]
+        mine += [(number, directory) for directory in directories if _is_own_directory(directory)]
+    return mine, others
 
 
 def _is_own_directory(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
+
+
+def _holds_anything(path: Path) -> bool:
+    return path.is_dir() and any(path.iterdir())
 
 
 def _first_steps(monitor: Path, rank: int) -> list[int]:

@@ -18,7 +18,7 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.backend import Backend
 from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.log import get_logger, one_line, set_rank
-from msprobe_engine.core.process.launch import is_restart
+from msprobe_engine.core.process.launch import is_restart, number_of_processes
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
 from msprobe_engine.core.statistics.rows import empty
@@ -133,12 +133,12 @@ class Session:
 
     def begin(self, step: int) -> None:
         """The first step begins."""
-        moved = ""
+        said: list[str] = []
         with self.faults.guard("earlier run"):
-            moved = set_aside(self.settings, self.backend.rank() or 0, self.backend.world_size(), step)
+            said = set_aside(self.settings, self.backend.rank() or 0, number_of_processes(self.backend.world_size()), step)
         self.say_what_is_on()
-        if moved and not self.backend.rank():
-            _log.warning("%s", moved)
+        for sentence in said if not self.backend.rank() else ():
+            _log.warning("%s", sentence)
 
     def say_what_is_on(self) -> None:
         """One line on rank 0: that the probe is there, what it watches and where it writes; a second where another run has written."""

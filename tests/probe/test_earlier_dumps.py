@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from msprobe_engine.core.process.launch import RANK, WORLD_SIZE, number_of_processes
 from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.probe.earlier_run import set_aside
 
@@ -31,12 +32,14 @@ def begin_again(root: Path, step: int, *, ranks: int = 1, order: tuple[int, ...]
     begin(root, step, ranks=ranks, order=order)
 
 
-def begin(root: Path, step: int, *, ranks: int = 1, more: str = "", order: tuple[int, ...] = ()) -> None:
+def begin(root: Path, step: int, *, ranks: int = 1, more: str = "", order: tuple[int, ...] = (), known: bool = True) -> list[str]:
     settings = load_settings(
         {"output_dir": str(root), "dump": {"step": [0], **({"dump_path": str(root / "dump")} if more == "path" else {})}}
     )
+    said: list[str] = []
     for rank in order or range(ranks):
-        set_aside(settings, rank, ranks, step)
+        said += set_aside(settings, rank, ranks if known else 0, step)
+    return said
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,12 @@ def test_links_are_left_alone(tmp_path: Path) -> None:
     links[0].symlink_to(outside)
     links[2].symlink_to("../outside")
     (root / "dump" / "step3").write_text("no directory")
-    begin(root, 0)
+    (outside / "step5-nan_inf").mkdir()
+    said = begin(root, 0)
+    assert len(said) == 2
+    assert said[0].startswith(
+        f"what another run has left in {root}/incidents stays beside what this one writes, because links are not moved"
+    )
     assert dumps(root) == ["earlier-1/dump/step0/rank0"]
     assert all(link.is_symlink() and link.exists() for link in links)
     assert (outside / "dump.json").read_text() == text
@@ -141,3 +149,49 @@ def test_dumps_of_ranks_that_there_are_no_longer(tmp_path: Path) -> None:
     assert dumps(tmp_path) == ["dump/step4/rank3"]
     begin(tmp_path, 0, ranks=2)
     assert dumps(tmp_path) == ["earlier-1/dump/step4/rank3"]
+
+
+def test_a_dump_directory_that_is_a_link(tmp_path: Path) -> None:
+    """It is said, where there is anything of another run."""
+    root, outside = tmp_path / "run", tmp_path / "outside"
+    root.mkdir()
+    outside.mkdir()
+    (root / "dump").symlink_to(outside)
+    assert begin(root, 0) == []
+    (outside / "step3" / "rank0").mkdir(parents=True)
+    assert begin(root, 4) == []
+    assert [said.partition(" stays")[0] for said in begin(root, 3)] == [f"what another run has left in {root}/dump"]
+    assert (outside / "step3" / "rank0").is_dir()
+    assert [path.name for path in root.iterdir()] == ["dump"]
+
+
+def test_processes_that_do_not_know_how_many_they_are(tmp_path: Path) -> None:
+    """Two that were started by hand with a RANK alone: rank 0 moves its own dumps, for the others may be those of rank 1, which runs."""
+    dump(tmp_path, 2, 0)
+    (tmp_path / "incidents" / "step0-nan_inf").mkdir(parents=True)
+    said = begin(tmp_path, 0, known=False)
+    assert dumps(tmp_path) == ["dump/step0/rank1", "earlier-1/dump/step0/rank0"]
+    assert (tmp_path / "incidents" / "step0-nan_inf").is_dir()
+    assert "it cannot be seen whether they are of another process of this job: they stay" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("variables", "known", "size"),
+    [
+        ({}, 1, 1),
+        ({"RANK": "0"}, 1, 0),
+        ({"RANK": "0"}, 2, 2),  # a process group is up
+        ({"RANK": "0", "WORLD_SIZE": "1"}, 1, 1),
+        ({"RANK": "0", "SLURM_NTASKS": "1"}, 1, 0),  # of the allocation in which somebody has set RANK
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, 1, 8),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, 1, 2),
+        ({"PMI_RANK": "1"}, 1, 0),
+    ],
+)
+def test_number_of_processes(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], known: int, size: int) -> None:
+    """A framework without a process group that knows of no WORLD_SIZE says 1."""
+    for name in (*RANK, *WORLD_SIZE):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert number_of_processes(known) == size

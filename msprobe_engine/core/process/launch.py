@@ -35,6 +35,16 @@ def environment_rank() -> int | None:
     return number_of(RANK)
 
 
+def number_of_processes(known: int) -> int:
+    """How many the job has, 0 where that is not known.
+
+    Args:
+        known: to the framework, which says 1 also where it has no process group and nobody has told it.
+    """
+    pair = next(((rank, size) for rank, size in zip(RANK, WORLD_SIZE) if number_of((rank,)) is not None), None)
+    return known if known != 1 or pair is None else number_of((pair[1],)) or 0
+
+
 def is_restart() -> bool:
     """Does the launcher say that it has started this job again?"""
     return any((text := os.environ.get(name, "")).isdecimal() and int(text[:9]) > 0 for name in _RESTARTS)
