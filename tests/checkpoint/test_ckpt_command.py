@@ -95,7 +95,7 @@ def test_exactly_what_was_planted_is_reported(stored: Path, tmp_path: Path, caps
     assert (one["changed"], one["max_at"], one["layer"], one["kind"]) == (1, [3, 4], 1, "mlp")
     assert data["tensors"]["lm_head.weight"]["nan_b"] == 1
     rows = list(csv.DictReader((tmp_path / "ckpt_diff.csv").read_text().splitlines()))
-    assert {row["status"] for row in rows} == {"equal", "different", "shape", "only in A", "only in B"}
+    assert {row["status"] for row in rows} == {"equal", "different", "shape", "only in the run", "only in the golden run"}
     assert not any(cell.startswith("=") for row in rows for cell in row.values())
     page = (tmp_path / "ckpt_diff.html").read_text()
     assert "<title>different: lm_head.weight holds NaN in the golden run, 4 of 8" in page

@@ -13,7 +13,7 @@ from msprobe_engine.core.io.output_files import write_named
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.io.safe_cells import safe_cell
 from msprobe_engine.core.log import one_line
-from msprobe_engine.find.checkpoint.result import Result, TensorResult, ranked
+from msprobe_engine.find.checkpoint.result import GOLDEN, RUN, Result, TensorResult, ranked
 from msprobe_engine.report.checkpoint.page import page
 
 NAME = "ckpt_diff"
@@ -22,7 +22,8 @@ COLUMNS = (
     "l2", "rel_norm", "cos", "max_abs", "max_at", "norm_a", "norm_b", "beyond", "unrounded", "nan_a", "nan_b", "inf_a", "inf_b",
     "missing_a", "missing_b", "drift_a", "drift_b", "name_a", "name_b", "hint", "note",
 )  # fmt: skip
-"""Of the CSV file. Tensors of one side only have status ``only in A`` or ``only in B``; what was left out ``not compared``."""
+"""Of the CSV file. Of tensors on one side the status is ``only in the run`` or ``only in the golden run``; of what was left out
+``not compared``."""
 
 
 def json_text(result: Result, only_different: bool = False, top: int | None = None) -> str:
@@ -40,8 +41,8 @@ def csv_text(result: Result, only_different: bool = False, top: int | None = Non
     rows: list[Sequence[object]] = [COLUMNS]
     rows += [[_of(tensor, column) for column in COLUMNS] for tensor in _shown(result, only_different, top)]
     blank = [None] * (len(COLUMNS) - 3)
-    for status, names in (("only in A", result.only_in_a), ("only in B", result.only_in_b)):
-        rows += [[name, status, *blank, None] for name in names]
+    for side, names in ((RUN, result.only_in_a), (GOLDEN, result.only_in_b)):
+        rows += [[name, f"only in {side}", *blank, None] for name in names]
     rows += [[name, "not compared", *blank, part.reason] for part in result.not_compared for name in part.names]
     return "".join(",".join(_cell(value) for value in row) + "\r\n" for row in rows)
 
