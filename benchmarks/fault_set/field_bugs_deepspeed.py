@@ -100,6 +100,7 @@ class DeepSpeedProgram(Program):
 ZERO1 = Setting(ranks=2, wrap="deepspeed1", changes=(("bias", False),))
 ZERO2, ZERO3 = replace(ZERO1, wrap="deepspeed2"), replace(ZERO1, wrap="deepspeed3")
 ZERO1_MICRO, ZERO2_MICRO, ZERO3_MICRO = (replace(setting, micro=2) for setting in (ZERO1, ZERO2, ZERO3))
+DDP_FP32 = Setting(ranks=2, wrap="ddp", dtype="fp32", changes=(("bias", False),))
 ZERO2_FP32, ZERO3_FP32 = replace(ZERO2, dtype="fp32"), replace(ZERO3, dtype="fp32")
 
 
@@ -269,6 +270,8 @@ CASES = (
 )
 
 HEALTHY = (
+    Healthy("zero 1 for ddp, fp32", DDP_FP32, replace(DDP_FP32, wrap="deepspeed1"), levels=EVERY),
+    Healthy("zero 2 for ddp, two micro batches, fp32", replace(DDP_FP32, micro=2), replace(ZERO2_FP32, micro=2), levels=EVERY),
     Healthy("zero 1: a repeat", ZERO1, ZERO1, levels=EVERY),
     Healthy("zero 2 for zero 1", ZERO1, ZERO2, levels=EVERY),
     Healthy("zero 3 for zero 2", ZERO2, ZERO3, levels=("L0", "monitor")),

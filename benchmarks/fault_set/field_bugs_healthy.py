@@ -14,6 +14,7 @@ from field_bugs_in_transformers import GPT2, LLAMA, MIXTRAL, OWN, QWEN2, QWEN3, 
 from field_bugs_training import Program, Setting
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 ALL, TWO, WATCHED = ("mix", "L1", "L0", "monitor"), ("mix", "L0"), ("mix", "L1", "L0")
 FP32 = Setting(dtype="fp32")
@@ -173,6 +174,51 @@ def hf_recomputed(reentrant: bool) -> Any:
     return when_ready(finish)
 
 
+class TenBits(TorchDispatchMode):
+    """Products of float32 as many devices compute them: what goes in is rounded to ten bits of mantissa, and summed up in float32."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm):
+            args = (*args[:-2], *(ten_bits_of(one) for one in args[-2:]))
+        return func(*args, **(kwargs or {}))
+
+
+def ten_bits_of(x: Tensor) -> Tensor:
+    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32) if x.dtype == torch.float32 else x
+
+
+def ten_bits(p: Program) -> None:
+    own = p.step
+
+    def step(number: int) -> Tensor:
+        with TenBits():
+            return own(number)
+
+    p.step = step  # type: ignore[method-assign]
+
+
+def copies(p: Program) -> None:
+    """The optimizer moves copies in float32 of weights in bfloat16."""
+    wide = {q: q.detach().float().requires_grad_() for q in p.model.parameters()}
+    groups = [{**group, "params": [wide[q] for q in group["params"]]} for group in p.groups()]
+    p.groups = lambda: groups  # type: ignore[method-assign]
+    p.optimizer = p.make_optimizer()
+    p.scheduler = torch.optim.lr_scheduler.LambdaLR(p.optimizer, p.rate)
+
+    def clip() -> None:
+        for q, copy in wide.items():
+            copy.grad, q.grad = q.grad.float(), None
+        torch.nn.utils.clip_grad_norm_(wide.values(), p.setting.clip)
+
+    def update() -> None:
+        p.optimizer.step()
+        with torch.no_grad():
+            for q, copy in wide.items():
+                q.copy_(copy)
+
+    p.clip, p.update = clip, update  # type: ignore[method-assign]
+
+
 def with_(setting: Setting, **changes: Any) -> Setting:
     return replace(setting, changes=(*setting.changes, *changes.items()))
 
@@ -226,6 +272,18 @@ CASES = (
     same("small buckets", DDP, small_buckets, ALL),
     same("synchronised every micro batch", DDP_MICRO, when_ready(always_synchronised), ALL),
     Healthy("experts: two micro batches", MOE, replace(MOE, micro=2), in_model(not_balanced), WATCHED, in_model(not_balanced)),
+    Healthy("experts: ddp for one process", MOE, replace(MOE, ranks=2, wrap="ddp"), in_model(not_balanced), TWO, in_model(not_balanced)),
+    Healthy(
+        "experts: ddp for one process, fp32",
+        replace(MOE, dtype="fp32"),
+        replace(MOE, dtype="fp32", ranks=2, wrap="ddp"),
+        in_model(not_balanced),
+        TWO,
+        in_model(not_balanced),
+    ),
+    Healthy("copies of the weights in float32: two micro batches", GPT, replace(GPT, micro=2), when_ready(copies), ALL, when_ready(copies)),
+    same("products with ten bits", FP32, when_ready(ten_bits), ("mix", "L0", "monitor")),
+    same("products with ten bits, eager attention", replace(FP32, changes=(("fused", False),)), when_ready(ten_bits), TWO),
     Healthy("llama: eager attention for sdpa", LLAMA, replace(LLAMA, attention="eager"), levels=ALL),
     Healthy("llama: two micro batches", OWN, replace(OWN, micro=2), levels=ALL),
     same("llama: recomputation", LLAMA, hf_recomputed(False), WATCHED),

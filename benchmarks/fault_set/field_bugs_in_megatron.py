@@ -150,6 +150,20 @@ def no_clipping_over_ranks(_chunks: list[Any]) -> None:
     optimizers.get_grad_norm_fp32 = local  # type: ignore[attr-defined]
 
 
+def dropped(chunks: list[Any]) -> None:
+    """Dropout behind the branches, with the same masks on all ranks."""
+    for layer in decoder(chunks).layers:
+        layer.hidden_dropout = 0.1
+
+
+def dropped_otherwise(chunks: list[Any]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    dropped(chunks)
+    torch.manual_seed(1234 + dist.get_rank())
+
+
 UPDATE = r"flatten_dense|norm|clip|Tensor\.\w+_\.|foreach|param|weight|grad"
 SUM = r"all_reduce|reduce|Distributed|matmul|view_as|Linear"
 TWO, THREE = ("mix", "L0"), ("mix", "L1", "L0")
@@ -286,6 +300,22 @@ CASES = (
         TWO,
     ),
     Fault("mcore: rotary base, bf16", of("--bf16"), rotary_base, r"rotary", "rotary_base", THREE),
+    Fault(
+        "mcore: other dropout on each tensor-parallel rank, alone",
+        of("--tp 2"),
+        dropped_otherwise,
+        r"dropout",
+        "seeds per rank outside of the tensor-parallel region",
+        alone=True,
+    ),
+    Fault(
+        "mcore: other dropout on each tensor-parallel rank, alone, bf16",
+        of("--tp 2 --bf16"),
+        dropped_otherwise,
+        r"dropout",
+        "seeds per rank outside of the tensor-parallel region",
+        alone=True,
+    ),
     Fault("mcore: clipped by this rank's norm", of("--tp 2 --clip 0.05"), no_clipping_over_ranks, UPDATE, "NVIDIA/Megatron-LM#5916", TWO),
 )
 
@@ -310,6 +340,14 @@ HEALTHY = (
     pair("recomputation", "--tp 2", "--tp 2 --recompute"),
     pair("recomputation of attention, bf16", "--tp 2 --bf16", "--tp 2 --recompute-core --bf16"),
     pair("ep 2 for one process", "--experts 4 --untie --nmb 4", "--ep 2 --experts 4 --untie --nmb 2"),
+    pair("tp 2 for one process, bf16, larger steps", "--bf16 --lr 1e-3", "--tp 2 --bf16 --lr 1e-3"),
+    pair("pp 2 for one process, four micro batches", "--nmb 4 --untie --lr 1e-3", "--pp 2 --nmb 4 --untie --lr 1e-3"),
+    pair("pp 2 for one process, bf16, four micro batches", "--nmb 4 --bf16 --lr 1e-3", "--pp 2 --nmb 4 --bf16 --lr 1e-3"),
+    pair("pp 2 for one stage, tp 2", "--tp 2 --nmb 4 --lr 1e-3", "--tp 2 --pp 2 --nmb 4 --lr 1e-3"),
+    pair("pp 2 for one process, experts", "--experts 4 --untie --nmb 4", "--pp 2 --experts 4 --untie --nmb 4"),
+    Healthy("mcore: alone, tp 2 with dropout", of("--tp 2"), None, dropped, TWO),
+    Healthy("mcore: alone, sp 2 with dropout", of("--tp 2 --sp"), None, dropped, TWO),
+    Healthy("mcore: alone, dp 2 with dropout", of("--dp 2"), None, dropped, TWO),
     Healthy("mcore: alone, sp 2", of("--tp 2 --sp --bf16"), None, levels=TWO),
     Healthy("mcore: alone, ep 2", of("--ep 2 --experts 4 --untie"), None, levels=TWO),
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from field_bugs_case import Fault, in_model, when_ready
+from field_bugs_case import Fault, in_model, nothing, when_ready
 from field_bugs_in_data import LOSS, element_flipped
 from field_bugs_in_updates import UPDATE, optimizer_of_copies
 from field_bugs_training import Program, Setting
@@ -146,6 +146,14 @@ def clipped_by_shard(p: Program) -> None:
     p.clip = clip  # type: ignore[method-assign]
 
 
+def plain_sgd(p: Program) -> None:
+    p.make_optimizer = lambda: torch.optim.SGD(p.groups(), lr=p.setting.lr, momentum=0.9)  # type: ignore[method-assign]
+
+
+def clipped_by_shard_and(optimizer: Any) -> Any:
+    return lambda p: (optimizer(p), when_ready(clipped_by_shard)(p))[0]
+
+
 def other_weights(p: Program) -> None:
     """The second rank starts from another seed, and nothing is broadcast."""
     if p.rank == 1:
@@ -261,6 +269,44 @@ CASES = (
         r"norm|clip|" + UPDATE,
         "areal-project/AReaL#312, pytorch/pytorch#170862",
         EVERY,
+    ),
+    Fault(
+        "fsdp: clipped by shard, fp32",
+        replace(FSDP_CLIP, dtype="fp32"),
+        when_ready(clipped_by_shard),
+        r"norm|clip|" + UPDATE,
+        "areal-project/AReaL#312",
+        EVERY,
+        coarse=r"norm|clip|param|weight|" + UPDATE,
+    ),
+    Fault(
+        "fsdp: clipped by shard, sgd",
+        replace(FSDP_CLIP, lr=0.1),
+        clipped_by_shard_and(plain_sgd),
+        r"norm|clip|" + UPDATE,
+        "pytorch/pytorch#170862",
+        EVERY,
+        coarse=r"norm|clip|param|weight|" + UPDATE,
+        golden=plain_sgd,
+    ),
+    *(
+        Fault(
+            f"fsdp: clipped by shard, beside one process{name}",
+            replace(FSDP_CLIP, ranks=1, wrap="", **changes),
+            clipped_by_shard_and(optimizer),
+            r"norm|clip|" + UPDATE,
+            "pytorch/pytorch#170862",
+            ("mix", "L0"),
+            coarse=r"norm|clip|param|weight|" + UPDATE,
+            golden=optimizer,
+            other=replace(FSDP_CLIP, **changes),
+        )
+        for name, changes, optimizer in (
+            ("", {}, nothing),
+            (", amp", {"dtype": "amp"}, nothing),
+            (", sgd", {"lr": 0.1}, plain_sgd),
+            (", sgd, amp", {"lr": 0.1, "dtype": "amp"}, plain_sgd),
+        )
     ),
     Fault(
         "fsdp: optimizer of other tensors",

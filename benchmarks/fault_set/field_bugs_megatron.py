@@ -77,7 +77,7 @@ def _train(name: str, level: str, where: str, role: str) -> None:
     sizes = {key: int(words[words.index(f"--{key}") + 1]) if f"--{key}" in words else 1 for key in ("tp", "pp", "dp")}
     experts = int(words[words.index("--ep") + 1]) if "--ep" in words else 1
     argv = " ".join(word for i, word in enumerate(words) if word != "--dp" and (i == 0 or words[i - 1] != "--dp"))
-    plant = case.plant if role == "run" and isinstance(case, Fault) else None
+    plant = case.plant if role == "run" else case.golden
     fault_megatron.dump(Path(where), max(math.prod(sizes.values()), experts), argv, plant, level, 3)
 
 

@@ -112,6 +112,36 @@ def forgotten(p: Program) -> None:
     p.optimizer.state.pop(p.model.layers[1].mlp.down.weight)
 
 
+class AdamWithStates(torch.optim.Optimizer):
+    """AdamW that computes in float32 and keeps its states in a type of its own."""
+
+    def __init__(self, groups: Any, lr: float, states: torch.dtype) -> None:
+        super().__init__(groups, {"lr": lr, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0})
+        self.states = states
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for q in (q for q in group["params"] if q.grad is not None):
+                state = self.state[q]
+                number = state["step"] = state.get("step", 0) + 1
+                grad = q.grad.float()
+                kept = [state.get(key, torch.zeros_like(grad)).float() for key in ("exp_avg", "exp_avg_sq")]
+                mean, square = first * kept[0] + (1 - first) * grad, second * kept[1] + (1 - second) * grad.square()
+                state["exp_avg"], state["exp_avg_sq"] = mean.to(self.states), square.to(self.states)
+                moved = (mean / (1 - first**number)) / ((square / (1 - second**number)).sqrt() + group["eps"])
+                q.copy_((q.float() * (1 - group["lr"] * group["weight_decay"]) - group["lr"] * moved).to(q.dtype))
+
+
+def states_in(dtype: torch.dtype) -> Plant:
+    def plant(p: Program) -> None:
+        p.make_optimizer = lambda: AdamWithStates(p.groups(), p.setting.lr, dtype)  # type: ignore[method-assign]
+
+    return plant
+
+
+SHORT_STATES, WIDE_STATES = states_in(torch.bfloat16), states_in(torch.float32)
 UPDATE = r"update|beta|\beps\b|optimizer|exp_avg|weight_decay|decay|\blr\b|learning.rate|param"
 
 
@@ -125,6 +155,10 @@ CASES = (
     pair("weight decay off", AMP, setting_of(decay=0.0), UPDATE, "config"),
     pair("weight decay 2 % off", AMP, setting_of(decay=0.102), UPDATE, "config", levels=("monitor",)),
     pair("beta1", AMP, optimizer_of(betas=(0.88, 0.95)), UPDATE, "config"),
+    *(
+        Fault(f"monitors: optimizer states in bf16{name}", setting, SHORT_STATES, UPDATE, "exp_avg_dtype", ("monitor",), golden=WIDE_STATES)
+        for name, setting in (("", AMP), (", weights in bf16", BF16), (" under fsdp", FSDP))
+    ),
     pair("beta2, bf16", BF16, optimizer_of(betas=(0.9, 0.969)), UPDATE, "config"),
     pair("eps", AMP, optimizer_of(eps=1e-6), UPDATE, "config"),
     pair("learning rate 2 % off", AMP, optimizer_of(lr=1.02e-3), r"learning|\blr\b|update", "config", 0),

@@ -61,6 +61,12 @@ SCALINGS = frozenset((
 ))  # fmt: skip
 """Operators that multiply or divide element by element."""
 
+RANDOM_MASKS = frozenset((
+    "dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout", "feature_alpha_dropout",
+    "native_dropout",
+))  # fmt: skip
+"""Operators that draw which elements they leave out."""
+
 MASKINGS = frozenset(("masked_fill", "masked_fill_", "where", "triu", "tril", "masked_scatter", "index_fill", "index_fill_"))
 """Operators that put a value of the caller's in place of some elements."""
 

@@ -98,15 +98,17 @@ def test_a_difference_that_grows(grows: float, step: int | None, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("other", "number", "finding"), [("bool", 1.0, "none"), ("bfloat16", -1e4, "structure")], ids=["a mask", "another precision"]
+    ("family", "other", "number", "finding"),
+    [("actv", "bool", 1.0, "none"), ("actv", "bfloat16", -1e4, "structure"), ("exp_avg", "bfloat16", -1e4, "structure")],
+    ids=["a mask", "another precision", "states of an optimizer"],
 )
-def test_tensors_of_another_type(other: str, number: float, finding: str, tmp_path: Path) -> None:
+def test_tensors_of_another_type(family: str, other: str, number: float, finding: str, tmp_path: Path) -> None:
     """Numbers of a mask of bool say nothing of one of floats; those that agree within the round-off of another type are no all-clear."""
     roots = []
     for name, dtype, value in (("run", f"torch.{other}", number), ("golden", "torch.float32", -1e4)):
         roots.append(Monitor(tmp_path / name, ranks=1).write())
         (place,) = (roots[-1] / "monitor").iterdir()
-        (place / "actv_0-9.csv").write_text(
+        (place / f"{family}_0-9.csv").write_text(
             "vpp_stage,name,step,micro_step,norm,min,max,shape,dtype\n"
             + "".join(f"0,layers.0.input,{step},0,{abs(value)},{value},{value},[4],{dtype}\n" for step in range(3))
         )
@@ -181,12 +183,13 @@ def _at_loss_scales(tmp_path: Path, scales: tuple[str, str], family: str, norms:
     ("factors", "said", "finding"),
     [
         ((64.0, 1.0, 1.0), "the loss scale was taken out", "none"),
+        ((1.5, 1.0, 1.0), "", "divergence"),
         ((64.0, 64.0, 1.0), "", "divergence"),
         ((1.0, 0.25, 1.0), "before clipping in one run", "none"),
         ((1.0, 0.25, 0.25), "", "divergence"),
         ((1.0, 0.5, 1.0), "", "divergence"),
     ],
-    ids=["scale of the loss", "and of gradients", "clipped before it is written", "and what the optimizer is given", "clipped by both"],
+    ids=["of the loss", "no power of two", "and of gradients", "clipped before it is written", "and in the optimizer", "clipped by both"],
 )
 def test_gradients_at_another_scale(factors: tuple[float, float, float], said: str, finding: str, tmp_path: Path) -> None:
     """A factor of all gradients is no difference where what is made of them does not have it, and where it is proven who took it out: the

@@ -48,6 +48,14 @@ def test_nobody_is_accused(tmp_path: Path, kind: str) -> None:
     assert any("differ from step" in problem for problem in found.problems) == kind.startswith("experts")
 
 
+@pytest.mark.fast_cells("sums-seeds-dump-Functional.dropout.0.forward")
+@pytest.mark.parametrize(("kind", "record"), [("sums-seeds-dump", "Functional.dropout.0.forward"), ("sums-dump", None)])
+def test_random_numbers_that_part_copies(tmp_path: Path, kind: str, record: str | None) -> None:
+    """What ranks have summed up is the same on each of them; a dropout that makes other tensors of it is named."""
+    first = diagnose(train(tmp_path, kind)).first_suspect
+    assert (first and first.record) == record
+
+
 @pytest.mark.slow
 def test_a_rank_that_was_started_otherwise_is_a_finding(tmp_path: Path) -> None:
     """Shards say nothing about each other, and their ranks were started with another learning rate: that is the finding."""

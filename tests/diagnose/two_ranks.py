@@ -1,6 +1,8 @@
-"""A training on two gloo ranks that leaves a dump or monitor output: ``two_ranks.py OUTPUT_DIR {ddp,experts,fsdp}[-rate]-{monitor,dump}``.
+"""A training on two gloo ranks that leaves a dump or monitor output, by the words of its second argument:
+``two_ranks.py OUTPUT_DIR {ddp,experts,fsdp,sums}[-rate,-seeds]-{monitor,dump}``.
 
-``experts``: each rank trains a network of its own, from the same numbers and under the same names.
+``experts``: each rank trains a network of its own, from the same numbers and under the same names. ``sums``: each has a part of a layer,
+whose results are summed up and dropped out; ``seeds``: with other random numbers on each rank.
 """
 
 from __future__ import annotations
@@ -16,11 +18,29 @@ from torch import nn
 OUT, KIND = Path(sys.argv[1]), sys.argv[2].split("-")
 
 
+class Summed(nn.Module):
+    """A part of a layer, and a dropout of what all parts give together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.last = nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.part(x) * (dist.get_rank() + 1)
+        with torch.no_grad():
+            dist.all_reduce(found)
+        whole: torch.Tensor = self.last(nn.functional.dropout(found + 1, 0.5))
+        return whole
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8))
+    if "sums" in KIND:
+        model = Summed()
+        torch.manual_seed(rank if "seeds" in KIND else 0)
     if "ddp" in KIND:
         model = nn.parallel.DistributedDataParallel(model)
     if "fsdp" in KIND:
@@ -45,7 +65,7 @@ def main() -> None:
         content = {"task": "statistics", "dump_path": str(OUT), "rank": [], "step": [0, 1], "level": "mix"}
         settings.write_text(json.dumps(content | {"statistics": {"scope": [], "list": []}}))
         debugger = PrecisionDebugger(config_path=str(settings))
-    generator = torch.Generator().manual_seed(rank + 1)
+    generator = torch.Generator().manual_seed(1 if "sums" in KIND else rank + 1)
     for step in range(2):
         batch = torch.randn(4, 8, generator=generator)
         if "monitor" in KIND:

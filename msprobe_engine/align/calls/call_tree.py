@@ -202,6 +202,12 @@ class Tree:
             return FUSED  # it counts its steps by a call of the other kind
         return FOREACH if self.first_update >= 0 and self.kinds[self.first_update][-1].startswith(FOREACH) else ""
 
+    @cached_property
+    def first_of_modules(self) -> int:
+        """The first record inside of a module, or of one; the number of records when there is none."""
+        inside = (op for op, kind in enumerate(self.kinds) if len(kind) == 4 or self.parents[op] != ROOT)
+        return next(inside, len(self.kinds))
+
     def relative(self, op: int, parent: int) -> Kind:
         """`kinds`, with a module's path below that of the enclosing record, so that renaming a model renames nothing inside it."""
         kind = self.kinds[op]

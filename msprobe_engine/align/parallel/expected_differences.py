@@ -33,8 +33,9 @@ def without_collectives(structure: Structure, target: Tree, golden: Tree, owned:
 
 
 def shares_out(tree: Tree) -> bool:
-    """The update is shared out over ranks (distributed optimizer): flat pieces, without regard to where a parameter ends."""
-    return any(kind[1:2] == ("Distributed",) and "reduce_scatter" in kind[2] for kind in tree.kinds[last_backward(tree) + 1 :])
+    """The update is shared out over ranks (distributed optimizer, ZeRO): flat pieces, without regard to where a parameter ends."""
+    behind = (kind[2] for kind in tree.kinds[last_backward(tree) + 1 :] if kind[1:2] == ("Distributed",))
+    return any("reduce_scatter" in api or "all_gather_into" in api for api in behind)
 
 
 def sizes(first: Any, second: Any, most: int) -> bool:

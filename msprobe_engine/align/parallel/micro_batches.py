@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from msprobe_engine.align.calls.call_tree import Kind, Tree
+from msprobe_engine.align.calls.call_tree import ROOT, Kind, Tree, calls_function
 from msprobe_engine.align.calls.structure import ADDING
 from msprobe_engine.align.parallel import pipeline_schedule
 from msprobe_engine.align.parameters.prefixes import unwrapped
@@ -88,8 +88,10 @@ def _parts(side: DumpTable, reference: Mapping[Kind, int], n: int) -> list[list[
     micros = pipeline_schedule.count(told) if told else 0
     if told and micros and micros % n == 0:
         found: list[list[int]] = [[] for _ in range(n)]
-        for op, (number, _, _) in enumerate(told):
-            found[number * n // micros if told[op] != pipeline_schedule.TAIL else 0].append(op)
+        of = [segment[0] * n // micros if segment != pipeline_schedule.TAIL else 0 for segment in told]
+        for op in range(len(told)):
+            of[op] = min(of[op], _made_in(tree, of, op))
+            found[of[op]].append(op)
         return found
     kinds = _kinds(tree)
     counts = _counts(side)
@@ -117,6 +119,19 @@ def _parts(side: DumpTable, reference: Mapping[Kind, int], n: int) -> list[list[
         micro[name] = min(at, n - 1)
         parts[micro[name]].append(op)
     return parts
+
+
+def _made_in(tree: Tree, of: Sequence[int], op: int) -> int:
+    """The micro batch whose pass has made what a call of no module takes in: what follows a pass (its loss, for the log) belongs to it, and
+    not to the next one. That of the call where no pass has.
+
+    Args:
+        of: record -> its micro batch.
+    """
+    if tree.parents[op] != ROOT or not calls_function(tree.kinds[op]):
+        return of[op]
+    sources = (tree.producers.get(row) for row in tree.tensors_in(op))
+    return max((of[source] for source in sources if source is not None and source > tree.first_of_modules), default=of[op])
 
 
 def _first_calls(

@@ -81,6 +81,13 @@ def place_in_source(text: str) -> str:
     return one_line(found.place) if found is not None and not _MACHINERY.search(text.partition(_CALLED_BY)[0]) else ""
 
 
+def library_function(text: str) -> tuple[str, str] | None:
+    """Path within the installed packages and name of the function of a stack line; None of what is no library's."""
+    found = parse_line(text)
+    within = _LIBRARY.split(found.file)[1:] if found is not None else []
+    return (within[-1].strip('"'), found.function) if found is not None and within else None
+
+
 def argument_text(code: str, function: str, place: int | str, method: bool = False) -> str:
     """What is written for an argument of a call: ``self.eps`` of position 3 in ``F.rms_norm(x, (8,), w, self.eps)``, ``-step_size`` of
     ``value`` in ``param.addcdiv_(exp_avg, denom, value=-step_size)``.

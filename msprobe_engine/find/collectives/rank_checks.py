@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
 from msprobe_engine.find.collectives import replicas, sums
+from msprobe_engine.find.collectives.parted_copies import parted_by_random_numbers
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.dump.dump_table import DumpTable
 
 _WHOLE = Sentence("the golden run has one rank, and this is all of the parameter: the ranks hold copies")
 _TIED = Sentence("the golden run has one weight there: the stages that hold it sum its gradients")
+_COPIES = Sentence("the other run has moved it from the same numbers to the same numbers on all of these ranks: they hold copies")
 _SUMMING = Sentence("these ranks sum the gradients of all their parameters: they hold the same ones")
 
 
@@ -36,6 +38,7 @@ class RankChecks:
     suspects: list[Suspect] = field(default_factory=list)
     evidence: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    _began: dict[str, dict[int, replicas.Row]] = field(default_factory=dict)  # the parameters that the other run begins with
 
     def look(self, step: int, sides: Mapping[int, DumpTable]) -> None:
         """Check the collectives and the replicas of one step."""
@@ -48,19 +51,25 @@ class RankChecks:
             self.finding = findings.COLLECTIVE
             self.suspects = [wrong.suspect(step) for wrong in checked.wrong]
             self.evidence += [wrong.why for wrong in checked.wrong[:5]]
+        elif parted := parted_by_random_numbers(step, sides, checked.links):
+            self.finding, self.suspects = findings.DESYNC, parted
         else:
             self.hold_replicas(step, sides)
         self.problems += [problem for side in sides.values() for problem in side.problems]
 
     def hold_replicas(self, step: int, sides: Mapping[int, DumpTable], whole: Mapping[int, DumpTable] | None = None) -> None:
         """Parameters of ranks that hold copies; where that is not known, whether they have parted. `whole`: the same step of another run,
-        which says what a parameter is where it has one rank."""
+        which says what a parameter is where it has one rank, or where its ranks have moved it alike."""
         table = replicas.parameters(sides)
         odd: list[replicas.Odd] = []
-        if whole is not None and len(whole) == 1:
+        if whole is not None:
             other = replicas.parameters(whole)
-            odd = replicas.differing(step, replicas.of_the_whole(table, other), _WHOLE)
-            odd += replicas.differing(step, replicas.of_tied(table, other), _TIED)
+            self._began = self._began or other
+            if len(whole) == 1:
+                odd = replicas.differing(step, replicas.of_the_whole(table, other), _WHOLE)
+                odd += replicas.differing(step, replicas.of_tied(table, other), _TIED)
+            else:
+                odd = replicas.differing(step, replicas.of_moved_copies(table, self._began, other), _COPIES)
             if odd:
                 self._part(odd)
                 return

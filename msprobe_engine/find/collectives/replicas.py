@@ -155,6 +155,22 @@ def of_the_whole(table: Mapping[str, Mapping[int, Row]], whole: Mapping[str, Map
     return {name: dict(rows) for name, rows in table.items() if {row[0] for row in rows.values()} == {shapes.get(_of_parameter(name))}}
 
 
+def of_moved_copies(
+    table: Mapping[str, Mapping[int, Row]], began: Mapping[str, Mapping[int, Row]], other: Mapping[str, Mapping[int, Row]]
+) -> dict[str, dict[int, Row]]:
+    """What ranks have of the parameters that another run holds alike on the same ranks, where it has moved them.
+
+    Args:
+        began, other: of the other run, in its first step and in this one.
+    """
+    found: dict[str, dict[int, Row]] = {}
+    for name, rows in table.items():
+        then, now = set(began.get(name, {}).values()), set(other.get(name, {}).values())
+        if len(then) == len(now) == 1 and then != now and rows.keys() == other[name].keys():
+            found[name] = dict(rows)
+    return found
+
+
 def of_tied(table: Mapping[str, Mapping[int, Row]], whole: Mapping[str, Mapping[int, Row]]) -> dict[str, dict[int, Row]]:
     """What ranks (the first and the last stage of a pipeline) have of matrices that one process has under several names."""
     names: dict[Row, list[str]] = {}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from msprobe_engine.core.operator_traits import normal_op
 from msprobe_engine.core.text.sentences import Sentence, one_line_of
 from msprobe_engine.core.text.source_line import source_of
-from msprobe_engine.find.collectives.links import Link, is_asynchronous, reduction_of
+from msprobe_engine.find.collectives.links import Link, Links, is_asynchronous, reduction_of
 from msprobe_engine.find.difference import cross_rank
 from msprobe_engine.find.difference.explain import module_around, stack_of
 from msprobe_engine.find.findings import Suspect
@@ -45,16 +45,18 @@ class Wrong:
 
 @dataclass
 class Checked:
-    """`count`: collectives whose parts could be held against each other; `wrong`: those that are not right, in order."""
+    """`count`: collectives whose parts could be held against each other; `wrong`: those that are not right, in order;
+    `links`: all of them."""
 
     count: int = 0
     wrong: list[Wrong] = field(default_factory=list)
+    links: Links = field(default_factory=Links)
 
 
 def check(sides: Mapping[int, DumpTable]) -> Checked:
     """Check all collectives of a step."""
-    found = Checked()
-    for link in sorted(cross_rank.linked(sides).links, key=lambda link: min((op for _, op in link.members), default=0)):
+    found = Checked(links=cross_rank.linked(sides))
+    for link in sorted(found.links.links, key=lambda link: min((op for _, op in link.members), default=0)):
         if link.missing or len(link.members) < 2 or any(rank not in sides for rank, _ in link.members):
             continue
         wrong = _check(link, sides)

@@ -7,12 +7,13 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from msprobe_engine.align.calls.call_tree import FOREACH, FUSED, Tree
+from msprobe_engine.align.calls.call_tree import FOREACH, FUSED, Tree, calls_function
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.align.parameters.prefixes import bare, unwrapped
 from msprobe_engine.core import names
 from msprobe_engine.core.operator_traits import is_product, of_reducer
 from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.core.text.source_line import library_function
 from msprobe_engine.formats.dump.dump_table import OUTPUT
 
 _WITHOUT_EFFECT = frozenset(("zero_", "detach_", "requires_grad_", "record_stream_"))
@@ -119,6 +120,27 @@ def without_updates(structure: Structure, target: Tree, golden: Tree) -> Structu
         for op, other in structure.pairs
         if op >= behind[0] and other >= behind[1] and target.kinds[op][-1].startswith((FOREACH, FUSED))
     }
+    return _without(structure, apart)
+
+
+def without_other_code(structure: Structure, target: Tree, golden: Tree) -> Structure:
+    """Calls behind the forward pass that functions of libraries make, each side another one, are no pairs: two ways to sum up gradients,
+    to clip them or to update use the same functions for other things."""
+    apart = set()
+    for op, other in structure.pairs:
+        if op > target.first_backward and other > golden.first_backward and calls_function(target.kinds[op]):
+            mine, theirs = _library_function(target, op), _library_function(golden, other)
+            if mine and theirs and mine != theirs:
+                apart.add((op, other))
+    return _without(structure, apart)
+
+
+def _library_function(tree: Tree, op: int) -> tuple[str, str] | None:
+    stack = tree.side.stacks.get(tree.side.ops[op])
+    return library_function(stack[0]) if stack else None
+
+
+def _without(structure: Structure, apart: set[tuple[int, int]]) -> Structure:
     return dataclasses.replace(
         structure,
         pairs=[pair for pair in structure.pairs if pair not in apart],

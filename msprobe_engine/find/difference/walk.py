@@ -92,7 +92,8 @@ class DifferenceWalk:
     other_update = False
 
     def __init__(self, target: Tree, golden: Tree, structure: Structure, measured: Mapping[tuple[int, int], Figures] | None = None) -> None:
-        structure = flat_buffers.without_pieces(other_ways.without_updates(structure, target, golden), target, golden)
+        for without in (other_ways.without_updates, other_ways.without_other_code, flat_buffers.without_pieces):
+            structure = without(structure, target, golden)
         self.target, self.golden, self.structure = target, golden, structure
         self.foreign: dict[int, float] = {}
         self.finished: set[int] = set()

@@ -24,8 +24,8 @@ _STATES = ("exp_avg", "exp_avg_sq", "opt_state")
 
 def other_kinds(target: Run, golden: Run, cut: Set[tuple[int, str, Key]]) -> tuple[list[Suspect], list[str], list[Suspect]]:
     """Tensors with another shape that are not cut otherwise (`cut_otherwise`), in the order of execution; what is to be said of data
-    types; and the first activation of another one. Of tensors whose shape is another one from step to step all shapes count. Nothing where
-    the files of a run do not say: a trend data base has neither."""
+    types; and the first activation, or state of an optimizer, of another one. Of tensors whose shape is another one from step to step all
+    shapes count. Nothing where the files of a run do not say: a trend data base has neither."""
     shapes: list[tuple[tuple[int, ...], Suspect]] = []
     types: dict[tuple[str, str], list[str]] = {}
     computed: list[tuple[tuple[int, ...], Suspect]] = []
@@ -43,7 +43,7 @@ def other_kinds(target: Run, golden: Run, cut: Set[tuple[int, str, Key]]) -> tup
                     shapes.append(((step, *order_in_step(family, key, at), rank), _suspect(rank, step, family, key, mine[0], theirs[0])))
                 if all((mine[1], theirs[1])) and mine[1] != theirs[1]:
                     types.setdefault((mine[1], theirs[1]), []).append(f"rank {rank}, {family}/{key.name}")
-                    if family == "actv" and {mine[1], theirs[1]} <= FLOATS.keys():
+                    if family in ("actv", *_STATES) and {mine[1], theirs[1]} <= FLOATS.keys():
                         step = steps.get(key, 0)
                         one = _other_type(rank, step, family, key, mine[1], theirs[1])
                         computed.append(((step, *order_in_step(family, key, at), rank), one))

@@ -19,7 +19,7 @@ from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.launch_line import GOLDEN, UNKNOWN
 from msprobe_engine.find.monitor.between_steps import changed_between
 from msprobe_engine.find.monitor.growing_loss import name_loss
-from msprobe_engine.find.monitor.kinds import cut_otherwise, of_other_form, other_kinds, rounded_in_one_run
+from msprobe_engine.find.monitor.kinds import cut_otherwise, of_other_form, other_kinds, rounded_in_one_run, world_size
 from msprobe_engine.find.monitor.nearest import nearest_first
 from msprobe_engine.find.monitor.not_finite import not_finite
 from msprobe_engine.find.monitor.number_pairs import Number, every_series, paired_numbers
@@ -126,7 +126,8 @@ def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Di
     if not items:
         raise NothingCapturedError(f"{target} and {golden}: no rank, step and tensor in common; is it the same training?")
     noise = SeriesNoise(a, b)
-    items, said_scale = without_scale(items, noise.of_gradients)
+    ranks_of_both = world_size(a), world_size(b)
+    items, said_scale = without_scale(items, noise.of_gradients, ranks_of_both[0] / ranks_of_both[1] if all(ranks_of_both) else 1.0)
     found.evidence += said_scale
     by_step: dict[int, list[Number]] = {}
     for item in items:

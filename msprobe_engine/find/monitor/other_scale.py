@@ -2,7 +2,8 @@
 and that is no difference. Three scales are known, each by something that only it leaves behind:
 
 * another loss scale that both runs have written, a power of two from the first step on;
-* a loss scale that nobody has written: gradients of activations have the factor, those of parameters have not;
+* a loss scale that nobody has written, a power of two, or as many ranks as the mean is over: gradients of activations have the factor,
+  those of parameters have not;
 * clipping: one run takes its gradients to the optimizer as they were recorded, the other one clips them in between. A first moment says it
   that begins at zero: it is 1 - beta1 times what the optimizer was given.
 
@@ -30,11 +31,12 @@ Step = tuple[int, int]
 """Rank and step."""
 
 
-def without_scale(items: Iterable[Number], floor: float) -> tuple[list[Number], list[str]]:
+def without_scale(items: Iterable[Number], floor: float, ranks: float = 1.0) -> tuple[list[Number], list[str]]:
     """The numbers as they would be at the golden run's scale, and what is to be said of it.
 
     Args:
         floor: what round-off may do to the norm of a gradient.
+        ranks: how many times the golden run's ranks those of the target are.
     """
     items = list(items)
     declared = any(one.key.name.endswith(_NAME) for one in items)
@@ -50,7 +52,8 @@ def without_scale(items: Iterable[Number], floor: float) -> tuple[list[Number], 
             numbers = [_without_clipping(one, of_parameters) for one in numbers]
         of_parameters = _factor((one for one in numbers if one.order[2] in _UNCLIPPED), floor)  # clipping takes any factor off
         of_activations = _factor((one for one in numbers if one.order[2] == Moment.BACKWARD), floor)
-        if not declared and of_activations and of_activations != 1.0 == of_parameters:
+        scaled = of_activations != 1.0 and any(_is_power_of_two(of_activations / one, floor) for one in (1.0, ranks))
+        if not declared and scaled and of_parameters == 1.0:
             numbers = [_scaled(one, of_activations, one.order[2] == Moment.BACKWARD) for one in numbers]
             backward.add(of_activations)
         found += numbers
@@ -73,6 +76,10 @@ def _factor(numbers: Iterable[Number], floor: float) -> float:
     if median(abs(ratio / middle - 1) for ratio in ratios) > floor:
         return 0.0
     return 1.0 if abs(middle - 1) <= floor else middle
+
+
+def _is_power_of_two(factor: float, exactly: float) -> bool:
+    return 0 < factor < math.inf and abs(math.log2(factor) - round(math.log2(factor))) <= exactly
 
 
 def _scaled(one: Number, factor: float, is_scaled: bool) -> Number:
@@ -119,7 +126,7 @@ def _without_loss_scale(items: list[Number]) -> tuple[list[Number], list[str]]:
     if not scales:
         return items, []
     first = scales[min(scales, key=lambda place: (place[1], place[0]))]
-    if first == 1.0 or not 0 < first < math.inf or abs(math.log2(first) - round(math.log2(first))) > _EXACT:
+    if first == 1.0 or not _is_power_of_two(first, _EXACT):
         return items, []
     found = []
     for one in items:

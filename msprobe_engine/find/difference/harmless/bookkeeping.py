@@ -18,6 +18,8 @@ from msprobe_engine.measure import roundoff
 if TYPE_CHECKING:
     from msprobe_engine.find.difference.walk import DifferenceWalk
 
+_WRITES = "__setitem__"
+
 _LEAST = 0.5
 """Of the calls of an update that compute, this part has to be compared for the update to be called the same."""
 
@@ -26,6 +28,8 @@ def comes_to_nothing(walker: DifferenceWalk, op: int) -> bool:
     """A copy or a buffer of gradients, of which everything that computes with it, or the update as a whole, is the same on both sides."""
     if of_reducer(walker.side.ops[op]) and gives_the_same(walker, op):
         return True  # what each rank puts in may have been summed with some of the others before
+    if not walker.one_layout and _is_table_of_rank(walker, op):
+        return True
     scales = walker.target.kinds[op][-1] in SCALINGS  # the decay of a weight is no copy, whether it could be compared or not
     if not _is_copy(walker, op) or (scales and not any(walker.measured.shape[at] for at in walker.span_of(op))):
         return False
@@ -35,6 +39,17 @@ def comes_to_nothing(walker: DifferenceWalk, op: int) -> bool:
     update = [one for one in _update(walker) if one > op]
     known = [one for one in update if _is_known(walker, one)]
     return len(known) > 0 and len(known) >= _LEAST * len(update) and all(_agrees(walker, one) for one in known)
+
+
+def _is_table_of_rank(walker: DifferenceWalk, op: int) -> bool:
+    """Entries that a rank writes into a table that nothing computes with (losses of its layers, for the log): ranks of another layout have
+    others to write."""
+    if walker.target.kinds[op][-1] != _WRITES:
+        return False
+    side = walker.side
+    written = side.stats[side.rows(op)[0]].tobytes()
+    users = (row for row in range(side.rows(op).stop, len(side)) if side.role[row] == INPUT and side.stats[row].tobytes() == written)
+    return all(walker.target.kinds[side.op[row]][-1] in (_WRITES, "__getitem__") for row in users)
 
 
 def _is_copy(walker: DifferenceWalk, op: int) -> bool:

@@ -9,13 +9,14 @@ from msprobe_engine.align.calls.call_tree import Kind, Tree, calls_function
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.align.parallel import merge_statistics
 from msprobe_engine.align.parallel.outcome import AGREES
-from msprobe_engine.core.operator_traits import SCALINGS
+from msprobe_engine.core.operator_traits import MOVES, SCALINGS
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.measure import distances, roundoff
 
 
 def without_pieces(structure: Structure, target: Tree, golden: Tree) -> Structure:
     """Calls that scale or sum up as many elements, of the same statistics together, in another number of pieces are no pairs, and none of
-    them is missing."""
+    them is missing; nor are those that move gradients into such pieces and out of them."""
     if not (structure.only_target or structure.only_golden):
         return structure
     pieces = [dict[Kind, list[int]](), dict[Kind, list[int]]()]
@@ -36,6 +37,8 @@ def without_pieces(structure: Structure, target: Tree, golden: Tree) -> Structur
                 known.update(side.op[row] for row in some)
     if not apart[0]:
         return structure
+    for tree, known in zip((target, golden), apart):
+        known.update(_moves(tree))
     return dataclasses.replace(
         structure,
         pairs=[(op, other) for op, other in structure.pairs if op not in apart[0] and other not in apart[1]],
@@ -52,8 +55,23 @@ def _flat(tree: Tree) -> Iterator[tuple[int, int]]:
         if not calls_function(kind) or not (kind[-1] in SCALINGS or kind[1] == "Distributed"):
             continue
         row = next(iter(tree.tensors_in(op)), -1)
-        if row >= 0 and len(side.shape[row] or ()) == 1 and roundoff.eps(side.dtype[row]):
+        if row >= 0 and _is_vector(side, row):
             yield op, row
+
+
+def _moves(tree: Tree) -> Iterator[int]:
+    """Calls that put gradients into such buffers, or take them out, up to the update."""
+    side = tree.side
+    for op in range(min(tree.first_backward, len(tree.kinds)), max(tree.first_update, tree.last_backward) + 1):
+        if not calls_function(tree.kinds[op]) or tree.kinds[op][2] not in MOVES:
+            continue
+        made_again = any(len(tree.kinds[above]) == 4 and tree.kinds[above][0] == "forward" for above in tree.above(op))
+        if not made_again and any(_is_vector(side, row) for row in side.rows(op)):
+            yield op
+
+
+def _is_vector(side: DumpTable, row: int) -> bool:
+    return len(side.shape[row] or ()) == 1 and side.shape[row] != [0] and roundoff.eps(side.dtype[row]) > 0
 
 
 def _whole(stats: merge_statistics.Floats, sizes: list[int]) -> merge_statistics.Floats:

@@ -130,13 +130,13 @@ class NoiseNotes:
         side, tree = self._walker.side, self._walker.target
         found: dict[bytes, Noise] = {}
         for op in range(tree.last_backward + 1, len(tree.kinds)):
-            came_in = NONE
+            came_in: list[Noise] = []
             for row in side.rows(op):
                 key = side.stats[row].tobytes()
                 if self._role[row] != OUTPUT:
-                    came_in = largest((came_in, found.get(key, NONE)))
-                elif row in self._notes or hands_on(tree.kinds[op][-1]):  # several may have the same numbers
-                    found[key] = largest((found.get(key, NONE), self._notes.get(row, came_in)))
+                    came_in += [found[key]] if key in found else []
+                elif row in self._notes or (came_in and hands_on(tree.kinds[op][-1])):  # several may have the same numbers
+                    found[key] = largest((found.get(key, NONE), self._notes.get(row, largest(came_in))))
         return found
 
     def _times(self, pair: int, element: float, whole: float, bias: float, limit: float, behind: float = 0.0) -> float:
