@@ -148,7 +148,7 @@ def test_a_check_that_is_interrupted_says_how_to_go_on_and_leaves_no_process(tmp
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert children
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=240)
     assert process.returncode == 130
     assert f"-csv_path {files(tmp_path)[0]}".encode() in said
     assert not any(Path(f"/proc/{child}").exists() for child in children)

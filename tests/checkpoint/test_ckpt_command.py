@@ -279,7 +279,7 @@ def test_a_killed_run_is_gone_on_with(tmp_path: Path, ended: signal.Signals, cod
             break
         time.sleep(0.05)
     process.send_signal(ended)
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=240)[1]
     assert process.returncode == code, said
     done = journal.read_bytes().count(b"\n") - 1
     assert 3 <= done < count

@@ -366,7 +366,7 @@ def _titan(target: Path) -> Any:
 @pytest.mark.slow
 def test_a_checkpoint_of_torchtitan(tmp_path: Path) -> None:
     """Weights at the top of the state dict, flat names of optimizer states, train state: of its Trainer on two ranks."""
-    weights = run_ranks(2, _titan, tmp_path, timeout=120)[0]
+    weights = run_ranks(2, _titan, tmp_path, timeout=240)[0]
     found = open_checkpoint(tmp_path / "dump" / "checkpoint")
     assert (found.path.name, found.problems) == ("step-2", [])
     mine = {t.name: t for t in found.tensors.values() if t.group == "model"}

@@ -111,7 +111,7 @@ def test_three_workers_elsewhere_one_of_them_killed(tmp_path: Path, command: str
             busy = [worker for worker, tasks in client.processing().items() if tasks]
         assert busy
         workers[client.scheduler_info()["workers"][busy[0]]["name"]].kill()
-        said, _ = far.communicate(timeout=120)
+        said, _ = far.communicate(timeout=240)
     assert near.returncode == far.returncode == (0 if command == "nan_analyze" else 1)
     assert _undated(said.encode()) == _undated(near.stdout.encode())
     assert _files(tmp_path / "far") == _files(tmp_path / "near")
@@ -138,7 +138,7 @@ def _cluster(place: Path) -> Iterator[tuple[str, dict[str, subprocess.Popen[byte
 
         address = json.loads(known.read_text())["address"]
         with Client(address) as client:
-            client.wait_for_workers(3, timeout=60)
+            client.wait_for_workers(3, timeout=240)
         yield address, processes
     finally:
         for process in processes.values():

@@ -401,7 +401,7 @@ def test_one_is_said_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixtu
 def _commit(place: Path, text: str) -> None:
     (place / "train.py").write_text(text, encoding="utf-8")
     for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "x"]):
-        subprocess.run(["git", "-C", str(place), *words], check=True, capture_output=True, timeout=60)
+        subprocess.run(["git", "-C", str(place), *words], check=True, capture_output=True, timeout=240)
 
 
 @pytest.mark.parametrize(("text", "code", "word"), [("print()", 0, "No difference that matters"), ("print(1)", 1, "program.git.commit")])

@@ -38,7 +38,7 @@ def by_bash(script: Path, *arguments: str) -> tuple[Starts, dict[str, str]]:
         (programs / name).chmod(0o755)
     out = script.parent / "started"
     environment = {"PATH": f"{programs}:/usr/bin:/bin", "STUB_OUT": str(out), "HOME": "/home/x"}
-    subprocess.run([BASH or "", str(script), *arguments], cwd=script.parent, env=environment, capture_output=True, timeout=60, check=False)
+    subprocess.run([BASH or "", str(script), *arguments], cwd=script.parent, env=environment, capture_output=True, timeout=240, check=False)
     starts: Starts = []
     for block in out.read_text().split("START\0")[1:] if out.exists() else []:
         words, _, variables = block.partition("ENVIRONMENT\0")
@@ -195,7 +195,7 @@ def test_random_scripts_come_out_as_in_bash(seed: int, tmp_path: Path) -> None:
         (tmp_path / f"{i}.sh").write_text(text)
     prelude = 'launch() { printf "<%s>" "$@"; printf "\\0"; }; for i in $(seq 0 39); do (. ./$i.sh p1 "p 2" 2>$i.err); printf "\\1"; done'
     done = subprocess.run(
-        [BASH or "", "--norc", "-f", "-c", prelude], cwd=tmp_path, env={"PATH": os.defpath}, capture_output=True, timeout=120, check=False
+        [BASH or "", "--norc", "-f", "-c", prelude], cwd=tmp_path, env={"PATH": os.defpath}, capture_output=True, timeout=240, check=False
     )
     compared = 0
     for i, (text, out) in enumerate(zip(texts, done.stdout.decode("utf-8", "replace").split("\1"))):
@@ -246,7 +246,7 @@ def test_what_is_said_to_be_known_is_so_whatever_a_run_finds(seed: int, tmp_path
         if content is not None:
             (tmp_path / "mark").write_text(content)
         words = [BASH or "", "--norc", "-f", "-c", prelude]
-        done = subprocess.run(words, cwd=tmp_path, env={"PATH": os.defpath}, capture_output=True, timeout=20, check=False)
+        done = subprocess.run(words, cwd=tmp_path, env={"PATH": os.defpath}, capture_output=True, timeout=240, check=False)
         runs.append(done.stdout.decode("utf-8", "replace").split("\1"))
     compared = known_values = 0
     for i, (text, *outs) in enumerate(zip(texts, *runs)):

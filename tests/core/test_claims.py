@@ -51,7 +51,7 @@ class Claimant:
 
     def end(self) -> str:
         """What it has said on stderr."""
-        return self.process.communicate("end\n", timeout=60)[1]
+        return self.process.communicate("end\n", timeout=240)[1]
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -242,7 +242,7 @@ def test_many_at_once_all_find_a_place(tmp_path: Path) -> None:
         assert process.stdout is not None
         places.append(json.loads(process.stdout.readline())["path"])
     for process in processes:
-        process.communicate("end\n", timeout=60)
+        process.communicate("end\n", timeout=240)
     assert len(set(places[::2])) == len(set(places[1::2])) == 1
     assert {Path(places[0]), Path(places[1])} == {tmp_path / "out", tmp_path / "out" / "run-2"}
     assert not os.path.exists(tmp_path / "out") or not os.listdir(tmp_path / "out")

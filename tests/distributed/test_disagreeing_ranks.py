@@ -62,7 +62,7 @@ def train(mode: str, out: str) -> str:
 def test_ranks_that_disagree(tmp_path: Path, mode: str) -> None:
     """One rank dumps while the other does not and never calls stop; an exception leaves one rank's step: the job ends as without
     the probe, bit for bit, and every step that was asked for is there."""
-    assert run_ranks(2, train, mode, str(tmp_path), timeout=120) == run_ranks(2, train, mode, "", timeout=120)
+    assert run_ranks(2, train, mode, str(tmp_path), timeout=240) == run_ranks(2, train, mode, "", timeout=120)
     dump = open_dump(tmp_path / "dump")
     assert dump.steps == [0, 1, 2, 3]
     wanted = [[0], [1], [0], [1]] if mode == "disjoint" else [[0, 1]] * 4

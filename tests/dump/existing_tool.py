@@ -96,7 +96,7 @@ def compare(version: str, venv: Path, target: Path, golden: Path, out: Path) -> 
     if sheets[0].suffix == ".xlsx":
         reader = "import pandas,sys; pandas.read_excel(sys.argv[1], keep_default_na=False).to_csv(sys.argv[2], index=False)"
         text = sheets[0].with_suffix(".csv")
-        subprocess.run([str(venv / "bin/python"), "-c", reader, str(sheets[0]), str(text)], check=True, timeout=120)
+        subprocess.run([str(venv / "bin/python"), "-c", reader, str(sheets[0]), str(text)], check=True, timeout=240)
         sheets = [text]
     with open(sheets[0], newline="", encoding="utf-8-sig") as file:
         return list(csv.DictReader(file))

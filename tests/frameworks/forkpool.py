@@ -41,7 +41,7 @@ def _child(rank: int, n: int, init: str, answers: Any, function: Callable[..., A
         answers.put((rank, False if connected else None, traceback.format_exc()))
 
 
-def run_ranks(n: int, function: Callable[..., Any], *args: Any, timeout: float = 60) -> list[Any]:
+def run_ranks(n: int, function: Callable[..., Any], *args: Any, timeout: float = 240) -> list[Any]:
     """``[function(*args) of rank 0, of rank 1, ...]``; raises when a rank fails or `timeout` seconds pass."""
     for _ in range(STARTS - 1):
         try:

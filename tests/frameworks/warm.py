@@ -72,7 +72,7 @@ class Program:
         self.pid = pid
         self._code = RUNS
 
-    def wait(self, timeout: float = 60) -> int:
+    def wait(self, timeout: float = 240) -> int:
         """The exit code, negative: the signal.
 
         Raises:
@@ -108,7 +108,7 @@ def started(code: str, *arguments: object, cwd: Path | None = None, env: Mapping
 
 
 def run(
-    code: str, *arguments: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 60
+    code: str, *arguments: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 240
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end.
 
@@ -131,7 +131,7 @@ def script(program: Path) -> str:
 
 
 def together(
-    environments: Sequence[Mapping[str, str]], code: str, *arguments: object, cwd: Path | None = None, timeout: float = 120
+    environments: Sequence[Mapping[str, str]], code: str, *arguments: object, cwd: Path | None = None, timeout: float = 240
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run a program once in each environment, beside each other, and wait for all.
 
@@ -153,7 +153,7 @@ def together(
 
 
 def ranks(
-    number: int, code: str, *arguments: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 120
+    number: int, code: str, *arguments: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 240
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run a program as every rank of a job, with the environment that torchrun gives to it, and wait for all, as `together` does."""
     with socket.socket() as free:

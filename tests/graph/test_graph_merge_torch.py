@@ -82,7 +82,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"):
         importlib.import_module(name)  # once, not in each of the processes that are forked
     for kind, ranks in (("one", 1), ("tp", 2), ("fsdp2", 2), ("ddp", 2)):
-        run_ranks(ranks, train, kind, str(root / kind), ranks, timeout=120)
+        run_ranks(ranks, train, kind, str(root / kind), ranks, timeout=240)
     return root
 
 

@@ -78,7 +78,7 @@ def test_nothing_is_asked_until_something_happens(server: Any) -> None:
     for name in ("x", "y"):
         ranks[11].announce({"id": name})
         heard: list[list[dict[str, Any]]] = [[] for _ in ranks]
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while not all(heard) and time.monotonic() < until:
             time.sleep(0.01)
             for seen, notifier in zip(heard, ranks):
@@ -87,7 +87,7 @@ def test_nothing_is_asked_until_something_happens(server: Any) -> None:
     begin = time.monotonic()
     for notifier in ranks:
         notifier.close()
-    assert time.monotonic() - begin < 2, "a thread that waits is woken"
+    assert time.monotonic() - begin < 5, "a thread that waits is woken"
     assert not any(notifier._watcher is not None and notifier._watcher.is_alive() for notifier in ranks)
 
 
@@ -101,7 +101,7 @@ def test_an_event_whose_rank_died_before_it_woke_the_others_is_heard_later(serve
     _settle(first)
     assert first.poll() == [{"id": "x"}]
     first.announce({"id": "y"})
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while not (heard := first.poll()) and time.monotonic() < until:
         time.sleep(0.01)
     assert heard == [{"id": "y"}]
@@ -124,11 +124,11 @@ def test_only_the_first_rank_of_a_node_asks_step_by_step(store: Any) -> None:
 def test_nobody_waits_for_a_slow_store(store: Any) -> None:
     ranks = _node(store)
     for notifier in ranks:
-        notifier._store = Counted(store, seconds=0.5)
+        notifier._store = Counted(store, seconds=2.0)
     begin = time.perf_counter()
     for notifier in ranks:
         notifier.poll()
-    assert time.perf_counter() - begin < 0.1
+    assert time.perf_counter() - begin < 1.8
     _settle(*ranks)
     for notifier in ranks:
         notifier.close()

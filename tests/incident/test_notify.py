@@ -34,11 +34,11 @@ def test_store_reaches_every_rank_once(store: Any) -> None:
 
 def test_store_counter_before_value(store: Any) -> None:
     """A rank that sees the counter before the value comes back for it and does not wait in get."""
-    reader = StoreNotifier(store, patience=2)
+    reader = StoreNotifier(store, patience=60)
     store.add("msprobe/incident/count", 1)
     start = time.monotonic()
     assert reader.poll() == []
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 30
     store.set("msprobe/incident/1", '{"id": "y"}')
     assert reader.poll() == [{"id": "y"}]
     reader.close()
@@ -72,7 +72,7 @@ def test_a_hanging_store_costs_one_patience() -> None:
     start = time.monotonic()
     for _ in range(200):
         assert notifier.poll() == []
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 8
     assert store.calls == 1
     store.release.set()
     notifier.close()
@@ -170,7 +170,7 @@ os.write(closed[1], b"1")
 @pytest.mark.slow
 def test_a_store_that_answers_while_the_process_ends(tmp_path: Path) -> None:
     """The host of the store has stopped when the notifier is closed and goes on while the process ends: exit code 0, nothing said."""
-    done = subprocess.run([sys.executable, "-c", ENDING, tmp_path / "place"], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", ENDING, tmp_path / "place"], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, "")
 
 

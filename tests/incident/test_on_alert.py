@@ -163,7 +163,7 @@ def test_a_training_is_ended(program: str, saved: int, tmp_path: Path) -> None:
     words = ["run", "--output-dir", "out", "--set", "on_alert.stop=true", "--", sys.executable, "train.py"]
     done = subprocess.run(
         [sys.executable, "-m", "msprobe_engine.cli", *words],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120, check=False,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 86, done.stderr
     assert "went on" not in done.stdout

@@ -58,7 +58,7 @@ def msprobe(*words: str, cwd: Path, **keys: Any) -> subprocess.CompletedProcess[
     """``msprobe ...`` in a process of its own."""
     keys.setdefault("env", environment())
     command = [sys.executable, "-m", "msprobe_engine.cli.main", *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=120, **keys)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=240, **keys)
 
 
 def run(*command: str, cwd: Path, options: tuple[str, ...] = ("--config", "probe.yaml"), **keys: Any) -> subprocess.CompletedProcess[str]:

@@ -208,9 +208,9 @@ def test_two_trainings_in_one_directory_at_once_are_two_runs(alone: tuple[str, d
     # The first is held in its last step until the second is through.
     first = subprocess.Popen(line(), env=ln.environment(JOB_WAITS="go"), **keys)
     ln.wait_for(lambda: len(list(tmp_path.glob("waiting*"))) == ranks)
-    second = subprocess.run(line(), env=ln.environment(), timeout=120, check=False, **keys)
+    second = subprocess.run(line(), env=ln.environment(), timeout=240, check=False, **keys)
     (tmp_path / "go").write_text("")
-    _, said = first.communicate(timeout=120)
+    _, said = first.communicate(timeout=240)
     assert (first.returncode, second.returncode) == (0, 0), said + second.stderr
     assert "this one writes in run-2" in second.stderr
     assert "lost" not in said + second.stderr
@@ -233,7 +233,7 @@ def test_a_start_right_after_a_kill_goes_on_in_the_same_directory(tmp_path: Path
     first = subprocess.Popen(line, cwd=tmp_path, env=ln.environment(JOB_WAITS="never"), stderr=subprocess.PIPE, text=True)
     ln.wait_for(lambda: any(tmp_path.glob("waiting*")))
     first.kill()
-    second = subprocess.run(line, cwd=tmp_path, env=ln.environment(), capture_output=True, text=True, timeout=120, check=False)
+    second = subprocess.run(line, cwd=tmp_path, env=ln.environment(), capture_output=True, text=True, timeout=240, check=False)
     first.communicate()
     assert second.returncode == 0, second.stderr
     assert not list((tmp_path / "out").glob("run-*"))

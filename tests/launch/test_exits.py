@@ -165,7 +165,7 @@ def never_ending(hold: bool) -> None:
 @pytest.mark.parametrize("hold", [False, True])
 def test_patience_is_an_upper_bound(tmp_path: Path, hold: bool) -> None:
     """What does not finish does not keep the process alive, wherever the main thread is."""
-    (one,) = pr.run(never_ending, hold, directory=tmp_path, fails=True, timeout=15)
+    (one,) = pr.run(never_ending, hold, directory=tmp_path, fails=True, timeout=50)
     assert one.code == -signal.SIGTERM
 
 

@@ -68,7 +68,7 @@ def test_torchrun_with_workers_and_a_thread_that_fails(here: Path) -> None:
     """Two ranks with data-loader workers: two ranks' files and no other; the agent and the workers make nothing. An exception of a
     thread ends nothing."""
     process = started(torchrun(JOB, "thread", "2"), here, JOB_WORKERS="1")
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert out.count(f"step {STEPS - 1} loss") == 2
     assert err.count("msprobe is on") == 1
@@ -82,7 +82,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]
     here = tmp_path_factory.mktemp("ends")
     (here / "probe.yaml").write_text(SETTINGS)
     process = started([sys.executable, str(Path(JOB).with_name("children.py")), "3", "exit", "raise", "interrupt"], here)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     return here, json.loads(out.splitlines()[-1])
 
@@ -112,7 +112,7 @@ def ended(line: list[str], here: Path, start: Callable[..., subprocess.Popen[str
         assert text, process.communicate()[1]
         waiting += text.count("waiting")  # two ranks may write into one line
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     return process.returncode, err
 
 
@@ -141,7 +141,7 @@ def test_a_rank_that_fails(here: Path) -> None:
     fault = "    if os.environ['RANK'] == '1':\n        raise ValueError('of rank 1')\n"
     (here / "job.py").write_text(Path(JOB).read_text().replace("def end() -> None:\n", f"def end() -> None:\n{fault}"))
     process = started(torchrun("job.py", "wait", "3"), here)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "ValueError: of rank 1" in err
     check(here / "out", 2, 3, cut_off=3)
@@ -151,6 +151,6 @@ def test_a_rank_that_fails(here: Path) -> None:
 def test_accelerate_launch(here: Path) -> None:
     """Accelerate's launcher starts a script of plain torch: followed; the launcher itself, which imports torch, is not."""
     process = started([sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", JOB, "done", "9"], here)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     check(here / "out", 1, STEPS)

@@ -96,7 +96,7 @@ def seen_by(ranks: int, argv: str, level: str) -> list[dict[str, Any]]:
     """`job` on each rank, for all tests that look at it: two steps, of one layer where layers are not dealt out."""
     small = "" if "--pp" in argv else " --layers 1"
     with tempfile.TemporaryDirectory() as place:
-        return run_ranks(ranks, job, f"--steps 2 {argv}{small}", level, place, timeout=120)
+        return run_ranks(ranks, job, f"--steps 2 {argv}{small}", level, place, timeout=240)
 
 
 def _outputs(frame: Any, start: str, middle: str) -> list[float]:

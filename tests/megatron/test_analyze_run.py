@@ -30,7 +30,7 @@ def job(seed: int, output: str) -> dict[str, Any]:
 def test_the_planted_fault_comes_first(seed: int, tmp_path: Path) -> None:
     """Step, rank, module and direction of the first alert in the order of execution are those of the planted fault, although the other
     stage of the pipeline reports NaN in the same step, too."""
-    (truth,) = [answer for answer in run_ranks(2, job, seed, str(tmp_path), timeout=90) if answer]
+    (truth,) = [answer for answer in run_ranks(2, job, seed, str(tmp_path), timeout=240) if answer]
     result = analyze(tmp_path)
     assert result.began is not None
     first = result.began.first

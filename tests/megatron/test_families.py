@@ -76,7 +76,7 @@ def job(argv: str) -> dict[str, Any]:
 
 @functools.cache
 def ran(argv: str) -> list[dict[str, Any]]:
-    return run_ranks(2, job, f"--steps 2 --layers 2 --hidden 40 {argv}", timeout=90)
+    return run_ranks(2, job, f"--steps 2 --layers 2 --hidden 40 {argv}", timeout=240)
 
 
 @pytest.mark.framework

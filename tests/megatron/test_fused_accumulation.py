@@ -45,7 +45,7 @@ def test_what_is_in_the_buffer(argv: str) -> None:
     """Everything is seen as with separate gradients; in place of a micro batch's gradient of such a weight there is what the buffer holds
     after it, which after the last one is what the rank hands to the reduction."""
     with tempfile.TemporaryDirectory() as place:
-        run = run_ranks(2, fused, f"--steps 2 --layers 1 {argv}", place, timeout=120)
+        run = run_ranks(2, fused, f"--steps 2 --layers 1 {argv}", place, timeout=240)
     for rank in run:
         assert rank["calls"]
         for step, seen in enumerate(rank["seen"]):

@@ -162,7 +162,7 @@ def test_replicas(layout: str) -> None:
     """Silent until a parameter changes on one rank alone; in that step it is named, with a group that has the rank in it."""
     ranks, argv = LAYOUTS[layout]
     name = "output_layer.weight" if layout == "PP 2, tied embeddings" else "input_layernorm.weight"
-    said = [alert for rank in run_ranks(ranks, drifting, argv, ranks - 1, name, timeout=120) for alert in rank]
+    said = [alert for rank in run_ranks(ranks, drifting, argv, ranks - 1, name, timeout=240) for alert in rank]
     assert said
     assert min(step for step, _, _ in said) == 2
     names = ("embedding.word_embeddings.weight", name)  # tied weights have the name of the first stage
@@ -184,7 +184,7 @@ def test_no_replicas(layout: str) -> None:
 def test_incident(layout: str, tmp_path: Path) -> None:
     """Step, rank and module that `nan_analyze` gives for the incident are those of a planted fault."""
     ranks, argv = LAYOUTS[layout]
-    answers = run_ranks(ranks, faulty, argv, 3, str(tmp_path), timeout=120)
+    answers = run_ranks(ranks, faulty, argv, 3, str(tmp_path), timeout=240)
     (truth,) = [answer for answer in answers if answer]
     (incident, *_) = sorted((tmp_path / "incidents").glob("step*"))
     first = nan_analyze(incident).findings[0]

@@ -101,7 +101,7 @@ INCIDENTS = [layout for layout in LAYOUTS if "EP" not in layout and "expert" not
 def test_an_incident_names_the_fault(layout: str, tmp_path: Path) -> None:
     """Step, rank and module that `nan_analyze` gives for the incident are those of a planted fault."""
     ranks, argv = LAYOUTS[layout]
-    answers = run_ranks(ranks, faulty, argv.replace("--fp16", ""), 3, str(tmp_path), timeout=120)
+    answers = run_ranks(ranks, faulty, argv.replace("--fp16", ""), 3, str(tmp_path), timeout=240)
     (truth,) = [answer for answer in answers if answer]
     (incident, *_) = sorted((tmp_path / "incidents").glob("step*"))
     first = nan_analyze(incident).findings[0]
@@ -148,8 +148,8 @@ def test_replicas_that_drift_apart(layout: str) -> None:
     """A healthy training is silent; a weight that changes on one rank alone is named with its group, which has that rank in it."""
     ranks, argv = LAYOUTS[layout]
     argv = argv.replace("--distopt", "").replace("--overlap", "")  # the shard that is updated would heal it
-    assert run_ranks(ranks, drifting, argv, -1, timeout=120) == [[]] * ranks
-    said = [alert for rank in run_ranks(ranks, drifting, argv, ranks - 1, timeout=120) for alert in rank]
+    assert run_ranks(ranks, drifting, argv, -1, timeout=240) == [[]] * ranks
+    said = [alert for rank in run_ranks(ranks, drifting, argv, ranks - 1, timeout=240) for alert in rank]
     first = min(step for step, _, _ in said)
     assert first in (2, 3)
     named = [(name, group) for step, name, group in said if step == first]

@@ -137,7 +137,7 @@ def job(argv: str) -> dict[str, Any]:
 @pytest.mark.parametrize("argv", ["--distopt", pytest.param("--tp 2", marks=pytest.mark.slow), pytest.param("", marks=pytest.mark.slow)])
 def test_a_name_that_went_takes_a_part_away_and_is_said(argv: str) -> None:
     """Of each name: nothing that is reported is another number, and what is reported no longer is said."""
-    for results in run_ranks(2, job, argv, timeout=120):
+    for results in run_ranks(2, job, argv, timeout=240):
         assert results.pop("reported") > 20
         for name, (places, wrong, left_out, said) in results.items():
             assert not wrong, (name, wrong)

@@ -25,7 +25,7 @@ def job(argv: str, seed: int, output: str) -> dict[str, Any]:
 @pytest.mark.slow
 def test_the_planted_fault_is_named(seed: int, tmp_path: Path) -> None:
     """Step, rank and module that `nan_analyze` gives for the incident are those of the planted fault."""
-    answers = run_ranks(2, job, LAYOUTS[seed % len(LAYOUTS)], seed, str(tmp_path), timeout=90)
+    answers = run_ranks(2, job, LAYOUTS[seed % len(LAYOUTS)], seed, str(tmp_path), timeout=240)
     (truth,) = [answer for answer in answers if answer]
     (incident, *_) = sorted((tmp_path / "incidents").glob("step*"))
     result = nan_analyze(incident)

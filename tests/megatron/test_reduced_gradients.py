@@ -82,7 +82,7 @@ def job(argv: str) -> dict[str, Any]:
 
 @functools.cache
 def ran(argv: str, ranks: int = 2) -> list[dict[str, Any]]:
-    return run_ranks(ranks, job, f"--steps 2 --layers 3 --hidden 40 {argv}", timeout=90)
+    return run_ranks(ranks, job, f"--steps 2 --layers 3 --hidden 40 {argv}", timeout=240)
 
 
 LAYOUTS: tuple[str, ...] = (

@@ -47,7 +47,7 @@ def test_bits_are_the_same(ranks: int, argv: str, level: str, tmp_path: Path) ->
     without the probe, bit by bit, on every rank."""
     argv = f"--steps {MANY} {argv}"
     plain = without(ranks, argv)
-    probed = run_ranks(ranks, job, argv, level, str(tmp_path), timeout=120)
+    probed = run_ranks(ranks, job, argv, level, str(tmp_path), timeout=240)
     for (expected, _, _), (state, frames, entries) in zip(plain, probed):
         assert frames == MANY
         assert (entries > 0) == (level != "monitor")

@@ -303,7 +303,7 @@ def test_prometheus_is_scraped() -> None:
     probe.attach(net, optimizer)
     programs.train(net, optimizer, probe, 3)
     assert probe.frames
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     probe.close()
     lines = [line for line in text.splitlines() if not line.startswith("#")]

@@ -22,12 +22,12 @@ START = 24
 @functools.cache
 def healthy(layout: str, steps: int) -> None:
     """The twin: nothing is said by any rank."""
-    assert run_ranks(2, alerts, f"--steps {steps} {layout}", timeout=100) == [[], []]
+    assert run_ranks(2, alerts, f"--steps {steps} {layout}", timeout=240) == [[], []]
 
 
 def run(steps: int, layout: str, plant: Any) -> list[list[tuple[str, Said]]]:
     healthy(layout, steps if layout else START + 6)  # the longest of a layout is the twin of all
-    return run_ranks(2, alerts, f"--steps {steps} {layout}", plant, timeout=100)
+    return run_ranks(2, alerts, f"--steps {steps} {layout}", plant, timeout=240)
 
 
 def first(found: list[tuple[str, Said]], *rules: str) -> Said:

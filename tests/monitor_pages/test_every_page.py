@@ -54,6 +54,6 @@ def test_ascend(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     (text,) = blocks("docs/frameworks/ascend.md", "python")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
-    subprocess.run([sys.executable, "-c", BEFORE + text], cwd=tmp_path, env=environment, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", BEFORE + text], cwd=tmp_path, env=environment, check=True, timeout=240)
     (file,) = (tmp_path / "dump").rglob("dump.json")
     assert "Functional.linear.0.forward" in json.loads(file.read_text())["data"]

@@ -143,7 +143,7 @@ def engine() -> None:
 def test_deepspeed(tmp_path: Path) -> None:
     """A step is an update; gradients and parameters are there, whole, on both ranks."""
     pytest.importorskip("deepspeed")
-    pr.run(engine, ranks=2, directory=tmp_path, timeout=120)
+    pr.run(engine, ranks=2, directory=tmp_path, timeout=240)
     found = open_run("runs/a")
     assert found.ranks == [0, 1]
     for family in ("grad_reduced", "param_updated", "update"):

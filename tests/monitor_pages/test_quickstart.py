@@ -39,7 +39,7 @@ def test_the_five_minutes(tmp_path: Path) -> None:
             assert words[0] == "msprobe"
             done = subprocess.run(
                 [sys.executable, "-m", "msprobe_engine.cli.main", *words[1:]],
-                cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,
+                cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False,
             )  # fmt: skip
             said = done.stdout.replace(f"{tmp_path}/", "")
             assert done.returncode == (1 if words[1] == "diagnose" else 0), (line, done.stdout, done.stderr)

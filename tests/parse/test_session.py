@@ -36,7 +36,7 @@ def test_the_end_of_the_input_ends_it() -> None:
     """In a process of its own, with input that ends at once and with a command that fails: both return."""
     for text, code in (("", 0), ("pt\n", 1)):
         done = subprocess.run(
-            [sys.executable, "-m", "msprobe", "-f", "pytorch", "parse"], input=text, capture_output=True, text=True, timeout=120
+            [sys.executable, "-m", "msprobe", "-f", "pytorch", "parse"], input=text, capture_output=True, text=True, timeout=240
         )
         assert done.returncode == code, done.stderr
 

@@ -60,7 +60,7 @@ def train(output: str, level: str, bad_rank: int, strict: bool) -> list[str]:
 def analyze(directory: Path, output: Path) -> str:
     """What ``msprobe nan_analyze`` prints."""
     command = [sys.executable, "-m", "msprobe_engine.cli", "nan_analyze", "-i", str(directory), "-o", str(output)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False).stdout
 
 
 @pytest.mark.parametrize("level", ["mix", "L1"])

@@ -51,7 +51,7 @@ for step in range(2):
 def test_exception_in_the_training(tmp_path: Path) -> None:
     """The step in which the training broke is written as far as it came and is marked as not complete; the exception is its own."""
     text = textwrap.dedent(SCRIPT).format(here=str(Path(__file__).parent), output=str(tmp_path))
-    ran = warm.run(text, timeout=120)
+    ran = warm.run(text, timeout=240)
     assert ran.returncode == 1
     assert "the training broke" in ran.stderr
     dump = open_dump(tmp_path / "dump")

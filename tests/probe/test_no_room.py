@@ -56,7 +56,7 @@ def same_training(done: dict[str, Any], tmp_path: Path) -> None:
 
 def scrape(probe: TorchProbe) -> dict[str, Any]:
     (sink,) = (s for s in probe.session.writer.sinks if s.name == "prometheus")
-    with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=10) as answer:  # type: ignore[attr-defined]
+    with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=60) as answer:  # type: ignore[attr-defined]
         return {"metrics": answer.read().decode()}
 
 

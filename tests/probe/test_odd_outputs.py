@@ -160,7 +160,7 @@ def scraped(setup: ProbeSettings) -> str:
     port = next((sink.port for sink in probe.session.writer.sinks if sink.name == "prometheus"), None)  # type: ignore[attr-defined]
     text = ""
     if port:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=240) as answer:
             text = answer.read().decode()
     probe.close()
     return text

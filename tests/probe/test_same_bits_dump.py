@@ -169,6 +169,6 @@ def test_one_rank(tmp_path: Path, references: dict[str, list[Any]], what: str) -
 @pytest.mark.parametrize("kind", PARALLEL)
 def test_two_ranks(tmp_path: Path, references: dict[str, list[Any]], kind: str, what: str) -> None:
     """DDP, FSDP2 and tensor parallelism on two gloo ranks."""
-    done = pr.run(job, kind, what, str(tmp_path), ranks=2, directory=tmp_path, timeout=120)
+    done = pr.run(job, kind, what, str(tmp_path), ranks=2, directory=tmp_path, timeout=240)
     assert [one.value for one in done] == references[kind]
     assert len(written(tmp_path)) == 4

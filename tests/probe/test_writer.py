@@ -101,7 +101,7 @@ def test_hanging_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ki
     started = time.monotonic()
     for step in range(10):
         under_test.submit(frame(step), [])
-        assert written.acquire(timeout=20)
+        assert written.acquire(timeout=240)
     under_test.close()
     assert time.monotonic() - started < 10
     gate.set()

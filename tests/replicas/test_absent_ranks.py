@@ -212,8 +212,8 @@ def _scope(frame: Frame) -> str:
 @pytest.mark.fast_cells("ddp-2-closes in a step", "ddp-2-healthy", "ddp-2-settings cannot be read")
 def test_ranks_that_disagree_about_the_probe(kind: str, ranks: int, plan: str) -> None:
     """The rule above, for each way to disagree. With all ranks healthy everything is merged from the first step on, without a word."""
-    plain = run_ranks(ranks, train, kind, None, timeout=120)
-    seen = run_ranks(ranks, train, kind, PLANS[plan], timeout=120)
+    plain = run_ranks(ranks, train, kind, None, timeout=240)
+    seen = run_ranks(ranks, train, kind, PLANS[plan], timeout=240)
     print(f"{kind}, {plan}: slowest step {max(s.slowest for s in seen):.2f} s, close {max(s.close for s in seen):.2f} s")
     for rank in range(ranks):
         assert seen[rank].bits == plain[rank].bits
@@ -362,7 +362,7 @@ def _close_beside(other: str) -> tuple[float, list[str]]:
 @pytest.mark.parametrize("other", ["no probe", "a probe without the check"])
 def test_the_end_does_not_wait_for_ranks_that_had_time_to_come(other: str) -> None:
     """A rank that has taken no part for seconds of training is not waited for at the end, and what is said of it is true of both."""
-    (close, said), _ = run_ranks(2, _close_beside, other, timeout=120)
+    (close, said), _ = run_ranks(2, _close_beside, other, timeout=240)
     print(f"close {close:.2f} s")
     assert close < ABSENT_AT_END
     (about,) = [text for text in said if "replicas on ranks" in text]

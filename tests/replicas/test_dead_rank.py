@@ -23,7 +23,7 @@ def last_frame(tmp_path: Path, when: str) -> tuple[dict[str, Any], dict[str, Any
     """The last two frames of the rank that stays, what it said, and its directory of CSV files."""
     program = Path(__file__).with_name("dead_rank.py")
     output = tmp_path / "out"
-    done = subprocess.run([sys.executable, program, when, output, tmp_path / "init"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, program, when, output, tmp_path / "init"], capture_output=True, text=True, timeout=240)
     (file,) = output.glob("**/rank0.jsonl")
     frames = {line["step"]: line for line in map(json.loads, file.read_text().splitlines()) if "step" in line}
     (folder,) = (output / "monitor").glob("*-rank0-*")

@@ -129,7 +129,7 @@ def test_a_rank_killed_in_the_midst_of_an_exchange(victim: int) -> None:
         seen: list[Seen] = []
         with contextlib.suppress(queue.Empty):
             while len(seen) < RANKS - 1:
-                seen.append(answers.get(timeout=60))
+                seen.append(answers.get(timeout=240))
         for process in processes:
             process.join(30)
             process.kill()

@@ -130,7 +130,7 @@ def test_an_exchange_leaves_files_to_the_training() -> None:
 
 def _connect(port: int, data: bytes) -> bytes:
     """What a listener sends to somebody who sends `data`, until it closes the connection."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
         sock.sendall(data)
         return sock.recv(16)
 
@@ -162,7 +162,7 @@ def test_strangers_that_stay_take_no_files_from_the_training(monkeypatch: pytest
     key = b"s" * 20
     strangers = [socket.create_connection(("127.0.0.1", int(port)), timeout=10) for _ in range(40)]
     loop.call(lambda: links.Links(loop, key, 0, (1,), lambda *_: adopted.set(), lambda *_: None) and None)
-    with socket.create_connection(("127.0.0.1", int(port)), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", int(port)), timeout=60) as sock:
         sock.sendall(loop.hello(bytes.fromhex(secret), key, 1) + connections.encode(Message(Kind.UP, 0, 1, 0)))
         assert adopted.wait(10)
         assert len(loop.connections) <= 32 // 8 + 1
@@ -238,7 +238,7 @@ def _sockets_and_threads() -> tuple[int, int, bool]:
 
 def test_files_and_threads_of_a_rank() -> None:
     """Three exchanges of 12 ranks: one thread in all, and at most 7 connections each beside what the thread itself needs."""
-    for files, threads, connected in run_ranks(12, _sockets_and_threads, timeout=120):
+    for files, threads, connected in run_ranks(12, _sockets_and_threads, timeout=240):
         assert connected
         assert files <= 3 * 7 + 4
         assert threads == 1
@@ -268,9 +268,9 @@ def test_a_store_that_hangs_holds_nobody() -> None:
     exchange = Quiet(store, [0, 1], 0, "hanging", limit=2)
     began = time.monotonic()
     assert not exchange.meet(0.2)
-    assert time.monotonic() < began + 5.0
+    assert time.monotonic() < began + 30.0
     store.over.set()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not exchange.failed and time.monotonic() < end:
         time.sleep(0.01)
     assert exchange.failed == "the store is gone"

@@ -62,7 +62,7 @@ def test_ranks_of_two_machines(tmp_path: Path) -> None:
         pytest.skip("network namespaces cannot be made here")
     (tmp_path / "rank.py").write_text(RANK)
     script = NETWORK.replace("{python}", sys.executable).replace("{program}", str(tmp_path / "rank.py"))
-    done = subprocess.run(["unshare", "--net", "bash", "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(["unshare", "--net", "bash", "-c", script], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [each["found"] for each in said] == [[3, 3, 3]] * 2

@@ -29,7 +29,7 @@ def _of_rules() -> dict[str, str]:
 
 def test_amtool_takes_the_file_and_sends_each_alert_where_it_belongs(binary: Callable[[str], str]) -> None:
     amtool = binary("amtool")
-    done = subprocess.run([amtool, "check-config", str(FILE)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([amtool, "check-config", str(FILE)], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     for alert, severity in _of_rules().items():
         labels = [f"alertname={alert}", f"severity={severity}", "job=msprobe", "rank=3"]
@@ -103,7 +103,7 @@ def _post(url: str, alerts: list[Any]) -> None:
     until = time.monotonic() + 30
     while True:
         try:
-            with urllib.request.urlopen(request, timeout=30):
+            with urllib.request.urlopen(request, timeout=240):
                 return
         except OSError:
             if time.monotonic() > until:

@@ -108,7 +108,7 @@ def test_ranks_that_leave_tensors_to_others(tmp_path: Path) -> None:
         (memory,) = [sink for sink in sinks if isinstance(sink, MemorySink)]
         (prometheus,) = [sink for sink in sinks if sink.name == "prometheus"]
         assert [len(frame.samples) for frame in memory.frames] == [1, 1], "what is in memory is what the rank has seen"
-        with urlopen(f"http://127.0.0.1:{prometheus.port}/metrics", timeout=30) as page:
+        with urlopen(f"http://127.0.0.1:{prometheus.port}/metrics", timeout=240) as page:
             assert ("layer=" in page.read().decode()) == (rank == 0)
         writer.close()
         (directory,) = tmp_path.glob(f"monitor/*-rank{rank}-*")

@@ -61,7 +61,7 @@ def parse_openmetrics(text: str) -> list[Any]:
 
 def scrape(sink: PrometheusSink, accept: str = "") -> str:
     request = urllib.request.Request(f"http://127.0.0.1:{sink.port}/metrics", headers={"Accept": accept})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         body: bytes = answer.read()
     return body.decode()
 
@@ -84,7 +84,7 @@ def test_endpoint(sinks: Callable[..., PrometheusSink], binary: Callable[[str], 
     feed(sink, 2, math.nan)
     text = scrape(sink)
     assert values(text, "msprobe_step") == {"0": 2.0}
-    checked = subprocess.run([binary("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
+    checked = subprocess.run([binary("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, timeout=240)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
     openmetrics = scrape(sink, "application/openmetrics-text; version=1.0.0")
     names = [f.name for f in parse_openmetrics(openmetrics)]
@@ -254,7 +254,7 @@ def test_textfile(sinks: Callable[..., PrometheusSink], tmp_path: Path, binary: 
     (path,) = directory.iterdir()
     assert (path.name, stat.S_IMODE(path.stat().st_mode)) == ("msprobe_rank2.prom", 0o644)
     assert values(path.read_text(), "msprobe_step") == {"2": 3.0}
-    subprocess.run([binary("promtool"), "check", "metrics"], stdin=path.open(), check=True, timeout=60)
+    subprocess.run([binary("promtool"), "check", "metrics"], stdin=path.open(), check=True, timeout=240)
     sink.close()
     assert list(directory.iterdir()) == []
 
@@ -321,4 +321,4 @@ def test_dead_gateway_holds_up_nobody(sinks: Callable[..., PrometheusSink]) -> N
         start = time.perf_counter()
         for step in range(20):
             feed(sink, step)
-        assert time.perf_counter() - start < 1.0
+        assert time.perf_counter() - start < 5.0

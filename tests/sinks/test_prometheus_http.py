@@ -103,9 +103,9 @@ class Drips:
 def scrape(port: int, tls: ssl.SSLContext | None = None, **headers: str) -> http.client.HTTPResponse:
     """One GET of /metrics."""
     made = (
-        http.client.HTTPSConnection("127.0.0.1", port, timeout=20, context=tls)
+        http.client.HTTPSConnection("127.0.0.1", port, timeout=240, context=tls)
         if tls
-        else http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        else http.client.HTTPConnection("127.0.0.1", port, timeout=240)
     )
     made.request("GET", "/metrics", headers={name.replace("_", "-"): value for name, value in headers.items()})
     return made.getresponse()
@@ -136,7 +136,7 @@ def test_two_thousand_drips_do_not_stop_a_training(tmp_path: Path, tls: bool) ->
         assert until(lambda: drips.made >= 2000, 60.0)
         answered = [is_answered(port, context) for _ in range(3)]
         (tmp_path / "out" / "end").touch()
-        output, errors = run.communicate(timeout=100)
+        output, errors = run.communicate(timeout=240)
         drips.close()
     assert run.returncode == 0, errors
     assert answered == [True] * 3
@@ -158,7 +158,7 @@ def serving(render: Callable[[], bytes] = lambda: b"fine", **options: Any) -> It
 def say(port: int, data: bytes) -> bytes:
     """What comes back for raw bytes."""
     said = b""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=20) as raw:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=240) as raw:
         raw.sendall(data)
         while piece := raw.recv(65536):
             said += piece
@@ -325,7 +325,7 @@ client.settimeout(30)
 print(b"fine" in client.makefile("rb").read())
 server.close()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, cwd=tmp_path)
     assert (done.stdout.split(), done.stderr) == (["True", "True"], "")
 
 

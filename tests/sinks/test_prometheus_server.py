@@ -45,7 +45,7 @@ for step in range(10**9):
 )
 def test_promtool(binary: Callable[[str], str], command: tuple[str, ...]) -> None:
     """promtool accepts the shipped rules and configuration, and the rules do in its simulation what their tests say."""
-    done = subprocess.run([binary("promtool"), *command], cwd=DEPLOY, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([binary("promtool"), *command], cwd=DEPLOY, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -66,7 +66,7 @@ def free_port() -> int:
 
 
 def ask(port: int, path: str, **query: str) -> Any:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=60) as answer:
         return json.load(answer)["data"]
 
 

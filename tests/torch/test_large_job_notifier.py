@@ -36,5 +36,5 @@ def test_the_way_follows_the_size_of_the_job(world: int, rank: int, local: str |
         monkeypatch.delenv(name, raising=False)
     if local is not None:
         monkeypatch.setenv("LOCAL_RANK", local)
-    done = subprocess.run([sys.executable, "-c", SCRIPT.format(rank=rank, world=world)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", SCRIPT.format(rank=rank, world=world)], capture_output=True, text=True, timeout=240)
     assert done.stdout.strip() == said, done.stderr

@@ -256,6 +256,6 @@ def test_numbers_of_the_existing_tool(way: str) -> None:
     plain = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     shown = []
     for python in (sys.executable, existing_tool("26.2.0").python):
-        ran = subprocess.run([python, "-c", EXISTING, way], capture_output=True, text=True, env=plain, timeout=120, check=True, cwd="/")
+        ran = subprocess.run([python, "-c", EXISTING, way], capture_output=True, text=True, env=plain, timeout=240, check=True, cwd="/")
         shown.append(ran.stdout[ran.stdout.index("NUMBERS") :])
     assert shown[0] == shown[1]

@@ -189,7 +189,7 @@ def test_files_of_the_existing_tool(tmp_path: Path) -> None:
     script.write_text(EXISTING)
     for name, python in (("ours", sys.executable), ("theirs", str(existing_tool("26.2.0").python))):
         (tmp_path / name).mkdir()
-        subprocess.run([python, str(script)], capture_output=True, env=plain, timeout=120, check=True, cwd=tmp_path / name)
+        subprocess.run([python, str(script)], capture_output=True, env=plain, timeout=240, check=True, cwd=tmp_path / name)
     ours, theirs = tmp_path / "ours/out", tmp_path / "theirs/out"
     assert files(ours) == files(theirs)
     for file in files(ours):

@@ -117,7 +117,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     compiler = shutil.which("cc") or pytest.skip("no C compiler")
     place = tmp_path_factory.mktemp("libraries")
     (place / "source.c").write_text(SOURCE.format(LIBRARIES[request.param]))
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", place / request.param, place / "source.c"], check=True, timeout=60)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", place / request.param, place / "source.c"], check=True, timeout=240)
     return ctypes.CDLL(str(Path(place) / request.param))
 
 

@@ -142,7 +142,7 @@ def test_a_job_that_is_ended(tmp_path: Path) -> None:
                     break
             job.send_signal(signal.SIGTERM)
             job.stdout.read()
-            assert job.wait(timeout=60) == -signal.SIGTERM
+            assert job.wait(timeout=240) == -signal.SIGTERM
         finally:
             job.kill()
     output = place / "output" / "probe"

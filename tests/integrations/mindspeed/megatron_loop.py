@@ -171,10 +171,10 @@ def report_faults(folder: Path) -> dict[str, Any]:
     fault = write_settings(folder / "fault", monitor={"gradients": True}, incident=ring, log_level="silent")
     everything = write_settings(folder / "mix", dump={"step": [4, 5], "level": "mix"}, grad_probe={"grad_level": "L1"})
     return {
-        "alike": run_ranks(2, replicas, str(write_settings(folder / "alike", **alone)), "", timeout=120),
-        "drift": run_ranks(2, replicas, str(write_settings(folder / "drift", **alone)), DRIFTING, timeout=120),
-        "fault": run_ranks(2, incident, str(fault), timeout=120),
-        "detach": run_ranks(2, detach, str(everything), timeout=120),
+        "alike": run_ranks(2, replicas, str(write_settings(folder / "alike", **alone)), "", timeout=240),
+        "drift": run_ranks(2, replicas, str(write_settings(folder / "drift", **alone)), DRIFTING, timeout=240),
+        "fault": run_ranks(2, incident, str(fault), timeout=240),
+        "detach": run_ranks(2, detach, str(everything), timeout=240),
     }
 
 

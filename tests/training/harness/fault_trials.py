@@ -161,7 +161,7 @@ def of_fault(found: Outcome) -> list[str]:
 def outcomes(job: Job, trial: Trial | None, seen: bool = True) -> list[Outcome]:
     """Of all ranks, in a process of their own."""
     one = lambda: outcome(job, trial, seen)  # noqa: E731
-    found: list[Outcome] = apart(lambda: run_ranks(job.ranks, one, timeout=80) if job.ranks > 1 else [one()])
+    found: list[Outcome] = apart(lambda: run_ranks(job.ranks, one, timeout=240) if job.ranks > 1 else [one()])
     return found
 
 

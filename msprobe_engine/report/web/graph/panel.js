@@ -95,7 +95,7 @@ Graph.panel = (() => {
     return Kit.name((call ? label + " ·" + call : label) + (isBackward(columns, node) ? " ↩" : ""), most);
   }
 
-  const short = (units) => (units === Infinity ? "NaN/Inf" : units === 0 ? "0" : Graph.compare.multiple(units) + " ×");
+  const short = (units) => (units === Infinity ? "∞" : units === 0 ? "0" : Graph.compare.multiple(units) + " ×");
 
   const isBackward = (columns, node) => (columns.flags[node] & FLAG.BACKWARD) !== 0;
   const isCollection = (columns, node) => columns.type[node] === Graph.API_COLLECTION || columns.type[node] === Graph.MULTI_COLLECTION;

@@ -103,7 +103,7 @@ Kit.texts("graph", {
   units: ["{0} × round-off", "舍入误差的 {0} 倍"],
   units_equal: ["the same statistics", "统计量一致"],
   units_none: ["nothing to compare", "无可比对数据"],
-  units_bad: ["NaN or Inf on one side only", "仅一侧出现 NaN 或 Inf"],
+  units_bad: ["another shape, or NaN or Inf on one side only", "形状不同，或仅一侧出现 NaN 或 Inf"],
   index: ["26.2.0: {0}", "26.2.0 结论：{0}"],
   index_pass: ["pass (0)", "通过 (0)"],
   index_warning: ["warning (0.5)", "警告 (0.5)"],

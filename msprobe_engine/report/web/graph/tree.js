@@ -158,7 +158,8 @@ Graph.panels.push((store) => {
   }
 
   function shownUnits(units, bad) {
-    if (bad || units === Infinity) return 'NaN/Inf';
+    if (bad) return 'NaN/Inf';
+    if (units === Infinity) return '∞';
     if (!(units >= 0)) return '';
     return units === 0 ? '=' : units < 0.1 ? '<0.1' : units < 100 ? String(+units.toPrecision(2)) : units < 1e5 ? Kit.count(Math.round(units)) : units.toExponential(1);
   }
