@@ -20,10 +20,20 @@ _NEAR, _SHOWN = 3, 5
 _SUPPOSED = (
     "it was not called in these steps, or in a branch that they did not take",
     "it was called with no tensor among its arguments and results",
-    "it was called below the functions that are recorded: in a kernel of its own, in compiled code, or within another recorded call's C++",
+    "it was called below the functions that are recorded: in a kernel of its own, in compiled code, or within another recorded call, of which only the outer one is recorded",
     "it was called by another thread, or before the step began and after it ended",
 )
 _STOP = "add it to the list, or leave the key out"
+_PYTHON = {"torch.nn.functional": "Functional", "torch.Tensor": "Tensor", "torch": "Torch", "F": "Functional"}
+"""Where Python has a function, longest first -> the prefix of its records."""
+
+
+def _as_recorded(name: str) -> str:
+    """``Functional.softmax`` for ``torch.nn.functional.softmax``; another name as it is."""
+    for place, prefix in _PYTHON.items():
+        if name.startswith(f"{place}."):
+            return prefix + name.removeprefix(place)
+    return name
 
 
 @dataclass
@@ -85,6 +95,7 @@ def explain_absence(path: Path, name: str) -> Absence:
     """
     dump = open_dump(path)
     answer = Absence(name)
+    name = _as_recorded(name)
     known: dict[str, None] = {}
     reasons: dict[str, None] = {}
     answer.unreadable += of_earlier_runs(dump)
@@ -120,7 +131,7 @@ def _reasons(table: DumpTable, step: int, name: str) -> Iterator[str]:
     """What the files of one rank and step say about it."""
     parsed = names.parse(name)
     is_module = isinstance(parsed, (names.ModuleName, names.ParametersGradName)) or name.startswith(("Module.", "Cell."))
-    is_call = isinstance(parsed, names.ApiName) and not is_module
+    is_call = not is_module and (isinstance(parsed, names.ApiName) or name.startswith(tuple(f"{one}." for one in _PYTHON.values())))
     level = table.header.get("level")
     if was_cut_off(table.path, table.header, table.recovered):
         yield f"step {step} of {one_line(table.path.parent.name)} was cut off: what came later is not in it"

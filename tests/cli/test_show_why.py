@@ -37,6 +37,13 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "fewer calls": ("Functional.linear.7.forward", {}, 1, "in step 0 of rank0 it has calls 0-1 and no call 7 (forward)"),
     "no gradient": ("Functional.linear.1.backward", {}, 1, "it has calls 0 and no call 1 (backward)"),
     "no backward pass": ("Module.fc.Linear.backward.0", {}, 1, "no gradient went through it (no grad mode, detached"),
+    "a name as Python has it": ("torch.nn.functional.linear", {}, 0, "record     Functional.linear.0.forward"),
+    "a name as Python has it, level L0": (
+        "torch.nn.functional.relu",
+        {"level": "L0"},
+        1,
+        "level L0 records modules, and this is a call of a function",
+    ),
     "level L0": ("Functional.relu.0.forward", {"level": "L0"}, 1, "level L0 records modules, and this is a call of a function"),
     "level L1": ("Module.norm.LayerNorm.forward.0", {"level": "L1"}, 1, "level L1 records calls of functions, and this is a module"),
     "a list": ("Functional.relu.0.forward", {"selection": {"list": ["fc"]}}, 1, "dump.list keeps only what ['fc'] names"),
