@@ -20,7 +20,8 @@ _NEAR, _SHOWN = 3, 5
 _SUPPOSED = (
     "it was not called in these steps, or in a branch that they did not take",
     "it was called with no tensor among its arguments and results",
-    "it was called below the functions that are recorded: in a kernel of its own, in compiled code, or within another recorded call, of which only the outer one is recorded",
+    "it was called below the functions that are recorded: in a kernel of its own, in compiled code, or within another recorded call, of"
+    " which only the outer one is recorded",
     "it was called by another thread, or before the step began and after it ended",
 )
 _STOP = "add it to the list, or leave the key out"

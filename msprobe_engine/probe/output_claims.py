@@ -52,11 +52,10 @@ class OutputClaims:
             return replace(section, **{key: str(path)}) if given and path != Path(given) else section
 
         sinks, dump, incident, pack = settings.sinks, settings.dump, settings.incident, settings.config_check
-        if sinks.csv.enabled and settings.monitor is not None:
-            sinks = replace(sinks, csv=move(sinks.csv, "path", os.environ.get("MONITOR_OUTPUT_DIR", "")))
-        for name in ("jsonl", "sqlite", "parquet", "tensorboard"):
-            if getattr(sinks, name).enabled:
-                sinks = replace(sinks, **{name: move(getattr(sinks, name), "path")})
+        for name, sink in sinks.in_files().items():
+            if name != "csv" or settings.monitor is not None:
+                otherwise = os.environ.get("MONITOR_OUTPUT_DIR", "") if name == "csv" else ""
+                sinks = replace(sinks, **{name: move(sink, "path", otherwise)})
         if dump is not None:
             dump = move(dump, "dump_path")
         if incident.enabled:
@@ -78,7 +77,6 @@ class OutputClaims:
 def writes_files(settings: ProbeSettings) -> bool:
     """Does a probe with these settings leave anything in its output directory?"""
     sinks, monitored = settings.sinks, settings.monitor is not None
-    written = (sinks.csv, sinks.jsonl, sinks.sqlite, sinks.parquet, sinks.tensorboard)
-    files = sinks.anomalies or any(sink.enabled for sink in written)
+    files = sinks.anomalies or bool(sinks.in_files())
     incidents = settings.incident.enabled and (monitored or bool(settings.incident.level) or bool(settings.rules))
     return (monitored and files) or incidents or settings.dump is not None or settings.grad_probe is not None

@@ -21,6 +21,7 @@ from msprobe_integrations.autoload import request
 from msprobe_integrations.autoload.imports import after_import, forget
 from msprobe_integrations.megatron import flags, graphs
 from msprobe_integrations.patching import Around, Patches
+from msprobe_integrations.requirements import MissingNameError, need
 
 if TYPE_CHECKING:
     from msprobe_integrations.megatron.observer import TrainingObserver
@@ -354,15 +355,23 @@ def _quietly(what: str) -> Iterator[None]:
             _log.error("Megatron's %s is not followed, training goes on: %s: %s", what, type(error).__name__, error)
 
 
-def _hook(functions: Mapping[str, Around], owner: str = "", check: str = "") -> Callable[[ModuleType], None]:
-    """What wraps functions of a module once it is imported, or methods of its class `owner`; `check`: of `reliance`, made before."""
+def _hook(functions: Mapping[str, Around], owner: str = "", part: str = "", check: str = "") -> Callable[[ModuleType], None]:
+    """What wraps functions of a module once it is imported, or methods of its class `owner`, without which `part` is off; `check`: of
+    `reliance`, made before."""
 
     def hook(module: ModuleType) -> None:
         if check:
             from msprobe_integrations.megatron import reliance
 
             getattr(reliance, check)()
-        wrap(getattr(module, owner, None) if owner else module, functions)
+        if not owner:
+            wrap(module, functions)
+            return
+        with contextlib.suppress(MissingNameError):
+            place = need(module, owner, for_=part)
+            for name in functions:
+                need(place, name, for_=part)
+            wrap(place, functions)
 
     return hook
 
@@ -371,14 +380,18 @@ _WITHIN_A_STEP = {
     "megatron.core.pipeline_parallel.schedules": _hook(
         {"get_forward_backward_func": _get_forward_backward, "forward_step": _forward_step}, check="check_schedules"
     ),
-    "megatron.core.rerun_state_machine": _hook({"should_run_forward_backward": _should_run}, "RerunStateMachine"),
-    "megatron.core.full_cuda_graph": _hook({"__call__": _passes}, "FullCudaGraphWrapper"),
-    "megatron.core.optimizer.optimizer_cuda_graph": _hook({"__call__": _update}, "OptimizerCudaGraphWrapper"),
+    "megatron.core.rerun_state_machine": _hook(
+        {"should_run_forward_backward": _should_run}, "RerunStateMachine", "capture of the second run of the rerun machine"
+    ),
+    "megatron.core.full_cuda_graph": _hook({"__call__": _passes}, "FullCudaGraphWrapper", "steps of a CUDA graph of the whole pass"),
+    "megatron.core.optimizer.optimizer_cuda_graph": _hook({"__call__": _update}, "OptimizerCudaGraphWrapper", "updates in a CUDA graph"),
 }
 _STEP: Mapping[str, Around] = {"train_step": _train_step, "training_log": _training_log}
 _WHOLE_LOOP = {
     "megatron.core.optimizer": _hook(dict.fromkeys(("get_megatron_optimizer", "get_megatron_muon_optimizer"), _get_optimizer)),
-    "megatron.core.transformer.moe.moe_logging": _hook({"report": _metrics}, "MoEMetricsTracker"),
+    "megatron.core.transformer.moe.moe_logging": _hook(
+        {"report": _metrics}, "MoEMetricsTracker", "auxiliary losses of a mixture of experts"
+    ),
     "megatron.training.arguments": _hook({"parse_args": _parse_args}),
     "megatron.training.training": _hook(
         {

@@ -37,6 +37,7 @@ def settings(directory: Path, **keys: object) -> ProbeSettings:
 
 def training(made: ProbeSettings, ended: Callable[[], None]) -> None:
     """Steps 0 to 3 of a small GPT; `ended` is called in the last, between its forward and backward pass."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the tests, and this program with them, were told to ignore it
     job = pr.gpt.Job(pr.TINY)
     observer = LoopObserver(made)
     observer.setup(job.model, job.optimizer)

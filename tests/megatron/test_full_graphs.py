@@ -16,6 +16,8 @@ from forkpool import run_ranks
 from megatron_harness import observed, probe_settings, run_gpt
 
 from msprobe_engine.core.settings.schema import MonitorSettings
+from msprobe_integrations import requirements
+from msprobe_integrations.megatron import patches
 
 pytestmark = pytest.mark.framework
 MONITOR = MonitorSettings(activations=True, gradients=True, unreduced_gradients=True, parameters=True)
@@ -151,3 +153,12 @@ def update_job(graphed: bool) -> dict[str, Any]:
         {(s.family, s.phase, s.name): frame.rows[s.ref.row].tobytes() for s in frame.samples if s.ref.row >= 0} for frame in sink.frames
     ]
     return {"rows": rows, "said": [text for text in texts.texts if "CUDA graph" in text]}
+
+
+def test_a_wrapper_of_another_name_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part of the probe that wraps it is off, and is listed."""
+    module = importlib.import_module("megatron.core.full_cuda_graph")
+    monkeypatch.setattr(requirements, "MISSING", {})
+    monkeypatch.delattr(module, "FullCudaGraphWrapper")
+    patches._WITHIN_A_STEP[module.__name__](module)
+    assert requirements.MISSING == {"megatron.core.full_cuda_graph.FullCudaGraphWrapper": "steps of a CUDA graph of the whole pass"}

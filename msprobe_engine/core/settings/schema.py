@@ -7,7 +7,7 @@ The loader (`msprobe_engine.core.settings.load`) turns YAML or JSON into these o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from msprobe_engine.core.dtypes import SMALL_FLOATS
@@ -313,6 +313,11 @@ class SinkSettings:
         minimum=0,
     )  # fmt: skip
     anomalies: bool = _rule(False, "write alerts to <output_dir>/anomaly_detected/rank{R}/anomaly.json, as the existing tool does")
+
+    def in_files(self) -> dict[str, Any]:
+        """The sections that are on and write below a directory, which is their ``path`` or a part of the output directory, by name."""
+        sections = ((one.name, getattr(self, one.name)) for one in fields(self))
+        return {name: section for name, section in sections if hasattr(section, "path") and section.enabled}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,11 +26,11 @@ from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_engine.measure import roundoff
 from msprobe_engine.measure.columns import MESSAGE, METRICS
 from msprobe_engine.measure.options import NEW, OLD, CompareOptions
-from msprobe_engine.measure.tensors import metric_cells, plugins
+from msprobe_engine.measure.tensors import metric_cells, user_metrics
 from msprobe_engine.measure.tensors.metric_cells import Cell
 from msprobe_engine.measure.tensors.metrics import Figures, TensorDiff
-from msprobe_engine.measure.tensors.plugins import Metric, load_metrics
 from msprobe_engine.measure.tensors.postprocess import Postprocess
+from msprobe_engine.measure.tensors.user_metrics import Metric, load_metrics
 
 _log = get_logger()
 JOINED = ";"
@@ -220,7 +220,7 @@ class TensorMode:
         arrays = whole(target), whole(golden)
         if self._rule == NEW:
             arrays = np.squeeze(arrays[0]), np.squeeze(arrays[1])
-        results = [plugins.apply(metric, *arrays) for metric in self._metrics]
+        results = [user_metrics.apply(metric, *arrays) for metric in self._metrics]
         return [cell for cell, _ in results], [message for _, message in results]
 
 

@@ -32,8 +32,8 @@ class StatisticsOptions:
         if monitor is None or not monitor.enabled:
             return cls()
         ops = set(monitor.ops)
-        for sink in (sinks.tensorboard, sinks.jsonl, sinks.sqlite, sinks.parquet):
-            ops |= set(sink.ops) if sink.enabled else set()
+        for sink in sinks.in_files().values():
+            ops |= set(getattr(sink, "ops", ()))
         below = underflow_limit(monitor.underflow_dtype) if "underflow" in ops else 0.0
         eps = monitor.eps if "zeros" in ops and not below else 0.0
         return cls(monitor.digest or "digest" in ops, "kurtosis" in ops, below, eps)
