@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.io.claims import EARLIER_RUN
+from msprobe_engine.core.io.claims import EARLIER_RUN, PARTS
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.process.variables import LAUNCH_LINE
 from msprobe_engine.core.records import Frame
@@ -154,20 +154,31 @@ class ClosingWords:
 
 
 def _run_before(settings: ProbeSettings) -> str:
-    """The newest other run beside this one that has what this one has, or what this one has set aside; empty where there is none."""
+    """The newest other run beside this one that has what this one has, or what this one has set aside; empty where there is none. A dump
+    has to have a step of this one's."""
     part = IN_RUN if settings.dump is not None else "monitor"
     here = os.path.abspath(settings.output_dir)
+    steps = _names_in(f"{here}/{part}") if settings.dump is not None else set()
     found: list[tuple[float, str]] = []
     for above, own in ((os.path.dirname(here), False), (here, True)):
         with contextlib.suppress(OSError), os.scandir(above) as entries:
             for entry in itertools.islice(entries, _MOST_BESIDE):
                 other = EARLIER_RUN.fullmatch(entry.name) if own else entry.path != here
-                if other and not entry.is_symlink() and os.path.isdir(f"{entry.path}/{part}"):
+                if not other or entry.is_symlink() or not os.path.isdir(f"{entry.path}/{part}"):
+                    continue
+                if not steps or not steps.isdisjoint(_names_in(f"{entry.path}/{part}")):
                     found.append((os.stat(f"{entry.path}/{part}").st_mtime, entry.path))
     if not found:
         return ""
     path = os.path.relpath(max(found)[1])
     return one_line(path if not path.startswith("..") else max(found)[1])
+
+
+def _names_in(directory: str) -> set[str]:
+    try:
+        return set(os.listdir(directory))
+    except OSError:
+        return set()
 
 
 def _again(options: str) -> list[str]:
@@ -192,9 +203,12 @@ def _count(number: int, what: str) -> str:
 
 
 def _bytes_below(directory: str) -> tuple[int, bool]:
-    """Sizes of all files, and whether there was time to ask for all: a process that is asked to end has little."""
+    """Sizes of all files of this run, beside which others may lie in directories of their own, and whether there was time to ask for all: a
+    process that is asked to end has little."""
     total, until = 0, time.monotonic() + _WALK_SECONDS
-    for at, _, names in os.walk(directory):
+    for at, inside, names in os.walk(directory):
+        if at == directory:
+            inside[:] = [name for name in inside if name in PARTS]
         for name in names:
             try:
                 total += os.lstat(os.path.join(at, name)).st_size

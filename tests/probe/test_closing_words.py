@@ -43,7 +43,10 @@ def test_a_run_without_alerts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Steps, files, and what to look at next; every line is short enough to be read."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "a.csv").write_bytes(b"x" * 1500)
+    (tmp_path / "out" / "a.csv").write_bytes(b"x" * 500)
+    for place in ("monitor", "another_launch"):  # of which one is not of this run
+        (tmp_path / "out" / place).mkdir()
+        (tmp_path / "out" / place / "a.csv").write_bytes(b"x" * 1000)
     closing = words(tmp_path / "out", monitor=True)
     for step in range(3):
         closing.on_frame(frame(step), [])
@@ -132,6 +135,17 @@ def test_the_run_before_it_is_offered_for_a_comparison(
     text = closing.text([], {})
     block = text[text.index("  next") :].splitlines()
     assert [line[14:].partition("  #")[0] for line in block] == commands
+
+
+def test_a_dump_of_other_steps_is_no_partner(tmp_path: Path) -> None:
+    """Step 37 is not compared with step 0."""
+    for place in ("now/dump/step37", "before/dump/step0", "older/dump/step37"):
+        (tmp_path / place).mkdir(parents=True)
+    os.utime(tmp_path / "older" / "dump", (1, 1))
+    closing = words(tmp_path / "now", dump=True)
+    (tmp_path / "now" / "written").write_text("by a sink")
+    closing.on_frame(frame(37), [])
+    assert f"diagnose {tmp_path}/now {tmp_path}/older  #" in closing.text([], {})
 
 
 def test_slow_down_is_measured_against_the_steps_that_nobody_looked_at(tmp_path: Path) -> None:

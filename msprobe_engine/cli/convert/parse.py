@@ -43,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
         raise DumpFormatError("nothing was converted" + "".join(f"\n  {problem}" for problem in done.problems[:20]))
     more = f", {len(done.problems)} could not be read" if done.problems else ""
     skipped = f", {len(done.skipped)} files hold no tensor" if done.skipped else ""
-    print(printable(f"{len(done.files)} tensors written to {args.output_path}{more}{skipped}"))
+    what = "1 tensor" if len(done.files) == 1 else f"{len(done.files)} tensors"
+    print(printable(f"{what} written to {args.output_path}{more}{skipped}"))
     return 1 if done.problems else 0
 
 

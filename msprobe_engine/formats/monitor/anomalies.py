@@ -150,7 +150,7 @@ def _looked_at(run: Run) -> list[str]:
         if having:
             said.append(f"{ALERTS_FILE} of {ranks_text(having)} was read")
         if without:
-            said.append(f"{ranks_text(without)} {'has' if len(without) == 1 else 'have'} no {ALERTS_FILE}, which the first alert makes")
+            said.append(f"{ranks_text(without)} {'has' if len(without) == 1 else 'have'} no {ALERTS_FILE}: it is made with the first alert")
     else:
         said.append(f"the steps of {ranks_text(run.ranks)} were read, which hold their alerts")
     rules = sorted({str(rule) for rank in run.ranks if isinstance(names := run.info(rank).get("rules"), list) for rule in names})

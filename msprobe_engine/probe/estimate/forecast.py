@@ -228,7 +228,7 @@ def _notes(found: Source, made: Estimate, counted: bool) -> Iterator[str]:
     """What was assumed, most important first."""
     first, costs = found.ranks[0], list(made.per_rank.values())
     if not counted:
-        yield "one step is counted: the settings dump every step; say how many with steps (--steps N)"
+        yield "one step is counted, because the settings dump every step; --steps N counts N of them"
     if not first.ours and made.dump.level in ("L1", "mix"):
         yield "the dump was written by the existing tool, which records fewer functions at levels L1 and mix: expect more"
     if not all(one.dump.complete for one in found.ranks):
@@ -245,9 +245,9 @@ def _notes(found: Source, made: Estimate, counted: bool) -> Iterator[str]:
         yield "the run itself noted which tensors are the same one; they are counted once"
     elif saved and told <= {ROWS, CHECKSUMS, STATISTICS}:
         how = "checksum" if told <= {ROWS, CHECKSUMS} else "statistics"
-        yield f"tensor files: from all tensors of equal {how} being one tensor, with one content for all names, to none of them"
+        yield f"tensor files: one tensor is saved once; the smaller number holds if those with equal {how} are one, else the larger"
     elif saved:
-        yield "tensor files: the dump does not tell which tensors are the same one, with one content for all names; none is taken to be"
+        yield "tensor files: a tensor is saved once, but the dump does not tell which tensors are the same one; none is taken to be"
     if not any(t.max is not None for e in first.dump.entries.values() for _, t in e.tensors()):
         yield "the dump has no statistics: their text is taken to be of usual length"
     if any(c.unknown for c in costs):
