@@ -120,7 +120,7 @@ def bare_api(name: str) -> str:
     return ".".join(head.split(".")[1:-1])
 
 
-def number(value: float | None) -> str:
+def number(value: Metric) -> str:
     """A number with all its digits; a blank for None."""
     return BLANK if value is None else repr(value)
 
@@ -128,11 +128,7 @@ def number(value: float | None) -> str:
 def _our_cells(tensor: TensorResult) -> list[str]:
     size = int(np.prod(tensor.shape)) if tensor.shape else 1
     keys = shown(tensor.metrics, tensor.standard, tensor.device_dtype, size, tensor.old_status) | _ALWAYS
-    return [_plain(tensor.metrics.get(key)) if key in keys else BLANK for key in COLUMNS]
-
-
-def _plain(value: Metric) -> str:
-    return BLANK if value is None else repr(value)
+    return [number(tensor.metrics.get(key)) if key in keys else BLANK for key in COLUMNS]
 
 
 def _working_type(tensor: TensorResult) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +53,6 @@ def texts(mapping: Any, what: str) -> dict[str, str]:
         if isinstance(value, (Mapping, list)) or value is None:
             raise UsageError(f"compare: the {what} maps {str(key)[:120]!r} to a {type(value).__name__}; a name is needed")
     return {str(key): str(value) for key, value in mapping.items()}
-
-
-def save_mapping(directory: Path | str, mapping: Mapping[str, str], stem: str = "mapping") -> Path:
-    """Write ``{stem}_{YYYYmmddHHMMSS}.yaml`` and return its path.
-
-    Raises:
-        OSError: it cannot be written; nothing partial stays.
-    """
-    path = Path(directory) / f"{stem}_{datetime.now():%Y%m%d%H%M%S}.yaml"
-    write_mapping(path, mapping)
-    return path
 
 
 def write_mapping(path: Path, mapping: Mapping[str, str]) -> None:

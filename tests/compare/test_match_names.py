@@ -16,7 +16,7 @@ from msprobe_engine.align.calls.match_fuzzy import joined, without_call
 from msprobe_engine.align.calls.row_names import Keys
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
-from msprobe_engine.formats.mapping_file import save_mapping
+from msprobe_engine.formats.mapping_file import write_mapping
 from msprobe_engine.measure.options import NEW, OLD, CompareOptions
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -122,7 +122,8 @@ def test_data_mapping(tmp_path: Path, how: str) -> None:
     b = read_side(MIX)
     a = edited(tmp_path / "a")
     mapping = {a.name[5]: b.name[90], a.name[6]: "nowhere"}
-    file = save_mapping(tmp_path, mapping, "data_mapping")
+    file = tmp_path / "data_mapping.yaml"
+    write_mapping(file, mapping)
     assert yaml.safe_load(file.read_text()) == mapping
     for source in (mapping, str(file)):
         found = match(a, b, CompareOptions(match=how, data_mapping=source))

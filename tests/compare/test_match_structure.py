@@ -13,7 +13,7 @@ from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.match import Matching, match
 from msprobe_engine.align.calls.structure import match_structure
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
-from msprobe_engine.formats.mapping_file import save_mapping
+from msprobe_engine.formats.mapping_file import write_mapping
 from msprobe_engine.measure.options import CompareOptions
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -121,7 +121,8 @@ def test_renamed_layers(tmp_path: Path) -> None:
     found = match(a, b, CompareOptions())
     assert (found.golden >= 0).all()
     assert found.renamed == {"net.fc1.Linear": "net.up.Linear", "net.fc2.Linear": "net.down.Linear"}
-    file = save_mapping(tmp_path, found.renamed)
+    file = tmp_path / "mapping.yaml"
+    write_mapping(file, found.renamed)
     for options in (CompareOptions(match="name", cell_mapping=str(file)), CompareOptions(match="name", data_mapping=file)):
         assert (match(a, b, options).golden == found.golden).all()
 

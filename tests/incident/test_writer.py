@@ -20,7 +20,7 @@ from msprobe_engine.formats.dump.dump_table import read_side
 from msprobe_engine.probe.incident.event import Event
 from msprobe_engine.probe.incident.files import append_lines, rank_file
 from msprobe_engine.probe.incident.merge import combine, merge
-from msprobe_engine.probe.incident.pieces import read_piece, read_pieces
+from msprobe_engine.probe.incident.pieces import Pieces, read_piece
 from msprobe_engine.probe.incident.writer import Capture, write_incident
 
 EVENT = Event("step5-nan_inf", 5, "nan_inf", 1, 7, "rank 1 is NaN")
@@ -153,8 +153,8 @@ def test_foreign_rank_files(tmp_path: Path, frame: Any, alert: Any, changes: dic
     line = json.dumps(piece_of(tmp_path, 0) | (changes or {})) + "\n"
     (tmp_path / "samples_rank1.jsonl").write_text(line[: len(line) // 2] if changes is None else line)
     merge(tmp_path)
-    assert list(read_pieces(tmp_path)) == [0]
-    assert combine(read_pieces(tmp_path))["ranks_missing"] == [1]
+    assert list(Pieces(tmp_path).read()) == [0]
+    assert combine(Pieces(tmp_path).read())["ranks_missing"] == [1]
 
 
 def test_samples_only(tmp_path: Path, frame: Any, alert: Any) -> None:

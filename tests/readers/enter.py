@@ -22,7 +22,7 @@ from msprobe_engine.core.process.user_key import read_key
 from msprobe_engine.formats.monitor.losses import read_losses
 from msprobe_engine.probe.incident.event import Event
 from msprobe_engine.probe.incident.merge import combine, summary
-from msprobe_engine.probe.incident.pieces import read_pieces
+from msprobe_engine.probe.incident.pieces import Pieces
 from msprobe_engine.probe.sinks.prometheus.node import read_snapshot
 from msprobe_engine.probe.sinks.resume import last_step, read_header, whole_lines
 
@@ -54,7 +54,7 @@ def _calls(path: Path) -> None:
 
 
 def _incident(directory: Path) -> None:
-    pieces = read_pieces(directory)
+    pieces = Pieces(directory).read()
     if not pieces:
         raise DumpFormatError(f"{directory}: no file of a rank")
     summary(combine(pieces), str(directory))

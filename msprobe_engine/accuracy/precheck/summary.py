@@ -73,7 +73,8 @@ class Tally:
         elif result.skipped and result.message.startswith(NOT_JUDGED):
             self.unjudged.append(result)
         elif result.skipped:
-            self.reasons[_reason(result)] += 1
+            # without the numbers of calls, so that equal reasons are one
+            self.reasons[_NUMBER.sub("API", (result.message.strip().splitlines() or ["no reason given"])[0])[:160]] += 1
 
     @property
     def checked(self) -> int:
@@ -134,11 +135,6 @@ def _counts(found: Mapping[str, int]) -> str:
     words = ((ERROR, "error"), (WARNING, "warning"), (PASS, "pass"), (SKIP, "skipped"))
     told = [f"{found[status]:,} {word}" for status, word in words if found.get(status)]
     return ", ".join(told) or "none"
-
-
-def _reason(result: CallResult) -> str:
-    """Without the numbers of calls, so that equal reasons are one."""
-    return _NUMBER.sub("API", (result.message.strip().splitlines() or ["no reason given"])[0])[:160]
 
 
 def _rank(result: CallResult) -> tuple[bool, float, str]:

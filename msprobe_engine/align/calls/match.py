@@ -41,7 +41,7 @@ class Matching:
         messages: position among the n -> what is to be said about the match.
         records: int64, record of each row of the target and of the golden side.
         renamed: ``path.Class`` of modules of the target -> what they are called on the golden side, where that differs. Saved with
-            `mapping_file.save_mapping` it is a cell mapping, which ``-cm`` and ``-dm`` read.
+            `mapping_file.write_mapping` it is a cell mapping, which ``-cm`` and ``-dm`` read.
         rows: the data mapping that a layer mapping came to (row name -> row name or ``N/A``); None without one.
         aligned: the records, when the structure alone said which belong together.
         common: the rows are of the sides of `aligned`; see `sides`.

@@ -82,7 +82,7 @@ def why_it_matters(name: str) -> str:
 
 def compare_packages(bench: Versions, cmp: Versions) -> Sheet:
     """Compare the packages of two runs."""
-    mine, theirs = ({canonical(name): (name, _text(versions)) for name, versions in side.items()} for side in (bench, cmp))
+    mine, theirs = ({canonical(name): (name, ", ".join(sorted(set(versions)))) for name, versions in side.items()} for side in (bench, cmp))
     sheet = Sheet(PIP, compared=len(mine.keys() | theirs.keys()))
     for plain in sorted(mine.keys() | theirs.keys()):
         (name, x), (other, y) = mine.get(plain, ("", "")), theirs.get(plain, ("", ""))
@@ -103,7 +103,3 @@ def compare_packages(bench: Versions, cmp: Versions) -> Sheet:
             )
         )
     return sheet
-
-
-def _text(versions: Sequence[str]) -> str:
-    return ", ".join(sorted(set(versions)))

@@ -115,7 +115,7 @@ def without_gradient(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
                 if cut is not None:
                     origin.op, origin.partner, origin.kind = cut, -1, EXTRA
                     return
-            elif side.role[row] != PARAMETERS and _below(walker.target, op):
+            elif side.role[row] != PARAMETERS and walker.target.children.get(op):
                 continue  # the call inside of it that did this is there too, and came before
             origin.op, origin.partner, origin.kind, origin.row, origin.other = op, other, GRADLESS, row, theirs
             if side.role[row] == INPUT:
@@ -125,10 +125,6 @@ def without_gradient(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
 
 def _is_backward(tree: Tree, op: int) -> bool:
     return tree.gradients[op] or tree.kinds[op][0] == "backward"
-
-
-def _below(tree: Tree, op: int) -> bool:
-    return bool(tree.children.get(op))
 
 
 def _rearranged(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:

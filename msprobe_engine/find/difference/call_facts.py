@@ -42,7 +42,7 @@ def differing(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
     found = sorted((item for item in said if not buckets.get(item[0].op)), key=lambda item: item[0].op)
     put = [
         dataclasses.replace(
-            explain.suspect(step, rank, origin, walker), why=why, cause=_cause(origin, walker, why), distance=None, limit=None
+            explain.suspect(step, rank, origin, walker), why=why, cause=explain.cause(origin, walker) or why, distance=None, limit=None
         )
         for origin, why in found[:_MOST]
     ]
@@ -130,11 +130,6 @@ def _why(kind: str, side: DumpTable, row: int, golden: DumpTable, other: int) ->
     if kind == SHAPE:
         return Sentence("{0} has shape {1}, in the golden run {2}", place, side.shape[row], golden.shape[other])
     return Sentence("{0} has dtype {1}, in the golden run {2}; no number shows it", place, side.dtype[row], golden.dtype[other])
-
-
-def _cause(origin: DifferenceOrigin, walker: DifferenceWalk, why: Sentence) -> Sentence:
-    """For the first line: an argument as it is said of others, of anything else the whole sentence."""
-    return explain.cause(origin, walker) or why
 
 
 def _of_collectives(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentence]]:

@@ -93,7 +93,7 @@ class SeriesNoise:
         self._gradients: dict[tuple[int, str], float] = {}  # of each parameter, in this step and before
         self._sizes: dict[tuple[int, str, Key], float] = {}  # norms of gradients in this step
         self._types = {(rank, key): kinds for one in (run, other) for rank in one.ranks for key, kinds in _activations(one, rank).items()}
-        self._elements = {place: _size(kinds) for place, kinds in self._types.items()}
+        self._elements = {place: min((kind.elements for kind in kinds if kind.shape), default=0) for place, kinds in self._types.items()}
         self._wide: set[Number] = set()  # activations of the first step that nothing of 16 bits came before
         self._of_tokens = 2 * self._unit / math.sqrt(tokens) if (tokens := min(_tokens(one) for one in (run, other))) else 0.0
         self._moved_before: dict[tuple[int, str], float] = {}  # when the step begins
@@ -239,8 +239,3 @@ def _other_states(run: Run, other: Run) -> bool:
 
 def _activations(run: Run, rank: int) -> Mapping[Key, frozenset[Kind]]:
     return run.kinds(rank, "actv") if "actv" in run.families(rank) else {}
-
-
-def _size(kinds: Iterable[Kind]) -> int:
-    """Elements of the smallest shape; 0 where none is said."""
-    return min((kind.elements for kind in kinds if kind.shape), default=0)

@@ -16,10 +16,9 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.statistics.rows import WORDS, Rows
@@ -52,7 +51,7 @@ def pack(template: Template, stack: bytes, construct: bytes) -> PackedLayout:
 
 def encode(layout: PackedLayout, step: int, rank: int, head: bytes, slots: Int32, floats: Float64, rows: Rows) -> list[bytes | memoryview]:
     """The parts of the file, for one `os.writev`."""
-    body: list[bytes | memoryview] = [head, *(_bytes(part) for part in (slots, floats, rows))]
+    body: list[bytes | memoryview] = [head, *(memoryview(part.reshape(-1).view(np.uint8).data) for part in (slots, floats, rows))]
     crc = 0
     for part in body:
         crc = zlib.crc32(part, crc)
@@ -60,11 +59,6 @@ def encode(layout: PackedLayout, step: int, rank: int, head: bytes, slots: Int32
     numbers = (len(head), text, stack, construct, len(layout.packed), n_ops, len(slots), len(floats), len(rows))
     header = _HEADER.pack(_MAGIC, step & 0xFFFFFFFF, rank, *numbers, layout.crc, crc, 0)[:-4]
     return [header, struct.pack("<I", zlib.crc32(header)), layout.packed, *body]
-
-
-def _bytes(array: npt.NDArray[Any]) -> memoryview:
-    """The memory of a C-contiguous array, not copied."""
-    return memoryview(array.reshape(-1).view(np.uint8).data)
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,6 @@ _COUNTS = ("nans", "infs", "count")
 _STATISTICS = (*_COUNTS, "max", "min", "norm")
 
 
-def read_pieces(directory: Path) -> dict[int, dict[str, Any]]:
-    """Rank to what it says. Files that say nothing in the words of this version are left out."""
-    return Pieces(directory).read()
-
-
 Mark = tuple[int, int, int]
 """Time, number and size of a file: another one when the file was replaced or has grown."""
 

@@ -81,8 +81,7 @@ class ParquetSink(OneFileSink):
     def flush(self) -> None:
         self._write_part()
 
-    def _shut(self) -> None:
-        self._write_part()
+    _shut = flush
 
     def _write_run(self) -> None:
         """It is in every part; the last one is written next."""

@@ -41,7 +41,8 @@ def tables(found: Comparison, old: bool = False) -> Iterator[Table]:
             continue
         if name in _BY_ROWS:
             columns = (*COLUMNS[name], "severity", "why")
-            why = _reasons(sheet.differences)
+            # rank -1: all
+            why = {(one.name, rank): one for one in sheet.differences for rank in (one.ranks or (-1,))}
             yield Table(name, columns, [_row(row, columns, why) for row in sheet.rows])
         else:
             matter = [one for one in found.differences if one.sheet == name]
@@ -81,11 +82,6 @@ def _cells(one: Difference) -> tuple[Any, ...]:
 
 def _added(one: Difference) -> tuple[Any, ...]:
     return one.severity, one.why, one.term or None, listed(one.ranks) or None, one.where or None
-
-
-def _reasons(differences: Sequence[Difference]) -> Mapping[tuple[str, int], Difference]:
-    """Name and rank (-1: all) to the difference that says why."""
-    return {(one.name, rank): one for one in differences for rank in (one.ranks or (-1,))}
 
 
 def _row(row: Mapping[str, Any], columns: tuple[str, ...], why: Mapping[tuple[str, int], Difference]) -> tuple[Any, ...]:

@@ -71,11 +71,6 @@ MERGED_DUMP = "merged_dump"
 """The mode of ``--file_type json``; no format among others."""
 
 
-def _short(path: str) -> str:
-    """The end of a path, which tells one run from another."""
-    return "/".join(Path(path).parts[-2:])
-
-
 _CLASSES = {
     VIS: ("existing.vis_json", "VisJsonWriter"),
     DB: ("existing.vis_db", "VisDbWriter"),
@@ -89,7 +84,8 @@ def open_writer(mode: str, plan: Plan) -> Writer:
     if mode == HTML:
         from msprobe_engine.report.graph.page.page import PageWriter
 
-        title = " ↔ ".join(_short(path) for path in (plan.target, plan.golden) if path)
+        # the end of a path tells one run from another
+        title = " ↔ ".join("/".join(Path(path).parts[-2:]) for path in (plan.target, plan.golden) if path)
         return PageWriter(
             plan.output / f"graph_{plan.stamp}.html", title, plan.target, plan.golden or None, first=plan.first, alike=plan.alike
         )

@@ -70,7 +70,8 @@ def as_called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: 
     user = own.f_back if own is not None else None
     if own is None or user is None:
         return args, kwargs
-    if _dispatches(user.f_code):
+    # ``torch._jit_internal.boolean_dispatch``, through which ``max_pool2d`` and others go
+    if user.f_code.co_name == "fn" and user.f_code.co_filename.replace("\\", "/").endswith(_DISPATCH):
         values = user.f_locals  # of fn(*args, **kwargs)
         return values["args"], values["kwargs"]
     if own is caller or not isinstance(func, FunctionType):
@@ -91,11 +92,6 @@ def as_called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: 
             except KeyError:  # not handed on
                 pass
     return _in_order(func, args, kwargs) if func.__module__ == "torch.nn.functional" else (args, kwargs)
-
-
-def _dispatches(code: CodeType) -> bool:
-    """Is it ``torch._jit_internal.boolean_dispatch``, through which ``max_pool2d`` and others go?"""
-    return code.co_name == "fn" and code.co_filename.replace("\\", "/").endswith(_DISPATCH)
 
 
 def _same(value: Any, default: Any) -> bool:

@@ -6,8 +6,9 @@ Layers, not single tensors: a bias with eight elements may do anything in a heal
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,50 +25,65 @@ PHASES = ("", "reduced", "unscaled")
 """Phases of a reduced gradient that are compared over time; clipping hides a large gradient and shrinks all others."""
 
 
-def gradient_layer(rule: LastingRule[Any], sample: Sample) -> str | None:
-    """Key of the layer of a reduced gradient, None for other samples."""
-    if sample.family != "grad_reduced" or sample.phase not in PHASES or rule.left_out(sample.name):
-        return None
-    layer = layer_of(sample.name)
-    stage = f" (vpp stage {sample.vpp_stage})" if sample.vpp_stage else ""
-    return f"{layer}{stage}{' unscaled' if sample.phase == 'unscaled' else ''}"
+@dataclass(frozen=True, kw_only=True)
+class LayerGradientArgs(LastingArgs):
+    window: int = arg(200, "steps that the running level looks back", minimum=2)
+    warmup: int = arg(20, "values before the level counts as known", minimum=1)
 
 
-def layer_rms(view: View) -> tuple[Column, Mask, Column]:
-    """Of every layer in the frame: root mean square, whether it is finite and not zero, and the sum of squares. [seen] each."""
-    table = view.table
-    squares = view.total(table.squares)[view.seen]
-    count = view.total(table.count)[view.seen]
-    fine = view.total(~table.finite)[view.seen] == 0
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        rms = np.sqrt(squares / count)
-    return rms, fine & (squares > 0.0) & (squares < np.inf), squares
+L = TypeVar("L", bound=LayerGradientArgs)
+Words = Callable[[float, float], tuple[str, str]]
+"""From a gradient and the running level of its layer to what was expected, and what the gradient is held against."""
 
 
-def scale_of(frame: Frame) -> float:
-    """The loss scale of the step: gradients before unscaling are that much larger, and it changes over the run."""
-    scale = frame.scalars.get("loss_scale", 1.0)
-    return scale if 0.0 < scale < math.inf else 1.0
+class LayerGradientRule(LastingRule[L]):
+    """A rule of the reduced gradients of whole layers. Each layer has a slot, and a running level."""
 
+    def setup(self) -> None:
+        self._watch = Watch(self.layouts, self._layer)
+        self._level = Level(self.args.window, self.args.warmup)
 
-def alert_of_layer(
-    rule: LastingRule[Any], frame: Frame, view: View, watch: Watch, slot: int, rms: float, expected: str, beside: str
-) -> Alert:
-    """Of the gradient of a layer; `beside`: what it is held against."""
-    seen, order = f"gradient with rms {number(rms)}, {beside}", int(view.table.layout.order[watch.first[slot]])
-    return scalar_alert(frame, watch.names[slot], "grad", rule=rule, value=rms, expected=expected, seen=seen, order=order)
+    def _layer(self, sample: Sample) -> str | None:
+        """Key of the layer of a reduced gradient, None for other samples."""
+        if sample.family != "grad_reduced" or sample.phase not in PHASES or self.left_out(sample.name):
+            return None
+        stage = f" (vpp stage {sample.vpp_stage})" if sample.vpp_stage else ""
+        return f"{layer_of(sample.name)}{stage}{' unscaled' if sample.phase == 'unscaled' else ''}"
+
+    @staticmethod
+    def _rms(frame: Frame, view: View) -> tuple[Column, Mask, Column]:
+        """Of every layer in the frame: root mean square without the loss scale, whether it is finite and not zero, and the sum of squares.
+        [seen] each."""
+        table = view.table
+        squares = view.total(table.squares)[view.seen]
+        count = view.total(table.count)[view.seen]
+        fine = view.total(~table.finite)[view.seen] == 0
+        scale = frame.scalars.get("loss_scale", 1.0)  # gradients before unscaling are that much larger, and it changes over the run
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            rms = np.sqrt(squares / count) / (scale if 0.0 < scale < math.inf else 1.0)
+        return rms, fine & (squares > 0.0) & (squares < np.inf), squares
+
+    def _say_layers(self, frame: Frame, view: View, rms: Column, bad: Mask, words: Words) -> list[Alert]:
+        """Alerts for layers whose gradient is bad now, or is so no longer."""
+
+        def describe(episode: Episode) -> Alert:
+            value = float(rms[np.searchsorted(view.seen, episode.slot)])
+            expected, beside = words(value, self._level.value(episode.slot))
+            seen, order = f"gradient with rms {number(value)}, {beside}", int(view.table.layout.order[self._watch.first[episode.slot]])
+            name = self._watch.names[episode.slot]
+            return scalar_alert(frame, name, "grad", rule=self, value=value, expected=expected, seen=seen, order=order)
+
+        return self.say(frame, self.episodes.update(bad, view.seen), self._watch.names.__getitem__, describe)
 
 
 @dataclass(frozen=True, kw_only=True)
-class VanishingGradientArgs(LastingArgs):
+class VanishingGradientArgs(LayerGradientArgs):
     drop: float = arg(1e-3, "fires below this part of the layer's own running level", above=0.0)
     share: float = arg(1e-6, "fires below this part of the median layer, too", above=0.0)
-    window: int = arg(200, "steps that the running level looks back", minimum=2)
-    warmup: int = arg(20, "values before the level counts as known", minimum=1)
     patience: int = arg(10, "monitored steps in a row before the rule fires", minimum=1)
 
 
-class VanishingGradientRule(LastingRule[VanishingGradientArgs]):
+class VanishingGradientRule(LayerGradientRule[VanishingGradientArgs]):
     """Warnings for layers whose gradient (root mean square) has fallen below `drop` times its own level, or is below `share` times
     that of the median layer. A gradient of exact zeros is no vanishing one: nothing was computed for it."""
 
@@ -81,44 +97,34 @@ class VanishingGradientRule(LastingRule[VanishingGradientArgs]):
     all_kinds = ("grad",)
     args_type = VanishingGradientArgs
 
-    def setup(self) -> None:
-        self._watch = Watch(self.layouts, lambda sample: gradient_layer(self, sample))
-        self._level = Level(self.args.window, self.args.warmup)
-
     def check(self, frame: Frame) -> list[Alert]:
         view = self._watch.of(frame) if frame.complete else None
         if view is None:
             return []
-        rms, healthy, _ = layer_rms(view)
-        rms = rms / scale_of(frame)
+        rms, healthy, _ = self._rms(frame, view)
         distance = self._level.measure(rms, view.seen, healthy)
         others = float(np.median(rms[healthy])) if int(healthy.sum()) >= 3 else 0.0
         low = distance.away < math.log(self.args.drop)
         bad = low | (healthy & (rms < self.args.share * others))
         self._level.take(distance, view.seen, healthy & ~low)
-        found = self.episodes.update(bad, view.seen)
 
-        def describe(episode: Episode) -> Alert:
-            value = float(rms[np.searchsorted(view.seen, episode.slot)])
-            level = self._level.value(episode.slot)
+        def words(value: float, level: float) -> tuple[str, str]:
             against = value < self.args.drop * level
             expected = f"at least {number(self.args.drop * level if against else self.args.share * others)}"
-            beside = f"its running level is {number(level)}" if against else f"the median layer has {number(others)}"
-            return alert_of_layer(self, frame, view, self._watch, episode.slot, value, expected, beside)
+            return expected, f"its running level is {number(level)}" if against else f"the median layer has {number(others)}"
 
-        return self.say(frame, found, self._watch.names.__getitem__, describe)
+        return self._say_layers(frame, view, rms, bad, words)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplodingGradientArgs(LastingArgs):
+class ExplodingGradientArgs(LayerGradientArgs):
     threshold: float = arg(20.0, "fires above so many times the running level", above=1.0)
     scatter: float = arg(8.0, "and so many times the usual deviation (of the logarithm) away", minimum=0.0)
     share: float = arg(0.01, "only layers with at least this part of the global norm", minimum=0.0)
     window: int = arg(100, "steps that the running level looks back", minimum=2)
-    warmup: int = arg(20, "values before the level counts as known", minimum=1)
 
 
-class ExplodingGradientRule(LastingRule[ExplodingGradientArgs]):
+class ExplodingGradientRule(LayerGradientRule[ExplodingGradientArgs]):
     """Warnings for layers whose gradient, or a ``grad_norm`` of the step that, is `threshold` times its running level."""
 
     name = "exploding_gradient"
@@ -129,8 +135,7 @@ class ExplodingGradientRule(LastingRule[ExplodingGradientArgs]):
     args_type = ExplodingGradientArgs
 
     def setup(self) -> None:
-        self._watch = Watch(self.layouts, lambda sample: gradient_layer(self, sample))
-        self._level = Level(self.args.window, self.args.warmup)
+        super().setup()
         self._norm = ScalarLevel(self.args, self.args.threshold, self.args.scatter, self.args.window, self.args.warmup)
 
     def check(self, frame: Frame) -> list[Alert]:
@@ -144,19 +149,14 @@ class ExplodingGradientRule(LastingRule[ExplodingGradientArgs]):
         return alerts
 
     def _layers(self, frame: Frame, view: View) -> list[Alert]:
-        rms, healthy, squares = layer_rms(view)
-        rms = rms / scale_of(frame)
+        rms, healthy, squares = self._rms(frame, view)
         distance = self._level.measure(rms, view.seen, healthy)
         total = float(squares[healthy].sum())
         high = (distance.away > math.log(self.args.threshold)) & (distance.away > self.args.scatter * distance.scatter)
         self._level.take(distance, view.seen, healthy & ~high)
-        found = self.episodes.update(high & (squares >= self.args.share**2 * total), view.seen)
 
-        def describe(episode: Episode) -> Alert:
-            value = float(rms[np.searchsorted(view.seen, episode.slot)])
-            level = self._level.value(episode.slot)
-            expected = f"at most {number(self.args.threshold * level)}"
+        def words(value: float, level: float) -> tuple[str, str]:
             beside = f"{number(value / level)} times its running level {number(level)}"
-            return alert_of_layer(self, frame, view, self._watch, episode.slot, value, expected, beside)
+            return f"at most {number(self.args.threshold * level)}", beside
 
-        return self.say(frame, found, self._watch.names.__getitem__, describe)
+        return self._say_layers(frame, view, rms, high & (squares >= self.args.share**2 * total), words)

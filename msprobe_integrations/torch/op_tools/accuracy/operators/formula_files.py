@@ -50,7 +50,7 @@ def read_formulas(source: str, modules: Mapping[str, ModuleType]) -> dict[str, F
         if "forward" in functions:
             found[name] = _function(where, functions["forward"], modules)
         if "backward" in functions:
-            found[_last(functions["backward"])] = _function(where, functions["backward"], modules)
+            found[functions["backward"].replace(":", ".").rpartition(".")[2]] = _function(where, functions["backward"], modules)
     return found
 
 
@@ -63,10 +63,6 @@ def _entry(where: str, name: Any, entry: Any) -> dict[str, str]:
     if not functions:
         raise UsageError(f"{where}: has neither forward nor backward")
     return functions
-
-
-def _last(name: str) -> str:
-    return name.replace(":", ".").rpartition(".")[2]
 
 
 def _function(where: str, name: str, modules: Mapping[str, ModuleType]) -> Function:
