@@ -11,7 +11,8 @@ from msprobe_engine.config.pack.reader import read_pack
 from msprobe_engine.config.severity import CHANGES
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.checkpoint.result import TensorResult, ValueDifference, ranked
+from msprobe_engine.find.checkpoint.result import ValueDifference, ranked
+from msprobe_engine.find.checkpoint.tensor_result import TensorResult
 from msprobe_engine.find.config.between_ranks import Deviation, between_ranks
 from msprobe_engine.find.config.difference import WEIGHTS, Difference, folded, listed
 from msprobe_engine.find.config.headline import headline

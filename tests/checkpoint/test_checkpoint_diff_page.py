@@ -12,7 +12,7 @@ import pytest
 
 from msprobe_engine.align.parameters.mapping_file import read_mapping
 from msprobe_engine.cli.main import main
-from msprobe_engine.find.checkpoint.result import TensorResult
+from msprobe_engine.find.checkpoint.tensor_result import TensorResult
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "checkpoint-diff.md"
 

@@ -13,19 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.align.parameters.align_names import Pair
-from msprobe_engine.find.checkpoint.result import (  # fmt: skip
-    BITS,
-    DIFFERENT,
-    EQUAL,
-    GOLDEN,
-    INCOMPLETE,
-    RUN,
-    SHAPE,
-    UNREADABLE,
-    VALUES,
-    WITHIN,
-    TensorResult,
-)
+from msprobe_engine.find.checkpoint.result import GOLDEN, RUN
+from msprobe_engine.find.checkpoint.tensor_result import BITS, DIFFERENT, EQUAL, INCOMPLETE, SHAPE, UNREADABLE, VALUES, WITHIN, TensorResult
 from msprobe_engine.formats.checkpoint.blocks import Block, Boxes, Room, blocks_of, fill, width_of
 from msprobe_engine.formats.checkpoint.model import StoredTensor, permuted
 from msprobe_engine.formats.checkpoint.strided_reads import Piece, read_piece

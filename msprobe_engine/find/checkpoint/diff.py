@@ -18,24 +18,10 @@ from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.find.checkpoint.compare import compare, start_result
 from msprobe_engine.find.checkpoint.digests import Digest, digests_of, is_manifest, read_manifest
 from msprobe_engine.find.checkpoint.hints import explain
-from msprobe_engine.find.checkpoint.result import (
-    CRC,
-    DIFFERENT,
-    DIGEST,
-    EQUAL,
-    GOLDEN,
-    ROUNDED,
-    RUN,
-    SHAPE,
-    UNREADABLE,
-    LeftOut,
-    Result,
-    SideFacts,
-    TensorResult,
-    strict,
-)
+from msprobe_engine.find.checkpoint.result import GOLDEN, RUN, LeftOut, Result, SideFacts, strict
 from msprobe_engine.find.checkpoint.resume import Journal, Stamp, fingerprint, stamps
 from msprobe_engine.find.checkpoint.scalars import as_the_other
+from msprobe_engine.find.checkpoint.tensor_result import CRC, DIFFERENT, DIGEST, EQUAL, ROUNDED, SHAPE, UNREADABLE, TensorResult
 from msprobe_engine.find.checkpoint.values import compare_values
 from msprobe_engine.formats.checkpoint.model import MODEL, Checkpoint, StoredTensor
 from msprobe_engine.formats.checkpoint.open import open_checkpoint

@@ -22,7 +22,8 @@ from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.checkpoint.hints_layouts import rearranged
 from msprobe_engine.find.checkpoint.hints_renamed import renamed
-from msprobe_engine.find.checkpoint.result import DIFFERENT, GOLDEN, RUN, SHAPE, TensorResult
+from msprobe_engine.find.checkpoint.result import GOLDEN, RUN
+from msprobe_engine.find.checkpoint.tensor_result import DIFFERENT, SHAPE, TensorResult
 from msprobe_engine.formats.checkpoint.blocks import Block
 from msprobe_engine.formats.checkpoint.model import OPTIMIZER, StoredTensor
 from msprobe_engine.measure.stored.contents import Contents

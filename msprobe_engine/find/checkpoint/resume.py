@@ -19,7 +19,7 @@ from msprobe_engine.core.errors import SinkError, UsageError
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.regular_files import explain, open_regular
 from msprobe_engine.core.log import one_line, warning
-from msprobe_engine.find.checkpoint.result import TensorResult
+from msprobe_engine.find.checkpoint.tensor_result import TensorResult
 
 FILE = "ckpt_diff.progress.jsonl"
 _VERSION = 2

@@ -13,7 +13,8 @@ from msprobe_engine.core.io.output_files import write_named
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.io.safe_cells import safe_cell
 from msprobe_engine.core.log import one_line
-from msprobe_engine.find.checkpoint.result import GOLDEN, RUN, Result, TensorResult, ranked
+from msprobe_engine.find.checkpoint.result import GOLDEN, RUN, Result, ranked
+from msprobe_engine.find.checkpoint.tensor_result import TensorResult
 from msprobe_engine.report.checkpoint.page import page
 
 NAME = "ckpt_diff"

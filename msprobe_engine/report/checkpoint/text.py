@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.ranges import ranges_of
-from msprobe_engine.find.checkpoint.result import GOLDEN, RUN, Result, SideFacts, TensorResult, counted, ranked, short_value
+from msprobe_engine.find.checkpoint.result import GOLDEN, RUN, Result, SideFacts, counted, ranked, short_value
+from msprobe_engine.find.checkpoint.tensor_result import TensorResult
 
 TOP = 20
 _NAMES, _FEW = 10, 3
