@@ -42,7 +42,6 @@ ENGINE_TABLE = (
     Requirement("engine.monitor", "DeepSpeed's own events, and its monitor as a sink", _ALL),
     Requirement("engine._take_model_step", f"{_PARAMETERS} (the moments of an update)", _ALL),
     Requirement("engine.buffered_allreduce_fallback", "gradients before the reduction without ZeRO", _ALL),
-    Requirement("engine.gradient_clipping", "difference made between clipped and unclipped gradients", _ALL),
     Requirement("engine.seq_data_parallel_group", "the replica check over data-parallel ranks", _ALL),
 )
 _SHARED = (
@@ -72,7 +71,6 @@ _KINDS: dict[str, tuple[tuple[str, str, bool], ...]] = {
         ("get_param_id", _PARAMETERS, True),
         ("averaged_gradients", _REDUCED, False),
         ("cpu_offload", "reduced gradients with an offloaded optimizer", False),
-        ("partition_gradients", "gradients before the reduction under ZeRO 2", False),
         ("get_gradient_for_reduction", "gradients before the reduction", False),
         ("reduce_ready_partitions_and_remove_grads", "gradients before the reduction", False),
         ("is_gradient_accumulation_boundary", "gradients before the reduction", False),

@@ -60,7 +60,7 @@ class Probe(OfFramework):
         self.pipeline = self.session.pipeline
         self.faults = self.session.faults
         self.step = 0
-        self._micro_step = -1
+        self.told_micro_step = -1  # none was set
         self._paused = 0
         self._closed = False
         self._said = False
@@ -116,19 +116,14 @@ class Probe(OfFramework):
             self._watch.count_again()
 
     @property
-    def told_micro_step(self) -> int:
-        """The micro batch that was set, -1 when none was."""
-        return self._micro_step
-
-    @property
     def micro_step(self) -> int:
         """Current micro batch, -1 outside. When nobody sets it: how many training passes of the model came before in this step, counted
         in steps in which modules are watched."""
-        return self._micro_step if self._watch is None else self._watch.micro_step()
+        return self.told_micro_step if self._watch is None else self._watch.micro_step()
 
     @micro_step.setter
     def micro_step(self, value: int) -> None:
-        self._micro_step = value
+        self.told_micro_step = value
         if self.scheduler.current is not None:
             self.scheduler.current.recorder.micro_step = value
 
