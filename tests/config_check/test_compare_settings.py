@@ -9,8 +9,8 @@ import pytest
 
 from msprobe_engine.config.settings.side import PackSettings, Setting
 from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY
-from msprobe_engine.find.config.compare_settings import Settled, compare_settings
-from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, Difference
+from msprobe_engine.find.config.compare_settings import compare_settings
+from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, Difference, Settled
 
 MEGATRON: dict[str, Any] = {
     "tensor-model-parallel-size": "2",

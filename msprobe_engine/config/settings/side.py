@@ -17,6 +17,7 @@ SET, DERIVED, DEFAULT = "set", "derived", "default"
 NOT_KNOWN = "unknown"
 """Origin of a value that depends on what only a run of the script knows; the value is the text of the script."""
 _OF_DEEPSPEED_FILE = re.compile(r"^deepspeed$|(?:^|\.)(?:zero_optimization\.|train_micro_batch_size_per_gpu$)")
+_PATH = re.compile(r"\s*(?:[0-9.]+\s+)?(?:~|\.{0,2})/\S.*", re.DOTALL)
 ENOUGH = 3
 """Names that only one framework has, before its defaults are taken for what is not said."""
 MOST_LEVELS = 16
@@ -232,6 +233,13 @@ def meant(term: Term, framework: str, value: Any) -> Any:
     if term.kind == "path" and isinstance(value, str):
         return last_parts(value)
     return value
+
+
+def only_moved(a: object, b: object) -> bool:
+    """Two texts of paths with the same last parts."""
+    if not (isinstance(a, str) and isinstance(b, str) and (_PATH.fullmatch(a) or _PATH.fullmatch(b))):
+        return False
+    return last_parts(a) == last_parts(b)
 
 
 def last_parts(text: str) -> str:

@@ -11,43 +11,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from difflib import SequenceMatcher
 
 from msprobe_engine.config.settings import normalize, schedules
 from msprobe_engine.config.settings.aliases import Term
 from msprobe_engine.config.settings.derived import derived_terms, quantity
-from msprobe_engine.config.settings.side import DEFAULT, DERIVED, NOT_KNOWN, PackSettings, Quantity, Setting, last_parts
+from msprobe_engine.config.settings.side import DEFAULT, DERIVED, NOT_KNOWN, PackSettings, Quantity, Setting, only_moved
 from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, SETTINGS, SIDES, Difference
+from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, SETTINGS, SIDES, Difference, Settled
 
 PURE, MAPPING, BY_DEFAULT, BY_DERIVATION = "pure name", "mapping", "default", "derived"
 """``matched_with``; the existing tool has the first two and ``similarity:0.9``."""
 _LOSS_SCALE = "loss_scale"
-_PATH = re.compile(r"\s*(?:[0-9.]+\s+)?(?:~|\.{0,2})/\S.*", re.DOTALL)
-
-
 _MOST_NAMES = 10
-
-
-@dataclass
-class Settled:
-    """What comparing the settings gave.
-
-    Attributes:
-        differences: rows of the sheet; also the harmless ones.
-        derived: every computed quantity of both sides: term -> (bench, cmp, equal).
-        notes: what could not be compared.
-        unknown: names of settings that are masked on a side although their names say of no secret: they may change the numbers.
-        compared: how many settings have been held against something.
-    """
-
-    differences: list[Difference] = field(default_factory=list)
-    derived: dict[str, tuple[str, str, bool]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    unknown: set[str] = field(default_factory=set)
-    compared: int = 0
 
 
 def compare_settings(bench: PackSettings, cmp: PackSettings, file: str, content: Mapping[str, bool] | None = None) -> Settled:
@@ -368,7 +346,7 @@ class _Comparison:
     def _by_table(self, name: str, term: Term | None, a: Setting, b: Setting | None) -> tuple[str, str]:
         if term is None:
             row = self.terms.pattern(name)
-            if row.severity != HARMLESS and b is not None and _only_moved(a.value, b.value):
+            if row.severity != HARMLESS and b is not None and only_moved(a.value, b.value):
                 return HARMLESS, "it is the same file or directory at another place"
             return row.severity, row.why
         if self._is_idle(term):
@@ -376,7 +354,7 @@ class _Comparison:
         if term.content and term.content in self.content:
             what = "the samples" if term.content == "data" else "the weights"
             return HARMLESS, f"only the name differs; {what} themselves were compared"
-        if term.kind == "path" and b is not None and _only_moved(a.value, b.value):
+        if term.kind == "path" and b is not None and only_moved(a.value, b.value):
             return HARMLESS, "it is the same file or directory at another place"
         if term.content:
             return MAY, f"{term.why}, if what is there differs; the packs do not say"
@@ -410,13 +388,6 @@ def _few(names: Sequence[str]) -> str:
 
 def _places(a: Setting, b: Setting) -> str:
     return " and ".join(dict.fromkeys(one.where for one in (a, b) if one.where))
-
-
-def _only_moved(a: object, b: object) -> bool:
-    """Two texts of paths with the same last parts."""
-    if not (isinstance(a, str) and isinstance(b, str) and (_PATH.fullmatch(a) or _PATH.fullmatch(b))):
-        return False
-    return last_parts(a) == last_parts(b)
 
 
 def _words(name: str) -> tuple[str, ...]:

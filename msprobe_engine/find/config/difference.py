@@ -134,6 +134,25 @@ class Difference:
 
 
 @dataclass
+class Settled:
+    """What comparing the settings gave.
+
+    Attributes:
+        differences: rows of the sheet; also the harmless ones.
+        derived: every computed quantity of both sides: term -> (bench, cmp, equal).
+        notes: what could not be compared.
+        unknown: names of settings that are masked on a side although their names say of no secret: they may change the numbers.
+        compared: how many settings have been held against something.
+    """
+
+    differences: list[Difference] = field(default_factory=list)
+    derived: dict[str, tuple[str, str, bool]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    unknown: set[str] = field(default_factory=set)
+    compared: int = 0
+
+
+@dataclass
 class Sheet:
     """What one checker found.
 
