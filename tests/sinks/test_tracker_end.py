@@ -26,6 +26,8 @@ def train():
     with torch.no_grad():
         model.eval()(torch.ones(2, 4))
 """
+WITHOUT_EVALUATION = LOOP.partition("    with torch.no_grad")[0]
+ON_A_THREAD = "closing = threading.Thread(target=wandb.finish)\nclosing.start()\nclosing.join()"
 WANDB = """
 import torch, wandb
 log = lambda: wandb.log({'lr': 0.1})
@@ -40,6 +42,7 @@ PROGRAMS = {
     "mlflow.end_run": f"{MLFLOW}\n{LOOP}\nmlflow.start_run()\ntrain()\nmlflow.end_run()",
     "mlflow with": f"{MLFLOW}\n{LOOP}\nwith mlflow.start_run():\n    train()",
     "mlflow by name": f"{MLFLOW}\nfrom mlflow import end_run\n{LOOP}\nmlflow.start_run()\ntrain()\nend_run()",
+    "wandb.finish elsewhere": f"{WANDB}\nimport threading\n{WITHOUT_EVALUATION}\ntrain()\n{ON_A_THREAD}",
     "swanlab.finish": f"{SWANLAB}\n{LOOP}\ntrain()\nswanlab.finish()",
 }
 
@@ -61,7 +64,7 @@ def steps_of(tracker: str, directory: Path, said: str) -> list[int]:
 @pytest.mark.parametrize("case", PROGRAMS)
 @pytest.mark.fast_cells("wandb.finish")
 def test_the_last_step_is_in_the_run(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By whatever way the program closes it; an evaluation stands between the loop and the end."""
+    """By whatever way the program closes it on the training's thread; on another one that is said."""
     tracker = case.partition(" ")[0].partition(".")[0]
     if find_spec(tracker) is None:
         pytest.skip(f"{tracker} is not installed (extra trackers)")
@@ -72,6 +75,10 @@ def test_the_last_step_is_in_the_run(case: str, tmp_path: Path, monkeypatch: pyt
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     steps = steps_of(tracker, tmp_path, done.stdout)
+    if case.endswith("elsewhere"):  # the training might be in the midst of a step
+        assert STEPS - 1 not in steps
+        assert done.stderr.count("the run is closed on another thread than the training's") == 1
+        return
     if tracker == "wandb":  # ours lie in the program's rows, and a loop of microseconds has several steps of ours in one row of its own
         assert steps[-1:] == [STEPS - 1], done.stderr
     else:

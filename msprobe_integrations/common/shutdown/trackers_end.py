@@ -11,18 +11,24 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from msprobe_engine.core.log import warn_once
 from msprobe_engine.probe.sinks.tracker.open_runs import TRACKERS, open_run
 from msprobe_integrations.patching import Patches
 
 _CLOSING = {"wandb": ("finish", "__exit__"), "swanlab": ("finish",), "mlflow": ("end_run",)}
 """Methods of a tracker's run; with MLflow a function."""
+_ELSEWHERE = (
+    "sinks.tracker: the run is closed on another thread than the training's, which may be in the midst of a step: the last step may not "
+    "be in that run (other sinks have it); close it on the thread that trains"
+)
 _actions: dict[Callable[[], None], int] = {}
 _patches = Patches()
 _patched: set[str] = set()
 
 
 def register(action: Callable[[], None]) -> None:
-    """Call ``action()``, which must not raise, before a run of W&B, SwanLab or MLflow is closed on this thread; the newest first."""
+    """Call ``action()``, which must not raise, before a run of W&B, SwanLab or MLflow is closed on this thread; the newest first. One that
+    is closed on another thread, while the training may be in the midst of a step, is only said."""
     _actions[action] = threading.get_ident()
     look()
 
@@ -56,4 +62,6 @@ def _close(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     for action, thread in reversed(list(_actions.items())):
         if thread == threading.get_ident():
             action()
+        else:  # the training may be in the midst of a step, which nobody else may end
+            warn_once("tracker closed on another thread", _ELSEWHERE)
     return original(*args, **kwargs)
