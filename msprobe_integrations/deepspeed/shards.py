@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from msprobe_integrations.requirements import MissingNameError, need, optional
+from msprobe_integrations.torch.parameters.optimizer_states import numbers_of
 
 WHOLE = -1
 """`Fragment.at` of a master copy that has the parameter's shape."""
@@ -111,8 +112,8 @@ class Shards:
         buffer = self.buffer(parameter)
         if buffer is None:
             return {}
-        found = self._state(buffer)
-        cut = {key: self._cut(v, parameter) for key, v in found.items() if isinstance(v, torch.Tensor) and v.shape == buffer.shape}
+        found = next((numbers_of(optimizer, buffer) for optimizer in self.inners() if buffer in optimizer.state), {})
+        cut = {key: self._cut(v, parameter) for key, v in found.items() if v.shape == buffer.shape}
         return {key: v for key, v in cut.items() if v is not None}
 
     def hyper(self, parameter: torch.Tensor) -> dict[str, Any]:

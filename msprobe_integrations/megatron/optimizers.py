@@ -14,6 +14,7 @@ from msprobe_integrations.common.parameters.algorithms import algorithm_of
 from msprobe_integrations.common.parameters.optimizer_numbers import update_numbers
 from msprobe_integrations.megatron.layout import is_empty_shard, nothing
 from msprobe_integrations.requirements import MissingNameError, need, optional
+from msprobe_integrations.torch.parameters.optimizer_states import numbers_of
 from msprobe_integrations.torch.tensors import dtensors
 
 if TYPE_CHECKING:
@@ -125,8 +126,7 @@ def _fits(piece: Piece, tensor: torch.Tensor) -> bool:
 
 
 def _tensors(copy: _Copy) -> dict[str, torch.Tensor]:
-    found = copy.inner.state.get(copy.tensor, {})
-    return {k: v for k, v in found.items() if isinstance(v, torch.Tensor) and v.numel() == copy.tensor.numel() and k != "step"}
+    return {name: tensor for name, tensor in numbers_of(copy.inner, copy.tensor).items() if tensor.numel() == copy.tensor.numel()}
 
 
 def _shaped(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:

@@ -159,3 +159,40 @@ def test_scope_says_shard() -> None:
     found, nothing = run_ranks(2, scope)
     assert ("shard", (0, 56), 104) in found
     assert not nothing
+
+
+class Quantised(torch.optim.SGD):
+    """Momentum as codes and a scale, as 8-bit optimizers have it, and a second one as Transformer Engine scales float16."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    scale = p.grad.abs().amax() / 127
+                    codes = (p.grad / scale).round().to(torch.int8)
+                    self.state[p] = {"step": torch.tensor(1.0), "codes": codes, "scale": scale, "half": (p.grad / scale).half()}
+                    p.data.sub_(p.grad, alpha=group["lr"])
+
+    def get_unscaled_state(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
+        return self.state[parameter][name].float() * self.state[parameter]["scale"]
+
+
+def test_codes_are_no_values_of_a_state(caplog: pytest.LogCaptureFixture) -> None:
+    """Integers of a state are left out and said; what the optimizer itself scales back is shown as it computes with it."""
+    model = pc.net()
+    optimizer = Quantised(model.parameters(), lr=0.1)
+    probe = pc.probe(**pc.EVERYTHING)
+    with pc.closing(probe) as frames:
+        probe.attach(model, optimizer)
+        probe.begin_step(0)
+        model(pc.data(0)).square().mean().backward()
+        largest = {name: float(p.grad.abs().amax()) for name, p in model.named_parameters() if p.grad is not None}
+        assert largest
+        optimizer.step()
+        probe.end_step()
+    (frame,) = frames
+    states = {key[1:]: seen.statistics for key, seen in pc.samples(frame).items() if key[0] == "opt_state"}
+    assert states.keys() == {(name, "half") for name in largest}
+    for (name, _), found in states.items():
+        assert max(found.max, -found.min) == pytest.approx(largest[name], rel=1e-3)
+    assert "holds int8: codes, not values" in caplog.text

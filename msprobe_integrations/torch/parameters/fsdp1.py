@@ -24,6 +24,7 @@ from msprobe_integrations.common.parameters.source import Replicas
 from msprobe_integrations.patching import FunctionPatches
 from msprobe_integrations.requirements import MissingNameError, need, optional
 from msprobe_integrations.torch.monitor.targets import unwrapped
+from msprobe_integrations.torch.parameters.optimizer_states import numbers_of
 from msprobe_integrations.torch.parameters.plain import PlainSource
 
 if TYPE_CHECKING:
@@ -151,12 +152,13 @@ class FlatSource(PlainSource):
         if place is None:
             return super().states(piece)
         flat = place.handle.flat_param
-        state = self._optimizer.state.get(piece.parameter) or {}
+        state = {name: tensor for name, tensor in numbers_of(self._optimizer, piece.parameter).items() if tensor.dim()}
         if not state and not place.elements:  # the other ranks have these
-            return {name: tensor.detach().reshape(-1)[:0] for name, tensor in self._any_state().items() if _is_state(name, tensor)}
+            other = next((parameter for parameter, held in self._optimizer.state.items() if held), piece.parameter)
+            return {name: tensor.detach().reshape(-1)[:0] for name, tensor in numbers_of(self._optimizer, other).items() if tensor.dim()}
         found: dict[str, torch.Tensor] = {}
         for name, tensor in state.items():
-            if _is_state(name, tensor) and tensor.shape == piece.parameter.shape:
+            if tensor.shape == piece.parameter.shape:
                 part = self._shaped(piece, tensor.detach() if flat._params is not None else place.own(tensor))
                 if part is not None:
                     found[name] = part
@@ -246,10 +248,6 @@ class FlatSource(PlainSource):
             with watch.guard("gradient phases"):
                 watch.scalar("grad_norm", result)
         return result
-
-
-def _is_state(name: str, tensor: Any) -> bool:
-    return isinstance(tensor, torch.Tensor) and name != "step" and tensor.dim() > 0
 
 
 def _numel(piece: Piece) -> int:

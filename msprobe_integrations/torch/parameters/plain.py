@@ -25,6 +25,7 @@ from msprobe_integrations.torch.capture.closures import after_closure
 from msprobe_integrations.torch.hooks.methods import MethodHooks
 from msprobe_integrations.torch.monitor.targets import unwrapped
 from msprobe_integrations.torch.parameters.fsdp import UnshardedGradients
+from msprobe_integrations.torch.parameters.optimizer_states import numbers_of
 from msprobe_integrations.torch.parameters.scaler import UpdatePatches, inner_optimizer
 from msprobe_integrations.torch.tensors import dtensors
 
@@ -116,13 +117,10 @@ class PlainSource:
 
     def states(self, piece: Piece) -> Mapping[str, torch.Tensor]:
         """State tensors; numbers that are kept in tensors (``step``) are none."""
-        state = self._optimizer.state.get(piece.parameter)
-        if not state:
-            return {}
         shape = piece.parameter.shape
         found: dict[str, torch.Tensor] = {}
-        for name, tensor in state.items():
-            if not isinstance(tensor, torch.Tensor) or name == "step" or (tensor.shape != shape and (piece.sharded or not tensor.dim())):
+        for name, tensor in numbers_of(self._optimizer, piece.parameter).items():
+            if tensor.shape != shape and (piece.sharded or not tensor.dim()):
                 continue
             local = dtensors.local_of(tensor, piece.parameter)
             if local is not None:
