@@ -164,7 +164,7 @@ def test_scope_says_shard() -> None:
 class Quantised(torch.optim.SGD):
     """Momentum as codes and a scale, as 8-bit optimizers have it, and a second one as Transformer Engine scales float16."""
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, _closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
