@@ -328,10 +328,13 @@ def test_parts_are_no_copies() -> None:
     """Tensor parallel parts differ in every layer, and an embedding alone may be cut, too: nothing is out of step."""
     table = {f"layers.{n}.{name}": {0: (1.0, name), 1: (2.0 if name == "qkv" else 1.0, name)} for n in range(4) for name in ("qkv", "norm")}
     table["embedding"] = {0: (1.0,), 1: (3.0,)}
-    assert odd_ones(0, table) == []
+    assert odd_ones(0, table, bool) == []
     table["layers.2.norm"] = {0: (1.0, "norm"), 1: (1.5, "norm")}
-    assert [odd.name for odd in odd_ones(0, table)] == ["layers.2.norm"]
-    assert odd_ones(0, {"w": {0: (float("nan"),), 1: (float("nan"),)}, "v": {0: (1.0,), 1: (1.0,)}}) == []
+    assert [odd.name for odd in odd_ones(0, table, bool)] == ["layers.2.norm"]
+    table = {name: {0: (1.0,), 1: (3.0 if name == "embedding" else 1.0,)} for name in ("embedding", "norm", "head")}
+    assert odd_ones(0, table, lambda _name: False) == []
+    assert [odd.name for odd in odd_ones(0, table, bool)] == ["embedding"]
+    assert odd_ones(0, {"w": {0: (float("nan"),), 1: (float("nan"),)}, "v": {0: (1.0,), 1: (1.0,)}}, bool) == []
 
 
 def test_alerts_come_first(tmp_path: Path) -> None:

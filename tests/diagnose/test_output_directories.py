@@ -198,7 +198,7 @@ def test_two_ranks_do_not_say_which_is_wrong() -> None:
     """With two copies nobody can tell which one is wrong: that is said, and why a rank is named all the same."""
     table = {f"layers.{n}.norm": {0: (1.0,), 1: (1.0,)} for n in range(4)}
     table["layers.2.norm"] = {0: (1.0,), 1: (1.5,)}
-    (odd,) = odd_ones(0, table)
+    (odd,) = odd_ones(0, table, bool)
     assert odd.rank == 1
     assert "which of them is wrong cannot be told" in odd.why
     assert "rank 1 is named because it differs from rank 0" in odd.why

@@ -38,6 +38,7 @@ class RankChecks:
     suspects: list[Suspect] = field(default_factory=list)
     evidence: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    _alike: set[str] = field(default_factory=set)  # parameters that were the same on their ranks in a step
     _began: dict[str, dict[int, replicas.Row]] = field(default_factory=dict)  # the parameters that the other run begins with
 
     def look(self, step: int, sides: Mapping[int, DumpTable]) -> None:
@@ -79,12 +80,13 @@ class RankChecks:
                 self.evidence.append(Sentence("{0} parameters that are copies of each other differ.", len(odd)))
                 break
         if not odd:
-            odd = replicas.odd_ones(step, table)
+            odd = replicas.odd_ones(step, table, self._alike.__contains__)
             template = "{0} parameters that are copies of each other differ; others of their kind are equal on all ranks."
             self.evidence += [Sentence(template, len(odd))] if odd else []
         if odd:
             self._part(odd)
             return
+        self._alike |= {name for name, rows in table.items() if len(rows) > 1 and replicas.is_equal(rows.values())}
         held = [rows for rows in table.values() if len(rows) > 1]
         if held:
             equal = all(replicas.is_equal(rows.values()) for rows in held)

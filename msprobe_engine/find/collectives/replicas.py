@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -199,11 +199,13 @@ def is_equal(rows: Iterable[Row]) -> bool:
     return len(values) <= 1 or all(_nan(value) for value in values)
 
 
-def odd_ones(step: int, table: Mapping[str, Mapping[int, Row]]) -> list[Odd]:
-    """Parameters of one step that differ between ranks where the same parameter of most other layers does not.
+def odd_ones(step: int, table: Mapping[str, Mapping[int, Row]], began_alike: Callable[[str], bool]) -> list[Odd]:
+    """Parameters of one step that differ between ranks where the same parameter of most other layers does not; and one that no other layer
+    has, where all others do not and it was the same before: else it may be cut (a table of a vocabulary).
 
     Args:
         table: parameter -> rank -> what is known of its copy there, in the order of the model.
+        began_alike: name of a parameter -> it was the same on its ranks before.
     """
     kinds: dict[str, list[bool]] = {}
     equal: dict[str, bool] = {}
@@ -218,7 +220,8 @@ def odd_ones(step: int, table: Mapping[str, Mapping[int, Row]]) -> list[Odd]:
         if same_everywhere:
             continue
         kind = kinds[_NUMBER.sub("*", name)]
-        if (len(kind) > 1 and 2 * sum(kind) >= len(kind)) or (len(kind) == 1 and same == all_of - 1 and same >= 2):
+        alone = len(kind) == 1 and same == all_of - 1 and same >= 2 and began_alike(name)
+        if alone or (len(kind) > 1 and 2 * sum(kind) >= len(kind)):
             found.append(_odd(step, name, table[name], _OTHER_LAYERS))
     return found
 

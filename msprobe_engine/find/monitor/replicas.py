@@ -48,6 +48,7 @@ def check_replicas(run: Run) -> Replicas:
     tables, groups = _parameters(run), _groups(run)
     out = Replicas()
     differ: set[tuple[tuple[int, ...], str]] = set()
+    alike: set[str] = set()
     for step in sorted(tables):
         fresh: list[tuple[tuple[int, ...], str]] = []
         for group in groups:
@@ -60,7 +61,9 @@ def check_replicas(run: Run) -> Replicas:
         out.odd = differing(step, _updated_alike(run, step, fresh), _SAME_UPDATE) if fresh else []
         template = "{0} parameters that are copies of each other differ."
         if not out.odd:
-            out.odd = odd_ones(step, tables[step])
+            table = tables[step]
+            began = {name for name in table if name in alike or _began_alike(run, step, [(tuple(table[name]), name)])} if fresh else alike
+            out.odd = odd_ones(step, table, began.__contains__)
             template = "{0} parameters that are copies of each other differ; others of their kind are equal on all ranks."
         if out.odd:
             out.evidence = [Sentence(template, len(out.odd))]
@@ -68,6 +71,7 @@ def check_replicas(run: Run) -> Replicas:
         if fresh and not differ and (step > min(tables) or _began_alike(run, step, fresh)):
             out.parted = step
         differ.update(fresh)
+        alike |= {name for name, rows in tables[step].items() if len(rows) > 1 and is_equal(rows.values())}
     out.equal = out.equal and not differ
     out.odd = _parted_gradients(run, groups)
     if out.odd:
