@@ -24,6 +24,7 @@ from msprobe_engine.align.parallel.merge_records import RecordMerger, Source
 from msprobe_engine.align.parallel.pipeline_schedule import BACKWARD, TAIL, Segment
 from msprobe_engine.align.parameters.prefixes import unwrapped
 from msprobe_engine.core import names
+from msprobe_engine.formats.dump.collective_record import RECEIVES, SENDS, Groups, told_by
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
 
 BLIND: Segment = (-1, 0, 0)
@@ -204,33 +205,11 @@ def _with_parameters(side: DumpTable) -> tuple[str, ...]:
 
 def _messages(side: DumpTable) -> Iterator[tuple[int, bool, int]]:
     """(record, is it sent, peer) of every message of a rank."""
-    for op in side.collectives:
-        call = side.ops[op].split(".")[1].removeprefix("c10d_")
-        for row in side.rows(op):
-            fact = side.extra.get(row, {})
-            if isinstance(fact.get("peer"), int) and side.role[row] != OUTPUT:
-                yield op, str(fact.get("op")).endswith("send"), fact["peer"]
-        if call in ("send", "isend", "recv", "irecv"):
-            peer = _peer(side, op)
-            if peer is not None:
-                yield op, call.endswith("send"), peer
-
-
-def _peer(side: DumpTable, op: int) -> int | None:
-    """The rank that one message goes to or comes from: as the tags have it, or the arguments, by number or by place in the group."""
-    tags = side.tags.get(op, {}).get("tags")
-    if isinstance(tags, dict) and isinstance(tags.get("peer"), int):
-        return int(tags["peer"])
-    group = next((found for row in side.rows(op) if (found := side.extra.get(row, {}).get("group_ranks"))), None)
-    for row in side.rows(op):
-        place, peer = side.name[row].rpartition(".")[2], side.values.get(row)
-        if side.role[row] == OUTPUT or type(peer) is not int:
-            continue
-        if place in ("dst", "src") or side.name[row] == f"{side.ops[op]}.input.1":
-            return peer
-        if place in ("group_dst", "group_src") and isinstance(group, list) and peer < len(group):
-            return int(group[peer])
-    return None
+    known: Groups = {}
+    for op, record in side.collectives.items():
+        for told in told_by(known, side.ops[op], record):
+            if told.op in (*SENDS, *RECEIVES) and told.root is not None:
+                yield op, told.op in SENDS, told.root
 
 
 def _heads(side: DumpTable) -> set[str]:

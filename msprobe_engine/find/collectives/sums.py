@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from msprobe_engine.core.operator_traits import normal_op
 from msprobe_engine.core.text.sentences import Sentence, one_line_of
 from msprobe_engine.core.text.source_line import source_of
-from msprobe_engine.find.collectives.links import Link, Links, is_asynchronous, reduction_of
+from msprobe_engine.find.collectives.links import Link, Links
 from msprobe_engine.find.difference import cross_rank
 from msprobe_engine.find.difference.explain import module_around, stack_of
 from msprobe_engine.find.findings import Suspect
+from msprobe_engine.formats.dump.collective_record import is_asynchronous, reduction_of
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
 from msprobe_engine.formats.dump.record_rows import is_number
 from msprobe_engine.measure import distances, roundoff

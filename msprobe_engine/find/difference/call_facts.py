@@ -17,13 +17,13 @@ from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.core.dtypes import is_bool
 from msprobe_engine.core.operator_traits import CASTS, MOVES
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.collectives.links import group_of, reduction_of
 from msprobe_engine.find.difference import explain
 from msprobe_engine.find.difference.harmless import bookkeeping
 from msprobe_engine.find.difference.origin import ARGUMENT, DTYPE, GRAD_FLAG, GROUP, MODULE, REDUCTION, SHAPE, DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.collective_record import group_of, reduction_of
 from msprobe_engine.formats.dump.dump_table import INPUT, DumpTable
 from msprobe_engine.measure import dump_dialects, factorize, roundoff
 from msprobe_engine.measure.distances import Distances, of_other_precision

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from msprobe_engine.core.operator_traits import normal_op
-from msprobe_engine.find.collectives.links import SENDS, match, p2p_items
+from msprobe_engine.find.collectives.links import match
+from msprobe_engine.formats.dump.collective_record import SENDS, p2p_items
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.report.graph.nodes.model import Cell, Comparison, Graph, Link
 from msprobe_engine.report.graph.options import GraphOptions
