@@ -111,11 +111,13 @@ def _directly(units: Floats, target: Graph, golden: Graph, partners: Sequence[in
     first, second = target.side, golden.side
     assert first is not None
     assert second is not None
-    pairs = [(target.records[node], golden.records[partners[node]], node) for node in nodes]
-    pairs = [pair for pair in pairs if pair[0] >= 0 and pair[1] >= 0]
+    pairs = [((target.records[node], golden.records[partners[node]]), node) for node in nodes]
+    pairs = [(pair, node) for pair, node in pairs if min(pair) >= 0]
     if pairs:
-        walker = DifferenceWalk(Tree(first), Tree(second), Structure([(x, y) for x, y, _ in pairs]))
-        units[[node for _, _, node in pairs]] = _units(walker)
+        walker = DifferenceWalk(Tree(first), Tree(second), Structure([pair for pair, _ in pairs]))
+        found = dict(zip(walker.structure.pairs, _units(walker).tolist()))  # pieces of flat buffers are no pairs
+        for pair, node in pairs:
+            units[node] = found.get(pair, units[node])
 
 
 def _containers(units: Floats, target: Graph) -> None:
