@@ -162,9 +162,11 @@ def of_step(step: int, divergence: Divergence) -> list[str]:
         rank, walk = max(divergence.walks.items(), key=lambda one: one[1].largest)
         if walk.largest_at >= 0:
             where = _where(divergence.walkers[rank], walk.largest_at, step, rank)
-            lines.append(Sentence("Round-off, or what goes in, explains all others, which differ by at most {0}: {1}.", amount(walk.largest), where))
+            template = "Round-off, or what goes in, explains all others, which differ by at most {0}: {1}."
+            lines.append(Sentence(template, amount(walk.largest), where))
         else:
-            lines.append(Sentence("Round-off, or what goes in, explains all others, which differ by at most {0}.", amount(walk.largest)))
+            template = "Round-off, or what goes in, explains all others, which differ by at most {0}."
+            lines.append(Sentence(template, amount(walk.largest)))
     if len(divergence.walks) > 1:
         counts: dict[int, list[int]] = {}
         for rank, walk in sorted(divergence.walks.items()):
