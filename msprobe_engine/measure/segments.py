@@ -17,7 +17,7 @@ class RecordSums:
 
     Attributes:
         inner, outer: largest distance of what goes in (arguments that are no tensors left out) and of what comes out.
-        worst_in, worst_out: where that is.
+        worst_out: where that of what comes out is.
         bad_out: the first output that is not finite and should be; `bad_in`: something that goes in is not finite.
         argument: the first argument that is another one.
         known: something that comes out could be compared.
@@ -28,7 +28,6 @@ class RecordSums:
 
     inner: Floats
     outer: Floats
-    worst_in: Integers
     worst_out: Integers
     bad_out: Integers
     argument: Integers
@@ -53,12 +52,16 @@ class SegmentReduce:
         self._some = self._counts > 0
         self._starts = ends[:-1][self._some]
 
-    def largest(self, values: Floats) -> tuple[Floats, Integers]:
-        """The largest value, at least 0, and where the first such value above 0 is."""
+    def largest(self, values: Floats) -> Floats:
+        """The largest value, at least 0."""
         found = np.zeros(len(self._counts))
         if len(self._starts):
             found[self._some] = np.maximum(np.fmax.reduceat(values, self._starts), 0.0)
-        return found, self.first((values > 0) & (values == np.repeat(found, self._counts)))
+        return found
+
+    def place_of(self, largest: Floats, values: Floats) -> Integers:
+        """Where the first of the largest values is, of those above 0."""
+        return self.first((values > 0) & (values == np.repeat(largest, self._counts)))
 
     def first(self, where: Bools) -> Integers:
         """Position of the first True, -1 without one."""

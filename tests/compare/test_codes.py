@@ -66,7 +66,9 @@ def test_spans_reduce_per_record(groups: list[list[float]]) -> None:
     """The largest value of each record and the first row that has it; 0 and -1 where there is none above 0."""
     values = np.array([value for group in groups for value in group])
     starts = [0, *accumulate(map(len, groups))]
-    largest, where = SegmentReduce(starts).largest(values)
+    sums = SegmentReduce(starts)
+    largest = sums.largest(values)
+    where = sums.place_of(largest, values)
     assert largest.tolist() == [max(group, default=0.0) for group in groups]
     expected = [start + group.index(max(group)) if group and max(group) > 0 else -1 for start, group in zip(starts, groups)]
     assert where.tolist() == expected

@@ -284,23 +284,18 @@ class DifferenceWalk:
         role = np.frombuffer(bytes(self.side.role), np.uint8)[rows]
         out = (role == OUTPUT) | (role == PARAMETERS_GRAD)
         sums = SegmentReduce(self.starts)
-        inner, worst_in = sums.largest(np.where(out | m.argument, 0.0, m.distance))
-        outer, worst_out = sums.largest(np.where(out, m.distance, 0.0))
-        excused = sums.largest(self.cancelled.excused)[0]
+        given = np.where(out, m.distance, 0.0)
+        outer, excused = sums.largest(given), sums.largest(self.cancelled.excused)
         return RecordSums(
-            inner,
+            sums.largest(np.where(out | m.argument, 0.0, m.distance)),
             outer,
-            worst_in,
-            worst_out,
+            sums.place_of(outer, given),
             sums.first(out & m.bad_target & ~m.bad_golden),
             sums.first(~out & m.argument),
             sums.any(~out & m.bad_target),
             sums.any(out & m.known),
             self.counted,
-            np.maximum(
-                self._behind(sums.largest(m.distance)[0], sums.largest(np.where(role == INPUT, m.distance, 0.0))[0]),
-                excused,
-            ).tolist(),
+            np.maximum(self._behind(sums.largest(m.distance), sums.largest(np.where(role == INPUT, m.distance, 0.0))), excused).tolist(),
             (excused if crossed(self.side, self.golden.side) else np.zeros(len(excused))).tolist(),
         )
 

@@ -10,9 +10,13 @@ from typing import Any, ClassVar
 from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.output_files import make_directory
 from msprobe_engine.core.io.safe_cells import Names
+from msprobe_engine.core.records import Frame, Sample
 from msprobe_engine.core.settings.schema import JsonLinesSettings, MonitorSettings, ParquetSettings, SqliteSettings
+from msprobe_engine.core.statistics.columns import Column, column
 from msprobe_engine.formats.monitor.losses import ENDING, LossFile
+from msprobe_engine.formats.monitor.series import Key
 from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.csv.features import FEATURES, pivot
 from msprobe_engine.probe.sinks.run_files import RunFile
 
 
@@ -80,6 +84,18 @@ class OneFileSink(Sink):
                 self._write_run()
         self._shut()
         self.losses.close()
+
+    def _table(self, family: str, frame: Frame, samples: list[Sample]) -> tuple[list[Sample], list[Key], dict[str, Column]]:
+        """Of a family's samples those with numbers, what tells them apart, and the numbers by column."""
+        if family in FEATURES:
+            samples, values = pivot(frame, samples)
+        else:
+            samples = [s for s in samples if s.ref.row >= 0]
+            rows = frame.rows[[s.ref.row for s in samples]]
+            values = {op: column(rows, op) for op in self._ops} if samples else {}
+        detail = {"opt_state": "state", "other": "tag"}.get(family, "")
+        keys = [Key(s.vpp_stage, s.name, s.micro_step, s.phase, str(s.extra.get(detail, "")) if detail else "") for s in samples]
+        return samples, keys, values
 
     def _write_run(self) -> None:
         """Write what the run says about itself; raises `SinkError`."""

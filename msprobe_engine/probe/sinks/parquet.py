@@ -15,11 +15,10 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.io.output_files import replace_file
 from msprobe_engine.core.records import Frame, Sample
 from msprobe_engine.core.settings.schema import ParquetSettings
-from msprobe_engine.core.statistics.columns import column
 from msprobe_engine.formats.monitor.arrow_tables import SCALAR, VALUE, arrow, joined, metadata, table_of
 from msprobe_engine.formats.monitor.reader import HIDDEN, PARQUET
 from msprobe_engine.formats.monitor.series import Key
-from msprobe_engine.probe.sinks.csv.features import FEATURES, pivot
+from msprobe_engine.probe.sinks.csv.features import FEATURES
 from msprobe_engine.probe.sinks.one_file import OneFileSink
 from msprobe_engine.probe.sinks.run_files import alert_fields
 
@@ -100,16 +99,9 @@ class ParquetSink(OneFileSink):
         self._open()
 
     def _add(self, family: str, frame: Frame, samples: list[Sample]) -> None:
-        if family in FEATURES:
-            samples, values = pivot(frame, samples)
-        else:
-            samples = [s for s in samples if s.ref.row >= 0]
-            rows = frame.rows[[s.ref.row for s in samples]]
-            values = {op: column(rows, op) for op in self._ops} if samples else {}
+        samples, keys, values = self._table(family, frame, samples)
         if not samples:
             return
-        detail = {"opt_state": "state", "other": "tag"}.get(family, "")
-        keys = [Key(s.vpp_stage, s.name, s.micro_step, s.phase, str(s.extra.get(detail, "")) if detail else "") for s in samples]
         kinds = None
         if family not in FEATURES:
             kinds = [(str(list(d.shape)), d.dtype) for d in (s.ref.description for s in samples)]

@@ -12,10 +12,7 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.json_output import dumps
 from msprobe_engine.core.records import Frame, Sample
-from msprobe_engine.core.statistics.columns import column
-from msprobe_engine.formats.monitor.series import Key
 from msprobe_engine.formats.monitor.trend_db import TrendDatabase
-from msprobe_engine.probe.sinks.csv.features import FEATURES, pivot
 from msprobe_engine.probe.sinks.one_file import OneFileSink
 from msprobe_engine.probe.sinks.run_files import alert_fields
 
@@ -71,19 +68,12 @@ class SqliteSink(OneFileSink):
         self._db.close()
 
     def _add(self, family: str, frame: Frame, samples: list[Sample]) -> None:
-        if family in FEATURES:
-            samples, values = pivot(frame, samples)
-        else:
-            samples = [s for s in samples if s.ref.row >= 0]
-            rows = frame.rows[[s.ref.row for s in samples]]
-            values = {op: column(rows, op) for op in self._ops} if samples else {}
+        _, keys, values = self._table(family, frame, samples)
         # Several metrics only where a family has several phases or states.
         places: dict[int, list[int]] = {}
         targets = []
-        detail = {"opt_state": "state", "other": "tag"}.get(family, "")
-        for i, sample in enumerate(samples):
-            more = str(sample.extra.get(detail, "")) if detail else ""
-            metric, target = self._db.place(family, Key(sample.vpp_stage, sample.name, sample.micro_step, sample.phase, more))
+        for i, key in enumerate(keys):
+            metric, target = self._db.place(family, key)
             places.setdefault(metric, []).append(i)
             targets.append(target)
         for metric, mine in places.items():
