@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,13 @@ import torch.distributed as dist
 from fault_dumps import on_ranks
 from torch.utils.checkpoint import checkpoint
 
+from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.calls.structure import Matcher
+from msprobe_engine.align.parallel.micro_batches import cut
+from msprobe_engine.find.coverage.other_ways import without_other_code
+from msprobe_engine.find.difference.harmless.flat_buffers import without_pieces
 from msprobe_engine.find.run import diagnose
+from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 
 
 class GELUActivation(torch.nn.Module):
@@ -352,3 +359,74 @@ def _train_with_a_frozen_head(rank: int, ranks: int, scratch: str, path: Path) -
 
     torch.optim.AdamW.__init__ = without_head  # type: ignore[method-assign]
     train(rank, ranks, scratch, path, "foreach")
+
+
+def tensor(first: float, size: int = 8) -> dict[str, Any]:
+    """A vector of which the largest element is `first`."""
+    kind = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [size], "requires_grad": True}
+    return {**kind, "Max": first, "Min": -1.0, "Mean": 0.5, "Norm": 2.0 * (size / 8) ** 0.5}
+
+
+def written(dump: Any, path: Path) -> DumpTable:
+    dump.write(path)
+    return read_side(path / "dump.json")
+
+
+def passes(dump: Any, micro: int, first: float) -> None:
+    """The passes of a micro batch through a layer, and its loss for the log behind them; `first`: tells its numbers from others."""
+    layer = f"Module.layer.Linear.forward.{micro}"
+    dump.api("Functional.linear", [tensor(first)], [tensor(first + 1)], parent=layer)
+    dump.module("layer.Linear", [tensor(first)], [tensor(first + 1)], n=micro)
+    dump.api("Tensor.__mul__", [tensor(first + 1)], [tensor(first + 2)])
+    dump.module("layer.Linear", [tensor(first + 3)], [tensor(first + 4)], n=micro, direction="backward")
+    dump.api("Tensor.__truediv__", [tensor(first + 2)], [tensor(first + 5)])
+
+
+def test_a_loss_that_is_logged_belongs_to_its_micro_batch(rank_dump: Any, tmp_path: Path) -> None:
+    """What follows a backward pass and takes in what its micro batch has made is no part of the next one."""
+    two, one = rank_dump(), rank_dump()
+    passes(one, 0, 1.0)
+    for micro in range(2):
+        passes(two, micro, 1.0 + 10.0 * micro)
+    first, second = cut({0: written(two, tmp_path / "two")}, {0: written(one, tmp_path / "one")})
+    assert [name for name in first.side.ops if "truediv" in name] == ["Tensor.__truediv__.0.forward", "Tensor.__truediv__.1.forward"]
+    assert [name.split(".")[0] for name in second.side.ops] == ["Functional", "Module", "Tensor", "Module"]
+
+
+@pytest.mark.parametrize(
+    ("place", "pairs"),
+    [
+        ("site-packages/torch/optim/adam.py, line 7, in step", 1),
+        ("site-packages/deepspeed/utils.py, line 1, in mask", 0),
+        ("train.py, line 1, in f", 1),
+    ],
+    ids=["another line", "another library", "no library"],
+)
+def test_calls_that_two_libraries_make(place: str, pairs: int, rank_dump: Any, tmp_path: Path) -> None:
+    """Behind the forward pass they are no pairs: each uses the function for something else."""
+    trees = []
+    for name, code in (("run", place), ("golden", "site-packages/torch/optim/adam.py, line 1, in step")):
+        dump = rank_dump()
+        dump.module("layer.Linear")
+        dump.module("layer.Linear", direction="backward")
+        dump.stack[dump.api("Tensor.mul_")] = [f"File /env/{code}, x.mul_(y)"]
+        trees.append(Tree(written(dump, tmp_path / name)))
+    structure = without_other_code(Matcher(*trees).run(), *trees)
+    assert len(structure.pairs) == 2 + pairs
+    assert (len(structure.only_target), len(structure.only_golden)) == (1 - pairs, 1 - pairs)
+
+
+@pytest.mark.parametrize(("largest", "pairs"), [(2.0, 2), (1.5, 4)], ids=["the same gradients", "other gradients"])
+def test_buckets_of_another_size(largest: float, pairs: int, rank_dump: Any, tmp_path: Path) -> None:
+    """Buffers that hold the same gradients in other pieces are no pairs, and neither are the calls that fill them."""
+    trees = []
+    for name, sizes in (("run", (4, 4)), ("golden", (8,))):
+        dump = rank_dump()
+        dump.module("layer.Linear", ["ok"], ["ok"])
+        dump.module("layer.Linear", ["ok"], ["ok"], direction="backward")
+        for size in sizes:
+            gradient = tensor(largest if name == "run" else 2.0, size)
+            dump.api("Tensor.narrow", [gradient], [gradient])
+            dump.api("Tensor.div_", [gradient, 2.0], [gradient])
+        trees.append(Tree(written(dump, tmp_path / name)))
+    assert len(without_pieces(Matcher(*trees).run(), *trees).pairs) == pairs

@@ -62,7 +62,8 @@ def _flat(tree: Tree) -> Iterator[tuple[int, int]]:
 def _moves(tree: Tree) -> Iterator[int]:
     """Calls that put gradients into such buffers, or take them out, up to the update."""
     side = tree.side
-    for op in range(min(tree.first_backward, len(tree.kinds)), max(tree.first_update, tree.last_backward) + 1):
+    end = tree.first_update if tree.first_update >= 0 else len(tree.kinds)
+    for op in range(min(tree.first_backward, end), end):
         if not calls_function(tree.kinds[op]) or tree.kinds[op][2] not in MOVES:
             continue
         made_again = any(len(tree.kinds[above]) == 4 and tree.kinds[above][0] == "forward" for above in tree.above(op))
