@@ -294,6 +294,15 @@ def test_what_an_earlier_run_has_left_is_not_read(tmp_path: Path) -> None:
     assert open_dump(tmp_path / "step2").ranks(2) == [0, 1, 2]
 
 
+def test_a_process_that_began_late_is_of_the_same_run(tmp_path: Path) -> None:
+    """Processes without a group do not wait for one another; the one that was first had not ended when the other one began."""
+    written_by(tmp_path, 100, 101, "step0/rank0")
+    written_by(tmp_path, 102, 103, "step0/rank1")
+    written_by(tmp_path, 100, 105, "step1/rank0")
+    written_by(tmp_path, 102, 105, "step1/rank1")
+    assert read_places(tmp_path) == [f"step{step}/rank{rank}" for step in range(2) for rank in range(2)]
+
+
 def test_a_killed_process_of_an_earlier_run(tmp_path: Path) -> None:
     """Its frame log tells, too."""
     DumpSink(tmp_path, level="mix", rank=1, began=100.0).write_log(frames.big_frame(0, 2))

@@ -115,7 +115,7 @@ class DumpDirectory:
         return old
 
     def earlier_ranks(self, step: int) -> list[str]:
-        """Names of directories whose rank had ended the step before another one began to run: ranks of one run wait for one another."""
+        """Names of directories whose process had ended all its steps before that of another one began."""
         current = set(self._ranks(step).values())
         return [place.name for place in self._found[self._key(step)].values() if place not in current]
 
@@ -155,8 +155,25 @@ class DumpDirectory:
             why = "is of an earlier run; give its directory to read it alone" if key in self._found else "was not dumped"
             raise UsageError(f"{self.root}: step {step} {why}; there are steps {_some(self.steps)}")
         if key not in self._current:
-            self._current[key] = _of_last_run(self._found[key])
+            self._current[key] = self._of_last_run(key)
         return self._current[key]
+
+    def _of_last_run(self, step: int | None) -> dict[Rank, Path]:
+        """Ranks of a step without those of an earlier run. Processes without a group do not wait for one another: one that had ended the
+        step before another one began, and went on after that, is of the same run."""
+        places = self._found[step]
+        times = {rank: times_of(place) for rank, place in places.items()} if len(places) > 1 else {}
+        last = max((found.began for found in times.values() if found is not None), default=0.0)
+        return {
+            rank: place
+            for rank, place in places.items()
+            if (found := times.get(rank)) is None or found.ended >= last or self._went_on(rank, found.began, last)
+        }
+
+    def _went_on(self, rank: Rank, began: float, until: float) -> bool:
+        """Had the process of a rank that began then ended a step after `until`?"""
+        asked = (times_of(ranks[rank]) for ranks in self._found.values() if rank in ranks)
+        return any(found is not None and found.began == began and found.ended >= until for found in asked)
 
     def path(self, step: int, rank: Rank | None = None) -> Path:
         """The rank directory. `rank` None: the only one.
@@ -190,12 +207,6 @@ class DumpDirectory:
         """The dump.json of a rank, which `dump_table.read_side` reads, or its debug.json. `rank` None: the only one."""
         path = self.path(step, rank)
         return path / (layout.DEBUG if (path / layout.DEBUG).exists() and not (path / layout.DUMP).exists() else layout.DUMP)
-
-
-def _of_last_run(places: dict[Rank, Path]) -> dict[Rank, Path]:
-    times = {rank: times_of(place) for rank, place in places.items()} if len(places) > 1 else {}
-    last = max((found.began for found in times.values() if found is not None), default=0.0)
-    return {rank: place for rank, place in places.items() if (found := times.get(rank)) is None or found.ended >= last}
 
 
 def _some(values: list[Any]) -> str:
