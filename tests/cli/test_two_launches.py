@@ -16,6 +16,7 @@ import torch
 
 from msprobe.pytorch import TorchProbe
 from msprobe_engine.cli.main import main
+from msprobe_engine.core.log import set_rank
 
 pytestmark = pytest.mark.framework
 SETTINGS = """\
@@ -88,6 +89,7 @@ def dump_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             patch.setenv("RANK", str(rank))
             patch.setenv("WORLD_SIZE", str(world))
             launch(root / run, name, steps, bad, BELOW_DUMP_PATH)
+    set_rank(None)  # of later messages of this process
     yield root
     shutil.rmtree(root)
 

@@ -60,13 +60,14 @@ def diagnosed(dumps: Path, name: str, layout: str) -> tuple[Path, Any]:
 @pytest.mark.parametrize(("layout", "turned"), [("pp", False), ("vpp", True), ("ep", False)])
 @pytest.mark.slow
 def test_layout_is_no_difference(layout: str, turned: bool, dumps: Path) -> None:
-    """Nothing is found, whichever of the two is called golden, and nearly all records were compared."""
+    """Nothing is found, whichever of the two is called golden, and nearly all records were compared; of experts on other ranks, those
+    that are no part of a sum over tokens."""
     both = dealt_out(dumps, layout), golden(dumps, layout)
     found = diagnose(*(reversed(both) if turned else both))
     assert found.finding == "none", found.headline()
     assert not found.problems
     assert any("different layouts" in line for line in found.evidence)
-    assert found.looked_at["records"] > 1250 * STEPS[layout]
+    assert found.looked_at["records"] > (1150 if layout == "ep" else 1250) * STEPS[layout]
     assert found.looked_at["steps"] == ("0, 1" if STEPS[layout] == 2 else "0")
 
 
