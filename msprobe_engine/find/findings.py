@@ -38,6 +38,9 @@ HEADLINES: Mapping[str, str] = {
 NOTHING = Sentence("No NaN or Inf that matters")
 """What one run was searched for."""
 
+ALONE = Sentence("One run was searched; nothing was compared. A run that is right, as the second argument, shows more.")
+"""Of one run in which nothing was found."""
+
 SAME_FILES = Sentence("Nothing was compared: both sides are the same directory or file, so that they are equal says nothing")
 """Of two paths that lead to one run."""
 
@@ -206,10 +209,15 @@ class Diagnosis:
 
     def _nothing_found(self) -> str:
         """What was searched or compared, and that this was not all of it where something could not be."""
-        if not self.problems:
+        warnings = self._warnings()
+        if not warnings:
             return self.nothing or HEADLINES[NONE]
         said = self.nothing or Sentence("No difference in what could be compared")
-        return beside_warnings(said, len(self.problems), searched=bool(self.nothing))
+        return beside_warnings(said, len(warnings), searched=bool(self.nothing))
+
+    def _warnings(self) -> list[str]:
+        """The problems that the headline does not say itself."""
+        return [problem for problem in self.problems if problem != self.nothing]
 
     def first_nonfinite(self) -> list[str]:
         """A sentence for each of `nonfinite`."""
@@ -241,9 +249,10 @@ class Diagnosis:
                 lines += listed(
                     "only in", [f"{side}: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"], _WORDS
                 )
-        more = len(self.problems) - _MOST_PROBLEMS
+        warnings = self._warnings()
+        more = len(warnings) - _MOST_PROBLEMS
         unnamed = [Sentence("and {0} more, which diagnosis.json names", f"{more:,}")] if more > 0 else []
-        lines += listed("warning", [*self.problems[:_MOST_PROBLEMS], *unnamed], _WORDS)
+        lines += listed("warning", [*warnings[:_MOST_PROBLEMS], *unnamed], _WORDS)
         lines += listed("next", self.next, _WORDS)
         if self.looked_at:
             lines += listed("looked at", [", ".join(self._said_looked_at())], _WORDS)

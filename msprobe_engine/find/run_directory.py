@@ -16,17 +16,25 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import detect, findings
 from msprobe_engine.find.config_and_checkpoint import INCIDENTS, pack_beside
 from msprobe_engine.find.findings import Diagnosis
+from msprobe_engine.find.launch_line import GOLDEN
 from msprobe_engine.find.nonfinite.report import again_with_operators
 from msprobe_engine.formats.dump.find_dumps import IN_RUN, holds_dump
 from msprobe_engine.formats.pack.kind import NAME as PACK
 
-MOST_INCIDENTS = 8
+MOST_INCIDENTS, MOST_STEPS = 8, 8
 _WORDS = {
     detect.DUMP: Sentence("dump"),
     detect.MONITOR: Sentence("monitor output"),
     detect.INCIDENT: Sentence("incident"),
     detect.CONFIG: Sentence("pack of configurations"),
 }
+_COMPARABLE = {
+    (True, False): Sentence("a dump only"),
+    (False, True): Sentence("monitor output only"),
+    (True, True): Sentence("a dump and monitor output"),
+    (False, False): Sentence("neither a dump nor monitor output"),
+}
+"""Whether there is a dump, and whether there is monitor output."""
 _INCIDENT = re.compile(r"step(\d{1,18})-.+", re.DOTALL)
 
 Look = Callable[[Path, Path | None], Diagnosis]
@@ -56,6 +64,10 @@ class Parts:
         if self.config is not None and self.path.is_dir() and self.dump is None and self.monitor is None:
             return True
         return bool(self.incidents) or self.dump not in (None, self.path) or (self.dump is not None and self.monitor is not None)
+
+    def comparable(self) -> Sentence:
+        """What of it can be compared with the same of another run."""
+        return _COMPARABLE[self.dump is not None, self.monitor is not None]
 
 
 @dataclass(frozen=True)
@@ -147,7 +159,27 @@ def look_at_all(target: Parts, golden: Parts | None, look: Look) -> Diagnosis:
         one(detect.CONFIG, target.config, None if golden is None else golden.config)
     if not seen:
         raise errors[0] if errors else UsageError(f"{target.path}: holds nothing that can be looked at")
-    return _together(seen, left, [str(error) for error in errors])
+    found = _together(seen, left, [str(error) for error in errors])
+    if golden is not None and not any(one.compared for one in seen):
+        _say_nothing_compared(found, target, golden)
+    return found
+
+
+def _say_nothing_compared(found: Diagnosis, target: Parts, golden: Parts) -> None:
+    """Two runs that have nothing of one kind: what was found of one of them alone is no answer to the question."""
+    template = "Nothing of the two runs was compared: this one has {0}, the golden run {1}"
+    said = Sentence(template, target.comparable(), golden.comparable())
+    found.problems.insert(0, said)
+    found.evidence = [line for line in found.evidence if line != findings.ALONE]
+    if found.finding != findings.NONE:
+        return
+    found.nothing = said
+    steps = ",".join(map(str, found.steps[:MOST_STEPS]))
+    options = "--preset watch" if target.dump is None else f"--preset dump --set 'dump.step=[{steps}]'"
+    found.next = [
+        f"msprobe run {options} --output-dir again_golden -- {GOLDEN}",
+        f"msprobe diagnose {shlex.quote(str(target.path))} again_golden",
+    ]
 
 
 def _together(seen: list[_Seen], left: list[str], errors: list[str]) -> Diagnosis:

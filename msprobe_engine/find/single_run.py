@@ -71,9 +71,7 @@ def diagnose_alone(target: Path, tables: StepTables | None = None) -> Diagnosis:
         found.nothing = Sentence("Nothing found: no NaN or Inf that matters{0}", beside)
         if ranks.several and not ranks.equal:
             replicas.say_not_compared(found, ranks.parted)
-        found.evidence.append(
-            Sentence("One run was searched; nothing was compared. A run that is right, as the second argument, shows more.")
-        )
+        found.evidence.append(findings.ALONE)
     return found
 
 

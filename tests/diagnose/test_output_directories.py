@@ -138,6 +138,24 @@ def test_what_is_left_is_said(tmp_path: Path, rank_dump: Any) -> None:
     assert any(problem.startswith("not looked at: ") and "none in common" in problem for problem in found.problems)
 
 
+@pytest.mark.parametrize("dumped", ["bad", "good"])
+def test_a_dump_against_a_monitor_is_no_all_clear(dumped: str, tmp_path: Path, rank_dump: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two runs that have nothing of one kind: the headline says so and why, the exit code is 3, and what to run gets the same of both."""
+    _dump(rank_dump, tmp_path / dumped / "dump", 4)
+    _monitor(tmp_path / ("good" if dumped == "bad" else "bad"))
+    target, golden = str(tmp_path / "bad"), str(tmp_path / "good")
+    assert main(["diagnose", target, golden, "-o", str(tmp_path / "out")]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    kinds = ("a dump only", "monitor output only")
+    here, there = kinds if dumped == "bad" else kinds[::-1]
+    assert lines[0] == f"Nothing of the two runs was compared: this one has {here}, the golden run {there}."
+    found = diagnose(target, golden)
+    assert found.problems == [lines[0].rstrip(".")]
+    options = "--preset dump --set 'dump.step=[4]'" if dumped == "bad" else "--preset watch"
+    assert found.next[0] == f"msprobe run {options} --output-dir again_golden -- LAUNCH LINE OF GOLDEN"
+    assert not any("as the second argument" in line for line in lines)
+
+
 def test_what_was_looked_at_is_counted(tmp_path: Path, rank_dump: Any) -> None:
     """Steps behind the one that is explained are not named, and the records that were compared stand beside all that there are."""
     for name, out in (("good", 1.5), ("bad", 2.5)):

@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
         found = diagnose(
             args.target, args.golden, calibration=args.calibration, mappings=mappings, exact=args.exact, scheduler=args.scheduler
         )
-    if same:
-        found.nothing = SAME_FILES
+    if same and found.finding == NONE:
+        found.nothing, found.evidence = SAME_FILES, []
     print(say_steps(found.text(), args.target, args.golden))
     args.output_path = args.output_path or results_directory(args.target, "diagnose", "./msprobe_diagnosis")
     try:

@@ -99,7 +99,7 @@ def diagnose_monitor(target: Path) -> Diagnosis:
         found.nothing = Sentence("Nothing found: no alert, no number that is not finite")
     if len(run.ranks) > 1 and not replicas.equal:
         say_not_compared(found, replicas.parted)
-    found.evidence.append(Sentence("One run was searched; nothing was compared. A run that is right, as the second argument, shows more."))
+    found.evidence.append(findings.ALONE)
     return found
 
 
