@@ -148,7 +148,7 @@ def started_otherwise(target: Path | None, golden: Path | None) -> tuple[list[st
         return [], [Sentence("not looked at: {0}", error)], []
     matter = compared.differences
     if not matter:
-        return [Sentence("The runs were started with the same configuration, as far as it matters.")], list(compared.problems), []
+        return [Sentence("Configuration: {0}", headline(compared))], list(compared.problems), []
     told = folded(matter)
     lines: list[str] = [Sentence("Configuration: {0}.", one.sentence()) for one in told[:MOST_LINES]]
     if len(told) > MOST_LINES:

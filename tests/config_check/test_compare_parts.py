@@ -25,6 +25,15 @@ def _env(a: dict[str, str], b: dict[str, str]) -> Sheet:
     return compare_env({NO_RANK: variables.collect(a)}, {NO_RANK: variables.collect(b)})
 
 
+def test_a_variable_in_no_row_may_matter() -> None:
+    """The program may read a variable that no library does: where one side lacks it, it is named. Values that neither pack has cannot be
+    compared, which is said and makes no difference; terminals, temporary directories and job numbers never make one."""
+    usual = {"HOME": "/a", "TMPDIR": "/tmp/1", "SSH_CONNECTION": "1 2", "SLURM_JOB_ID": "1", "WINDOWID": "1"}
+    (one,) = [one for one in _env(usual | {"LATE": "1", "MODE": "x"}, {"HOME": "/b", "MODE": "y"}).differences if one.matters]
+    assert (one.name, one.severity, one.both) == ("LATE", "may change numerics", ("not set", NOT_SHOWN))
+    assert _env({"MODE": "x"}, {"MODE": "y"}).not_shown == 1
+
+
 @pytest.mark.parametrize(
     ("a", "b"),
     [

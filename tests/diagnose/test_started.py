@@ -35,7 +35,7 @@ def test_configurations_are_evidence_beside_dumps(tmp_path: Path) -> None:
         assert found.finding == "none"
         assert any("learning_rate / lr: 1e-4, golden 3e-4" in line for line in found.evidence)
     same = _output(tmp_path / "c", "again")
-    assert any("started with the same configuration" in line for line in diagnose(same, b).evidence)
+    assert any(line.startswith("Configuration: No difference") for line in diagnose(same, b).evidence)
 
 
 def test_a_run_without_a_pack_says_nothing_of_it(tmp_path: Path) -> None:

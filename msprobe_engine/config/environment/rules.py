@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from msprobe_engine.config.severity import SHORT
+from msprobe_engine.config.severity import HARMLESS, SHORT
 from msprobe_engine.core.process.processes import OWNER
 from msprobe_engine.core.process.variables import LAUNCH_LINE
 from msprobe_engine.core.text.sentences import Sentence
@@ -48,6 +48,7 @@ class Rule:
     default: tuple[str, ...] = ()
     partner: str = ""
     exact: frozenset[str] = frozenset()
+    by_name: bool = False
 
 
 class EnvironmentRules:
@@ -58,7 +59,15 @@ class EnvironmentRules:
             pattern = re.compile("|".join(translate(name) for name in names))
             default = tuple(str(value).lower() for value in row.get("default", ()))
             self.rules.append(
-                Rule(pattern, SHORT[row["severity"]], Sentence(row["why"]), default, row.get("partner", ""), frozenset(names))
+                Rule(
+                    pattern,
+                    SHORT[row["severity"]],
+                    Sentence(row["why"]),
+                    default,
+                    row.get("partner", ""),
+                    frozenset(names),
+                    row.get("by_name", False),
+                )
             )
         self._found: dict[str, Rule] = {}
 
@@ -77,6 +86,10 @@ class EnvironmentRules:
     def is_known(self, name: str) -> bool:
         """Does a row but the last, which takes everything, name the variable?"""
         return self.of(name) is not self.rules[-1]
+
+    def may_change(self, name: str) -> bool:
+        """Is the variable known to matter to numbers? Of one that is in no row nobody knows."""
+        return self.is_known(name) and self.of(name).severity != HARMLESS
 
 
 def same_value(rule: Rule, a: str | None, b: str | None) -> bool:

@@ -1,6 +1,6 @@
 """Variables of the environment as they may be written.
 
-Values are collected of families that are known to matter to a training (the rows of ``config/environment/rules.yaml`` but its last), and
+Values are collected of families that libraries of a training read (the rows of ``config/environment/rules.yaml`` without ``by_name``), and
 of names that the user adds. Of everything else the name is recorded, and where the user has set a key, a keyed digest, so that two packs
 made with the same key can be compared: without the key nobody can tell a value by trying, with it two values are the same or they are not.
 """
@@ -107,7 +107,7 @@ def collect(environ: Mapping[str, str] | None = None, *, added: Sequence[str] = 
             continue
         if secret_variable(name):
             withheld[name] = Withheld(BY_NAME, digest(key, name, value))
-        elif (is_free_text(name) or not rules.is_known(name)) and not any(fnmatchcase(name, pattern) for pattern in added):
+        elif (is_free_text(name) or rules.of(name).by_name) and not any(fnmatchcase(name, pattern) for pattern in added):
             withheld[name] = Withheld(NOT_KNOWN, digest(key, name, value))
         else:
             shown = masked_value(name, value)

@@ -155,7 +155,7 @@ def _values_not_shown(out: Ranks, environments: Mapping[int, Environment]) -> No
     if not names:
         return
     out.notes.append(f"{len(names)} variables of the environment are in the pack without their values and without digests; not compared")
-    matter = [name for name in names if environment_rules().of(name).severity != HARMLESS]
+    matter = [name for name in names if environment_rules().may_change(name)]
     if matter:
         out.missing.append(f"values that may change the numbers are masked in the pack: {', '.join(matter[:MOST_NAMES])}")
 

@@ -26,8 +26,8 @@ def compare_env(bench: Mapping[int, Environment], cmp: Mapping[int, Environment]
     """Compare variables rank by rank (`by_rank.NO_RANK`: one for all ranks).
 
     Values that are not in the packs are compared by their digests. Where there are none, or of different keys, they are not compared: one
-    note has their number, and the names of those that may change the numbers are in `Sheet.unknown` (a name that says it is a secret is
-    none of them).
+    note has their number, and the names of those that are known to change numbers are in `Sheet.unknown` (a name that says it is a secret
+    is none of them).
     """
     sheet = Sheet(ENV)
     found: list[tuple[tuple[int, ...], Difference]] = []
@@ -42,7 +42,7 @@ def compare_env(bench: Mapping[int, Environment], cmp: Mapping[int, Environment]
         keys.add(bool(mine.key and theirs.key))
     sheet.differences = merged(found, tuple(set(bench) & set(cmp)))
     rules = environment_rules()
-    sheet.unknown = tuple(sorted(name for name in unknown if rules.of(name).severity != HARMLESS and not names_secret(name)))
+    sheet.unknown = tuple(sorted(name for name in unknown if rules.may_change(name) and not names_secret(name)))
     sheet.not_shown = len(unknown)
     if unknown:
         sheet.notes.append(_note(unknown, both_keys=all(keys)))
@@ -119,7 +119,7 @@ def _by_digest(rule: Rule, name: str, a: Environment, b: Environment) -> list[Di
 
 
 def _difference(rule: Rule, names: tuple[str, str], x: str | None, y: str | None) -> Difference:
-    if names[0] == names[1] and rule.severity != HARMLESS and not rule.default and (x is None or y is None):
+    if names[0] == names[1] and rule.severity != HARMLESS and not rule.default and not rule.by_name and (x is None or y is None):
         one = Sentence("not set on the {0} side, where the library decides", SIDES["bench" if x is None else "cmp"])
         return Difference(ENV, *names, _shown(rule, x), _shown(rule, y), rule.severity, Sentence("{0}; {1}", rule.why, one), level=ERROR)
     verdict = "" if rule.severity == HARMLESS else ERROR
