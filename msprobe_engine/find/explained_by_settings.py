@@ -19,7 +19,7 @@ _OF_OPTIMIZER = re.compile(
 
 def explaining(first: Suspect, differences: Sequence[Difference]) -> Difference | None:
     """The difference of settings that the first suspect follows from: one with its very values; in an update, one of the optimizer; of
-    numbers of a monitor, the only one there is.
+    numbers of a monitor, the only one there is (where the two numbers of a step are said, one that only may change numbers is not).
 
     Args:
         differences: the worst first.
@@ -31,7 +31,8 @@ def explaining(first: Suspect, differences: Sequence[Difference]) -> Difference 
         if same is not None:
             return same
     if first.kind == "series":
-        return _only_one(differences)
+        only = _only_one(differences)
+        return None if only is not None and only.severity == MAY and first.cause else only
     return next((one for one in settings if _of_optimizer(one)), None) if first.parameter else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 import zipfile
 from collections.abc import Mapping
@@ -253,6 +254,7 @@ def test_how_fast_a_step_went_is_no_difference(tmp_path: Path) -> None:
     found = diagnose(other, good)
     assert found.first_suspect is not None
     assert (found.first_suspect.record, found.first_suspect.step) == ("step/learning_rate", 0)
+    assert re.match(r"First difference: learning_rate [-0-9.e]+, golden [-0-9.e]+ \(step 0, ", found.headline())
     assert not [suspect for suspect in found.suspects if "seconds" in suspect.record]
 
 

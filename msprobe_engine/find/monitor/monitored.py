@@ -263,6 +263,9 @@ def _say_part(found: Diagnosis, parted: _Off) -> None:
         )
         agreeing = sorted(ranks[item.family, item.key])
         found.suspects[-1].on_ranks = ranges_of(agreeing) if len(agreeing) > 1 else []
+        if item.op == "value":  # a number of the step: learning rate, loss, loss scale, norm of all gradients
+            name = item.key.name.rpartition("/")[2]
+            found.suspects[-1].cause = Sentence("{0} {1}, golden {2}", name, f"{item.target:.6g}", f"{item.golden:.6g}")
     found.differences = len(seen)
     found.evidence.append(
         Sentence(
