@@ -58,6 +58,8 @@ class Distances:
         known: the dump says something that can be compared; of rows that both hold NaN or Inf: `nonfinite_rows.compared`.
         one_sided: bool (n, 11), what only one side has, see `missing_statistics`.
         elements: `distance` is that of the saved elements.
+        bounds: Max and Min alone are known, and are the same on both sides (a mask of truth values): nothing was compared of what lies
+            between them.
     """
 
     distance: Floats
@@ -71,12 +73,18 @@ class Distances:
     known: Bools
     one_sided: Bools
     elements: Bools
+    bounds: Bools
 
     def leave_out(self, at: int | Sequence[int], nonfinite: bool = False) -> None:
         """Take pairs for such as cannot be compared; `nonfinite`: whether they hold NaN or Inf is not asked, either."""
         self.distance[at], self.known[at] = 0.0, False
         if nonfinite:
             self.bad_target[at], self.bad_golden[at] = False, False
+
+    @property
+    def compared(self) -> Bools:
+        """Pairs of which equal numbers say that they are the same."""
+        return np.asarray(self.known & (self.elements | ~self.bounds))
 
 
 def distances(target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, int]] | factorize.Integers) -> Distances:
@@ -152,9 +160,10 @@ def distances(target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, in
     expected = missing_statistics.expects_numbers(target, golden, left, right, count) & ~plain & ~apart
     one_sided[:, missing_statistics.NOWHERE] = expected & ~known & ~(bad_a | bad_b) & ~one_sided.any(1)  # NaN is said as NaN
     one_sided[blank & ~shape & ~apart, missing_statistics.REDACTED] = True
-    return Distances(
-        distance, np.nan_to_num(extremes), np.nan_to_num(norm), bad_a, bad_b, argument, shape, dtype, known, one_sided, np.zeros(n, bool)
-    )
+    bounds = np.isnan(a[:, 2:]).all(1) | np.isnan(b[:, 2:]).all(1)
+    bounds &= (a[:, 0] != a[:, 1]) & (distance == 0) & known & ~plain & ~compared & ~(bad_a | bad_b)
+    parts = np.nan_to_num(extremes), np.nan_to_num(norm)
+    return Distances(distance, *parts, bad_a, bad_b, argument, shape, dtype, known, one_sided, np.zeros(n, bool), bounds)
 
 
 def _masked(extremes: Floats) -> Bools:

@@ -86,6 +86,43 @@ def test_an_argument(tmp_path: Path) -> None:
     assert _first_line(*runs) == said
 
 
+def _masked(root: Path, diagonal: dict[str, Any], digest: str, result: float) -> Path:
+    """A run that makes a mask, which takes in `diagonal`, and uses it by another call."""
+    mask = {"type": "torch.Tensor", "dtype": "torch.bool", "shape": [4, 4], "Max": True, "Min": False, "Mean": None, "Norm": None}
+    mask |= {"requires_grad": False} | ({"digest": digest} if digest else {})
+    _run(root, "Tensor.masked_fill.0.forward", [_tensor(2.0), mask], result)
+    file = root / "dump" / "step0" / "rank0" / "dump.json"
+    document = json.loads(file.read_text())
+    made = {"input_args": [mask | {"Min": True}], "input_kwargs": diagonal, "output": [mask]}
+    document["data"] = {"Torch.triu.0.forward": made} | document["data"]
+    file.write_text(json.dumps(document))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("digests", "arguments", "first", "said"),
+    [
+        (("", ""), (2, 1), "triu diagonal = 2, golden 1 (step 0, rank 0, Torch.triu.0.forward)", ""),
+        (("", ""), (2, None), "only this run gives triu diagonal = 2", ""),
+        (("", ""), (1, 1), "masked_fill", "; input.1 could not be compared (of bool the dumps hold Max"),
+        (("a", "a"), (1, 1), "masked_fill", "; what goes in is the same"),
+        (("a", "b"), (2, 1), "triu diagonal = 2, golden 1", "; the result differs by"),
+    ],
+)
+def test_a_mask_that_was_not_compared(
+    digests: tuple[str, str], arguments: tuple[int | None, int | None], first: str, said: str, tmp_path: Path
+) -> None:
+    """Max and Min of truth values do not say that two masks are the same: the call that made them with another argument is to blame, and
+    what goes in is called the same only where digests say so."""
+    runs = []
+    for k, (name, digest, value) in enumerate(zip(("target", "golden"), digests, arguments)):
+        diagonal = {} if value is None else {"diagonal": {"type": "int", "value": value}}
+        runs.append(_masked(tmp_path / name, diagonal, digest, 3.0 - k))
+    found = diagnose(*runs)
+    assert first in found.headline()
+    assert (said or "its result could not be compared (of bool the dumps hold Max and Min alone)") in found.suspects[0].why
+
+
 def test_runs_of_other_types(tmp_path: Path) -> None:
     """Numbers that agree within the round-off of another type are no all-clear."""
     runs = [_run(tmp_path / kind, "Torch.abs.0.forward", [_tensor(2.0, kind)], 2.0, kind=kind) for kind in ("bfloat16", "float32")]

@@ -82,14 +82,16 @@ def test_rows_that_cannot_be_compared_are_not_called_missing(pages: dict[str, Pa
 
 def test_a_row_without_anything_to_compare_is_not_called_the_same(pages: dict[str, Path], opened: Open) -> None:
     """A term of a sum that was taken out has no numbers and no shape on either side: that says nothing. Structure alone is compared by
-    shape."""
+    shape. Max and Min alone, as of truth values, say that two masks are the same where all elements are, or digests do."""
     page = opened(pages["small"])
     page.locator(".callout.bad").wait_for()
-    states = page.evaluate("""() => [null, [2]].map((shape) => {
-      const row = { place: 'output.0', dtype: 'float32', shape, max: null, min: null, mean: null, norm: null };
+    states = page.evaluate("""() => [
+      { shape: null }, {}, { max: true, min: false }, { max: true, min: true }, { max: true, min: false, facts: { digest: 'a' } },
+    ].map((known) => {
+      const row = { place: 'output.0', dtype: 'float32', shape: [2], max: null, min: null, mean: null, norm: null, ...known };
       return Graph.compare.difference({ target: row, golden: { ...row } }).state;
     })""")
-    assert states == ["not_compared", "same"]
+    assert states == ["not_compared", "same", "not_compared", "same", "same"]
 
 
 def test_what_needs_no_partner_is_not_unmatched(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from msprobe_engine.core.names import forward_twin
 from msprobe_engine.find.difference.origin import (
     ARGUMENT,
     CHANGED,
+    DEFAULT,
     EXTRA,
     GRADIENT,
     GRADLESS,
@@ -128,7 +129,8 @@ def _is_backward(tree: Tree, op: int) -> bool:
 
 
 def _rearranged(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
-    """The same numbers went in and others came out, though the call was made alike: elements that go in have changed places.
+    """The same numbers went in and others came out, though the call was made alike: elements that go in have changed places, or are other
+    truth values.
 
     Statistics do not see that. The last call behind them that only one side makes, or makes with another argument, did it.
     """
@@ -156,6 +158,10 @@ def _rearranged(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
                 origin.row, origin.other = walker.rows[at]
                 origin.kind = ARGUMENT
                 return
+            if source in walker.lone_arguments and walker.not_compared(source, given=True):
+                origin.op, origin.partner = walker.structure.pairs[walker.position(source)]
+                origin.kind = DEFAULT
+                return
             lost = _lost_before(walker, source, origin.partner)
             if lost is not None:
                 origin.partner, origin.kind = lost, MISSING
@@ -171,11 +177,9 @@ def changes_places(walker: DifferenceWalk, op: int) -> bool:
 
 
 def _hands_on(walker: DifferenceWalk, op: int) -> bool:
-    """What a call gives out are the elements it was given: the extremes are among those that went in."""
-    side = walker.side
-    if _api(side, op) not in _VIEWS | _IN_ORDER:
-        return False
-    return not walker.is_off(op)
+    """What a call gives out are the elements it was given, the extremes being among those that went in; or nothing of it was compared."""
+    unknown = walker.one_layout and bool(walker.not_compared(op, given=True))
+    return (unknown or _api(walker.side, op) in _VIEWS | _IN_ORDER) and not walker.is_off(op)
 
 
 def _may_rearrange(walker: DifferenceWalk, tree: Tree, call: int, used: int) -> bool:

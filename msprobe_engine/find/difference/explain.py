@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine.core.dtypes import is_bool, is_not_float
+from msprobe_engine.core.dtypes import is_bool, is_not_float, plain_name
 from msprobe_engine.core.names import forward_twin
-from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.core.text.sentences import Sentence, joined
 from msprobe_engine.core.text.source_line import source_of
 from msprobe_engine.find import findings
 from msprobe_engine.find.argument_names import argument_name, called
@@ -25,6 +25,8 @@ from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
 from msprobe_engine.measure import distances, factorize, missing_statistics, roundoff
 
+_FEW = 3
+"""Tensors that could not be compared and that are named."""
 _LONG = 8
 """Characters of a number that are all shown."""
 _STATISTICS = ("Max", "Min", "Mean", "Norm")
@@ -99,6 +101,9 @@ def why(origin: DifferenceOrigin, walker: DifferenceWalk, step: int) -> Sentence
         held = _bad(side, origin.row)
         return Sentence("{0} holds {1}, and everything that went in is finite; the golden run {2} here", place, held, other)
     if origin.kind == origins.ARGUMENT or (origin.kind == origins.DEFAULT and origin.op in walker.lone_arguments):
+        if (unknown := walker.not_compared(origin.op, given=True)) and not walker.is_off(origin.op):
+            template = "{0}; its result could not be compared ({1}), and what is made of it differs by {2}"
+            return Sentence(template, cause(origin, walker), _why_unknown(walker, unknown[0]), size)
         return Sentence("{0}; the result differs by {1}", cause(origin, walker), size)
     if origin.kind == origins.GRADLESS:
         here, there = Sentence("this run"), Sentence("the golden run")
@@ -137,8 +142,11 @@ def why(origin: DifferenceOrigin, walker: DifferenceWalk, step: int) -> Sentence
         return Sentence("{0} differs by {1}; what goes in differs by {2}", place, size, _percent(origin.inside))
     if _takes_redacted(walker, origin.op):
         return Sentence("{0} differs by {1}; of what goes in values are redacted, and whether they are the same is not known", place, size)
-    if walker.takes_in_unknown(origin.op):
-        return Sentence("{0} differs by {1}; some of what goes in could not be compared, and the rest is the same", place, size)
+    if unknown := walker.not_compared(origin.op):
+        template = "{0} differs by {1}; {2} could not be compared ({3}), and the rest of what goes in is the same"
+        return Sentence(
+            template, place, size, joined(", ", (place_of(side, row) for row in unknown[:_FEW])), _why_unknown(walker, unknown[0])
+        )
     return Sentence("{0} differs by {1}; what goes in is the same", place, size)
 
 
@@ -202,6 +210,13 @@ def _apart(*values: Any) -> tuple[str, ...]:
 
 def _is_integer(dtype: str | None) -> bool:
     return dtype is not None and is_not_float(dtype) and not is_bool(dtype)
+
+
+def _why_unknown(walker: DifferenceWalk, row: int) -> Sentence:
+    """Why a tensor could not be compared."""
+    if walker.measured.bounds[walker.pair_of(row)]:
+        return Sentence("of {0} the dumps hold Max and Min alone", plain_name(str(walker.side.dtype[row])))
+    return Sentence("the dumps hold no number of it that both runs have")
 
 
 def _takes_redacted(walker: DifferenceWalk, op: int) -> bool:

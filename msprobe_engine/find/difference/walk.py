@@ -467,11 +467,12 @@ class DifferenceWalk:
         attribution.unmatched(self, origin)
         attribution.without_gradient(self, origin)
 
-    def takes_in_unknown(self, op: int) -> bool:
-        """A record takes in tensors that could not be compared."""
-        role, known = self.side.role, self.measured.known
-        unknown = (self.rows[at][0] for at in self.span_of(op) if not known[at] and role[self.rows[at][0]] == INPUT)
-        return any(roundoff.eps(self.side.dtype[row]) or "int" in str(self.side.dtype[row]) for row in unknown)
+    def not_compared(self, op: int, given: bool = False) -> list[int]:
+        """Rows of tensors that a record takes in (`given`: gives out) and that could not be compared."""
+        side = self.side
+        rows = (self.rows[at][0] for at in self.span_of(op) if not self.measured.compared[at])
+        tensors = (row for row in rows if side.dtype[row] and distances.elements(side.shape[row]))
+        return [row for row in tensors if (side.role[row] in (OUTPUT, PARAMETERS_GRAD)) is given]
 
     def is_off(self, op: int) -> bool:
         """Do outputs of a record differ by more than round-off?"""

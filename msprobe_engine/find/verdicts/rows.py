@@ -108,17 +108,20 @@ class RowProjection:
         further = distances.distances(self.target, self.golden, np.stack((self.rows[rest], self.others[rest]), axis=1))
         self.one_sided = np.zeros((n, len(missing_statistics.WHAT)), bool)
         self.distance = np.zeros(n)
-        self._argument, self._shape, self._dtype, bad_target, bad_golden, known = (np.zeros(n, bool) for _ in range(6))
+        self._argument, self._shape, self._dtype, bad_target, bad_golden, known, compared = (np.zeros(n, bool) for _ in range(7))
         for part, one in ((walked, walker.measured), (rest, further)):
             chosen: Any = places[walked] if part is walked else slice(None)
             self.distance[part], self.one_sided[part] = one.distance[chosen], one.one_sided[chosen]
             self._argument[part], self._shape[part], self._dtype[part] = one.argument[chosen], one.shape[chosen], one.dtype[chosen]
             bad_target[part], bad_golden[part], known[part] = one.bad_target[chosen], one.bad_golden[chosen], one.known[chosen]
+            compared[part] = one.compared[chosen]
         self._bad = bad_target != bad_golden
+        self._unknown = self.both & ~compared
         self._blind = bad_target & bad_golden & ~known  # NaN or Inf on both sides, and nothing finite beside them
         if distance is not None:
             measured = ~np.isnan(distance)
             self._blind &= ~measured
+            self._unknown &= ~measured
             self.one_sided[measured, : missing_statistics.REDACTED] = False
             self.one_sided[measured, missing_statistics.NOWHERE] = False
             new = rest & measured
@@ -188,7 +191,8 @@ class RowProjection:
             return f"{self._size(at)}; nothing else explains it"
         if self.entered[at]:
             return f"{self._size(at)}; no record before it is off"
-        return f"{self._size(at)}; {f'what went in is off by {inside:.2g}' if inside else 'what went in is the same'}"
+        same = "what went in could not be compared whole" if self._taken_in_unknown(at) else "what went in is the same"
+        return f"{self._size(at)}; {f'what went in is off by {inside:.2g}' if inside else same}"
 
     def _follows(self, at: int) -> str:
         """Of a row that is off because of something else."""
@@ -203,10 +207,19 @@ class RowProjection:
 
     def _taken_in(self, at: int) -> float:
         """Largest difference of what went into the record of a row."""
-        group = self.group[at]
-        part = slice(self.starts[group], self.ends[group])
+        part = self._record_of(at)
         chosen = self.both[part] & self.entered[part] & ~self._argument[part]
         return float(self.distance[part][chosen].max(initial=0.0))
+
+    def _taken_in_unknown(self, at: int) -> bool:
+        """A tensor that goes into the record of a row could not be compared."""
+        part = self._record_of(at)
+        rows = self.rows[part][self._unknown[part] & self.entered[part]].tolist()
+        return any(self.target.dtype[row] and distances.elements(self.target.shape[row]) for row in rows)
+
+    def _record_of(self, at: int) -> slice:
+        group = self.group[at]
+        return slice(self.starts[group], self.ends[group])
 
     def _size(self, at: int) -> str:
         """How far a row is off."""

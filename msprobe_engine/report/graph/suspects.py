@@ -133,6 +133,6 @@ def _units(walker: DifferenceWalk) -> Floats:
     role = np.frombuffer(bytes(walker.side.role), np.uint8)[rows]
     out = (role == OUTPUT) | (role == PARAMETERS_GRAD)
     sums = SegmentReduce(walker.starts)
-    units = sums.largest(np.where(out & m.known, np.array(walker.carried.alone), 0.0))
-    units[~sums.any(out & m.known)] = np.nan
+    units = sums.largest(np.where(out & m.compared, np.array(walker.carried.alone), 0.0))
+    units[~sums.any(out & m.compared)] = np.nan
     return units

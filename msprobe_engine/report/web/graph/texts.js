@@ -125,7 +125,7 @@ Kit.texts("graph", {
   rows_equal: ["{0} more are the same", "另有 {0} 项一致"],
   show_all: ["Show all {0}", "显示全部 {0} 项"],
   same: ["same", "一致"],
-  not_compared: ["not comparable", "不可比"],
+  not_compared: ["not compared", "未比对"],
   only_target: ["only in target", "仅在目标侧"],
   only_golden: ["only in golden", "仅在标杆侧"],
   other_shape: ["other shape", "形状不同"],
