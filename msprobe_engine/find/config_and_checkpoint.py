@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ _OF_A_FACTOR = 0.1
 _MOST_STEPS, _MOST_RANKS = 8, 8
 """Where a pack is looked for in a dump: it is that of the first rank, in the first step that was dumped."""
 MOST_SUSPECTS, MOST_LINES = 20, 6
+_FSDP = re.compile(r"[/\\]distributed[/\\](_composable[/\\])?fsdp[/\\]")
+"""In a line of a call stack: FSDP's own code."""
 _MOST_VALUES = 3
 """Of two checkpoints, values (a step, a learning rate) that are named before tensors."""
 
@@ -215,16 +218,27 @@ def blame_settings(found: Diagnosis, differences: Sequence[Difference]) -> None:
 
 def _blame_first_weights(found: Diagnosis, differences: Sequence[Difference]) -> None:
     """Where numbers of a monitor part in the step that the run begins with, weights that were other ones before it come first: what they
-    make of it does not name them. A monitor that watches parameters names them itself."""
+    make of it does not name them. A monitor that watches parameters names them itself. Where FSDP gathers its parts of weights first, they
+    are the cause."""
     first = found.first_suspect
+    alone = "a weight differs before the first step: {0}"
     weights = [_suspect(one) for one in differences[:MOST_SUSPECTS]]
     for one, of in zip(weights, differences):
         alike = sum(other.why == of.why for other in differences)
-        alone = "a weight differs before the first step: {0}"
         several = "{1} weights differ before the first step; of the first: {0}"
         one.cause = Sentence(several, of.why, f"{alike:,}") if alike > 1 else Sentence(alone, of.why)
     if weights and first is not None and first.kind == "series" and first.step <= weights[0].step and "param_" not in first.record:
         found.suspects = [*weights, *found.suspects][:MOST_SUSPECTS]
+    names = list(dict.fromkeys(one.name for one in differences if one.values))  # each rank has its part
+    if names and first is not None and first.step <= weights[0].step and _gathers_weights(first):
+        several = "{1} weights differ before the first step, the first is {0}"
+        first.cause = Sentence(several, names[0], f"{len(names):,}") if names[1:] else Sentence(alone, names[0])
+        first.why = Sentence("{0}; {1}", first.cause, first.why)
+
+
+def _gathers_weights(one: Suspect) -> bool:
+    """FSDP itself makes this call, and puts together the weights that a module is about to use."""
+    return "all_gather" in one.record and any(_FSDP.search(line) for line in one.stack)
 
 
 def diagnose_checkpoints(target: Path, golden: Path) -> Diagnosis:

@@ -147,6 +147,23 @@ def test_a_setting_with_the_values_of_the_call_comes_first(tmp_path: Path) -> No
     )
 
 
+@pytest.mark.parametrize("fsdp", [True, False], ids=["FSDP", "other"])
+def test_weights_of_the_start_that_fsdp_gathers(fsdp: bool, tmp_path: Path) -> None:
+    """Where the first difference is what FSDP gathers of its weights, those that the packs say are other ones are named; of a gather of
+    anything else, whatever the packs say, they are not."""
+    record, runs = "Distributed.all_gather_single.0.forward", []
+    for size, pack in ((2.0, "planted"), (3.0, "base")):
+        run = _run(tmp_path / pack, record, [_tensor(size)], size, pack)
+        frame = "File /lib/site-packages/torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, line 119, in __call__, \n return gather("
+        stack = [frame] * fsdp + [LINE.format(7, "forward", "x = b(x)")]
+        (run / "dump/step0/rank0/stack.json").write_text(json.dumps({record: stack}))
+        runs.append(run)
+    weights = "a weight differs before the first step: inner.bias"
+    found = diagnose(*runs).headline()
+    assert found.startswith("First difference: model.py:7 forward")
+    assert (f": {weights} (step 0" in found) is fsdp
+
+
 DECAY = Difference(SETTINGS, "optimizer.weight_decay", "optimizer.weight_decay", "0.01", "0.1", CHANGES, "weights shrink", "weight_decay")
 THETA = Difference(SETTINGS, "rope_theta", "rope_theta", "10000", "5e5", CHANGES, "another base", "")
 RING = Difference(ENV, "NCCL_ALGO", "NCCL_ALGO", "Ring", "Tree", MAY, "another order", "")
