@@ -16,6 +16,12 @@ UNKNOWN = "LAUNCH LINE"
 GOLDEN = "LAUNCH LINE OF GOLDEN"
 
 
+def again_both(options: str) -> list[str]:
+    """Both trainings once more with these options, and the comparison."""
+    both = (("again", UNKNOWN), ("again_golden", GOLDEN))
+    return [*(f"msprobe run {options} --output-dir {place} -- {line}" for place, line in both), "msprobe diagnose again again_golden"]
+
+
 def with_launch_lines(commands: Sequence[str], target: Path | None, golden: Path | None) -> list[str]:
     """The commands with the launch lines of the runs.
 

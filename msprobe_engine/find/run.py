@@ -10,10 +10,12 @@ import numpy as np
 from msprobe_engine.align.mapping.user_mapping import Mappings
 from msprobe_engine.core.errors import NothingCapturedError, UsageError
 from msprobe_engine.core.io.progress import bar
+from msprobe_engine.core.text.ranges import steps_text
+from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import config_and_checkpoint, detect, findings, run_directory, saved_variables
 from msprobe_engine.find.difference.noise.calibration import Floats, of_ranks
 from msprobe_engine.find.findings import Diagnosis
-from msprobe_engine.find.launch_line import with_launch_lines
+from msprobe_engine.find.launch_line import again_both, with_launch_lines
 from msprobe_engine.find.monitor.monitored import diagnose_monitor, diagnose_two_monitors
 from msprobe_engine.find.nonfinite import incident_samples
 from msprobe_engine.find.nonfinite.load import read_step
@@ -24,6 +26,7 @@ from msprobe_engine.formats.dump.completeness import missing_steps, steps_on_one
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.replicas import KEPT, StepTables
+from msprobe_engine.formats.monitor.reader import open_run
 
 
 def diagnose(
@@ -79,10 +82,32 @@ def diagnose(
             config_and_checkpoint.blame_ranks(found, here.config)
     if golden is None and found.finding == findings.DESYNC and here.config is not None:
         found.next.insert(0, config_and_checkpoint.compare_ranks(here.config))
+    if there is not None and not (here.monitor and there.monitor):
+        _say_steps(found, [side.monitor for side in (here, there) if side.monitor])
     found.next = with_launch_lines(found.next, here.config, None if there is None else there.config)
     if output is not None:
         found.write(output)
     return found
+
+
+def _say_steps(found: Diagnosis, monitors: Sequence[Path]) -> None:
+    """Records of the dumped steps agree, which says nothing of the steps without a dump: the headline names the steps, and `next` looks at
+    all of them.
+
+    Args:
+        monitors: what says how many steps a run had, if anything.
+    """
+    if found.finding != findings.NONE or found.nothing or not found.steps:
+        return
+    runs = [open_run(path) for path in monitors]
+    total = max((len(run.recorded_steps(rank)[0]) for run in runs for rank in run.ranks), default=0)
+    if total == len(found.steps):
+        return
+    if not found.problems and total > len(found.steps):
+        found.nothing = Sentence("No difference beyond round-off in {0} of {1}", steps_text(found.steps), total)
+    elif not found.problems:
+        found.nothing = Sentence("No difference beyond round-off in {0}", steps_text(found.steps))
+    found.next += again_both("--preset watch")
 
 
 def _one_kind(

@@ -303,7 +303,7 @@ CHANGED: dict[str, tuple[str, int, Damage]] = {
     "a saved tensor of fewer elements": ("tensor", 3, _saved(lambda tensor: tensor[:2])),
     "a saved tensor of another type": ("tensor", 3, _saved(lambda tensor: tensor.double())),
 }  # fmt: skip
-SAID = {0: r"No difference beyond round-off\.", 1: "(?!No difference).+", 3: r"No difference in what could be compared; .+"}
+SAID = {0: r"No difference beyond round-off( in steps? .+)?\.", 1: "(?!No difference).+", 3: r"No difference in what could be compared; .+"}
 
 
 def _sides() -> Iterator[Any]:

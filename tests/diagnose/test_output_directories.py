@@ -156,6 +156,21 @@ def test_a_dump_against_a_monitor_is_no_all_clear(dumped: str, tmp_path: Path, r
     assert not any("as the second argument" in line for line in lines)
 
 
+@pytest.mark.parametrize(("monitored", "said"), [(False, "in step 2."), (True, "in step 2 of 3.")])
+def test_the_headline_names_the_steps_that_were_dumped(monitored: bool, said: str, tmp_path: Path, rank_dump: Any) -> None:
+    """Equal records of one step say nothing of the others: which step it was is said, of how many where a file tells, and what looks at all
+    steps."""
+    for name in ("good", "bad"):
+        _dump(rank_dump, tmp_path / name / "dump", 2)
+    if monitored:
+        run = _monitor(tmp_path / "bad")
+        for place in (run.root / "monitor").iterdir():
+            (place / "scalars_0-9.csv").write_text("step,name,value\n0,loss,1.0\n1,loss,1.0\n2,loss,1.0\n")
+    found = diagnose(tmp_path / "bad", tmp_path / "good")
+    assert (found.finding, found.headline()) == ("none", f"No difference beyond round-off {said}")
+    assert found.next[0] == "msprobe run --preset watch --output-dir again -- LAUNCH LINE"
+
+
 def test_what_was_looked_at_is_counted(tmp_path: Path, rank_dump: Any) -> None:
     """Steps behind the one that is explained are not named, and the records that were compared stand beside all that there are."""
     for name, out in (("good", 1.5), ("bad", 2.5)):

@@ -72,7 +72,7 @@ def test_existing_dumps(version: str, tmp_path: Path, capsys: pytest.CaptureFixt
             archive.extractall(tmp_path / one, filter="data")
     golden = shutil.copytree(tmp_path / "8.1.1" / "golden", tmp_path / "copy")
     for fault, code, line in (
-        ("golden", 0, "No difference beyond round-off."),
+        ("golden", 0, "No difference beyond round-off"),
         ("bf16", 1, "First difference: step 0, rank 0, logits.0.debug"),
         ("nan", 1, "First NaN or Inf: step 0, rank 0, logits.0.debug"),
     ):
