@@ -122,6 +122,21 @@ def test_loss_spike(seed: int, jump: float) -> None:
     assert sum(said) == 1  # over
 
 
+@pytest.mark.parametrize(
+    ("losses", "steps"),
+    [
+        ([0.554, 1.336, 1.861, 0.935, 1.103, 1.053, 1.738, 0.736, 0.611], []),
+        ([4.4, 4.5, 21.8, 26.7, 60.2, 56.4, 67.5, 68.7], [7]),
+        ([4.0 * 1.5**step for step in range(19)], [11]),
+    ],
+)
+def test_losses_far_above_the_first_one(losses: list[float], steps: list[int]) -> None:
+    """Before there is a median: losses that stay far above the first one are said, however they grow; no first one that is the smallest of
+    losses that scatter as much."""
+    checked = rule("loss_spike")
+    assert [step for step, loss in enumerate(losses) if checked.check(frame_of(scalars={"loss": loss}, step=step))] == steps
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_loss_not_finite(value: float) -> None:
     """NaN and Inf are said once, critically, and so is the end."""

@@ -18,6 +18,9 @@ from msprobe_engine.probe.rules.kinds import scalar_kind
 from msprobe_engine.probe.rules.stateful_rule import LastingRule
 from msprobe_engine.probe.rules.tracked_series import Episodes
 
+_APART = 1.5
+"""Losses of a row are so much further from the first one than from each other, in powers of their ratios: else it is of their scatter."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LossNotFiniteArgs(LastingArgs):
@@ -57,7 +60,7 @@ class LossSpikeArgs(LastingArgs):
     window: int = arg(100, "losses that are kept", minimum=8)
     warmup: int = arg(20, "losses seen before the median counts as known", minimum=5)
     start: float = arg(1.5, "until then it fires when `row` losses in a row are more than so many times the first one", above=1.0)
-    row: int = arg(5, "see `start`", minimum=2)
+    row: int = arg(5, "see `start`; they are further from the first one than from each other", minimum=2)
     least: float = arg(0.1, "first losses that are smaller are no level to go by, as those of reinforcement learning", minimum=0.0)
     fall: float = arg(0.5, "fires below this part of all losses of the window, too, if that is `threshold` deviations off", above=0.0)
 
@@ -128,7 +131,9 @@ class _Past:
         self.is_early = len(self.values) < args.warmup
         if self.is_early:
             self._row = self._row + 1 if value > args.start * self.first >= args.start * args.least else 0
-            return args.start * self.first if self._row >= args.row else math.inf
+            row = [*self.values, value][-args.row :]
+            is_far = self._row >= args.row and min(row) > self.first * (max(row) / min(row)) ** _APART
+            return args.start * self.first if is_far else math.inf
         if value <= max(self.values) and not math.isnan(self._start):
             return math.inf
         self.median, scatter = self._usual()
