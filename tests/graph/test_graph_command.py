@@ -268,7 +268,8 @@ def test_formats_of_both_commands(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.usefixtures("kept")
 def test_an_output_directory_is_its_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``graph`` and ``graph_visualize`` take output directories as ``diagnose`` does; a directory of several is told which to give."""
+    """``graph`` and ``graph_visualize`` take output directories as ``diagnose`` does; of a run without a dump its only
+    incident; a directory of several is told which to give."""
     target, golden = pair(tmp_path, wrong=3)
     for name, source in (("bad", target), ("good", golden)):
         (tmp_path / "runs" / name).mkdir(parents=True)
@@ -283,5 +284,9 @@ def test_an_output_directory_is_its_dump(tmp_path: Path, capsys: pytest.CaptureF
     incident = tmp_path / "nan" / "incidents" / "step3-nan_inf"
     incident.parent.mkdir(parents=True)
     (tmp_path / "runs" / "bad" / "dump").rename(incident)
+    code, _, said = _say(capsys, "graph", tmp_path / "nan", "-o", tmp_path / "o")
+    assert code == 0
+    assert f"has no dump but that of an incident; the graph is that of {incident}" in said
+    (tmp_path / "runs" / "good" / "dump").rename(incident.with_name("step4-nan_inf"))
     assert main(["graph", str(tmp_path / "nan")]) == 2
-    assert f"give {incident}" in capsys.readouterr().err
+    assert f"give one of them: {incident}" in capsys.readouterr().err

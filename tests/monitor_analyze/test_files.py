@@ -135,6 +135,10 @@ def test_nothing(tmp_path: Path) -> None:
     """No run is an error, a run without alerts is none."""
     with pytest.raises(UsageError, match=r"no monitor has written here|no such directory"):
         analyze(tmp_path / "none")
+    (tmp_path / "dumped/dump/step0/rank0").mkdir(parents=True)
+    (tmp_path / "dumped/dump/step0/rank0/dump.json").touch()
+    with pytest.raises(UsageError, match="it holds a dump, of which msprobe diagnose"):
+        analyze(tmp_path / "dumped")
     assert summary(analyze(run_of(tmp_path, [], {0: 0, 1: 0, 2: 0}))).splitlines()[0] == "No alerts on ranks 0-2."
     assert summary(analyze(existing(tmp_path / "x/anomaly_detected", {0: []}))) == "No alerts on rank 0."
 

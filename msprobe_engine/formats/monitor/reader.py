@@ -23,6 +23,7 @@ from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.core.records import FAMILIES
 from msprobe_engine.core.text import notebook
+from msprobe_engine.formats.dump.find_dumps import IN_RUN, holds_dump
 from msprobe_engine.formats.monitor import run_layout
 from msprobe_engine.formats.monitor.launches import Launch
 from msprobe_engine.formats.monitor.losses import ENDING as LOSSES_ENDING
@@ -271,6 +272,8 @@ def open_run(path: Path | str, *, since: str | None = None, until: str | None = 
     for place in (root, root / "parquet"):
         if place.is_dir() and (files := [Path(e.path) for e in scan(place) if e.name.endswith(PARQUET)]):
             return _parquet(root, files)
+    if any(map(holds_dump, (root, root / IN_RUN))):
+        raise UsageError(f"{root}: no monitor has written here; it holds a dump, of which msprobe diagnose {root} says what is wrong")
     listing = ", ".join(entry.name for entry in scan(root)[:8]) or "nothing"
     runs = _runs_below(root)
     hint = f"; give one of them: {', '.join(runs[:3])}" if len(runs) > 1 else f"; give {runs[0]}" if runs else ""

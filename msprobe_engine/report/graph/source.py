@@ -10,6 +10,7 @@ from pathlib import Path
 from msprobe_engine.align.sources import MIXED, Sources, pair_paths
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.find.nonfinite.load import numbered
+from msprobe_engine.find.run_directory import incidents
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_ranks, missing_steps
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump, require_visible
@@ -186,22 +187,23 @@ def _alone(target: Path, options: GraphOptions) -> Jobs:
 
 
 def _opened(target: Path, found: Jobs) -> DumpDirectory:
-    """The dump at a path; of a mixed dump the part with a hierarchy."""
+    """The dump at a path; of a mixed dump the part with a hierarchy, of a run without a dump that of its only incident."""
     try:
         return open_dump(target)
     except DumpFormatError:
-        for folder in _mixed(target):
+        kept = incidents(target)
+        for place, what in [*_mixed(target), *((one, "has no dump but that of an incident") for one in kept if len(kept) == 1)]:
             try:
-                opened = open_dump(target / folder)
+                opened = open_dump(place)
             except DumpFormatError:
                 continue
-            found.notes.append(f"{target}: is a mixed dump; the graph is that of {target / folder}.")
+            found.notes.append(f"{target}: {what}; the graph is that of {place}.")
             return opened
         raise
 
 
-def _mixed(target: Path) -> Iterator[str]:
-    yield from (name for name in reversed(MIXED) if (target / name).is_dir())
+def _mixed(target: Path) -> Iterator[tuple[Path, str]]:
+    yield from ((target / name, "is a mixed dump") for name in reversed(MIXED) if (target / name).is_dir())
 
 
 def _file(directory: Path, asked: str) -> Path:
