@@ -85,7 +85,11 @@ examples:
   msprobe diagnose RUN GOLDEN
   msprobe monitor report msprobe_output/latest
   msprobe help nan_analyze
+  msprobe help symptoms            which command to take for which symptom
   msprobe help assistants          which command answers which question, for coding assistants"""
+
+PAGES = {"assistants": "for-assistants.md", "symptoms": "symptoms.md"}
+"""Pages of the docs that ``msprobe help`` prints."""
 
 EXIT_CODES = """\
 exit codes:
@@ -202,8 +206,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not rest[1:]:
             top.print_help()
             return DONE
-        if rest[1:] == ["assistants"]:
-            print(Path(__file__).with_name("for-assistants.md").read_text(encoding="utf-8"), end="")
+        if rest[1:] and (page := PAGES.get(rest[1])):
+            print(Path(__file__).with_name(page).read_text(encoding="utf-8"), end="")
             return DONE
         rest = [*(word for word in rest[1:] if not word.startswith("-")), "--help"]
     name, *given = [*ALIASES.get(rest[0], rest[0]).split(), *rest[1:]]

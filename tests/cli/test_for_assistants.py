@@ -1,4 +1,4 @@
-"""The page for coding assistants: its commands and options are there, and it is the same in the package and in the docs."""
+"""The page for coding assistants: its commands and options are there. Pages that ``msprobe help`` prints are those of the docs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.cli.main import all_commands, main, sub_parser
+from msprobe_engine.cli.main import PAGES, all_commands, main, sub_parser
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "for-assistants.md").read_text(encoding="utf-8")
 LINES = re.findall(r"(?:`|^)msprobe ([^`#\n]+)", PAGE, re.MULTILINE)
 
 
-def test_the_package_has_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["help", "assistants"]) == 0
-    assert capsys.readouterr().out == PAGE
+@pytest.mark.parametrize("topic", PAGES)
+def test_the_package_has_it(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (page,) = (ROOT / "docs").rglob(PAGES[topic])
+    assert main(["help", topic]) == 0
+    assert capsys.readouterr().out == page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("line", LINES)
