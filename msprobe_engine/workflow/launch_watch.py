@@ -130,7 +130,15 @@ class LaunchReports:
         seen, what_to_do = self._explain()
         found = any("refused" in process.events for process in self._seen.values())
         first = "" if found else "no training was found on this machine: "
+        if code := self._exit_code():
+            first = f"the program itself ended with exit code {code}, its error stands above; {first}"
+            what_to_do = what_to_do if found else "mend that error and start again"
         return [f"{first}nothing was watched, nothing is written. {seen}", f"what to do: {what_to_do}"]
+
+    def _exit_code(self) -> str:
+        """Of the launch line, if it is known and not 0; empty else."""
+        codes = [code for seen in self._seen.values() for code in seen.events.get("end", ())]
+        return next((code for code in codes if code.isdecimal() and len(code) < 4), "")
 
     def _explain(self) -> tuple[str, str]:
         """What was seen that came nearest to a training, and what to do then."""

@@ -23,7 +23,7 @@ def tell(event: str, detail: str = "") -> None:
 
     Args:
         event: ``began``, ``imports``, ``optimizer``, ``pass``, ``refused``, ``step``, ``end``.
-        detail: a name that goes with it.
+        detail: a name that goes with it; of ``end`` the exit code, as far as it is known and not 0.
     """
     global _pid
     launch = os.environ.get(LAUNCH, "")
@@ -66,8 +66,19 @@ def begin() -> None:
     if os.environ.get(LAUNCH, "").partition(":")[0] == str(os.getpid()):
         import atexit
 
-        pid = os.getpid()
-        atexit.register(lambda: tell("end") if os.getpid() == pid else None)
+        pid, code = os.getpid(), _code_of_missing_script()
+        atexit.register(lambda: tell("end", code or _code_of_exception()) if os.getpid() == pid else None)
+
+
+def _code_of_missing_script() -> str:
+    """``2``, which Python ends with, if the script is not there; empty else."""
+    script = _program()
+    return "2" if script.endswith(".py") and not os.path.exists(script) else ""
+
+
+def _code_of_exception() -> str:
+    """``1`` if an exception ends the program, other than Ctrl-C; empty else. The code of `sys.exit` is not known here."""
+    return "1" if isinstance(getattr(sys, "last_value", None), Exception) and not hasattr(sys, "ps1") else ""
 
 
 def _program() -> str:

@@ -39,6 +39,16 @@ def test_what_was_seen(case: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("words", "code"), [(("-c", "raise ValueError"), 1), (("gone.py",), 2)])
+def test_a_program_that_ended_with_an_error(words: tuple[str, ...], code: int, tmp_path: Path) -> None:
+    """Its error comes first: that no training was found follows from it."""
+    done = ln.run(PYTHON, *words, cwd=tmp_path, options=())
+    seen, what_to_do = done.stderr.splitlines()[-2:]
+    assert done.returncode == code
+    assert seen.startswith(f"msprobe run: the program itself ended with exit code {code}, its error stands above; no training was found")
+    assert what_to_do == "msprobe run: what to do: mend that error and start again"
+
+
 @pytest.mark.slow
 def test_settings_that_do_not_fit_the_job(tmp_path: Path) -> None:
     """What only the training can tell (how many ranks there are) is wrong: the last words do not look for a training."""
