@@ -17,6 +17,7 @@ from msprobe_engine.find import detect, findings
 from msprobe_engine.find.config_and_checkpoint import INCIDENTS, pack_beside
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.launch_line import GOLDEN
+from msprobe_engine.find.nonfinite import incident_samples
 from msprobe_engine.find.nonfinite.report import again_with_operators
 from msprobe_engine.formats.dump.find_dumps import IN_RUN, holds_dump
 from msprobe_engine.formats.pack.kind import NAME as PACK
@@ -211,7 +212,12 @@ def _together(seen: list[_Seen], left: list[str], errors: list[str]) -> Diagnosi
     found.looked_at = _looked_at(lead, others, left)
     dumped = {step for one in seen for step in one.found.steps}
     commands = [command for one in (lead, *others) for command in _next(one, dumped)]
-    found.next = list(dict.fromkeys([*(again_with_operators() if found.operator_unknown else ()), *commands]))
+    again = again_with_operators()
+    if any(one.what == detect.INCIDENT and incident_samples.document(one.path).get("levels") for one in seen):
+        commands = [command for command in commands if command not in again]  # the run kept operators, and would show no more
+    elif found.operator_unknown:
+        commands = [*again, *commands]
+    found.next = list(dict.fromkeys(commands))
     return found
 
 

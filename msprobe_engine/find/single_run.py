@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.core.io.input_files import read_input
-from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
 from msprobe_engine.find.collectives import replicas
 from msprobe_engine.find.collectives.rank_checks import RankChecks
 from msprobe_engine.find.findings import Diagnosis, Suspect
+from msprobe_engine.find.nonfinite import incident_samples
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_engine.find.saved_variables import saved_alone
-from msprobe_engine.formats.dump.reader import MOST_BYTES, open_dump
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.replicas import StepTables
 
 MOST_STEPS = 8
@@ -100,11 +99,8 @@ def _saved(target: Path) -> Diagnosis | None:
 
 def _began(found: Diagnosis, target: Path) -> None:
     """What an incident directory says set it off, when its records show nothing."""
-    try:
-        document = parse_json(read_input(target / "incident.json", MOST_BYTES))
-    except (OSError, ValueError):
-        return
-    began = document.get("began") if isinstance(document, dict) else None
+    document = incident_samples.document(target)
+    began = document.get("began")
     if not isinstance(began, dict):
         return
     rule, ranks = str(began.get("rule", "")), began.get("ranks")

@@ -101,7 +101,7 @@ class ClosingWords:
                 else f"none in {root}; where some were wanted, an error above says why",
             ),
             ("slow-down", self._slow_down()),
-            *zip(itertools.chain(("next",), itertools.repeat("")), self._next(root) if total else []),
+            *zip(itertools.chain(("next",), itertools.repeat("")), self._next(root, bool(incidents)) if total else []),
         ]
         return "msprobe: the run is over\n" + "\n".join(f"  {name:12}{said}" for name, said in parts if said)
 
@@ -139,13 +139,13 @@ class ClosingWords:
         also = f" --set monitor.replica_check.interval={wanted}" if 0 < monitor.replica_check.interval < wanted else ""
         return f"; next time --set monitor.interval={wanted}{also}: {1 + (ratio - 1) / wanted:.3f}"
 
-    def _next(self, root: str) -> list[str]:
-        """Commands: what was wrong; the training once more where a NaN was seen and no operators were kept; and this run against the one
-        before it, where there is one."""
+    def _next(self, root: str, incident: bool) -> list[str]:
+        """Commands: what was wrong, also where another rank began an incident; the training once more where a NaN was seen and no
+        operators were kept; and this run against the one before it, where there is one."""
         earlier = _run_before(self._settings)
         root = shlex.quote(root)
         two = [f"msprobe diagnose {root} {shlex.quote(earlier)}  # where this run differs from the one before it"] if earlier else []
-        if self._began:
+        if self._began or incident:
             unknown = not self._settings.incident.level and any(alert.rule in _NONFINITE for alert in self._began)
             return [f"msprobe diagnose {root}", *(_again("--preset nan") if unknown else []), *two]
         if self._settings.monitor is not None:

@@ -97,6 +97,19 @@ def test_an_incident_names_the_record(tmp_path: Path, rank_dump: Any, capsys: py
     assert "nan_analyze -i DUMP" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("levels", [[], ["mix"]])
+def test_the_preset_that_the_run_had_is_not_advised(levels: list[str], tmp_path: Path) -> None:
+    """A NaN whose operator is not known: a run with operators is advised, unless this one kept them."""
+    _monitor(tmp_path / "run", step=3)
+    place = tmp_path / "run" / "incidents" / "step3-nan_inf"
+    place.mkdir(parents=True)
+    (place / "incident.json").write_text(json.dumps({"version": 1, "step": 3, "rule": "nan_inf", "levels": levels}))
+    sample = {"step": 3, "samples": [{"family": "loss", "name": "loss", "value": "NaN"}]}
+    (place / "samples_rank0.jsonl").write_text(json.dumps(sample) + "\n")
+    commands = diagnose(tmp_path / "run").next
+    assert any("--preset nan" in command for command in commands) is (not levels)
+
+
 def test_an_alert_of_a_function_has_no_module(tmp_path: Path) -> None:
     """A function that the monitor watches is the record, without the monitor's key, and no module."""
     _monitor(tmp_path / "run", step=1)

@@ -70,6 +70,15 @@ def test_alerts_incidents_and_what_was_lost(tmp_path: Path) -> None:
     assert lines["next"].startswith("msprobe diagnose ")
 
 
+def test_an_incident_that_another_rank_began(tmp_path: Path) -> None:
+    """This rank has no alert, and the next command looks at the incident all the same."""
+    closing = words(tmp_path, world_size=2, monitor=True)
+    closing.on_frame(frame(4), [])
+    lines = said(closing.text(["step4-nan_inf"], {}))
+    assert lines["alerts"] == "none on this rank"
+    assert lines["next"].startswith("msprobe diagnose ")
+
+
 @pytest.mark.parametrize(
     ("rule", "line", "sections", "again"),
     [

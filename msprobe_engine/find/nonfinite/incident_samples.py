@@ -35,6 +35,15 @@ _WITHOUT_CALLS = _PHASES[_PHASES.index("grad_reduced") :]
 _WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
+def document(directory: Path) -> dict[str, Any]:
+    """``incident.json`` of an incident; empty where there is none or it cannot be read."""
+    try:
+        found = parse_json(read_input(directory / "incident.json", MOST_BYTES))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def load(directory: Path) -> dict[int, dict[int, Trace]]:
     """Step to rank to trace; every sample is a call with an output only. Lines that cannot be read are left out."""
     out: dict[int, dict[int, Trace]] = {}
